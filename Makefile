@@ -1,0 +1,35 @@
+# `make demo` and `make test` work on a fresh machine: each makes .venv and installs what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test install lint types contracts unit clean
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+test: lint types contracts unit
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+contracts: install
+	$(BIN)/lint-imports
+
+unit: install
+	$(BIN)/python -m pytest
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,1 @@
+"""Causal attention over lists of rectangular blocks; knows nothing of parallelism."""

@@ -1,0 +1,134 @@
+"""The attention kernels behind one small interface, and the choice between them.
+
+Legend: b batch, n query heads, n_kv key/value heads (a divisor of n), s_q and s_k tokens, d head dim, t
+packed tokens. Kernels work on [b, n, s, d] and may be given strided views whose last dim is contiguous. They
+return the natural log-sum-exp of the scaled scores beside the output; from a *global* output and log-sum-exp,
+the backward of any block of the score matrix gives that block's exact share of the gradients. No kernel is
+ever given a mask tensor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memo.errors import ConfigError
+
+BACKENDS = ("auto", "cpu", "cudnn", "flash", "flash_attn", "te")
+
+
+class Saved(NamedTuple):
+    """What a forward leaves for its backward: its inputs, its output and its log-sum-exp."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+
+
+class AttentionBackend(ABC):
+    """Attention of one block: full, or causal over the same tokens on both sides (then s_q == s_k)."""
+
+    name: str
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        """q [b, n, s_q, d], k and v [b, n_kv, s_k, d] -> out [b, n, s_q, d] in q's dtype, lse [b, n, s_q].
+
+        lse is fp32, or fp64 for fp64 inputs. Both results may be strided.
+        """
+
+    @abstractmethod
+    def backward(
+        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """grad_out [b, n, s_q, d] and the block's slices of the inputs and global results -> dq, dk, dv."""
+
+
+class VarlenBackend(AttentionBackend):
+    """A backend that also takes a run of packed documents, each causal in itself, in one call."""
+
+    @abstractmethod
+    def forward_varlen(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """q [t, n, d], k and v [t, n_kv, d], boundaries (0, ..., t) -> out [t, n, d], lse [n, t] (fp32)."""
+
+    @abstractmethod
+    def backward_varlen(
+        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """grad_out [t, n, d] -> dq [t, n, d], dk and dv [t, n_kv, d]."""
+
+
+class CpuFlash(AttentionBackend):
+    """torch's CPU flash kernel: fp64, fp32, bf16 and fp16, any head dim, grouped heads, strided views.
+
+    Its causal mask starts at the top left when s_q != s_k, and an empty sequence kills the process (SIGFPE).
+    """
+
+    name = "cpu"
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        _check_block(q, k, causal)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, scale=scale
+        )
+        return out, lse
+
+    def backward(
+        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        _check_block(saved.q, saved.k, causal)
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out, *saved, 0.0, causal, scale=scale
+        )
+        return dq, dk, dv
+
+
+def _check_block(q: Tensor, k: Tensor, causal: bool) -> None:
+    s_q, s_k = q.shape[2], k.shape[2]
+    if s_q == 0 or s_k == 0:
+        raise ValueError(
+            f"an attention block needs tokens on both sides, got s_q {s_q} and s_k {s_k}; skip it"
+        )
+    if causal and s_q != s_k:
+        raise ValueError(
+            f"a causal block needs the same tokens on both sides, got s_q {s_q} and s_k {s_k}; "
+            "cut it into a full rectangle and a square (memo.attention.blocks)"
+        )
+
+
+def select_backend(
+    name: str, device_type: str, compute_capability: tuple[int, int] | None = None
+) -> AttentionBackend:
+    """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda").
+
+    "auto" is the CPU kernel on a CPU; on CUDA it is cuDNN from compute capability 9.0 on, where that is 1.7
+    to 2.3 times as fast as flash, and flash below. ``compute_capability`` defaults to the current device's.
+    Raises ConfigError for an unknown name, one of the other device type, or one whose package is missing.
+    """
+    if name not in BACKENDS:
+        raise ConfigError(f"attention_backend is {name!r}; known are {', '.join(BACKENDS)}")
+    if device_type == "cpu":
+        if name not in ("auto", "cpu"):
+            raise ConfigError(
+                f"attention_backend is {name!r}, which needs CUDA, but the device is 'cpu'; "
+                "use 'auto' or 'cpu'"
+            )
+        return CpuFlash()
+    if device_type != "cuda" or name == "cpu":
+        raise ConfigError(
+            f"attention_backend is {name!r}, but the device is {device_type!r}; "
+            "use 'auto', and 'cpu' or 'cuda' as device"
+        )
+    from memo.attention import cuda  # only here: nothing of CUDA may be touched on a CPU
+
+    if name == "auto":
+        major, _ = compute_capability or torch.cuda.get_device_capability()
+        name = "cudnn" if major >= 9 else "flash"
+    return cuda.build(name)

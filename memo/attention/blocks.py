@@ -1,0 +1,205 @@
+"""Which rectangles of the score matrix causal attention inside documents needs (pure Python).
+
+A rank may hold its tokens as several chunks and its keys as others. Kernels know only two shapes: a full
+rectangle, and a square whose rows and columns are the same tokens, masked to its lower triangle. This module
+cuts any pair of chunk lists into those, as few as it can:
+
+            k: doc 0    doc 1
+    q doc 0   \\ .         .         \\ = causal square
+    q doc 1   .          \\          # = full rectangle
+    q doc 1   .          # \\
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+Documents = tuple[tuple[int, ...], ...]
+"""Cumulative document boundaries, a tuple per batch row: (0, ..., sequence length), ascending."""
+
+
+class Chunk(NamedTuple):
+    """Global token positions [start, start + length), lying at local rows [row, row + length)."""
+
+    start: int
+    length: int
+    row: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+
+class Block(NamedTuple):
+    """Local q rows [q_start, q_stop) x local k rows [k_start, k_stop), for one batch row or (None) for all.
+
+    ``causal`` means the same tokens in the same order on both sides, of which the lower triangle counts.
+    """
+
+    batch: int | None
+    q_start: int
+    q_stop: int
+    k_start: int
+    k_stop: int
+    causal: bool
+
+
+class _Span(NamedTuple):
+    """Global positions [start, stop) seen by one document."""
+
+    start: int
+    stop: int
+
+    def clip(self, chunk: Chunk) -> _Span:
+        return _Span(max(self.start, chunk.start), min(self.stop, chunk.stop))
+
+
+@lru_cache(maxsize=256)  # a pure function of hashable values, asked again by every layer of a step
+def attention_blocks(
+    q_chunks: tuple[Chunk, ...], k_chunks: tuple[Chunk, ...], documents: Documents | None
+) -> tuple[Block, ...]:
+    """Every block that the queries in ``q_chunks`` need of the keys in ``k_chunks``, each score once.
+
+    ``documents`` holds one tuple of boundaries per batch row; None means that each row is a single document.
+    """
+    q_chunks, k_chunks = coalesce(q_chunks), coalesce(k_chunks)
+    if documents is None:
+        return tuple(_row_blocks(None, q_chunks, k_chunks, None))
+    if len(set(documents)) == 1:
+        return tuple(_row_blocks(None, q_chunks, k_chunks, documents[0]))
+    return tuple(
+        block
+        for batch, boundaries in enumerate(documents)
+        for block in _row_blocks(batch, q_chunks, k_chunks, boundaries)
+    )
+
+
+def coalesce(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """Drop empty chunks and join neighbours that are contiguous both globally and locally."""
+    joined: list[Chunk] = []
+    for chunk in chunks:
+        if chunk.length == 0:
+            continue
+        if joined and joined[-1].stop == chunk.start and joined[-1].row + joined[-1].length == chunk.row:
+            last = joined.pop()
+            chunk = Chunk(last.start, last.length + chunk.length, last.row)
+        joined.append(chunk)
+    return tuple(joined)
+
+
+def _row_blocks(
+    batch: int | None,
+    q_chunks: tuple[Chunk, ...],
+    k_chunks: tuple[Chunk, ...],
+    boundaries: tuple[int, ...] | None,
+) -> list[Block]:
+    if q_chunks == k_chunks and _is_monotone(q_chunks):
+        return list(_diagonal_blocks(batch, q_chunks, boundaries))
+    causal: list[Block] = []
+    full: list[Block] = []
+    for q in q_chunks:
+        for k in k_chunks:
+            for block in _pair_blocks(batch, q, k, boundaries):
+                (causal if block.causal else full).append(block)
+    return causal + _merge(full)
+
+
+def _is_monotone(chunks: tuple[Chunk, ...]) -> bool:
+    """Whether local rows are consecutive and in the order of the positions (a zigzag pair's are)."""
+    return all(a.stop <= b.start and a.row + a.length == b.row for a, b in pairwise(chunks))
+
+
+def _diagonal_blocks(
+    batch: int | None, chunks: tuple[Chunk, ...], boundaries: tuple[int, ...] | None
+) -> Iterator[Block]:
+    """One causal square a document.
+
+    Where order is monotone, a document's tokens are neighbours even across chunks.
+    """
+    if not chunks:
+        return
+    first, last = chunks[0], chunks[-1]
+    cuts = {first.row, last.row + last.length}
+    if boundaries is not None:
+        for chunk in chunks:
+            inside = boundaries[bisect_left(boundaries, chunk.start) : bisect_right(boundaries, chunk.stop)]
+            cuts.update(chunk.row + position - chunk.start for position in inside)
+        # A document may also end in the gap between two chunks.
+        cuts.update(
+            b.row
+            for a, b in pairwise(chunks)
+            if bisect_right(boundaries, a.stop - 1) != bisect_right(boundaries, b.start)
+        )
+    for start, stop in pairwise(sorted(cuts)):
+        yield Block(batch, start, stop, start, stop, True)
+
+
+def _pair_blocks(
+    batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None
+) -> Iterator[Block]:
+    """Blocks of one pair of chunks.
+
+    Two that do not overlap share at most one document, so give at most one block.
+    """
+
+    def block(rows: _Span, columns: _Span, causal: bool) -> Block:
+        q_shift, k_shift = q.row - q.start, k.row - k.start
+        return Block(
+            batch,
+            rows.start + q_shift,
+            rows.stop + q_shift,
+            columns.start + k_shift,
+            columns.stop + k_shift,
+            causal,
+        )
+
+    for document in _documents_of_both(q, k, boundaries):
+        rows, columns = document.clip(q), document.clip(k)
+        # Keys before the first query: every query sees them.
+        before = _Span(columns.start, min(columns.stop, rows.start))
+        if before.start < before.stop:
+            yield block(rows, before, False)
+        # The tokens on both sides, and the queries that come after all of those; later keys are seen by none.
+        shared = _Span(max(rows.start, columns.start), min(rows.stop, columns.stop))
+        if shared.start < shared.stop:
+            yield block(shared, shared, True)
+            if shared.stop < rows.stop:
+                yield block(_Span(shared.stop, rows.stop), shared, False)
+
+
+def _documents_of_both(q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -> Iterator[_Span]:
+    """Documents with tokens in both chunks, found by bisection: a long sequence can pack thousands."""
+    low, high = max(q.start, k.start), min(q.stop, k.stop)
+    if boundaries is None:
+        yield _Span(min(q.start, k.start), max(q.stop, k.stop))
+        return
+    if low < high:
+        first, last = bisect_right(boundaries, low), bisect_right(boundaries, high - 1)
+    else:
+        # Disjoint: only the document at the earlier chunk's end can reach the later one's start.
+        first, last = bisect_right(boundaries, high - 1), bisect_right(boundaries, low)
+        if first != last:
+            return
+    for i in range(first, last + 1):
+        yield _Span(boundaries[i - 1], boundaries[i])
+
+
+def _merge(blocks: list[Block]) -> list[Block]:
+    """Join full rectangles that share one side and touch along the other: fewer kernel calls."""
+    tall: list[Block] = []
+    for block in sorted(blocks, key=lambda x: (x.k_start, x.k_stop, x.q_start)):
+        last = tall[-1] if tall else None
+        if last and last[3:5] == block[3:5] and last.q_stop == block.q_start:
+            block = tall.pop()._replace(q_stop=block.q_stop)
+        tall.append(block)
+    wide: list[Block] = []
+    for block in sorted(tall, key=lambda x: (x.q_start, x.q_stop, x.k_start)):
+        last = wide[-1] if wide else None
+        if last and last[1:3] == block[1:3] and last.k_stop == block.k_start:
+            block = wide.pop()._replace(k_stop=block.k_stop)
+        wide.append(block)
+    return wide

@@ -1,0 +1,232 @@
+"""Attention over a list of blocks: runs each block's kernel and merges what the blocks give.
+
+Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim. Tensors come and go in Megatron's
+layout [s, b, n, d]; kernels see permuted views [b, n, s, d].
+
+Merging (online softmax, as in ring attention, https://arxiv.org/abs/2310.01889): two blocks of the same
+queries with outputs o1, o2 and log-sum-exps l1, l2 make
+
+    l = log(e^l1 + e^l2)        o = o1 e^(l1 - l) + o2 e^(l2 - l)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
+from memo.attention.blocks import Block
+
+
+def attend(
+    backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scale: float
+) -> tuple[Tensor, Tensor]:
+    """q [s_q, b, n, d], k and v [s_k, b, n_kv, d] -> out [s_q, b, n, d] in q's dtype, lse [b, n, s_q].
+
+    ``blocks`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be
+    strided: a single block that covers everything costs no copy.
+    """
+    if _is_whole(blocks, q, k):
+        out, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), blocks[0].causal, scale)
+        return _tokens_first(out), lse
+    merger = OutputMerger(q, _sum_dtype(blocks, q))
+    merger.add(backend, q, k, v, blocks, scale)
+    return merger.result(q.dtype)
+
+
+def attend_backward(
+    backend: AttentionBackend, grad_out: Tensor, saved: Saved, blocks: Sequence[Block], scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of attend.
+
+    Grad_out [s_q, b, n, d] and what attend took and gave -> dq, dk, dv in q's dtype.
+    """
+    q, k, v, out, lse = saved
+    if _is_whole(blocks, q, k):
+        block_saved = Saved(_heads_first(q), _heads_first(k), _heads_first(v), _heads_first(out), lse)
+        dq, dk, dv = backend.backward(_heads_first(grad_out), block_saved, blocks[0].causal, scale)
+        return _tokens_first(dq), _tokens_first(dk), _tokens_first(dv)
+    dtype = _sum_dtype(blocks, q)
+    sums = GradSums(*(torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v)))
+    sums.add(backend, grad_out, saved, blocks, scale)
+    return sums.dq.to(q.dtype), sums.dk.to(q.dtype), sums.dv.to(q.dtype)
+
+
+def accumulator_dtype(x: Tensor) -> torch.dtype:
+    """fp64 for fp64, else fp32: what partial results are summed in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+class OutputMerger:
+    """Running output and log-sum-exp of queries that meet their keys block by block."""
+
+    def __init__(self, q: Tensor, dtype: torch.dtype | None = None) -> None:
+        """For q [s_q, b, n, d]; ``dtype`` of the running output defaults to accumulator_dtype(q)."""
+        s_q, b, n, _ = q.shape
+        self._out = torch.zeros(q.shape, dtype=dtype or accumulator_dtype(q), device=q.device)
+        self._lse = torch.full((b, n, s_q), -torch.inf, dtype=accumulator_dtype(q), device=q.device)
+
+    def add(
+        self,
+        backend: AttentionBackend,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        blocks: Sequence[Block],
+        scale: float,
+    ) -> None:
+        """Run the blocks of q against one set of keys and values, and merge them in."""
+        q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
+        total_out = _heads_first(self._out)
+        for call in _calls(backend, blocks, q.shape[0]):
+            out, lse = call.forward(backend, q[call.q], k[call.k], v[call.k], scale)
+            _merge(total_out[call.q], self._lse[call.q], out, lse)
+
+    def result(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """out [s_q, b, n, d] in ``dtype`` and lse [b, n, s_q]."""
+        return self._out.to(dtype), self._lse
+
+
+class GradSums(NamedTuple):
+    """Running gradients dq [s_q, b, n, d], dk and dv [s_k, b, n_kv, d], added to in place."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+    def add(
+        self,
+        backend: AttentionBackend,
+        grad_out: Tensor,
+        saved: Saved,
+        blocks: Sequence[Block],
+        scale: float,
+    ) -> None:
+        """Run the blocks' backward of q against one set of keys and values.
+
+        ``saved`` holds the global results.
+        """
+        q, k, v, out, lse = *map(_heads_first, saved[:4]), saved.lse
+        grad_out, dq, dk, dv = map(_heads_first, (grad_out, *self))
+        for call in _calls(backend, blocks, q.shape[0]):
+            part = Saved(q[call.q], k[call.k], v[call.k], out[call.q], lse[call.q])
+            dq_part, dk_part, dv_part = call.backward(backend, grad_out[call.q], part, scale)
+            dq[call.q] += dq_part
+            dk[call.k] += dk_part
+            dv[call.k] += dv_part
+
+
+Index = tuple[slice, slice, slice]
+
+
+class _Call(NamedTuple):
+    """One kernel call.
+
+    Index of its [b, n, s] on each side; ``cu_seqlens`` makes it a run of causal documents.
+    """
+
+    q: Index
+    k: Index
+    causal: bool
+    cu_seqlens: tuple[int, ...] | None
+
+    def forward(
+        self, backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        if self.cu_seqlens is None:
+            return backend.forward(q, k, v, self.causal, scale)
+        assert isinstance(backend, VarlenBackend)
+        out, lse = backend.forward_varlen(_pack(q), _pack(k), _pack(v), self.cu_seqlens, scale)
+        return _unpack(out), lse.unsqueeze(0)
+
+    def backward(
+        self, backend: AttentionBackend, grad_out: Tensor, saved: Saved, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.cu_seqlens is None:
+            return backend.backward(grad_out, saved, self.causal, scale)
+        assert isinstance(backend, VarlenBackend)
+        q, k, v, out, lse = saved
+        packed = Saved(_pack(q), _pack(k), _pack(v), _pack(out), lse[0])
+        dq, dk, dv = backend.backward_varlen(_pack(grad_out), packed, self.cu_seqlens, scale)
+        return _unpack(dq), _unpack(dk), _unpack(dv)
+
+
+def _calls(backend: AttentionBackend, blocks: Sequence[Block], num_batch: int) -> Iterator[_Call]:
+    """The kernel calls for ``blocks``.
+
+    One each, but one for a whole run of documents where the backend can.
+    """
+    for run in _runs(blocks) if isinstance(backend, VarlenBackend) else ([block] for block in blocks):
+        first, last = run[0], run[-1]
+        rows, columns = slice(first.q_start, last.q_stop), slice(first.k_start, last.k_stop)
+        if len(run) == 1:
+            batch = slice(None) if first.batch is None else slice(first.batch, first.batch + 1)
+            yield _Call((batch, slice(None), rows), (batch, slice(None), columns), first.causal, None)
+            continue
+        cu_seqlens = (0, *(block.q_stop - first.q_start for block in run))
+        for i in range(num_batch) if first.batch is None else [first.batch]:
+            batch = slice(i, i + 1)
+            yield _Call((batch, slice(None), rows), (batch, slice(None), columns), True, cu_seqlens)
+
+
+def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """Split into runs of causal blocks that follow each other without a gap on both sides.
+
+    Full blocks stay alone.
+    """
+    run: list[Block] = []
+    for block in blocks:
+        last = run[-1] if run else None
+        follows = (
+            last is not None
+            and last.causal
+            and block.causal
+            and (last.batch, last.q_stop, last.k_stop) == (block.batch, block.q_start, block.k_start)
+        )
+        if run and not follows:
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
+
+
+def _merge(total_out: Tensor, total_lse: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Merge a partial out [b, n, s, d], lse [b, n, s] into the running ones, in place."""
+    merged = torch.logaddexp(total_lse, lse)
+    total_out.mul_((total_lse - merged).exp_().unsqueeze(-1))
+    total_out.add_(out * (lse - merged).exp_().unsqueeze(-1))
+    total_lse.copy_(merged)
+
+
+def _sum_dtype(blocks: Sequence[Block], x: Tensor) -> torch.dtype:
+    """Causal squares never share a token: where there is nothing else, each sum has one term and is exact."""
+    return x.dtype if all(block.causal for block in blocks) else accumulator_dtype(x)
+
+
+def _is_whole(blocks: Sequence[Block], q: Tensor, k: Tensor) -> bool:
+    """Whether one block covers all queries and keys of all batch rows."""
+    return len(blocks) == 1 and blocks[0][:5] == (None, 0, q.shape[0], 0, k.shape[0])
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """View [s, b, n, d] as [b, n, s, d]."""
+    return x.permute(1, 2, 0, 3)
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    """View [b, n, s, d] as [s, b, n, d]."""
+    return x.permute(2, 0, 1, 3)
+
+
+def _pack(x: Tensor) -> Tensor:
+    """View [1, n, t, d] as [t, n, d]."""
+    return x[0].transpose(0, 1)
+
+
+def _unpack(x: Tensor) -> Tensor:
+    """View [t, n, d] as [1, n, t, d]."""
+    return x.transpose(0, 1).unsqueeze(0)

@@ -1,0 +1,11 @@
+"""Training state on disk, independent of the layout that wrote it."""
+
+from memo.checkpoint.store import (
+    RunState,
+    has_checkpoint,
+    latest_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+__all__ = ["RunState", "has_checkpoint", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]

@@ -1,0 +1,110 @@
+"""`memo data demo` and `memo data build`: from text to a corpus that `memo train --data-path` reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from memo.cli.commands import Command, dispatch
+from memo.data import BuildSummary, CorpusFacts, build_corpus, build_demo
+from memo.errors import ConfigError, DataError
+from memo.units import format_count
+
+COMMANDS = (
+    Command("demo", "a corpus that every machine has: Python's standard library", "memo.cli.data", "demo"),
+    Command("build", "a corpus of .jsonl files, text files and directories", "memo.cli.data", "build"),
+)
+ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
+
+
+def main(argv: Sequence[str]) -> int:
+    """Raises MemoError for what cannot be read, built or written."""
+    try:
+        return dispatch("memo data", ABOUT, COMMANDS, argv)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename}: {error.strerror}: check the path, its permissions and the free disk space"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    tokenizer: str = "byte"
+    """byte, a tokenizer.json or its directory, or bpe to train one on the corpus (set vocab-size)."""
+    vocab_size: int | None = None
+    """Tokens of a bpe tokenizer that is trained."""
+    # memo.data calls it split_eval, also in its messages.
+    eval_fraction: Annotated[float, arg(aliases=["--split-eval"])] = 0.0
+    """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demo(_Options):
+    """Build a corpus from the sources of Python's standard library, one document a file."""
+
+    out: Annotated[Positional[str], arg(metavar="OUT")]
+    """Prefix of the files to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Build(_Options):
+    """Build a corpus of your own documents."""
+
+    paths: Annotated[Positional[tuple[str, ...]], arg(metavar="IN... OUT")]
+    """.jsonl files (a document a line), other text files (a document a file) and directories; last the
+    prefix of the files to write."""
+    json_key: str = "text"
+    """Key of a .jsonl record that holds the text."""
+    append_eod: bool = True
+    """End each document with the tokenizer's end-of-document token."""
+
+
+def demo(argv: Sequence[str]) -> None:
+    """`memo data demo OUT`."""
+    options = tyro.cli(_Demo, args=argv, prog="memo data demo")
+    summary = build_demo(
+        options.out,
+        tokenizer=options.tokenizer,
+        vocab_size=options.vocab_size,
+        split_eval=options.eval_fraction,
+    )
+    _print_summary(summary)
+
+
+def build(argv: Sequence[str]) -> None:
+    """`memo data build IN... OUT`."""
+    options = tyro.cli(_Build, args=argv, prog="memo data build")
+    if len(options.paths) < 2:
+        given = ", ".join(options.paths) or "none"
+        raise ConfigError(
+            f"memo data build needs two paths or more, but got {given}: give IN... and then OUT"
+        )
+    *inputs, out = options.paths
+    summary = build_corpus(
+        inputs,
+        out,
+        tokenizer=options.tokenizer,
+        vocab_size=options.vocab_size,
+        json_key=options.json_key,
+        append_eod=options.append_eod,
+        split_eval=options.eval_fraction,
+    )
+    _print_summary(summary)
+
+
+def _print_summary(summary: BuildSummary) -> None:
+    print(_line(str(summary.prefix), summary.train))
+    if summary.evaluation is not None:
+        print(_line(f"{summary.prefix}-eval", summary.evaluation))
+    if summary.num_empty_documents:
+        print(f"left out {summary.num_empty_documents} documents without text")
+    print(f"train on it: memo train --data-path {summary.prefix}")
+
+
+def _line(prefix: str, facts: CorpusFacts) -> str:
+    return (
+        f"{prefix}: {facts.num_documents:,} documents, {format_count(facts.num_tokens)} tokens, "
+        f"tokenizer {facts.tokenizer}, vocabulary {facts.vocab_size}"
+    )

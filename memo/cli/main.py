@@ -1,0 +1,24 @@
+"""Entry point of the console script `memo`. Imports no torch: help must answer at once."""
+
+import sys
+from collections.abc import Sequence
+
+from memo import __version__
+from memo.cli.commands import Command, dispatch
+from memo.errors import exit_on_error, is_reporting_rank
+
+COMMANDS = (
+    Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
+    Command("data", "build a corpus to train on", "memo.cli.data"),
+)
+ABOUT = f"memo {__version__}: train and extend LLMs at 64K to millions of tokens on few GPUs."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command (default: sys.argv[1:]) and return its exit status; what memo refuses raises SystemExit(2)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["--version"]:
+        print(f"memo {__version__}")
+        return 0
+    with exit_on_error(is_reporting_rank()):
+        return dispatch("memo", ABOUT, COMMANDS, args)

@@ -1,0 +1,21 @@
+"""Frozen dataclasses, one per concern. Nothing here imports torch: planning must work without it."""
+
+from memo.config.data import DataConfig
+from memo.config.model import ModelConfig
+from memo.config.parallel import ParallelConfig
+from memo.config.presets import PRESETS, preset
+from memo.config.run import CheckpointConfig, HardwareConfig, LoggingConfig, RunConfig
+from memo.config.training import TrainingConfig
+
+__all__ = [
+    "PRESETS",
+    "CheckpointConfig",
+    "DataConfig",
+    "HardwareConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "ParallelConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "preset",
+]

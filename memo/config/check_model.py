@@ -1,0 +1,89 @@
+"""Rules about the shape of the model."""
+
+from dataclasses import fields
+
+from memo.config.model import ModelConfig
+from memo.config.require import divisors, neighbours, require
+from memo.config.run import RunConfig
+
+
+def check_model(config: RunConfig) -> None:
+    """Raises ConfigError; sizes are known to be positive."""
+    _check_heads(config.model)
+    _check_rope_scaling(config.model)
+    model = config.model
+    if model.position_embedding_type == "learned_absolute" and model.max_position_embeddings is not None:
+        require(
+            config.data.seq_length <= model.max_position_embeddings,
+            f"--seq-length {config.data.seq_length} is longer than the learned position table, "
+            f"--max-position-embeddings {model.max_position_embeddings}: give --seq-length "
+            f"{model.max_position_embeddings} or less, a larger table, or --position-embedding-type rope",
+        )
+
+
+def _check_heads(model: ModelConfig) -> None:
+    heads, hidden = model.num_attention_heads, model.hidden_size
+    if model.kv_channels is None:
+        require(
+            hidden % heads == 0,
+            f"--hidden-size {hidden} does not divide into --num-attention-heads {heads}: use --hidden-size "
+            f"{neighbours(hidden, heads)}, or state the size of a head with --kv-channels",
+        )
+    if model.position_embedding_type == "rope":
+        source = (
+            f"--hidden-size {hidden} / --num-attention-heads {heads}"
+            if model.kv_channels is None
+            else "--kv-channels"
+        )
+        require(
+            model.head_dim % 2 == 0,
+            f"RoPE turns pairs of channels, but {source} gives heads of {model.head_dim} channels, an odd "
+            f"number: use an even --kv-channels such as {model.head_dim + 1}",
+        )
+    require(
+        heads % model.kv_heads == 0,
+        f"--num-attention-heads {heads} does not divide into --num-query-groups {model.kv_heads}: "
+        f"use --num-query-groups {divisors(heads)}",
+    )
+
+
+_READ_BY = {
+    "rope_scaling_factor": ("linear", "llama3", "yarn"),
+    "rope_original_max_position_embeddings": ("llama3", "yarn"),
+    "rope_low_freq_factor": ("llama3",),
+    "rope_high_freq_factor": ("llama3",),
+    "rope_beta_fast": ("yarn",),
+    "rope_beta_slow": ("yarn",),
+}
+
+
+def _check_rope_scaling(model: ModelConfig) -> None:
+    kind = model.rope_scaling_type
+    require(
+        kind == "none" or model.position_embedding_type == "rope",
+        f"--rope-scaling-type {kind} fights with --position-embedding-type {model.position_embedding_type}, "
+        f"which has no rotation to stretch: use --rope-scaling-type none or --position-embedding-type rope",
+    )
+    defaults = {entry.name: entry.default for entry in fields(model)}
+    for name, readers in _READ_BY.items():
+        value = getattr(model, name)
+        require(
+            kind in readers or value == defaults[name],
+            f"--{name.replace('_', '-')} {value} fights with --rope-scaling-type {kind}, which ignores it: "
+            f"use --rope-scaling-type {' or '.join(readers)}, or leave it at {defaults[name]}",
+        )
+    require(
+        model.rope_scaling_factor >= 1,
+        f"--rope-scaling-factor is {model.rope_scaling_factor}, but it is new length / old length and must "
+        f"be at least 1: give 1 or more, such as 8",
+    )
+    require(
+        model.rope_low_freq_factor < model.rope_high_freq_factor,
+        f"--rope-low-freq-factor {model.rope_low_freq_factor} is not below --rope-high-freq-factor "
+        f"{model.rope_high_freq_factor}, so no wavelength lies between them: use 1 and 4",
+    )
+    require(
+        model.rope_beta_slow < model.rope_beta_fast,
+        f"--rope-beta-slow {model.rope_beta_slow} is not below --rope-beta-fast {model.rope_beta_fast}, "
+        f"so no dimension lies between them: use 1 and 32",
+    )

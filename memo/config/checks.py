@@ -1,0 +1,150 @@
+"""Can this configuration run on this many ranks? Asked before torch is loaded or a process group exists.
+
+Every rule raises one ConfigError that names the flags, their values and what would work instead.
+Later rules rely on earlier ones (divisors of sizes that are known to be positive), so the first
+broken rule ends the check.
+"""
+
+from dataclasses import fields
+from math import isfinite
+
+from memo.config.check_layout import check_batch, check_layout
+from memo.config.check_model import check_model
+from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
+from memo.config.require import require
+from memo.config.run import RunConfig
+
+# Which numbers may be zero: every other number of a section must be positive, these must not be negative.
+_MAY_BE_ZERO = frozenset(
+    ("min_lr", "lr_warmup_iters", "weight_decay", "clip_grad", "seed", "eval_interval", "save_interval")
+)
+_HAS_OWN_RULE = frozenset(("adam_beta1", "adam_beta2"))
+
+
+def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> None:
+    """Raises ConfigError when `config` cannot run on `world_size` ranks.
+
+    With --device auto the rules about devices wait: call again once the device is known. A caller that
+    brings datasets of its own passes needs_data=False; then nothing has to name any.
+    """
+    _check_ranges(config)
+    check_model(config)
+    check_layout(config, world_size)
+    check_batch(config, world_size)
+    _check_optimizer(config)
+    _check_data(config, needs_data)
+    _check_hardware(config)
+
+
+def _check_ranges(config: RunConfig) -> None:
+    for section in fields(config):
+        values = getattr(config, section.name)
+        for entry in fields(values):
+            value = getattr(values, entry.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or entry.name in _HAS_OWN_RULE:
+                continue
+            flag = "--" + entry.name.replace("_", "-")
+            default = "" if entry.default is None else f", such as the default {entry.default}"
+            require(isfinite(value), f"{flag} is {value}: give a finite number{default}")
+            if entry.name in _MAY_BE_ZERO:
+                require(value >= 0, f"{flag} is {value}, but it must not be below 0: give 0 or more{default}")
+            else:
+                require(
+                    value > 0, f"{flag} is {value}, but it must be above 0: give a positive number{default}"
+                )
+
+
+def _check_optimizer(config: RunConfig) -> None:
+    training = config.training
+    require(
+        training.min_lr <= training.lr,
+        f"--min-lr {training.min_lr} is above --lr {training.lr}, where the decay starts: "
+        f"give --min-lr {training.lr} or less",
+    )
+    for name, beta in (("--adam-beta1", training.adam_beta1), ("--adam-beta2", training.adam_beta2)):
+        require(0 <= beta < 1, f"{name} is {beta}, but it must be in [0, 1): try 0.9 or 0.95")
+    if training.lr_decay_style != "constant":
+        decay_iters = resolved_lr_decay_iters(config)
+        decay_flag = "--train-iters" if training.lr_decay_iters is None else "--lr-decay-iters"
+        require(
+            training.lr_warmup_iters <= decay_iters,
+            f"--lr-warmup-iters {training.lr_warmup_iters} is above {decay_flag} {decay_iters}, where the "
+            f"decay ends: give --lr-warmup-iters {decay_iters} or less",
+        )
+    _check_wsd(config)
+
+
+def _check_wsd(config: RunConfig) -> None:
+    training = config.training
+    if training.lr_decay_style != "WSD":
+        require(
+            training.lr_wsd_decay_iters is None,
+            f"--lr-wsd-decay-iters {training.lr_wsd_decay_iters} fights with --lr-decay-style "
+            f"{training.lr_decay_style}, which ignores it: use --lr-decay-style WSD or leave it out",
+        )
+        return
+    room = resolved_lr_decay_iters(config) - training.lr_warmup_iters
+    decay = resolved_lr_wsd_decay_iters(config)
+    require(
+        decay <= room,
+        f"--lr-wsd-decay-iters {decay} does not fit between the end of --lr-warmup-iters "
+        f"{training.lr_warmup_iters} and step {resolved_lr_decay_iters(config)}: "
+        f"give {room} or less, or a shorter warm-up",
+    )
+
+
+def _check_data(config: RunConfig, needs_data: bool) -> None:
+    data, training, checkpoint = config.data, config.training, config.checkpoint
+    require(
+        not (data.mock_data and data.data_path),
+        f"--mock-data and --data-path {data.data_path} fight: leave one of the two out",
+    )
+    require(
+        data.mock_data or data.data_path or not needs_data,
+        "there is nothing to train on, as --data-path is not given and --mock-data is off: give "
+        "--data-path PREFIX (`memo data demo PREFIX` makes a corpus) or --mock-data",
+    )
+    require(
+        not (data.mock_data and data.eval_data_path),
+        f"--mock-data and --eval-data-path {data.eval_data_path} fight: mock data is evaluated on mock data; "
+        f"leave one of the two out",
+    )
+    require(
+        not training.eval_interval or data.mock_data or data.eval_data_path or not needs_data,
+        f"--eval-interval {training.eval_interval} needs evaluation data, but --eval-data-path is not given: "
+        f"give --eval-data-path PREFIX or --eval-interval 0",
+    )
+    require(
+        not data.eval_data_path or training.eval_interval,
+        f"--eval-data-path {data.eval_data_path} is never read, as --eval-interval is 0: "
+        f"give --eval-interval, such as 100, or leave --eval-data-path out",
+    )
+    require(
+        not checkpoint.save_interval or checkpoint.save,
+        f"--save-interval {checkpoint.save_interval} needs a place to save to, but --save is not given: "
+        f"give --save DIR or --save-interval 0",
+    )
+
+
+_CUDA_BACKENDS = ("cudnn", "flash", "flash_attn", "te")
+
+
+def _check_hardware(config: RunConfig) -> None:
+    """The device is known here only when the user names it; `auto` is checked once it is resolved."""
+    hardware, dtype = config.hardware, config.training.params_dtype
+    backend, device = hardware.attention_backend, hardware.device
+    require(
+        not (backend == "cpu" and device == "cuda"),
+        "--attention-backend cpu cannot run on --device cuda: use --attention-backend auto, "
+        f"{', '.join(_CUDA_BACKENDS)}, or --device cpu",
+    )
+    require(
+        not (backend in _CUDA_BACKENDS and device == "cpu"),
+        f"--attention-backend {backend} cannot run on --device cpu: use --attention-backend auto or cpu, "
+        f"or --device cuda",
+    )
+    require(
+        not (backend in _CUDA_BACKENDS and dtype in ("fp32", "fp64")),
+        f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "
+        f"use --params-dtype bf16, or --attention-backend auto",
+    )

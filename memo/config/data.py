@@ -1,0 +1,24 @@
+"""What the model reads."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """A Megatron .bin/.idx corpus, or mock data."""
+
+    seq_length: Annotated[int, arg(aliases=["--seq-len"])] = 1024
+    """Tokens in one training sample."""
+    data_path: str | None = None
+    """Prefix of the .bin and .idx files (`memo data demo OUT` makes one)."""
+    eval_data_path: str | None = None
+    """The same for evaluation."""
+    tokenizer: str | None = None
+    """`byte`, or a tokenizer.json; default: the one that the corpus was built with."""
+    mock_data: bool = False
+    """Train on generated tokens; fights with data-path."""
+    packing: bool = True
+    """Keep attention, positions and loss inside documents; off: the sample is one long text."""

@@ -1,0 +1,86 @@
+"""Values that follow from a checked RunConfig. Each is computed here and nowhere else."""
+
+import os
+
+from memo.config.run import RunConfig
+from memo.config.training import Dtype
+
+BYTE_VOCAB_SIZE = 257
+"""256 bytes and the end of document: the vocabulary of mock data when nobody names one."""
+
+
+def world_size_from_env() -> int:
+    """Ranks of this run as torchrun states them (WORLD_SIZE); 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def data_parallel_size(config: RunConfig, world_size: int) -> int:
+    """Copies of the model: world size / (tp x cp x pp)."""
+    return world_size // config.parallel.model_ranks
+
+
+def global_batch_size(config: RunConfig, world_size: int) -> int:
+    """Sequences in one optimizer step over all ranks."""
+    one_microbatch_each = config.training.micro_batch_size * data_parallel_size(config, world_size)
+    return config.training.global_batch_size or one_microbatch_each
+
+
+def num_microbatches(config: RunConfig, world_size: int) -> int:
+    """Forward and backward passes of one model copy in one optimizer step."""
+    one_microbatch_each = config.training.micro_batch_size * data_parallel_size(config, world_size)
+    return global_batch_size(config, world_size) // one_microbatch_each
+
+
+def resolved_dtype(config: RunConfig, device: str) -> Dtype:
+    """Dtype of weights and activations on a device type ("cpu" or "cuda")."""
+    return config.training.params_dtype or ("bf16" if device == "cuda" else "fp32")
+
+
+def resolved_a2a_size(config: RunConfig) -> int:
+    """Ranks of one Ulysses all-to-all group inside cp: 1 for rings, cp for pure all-to-all.
+
+    a2a+p2p without --cp-a2a-size takes the largest divisor of cp that deals out the query heads
+    and the key/value heads of one tp rank evenly.
+    """
+    parallel, model = config.parallel, config.model
+    if parallel.cp_comm_type == "a2a":
+        return parallel.cp
+    if parallel.cp_comm_type != "a2a+p2p":
+        return 1
+    return parallel.cp_a2a_size or max(
+        size
+        for size in range(1, parallel.cp + 1)
+        if parallel.cp % size == 0
+        and (model.num_attention_heads // parallel.tp) % size == 0
+        and (model.kv_heads // parallel.tp) % size == 0
+    )
+
+
+def resolved_vocab_size(config: RunConfig, tokenizer_vocab_size: int | None = None) -> int:
+    """--vocab-size, else the tokenizer's, else bytes."""
+    return config.model.vocab_size or tokenizer_vocab_size or BYTE_VOCAB_SIZE
+
+
+def vocab_rows_per_rank(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding and of the head on one tp rank, padding included.
+
+    The same on every rank, and a multiple of 64 so that logits stay aligned for tensor cores.
+    """
+    return -(-vocab_size // (64 * tp)) * 64
+
+
+def num_position_embeddings(config: RunConfig) -> int:
+    """Rows of the learned position table; 0 for RoPE."""
+    if config.model.position_embedding_type != "learned_absolute":
+        return 0
+    return config.model.max_position_embeddings or config.data.seq_length
+
+
+def resolved_lr_decay_iters(config: RunConfig) -> int:
+    """Step at which --min-lr is reached."""
+    return config.training.lr_decay_iters or config.training.train_iters
+
+
+def resolved_lr_wsd_decay_iters(config: RunConfig) -> int:
+    """WSD: steps of the final decay; a tenth of the whole, at least one."""
+    return config.training.lr_wsd_decay_iters or max(1, resolved_lr_decay_iters(config) // 10)

@@ -1,0 +1,94 @@
+"""The shape of the model. Field names are Megatron's; a flag is the name with dashes."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+PositionEmbedding = Literal["rope", "learned_absolute"]
+Normalization = Literal["LayerNorm", "RMSNorm"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+RopeScaling = Literal["none", "linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer: the GPT of the MEMO paper or the Llama family."""
+
+    num_layers: int = 4
+    """Transformer layers."""
+    hidden_size: int = 128
+    """Width h of the residual stream."""
+    num_attention_heads: int = 4
+    """Query heads."""
+    num_query_groups: int | None = None
+    """Key/value heads (GQA); default: one per query head."""
+    kv_channels: int | None = None
+    """Size of one head; default: hidden-size / num-attention-heads."""
+    ffn_hidden_size: int | None = None
+    """Inner width of the MLP; default: 4 x hidden-size."""
+    vocab_size: int | None = None
+    """Tokens in the vocabulary; default: the tokenizer's."""
+    normalization: Normalization = "LayerNorm"
+    """Norm before attention, before the MLP and at the end."""
+    norm_epsilon: Annotated[float, arg(aliases=["--layernorm-epsilon"])] = 1e-5
+    """Added to the variance inside every norm."""
+    activation: Activation = "gelu"
+    """gelu (exact erf), gelu_tanh (GPT-2's) or swiglu (gated; two input projections)."""
+    position_embedding_type: PositionEmbedding = "rope"
+    """Rotary, or a learned table of max-position-embeddings rows."""
+    max_position_embeddings: int | None = None
+    """Rows of the learned table, and the length a RoPE model was made for; default: seq-length."""
+    rotary_base: float = 10000.0
+    """RoPE's theta."""
+    rope_scaling_type: RopeScaling = "none"
+    """How RoPE frequencies are stretched for longer sequences."""
+    rope_scaling_factor: float = 1.0
+    """New length / old length."""
+    rope_original_max_position_embeddings: int = 8192
+    """The length before stretching; fights with rope-scaling-type none, which ignores it."""
+    rope_low_freq_factor: float = 1.0
+    """llama3 scaling: wavelengths above original / this are stretched in full."""
+    rope_high_freq_factor: float = 4.0
+    """llama3 scaling: wavelengths below original / this stay as they are."""
+    rope_beta_fast: float = 32.0
+    """yarn scaling: dimensions that turn more often than this stay as they are."""
+    rope_beta_slow: float = 1.0
+    """yarn scaling: dimensions that turn less often than this are stretched in full."""
+    add_bias_linear: bool = False
+    """Biases on every linear layer (GPT-2)."""
+    add_qkv_bias: bool = False
+    """Biases on the q, k and v projections alone (Qwen2)."""
+    qk_layernorm: bool = False
+    """Norm of every q and k head before RoPE (Qwen3)."""
+    untie_embeddings_and_output_weights: bool = False
+    """Give the head a matrix of its own instead of the embedding's."""
+    init_method_std: float = 0.02
+    """Standard deviation of the initial weights; output projections get it / sqrt(2 layers)."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_query_groups or self.num_attention_heads
+
+    @property
+    def ffn_size(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def gated(self) -> bool:
+        return self.activation == "swiglu"
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.add_bias_linear or self.add_qkv_bias
+
+    @property
+    def vocabulary(self) -> int:
+        """vocab_size once it is known (the trainer resolves it from the tokenizer)."""
+        if self.vocab_size is None:
+            raise ValueError("vocab_size is not resolved yet: set --vocab-size or give a tokenizer")
+        return self.vocab_size

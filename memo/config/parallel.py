@@ -1,0 +1,53 @@
+"""How the model and its batch are spread over the ranks."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Four axes; data parallel is what remains: world size / (tp x cp x pp)."""
+
+    tensor_model_parallel_size: Annotated[int, arg(aliases=["--tp"])] = 1
+    """Ranks that split every matrix, and the tokens between matrices (sequence parallelism)."""
+    context_parallel_size: Annotated[int, arg(aliases=["--cp"])] = 1
+    """Ranks that split the sequence inside attention too."""
+    cp_comm_type: CpCommType = "p2p"
+    """Ring of K/V blocks, gathered K/V, Ulysses all-to-all over heads, or all-to-all inside rings."""
+    cp_a2a_size: int | None = None
+    """a2a+p2p: ranks of one all-to-all group, a divisor of cp; default: the most the heads allow."""
+    pipeline_model_parallel_size: Annotated[int, arg(aliases=["--pp"])] = 1
+    """Stages of consecutive layers."""
+    num_virtual_stages_per_pipeline_rank: Annotated[int, arg(aliases=["--vpp"])] = 1
+    """Chunks of layers per stage; above 1 the schedule is interleaved 1F1B."""
+    overlap_grad_reduce: bool = True
+    """Start the reduce-scatter of a gradient bucket as soon as its last gradient is there."""
+    ddp_bucket_size: int = 40_000_000
+    """Parameters in one gradient bucket."""
+    distributed_timeout_minutes: float = 10.0
+    """How long a collective may wait for a missing rank."""
+
+    @property
+    def tp(self) -> int:
+        return self.tensor_model_parallel_size
+
+    @property
+    def cp(self) -> int:
+        return self.context_parallel_size
+
+    @property
+    def pp(self) -> int:
+        return self.pipeline_model_parallel_size
+
+    @property
+    def vpp(self) -> int:
+        return self.num_virtual_stages_per_pipeline_rank
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that together hold one copy of the model and work on one sample."""
+        return self.tp * self.cp * self.pp

@@ -1,0 +1,28 @@
+"""Helpers of the checks: raise with one message, and name values that would work."""
+
+from memo.errors import ConfigError
+
+
+def require(condition: object, message: str) -> None:
+    """Raises ConfigError(message) unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def divisors(*numbers: int) -> str:
+    """The common divisors for people: `divisors(12, 8)` -> '1, 2 or 4'."""
+    common = [d for d in range(1, min(numbers) + 1) if all(n % d == 0 for n in numbers)]
+    return either(common)
+
+
+def neighbours(value: int, step: int) -> str:
+    """The multiples of step around value: `neighbours(1000, 128)` -> '896 or 1024'."""
+    below = value // step * step
+    return either([m for m in (below, below + step) if m > 0])
+
+
+def either(values: list[int]) -> str:
+    """`[1, 2, 4]` -> '1, 2 or 4'; a long list shows its six largest."""
+    shown = [str(value) for value in values[-6:]]
+    text = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
+    return text if len(values) <= 6 else f"a divisor such as {text}"

@@ -1,0 +1,191 @@
+"""One run: every concern together, and its TOML form."""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from memo.config.data import DataConfig
+from memo.config.model import ModelConfig
+from memo.config.parallel import ParallelConfig
+from memo.config.training import TrainingConfig
+from memo.config.values import checked_value
+from memo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where training state is kept."""
+
+    save: str | None = None
+    """Directory for checkpoints and the resolved configuration."""
+    load: str | None = None
+    """Directory to resume from; default: start afresh."""
+    save_interval: int = 0
+    """Save every so many steps besides the end of the run; 0 only at the end."""
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """What a run tells."""
+
+    log_interval: int = 1
+    """Steps between two log lines."""
+    log_jsonl: str | None = None
+    """File that gets one JSON object an iteration, at full precision."""
+    tensorboard_dir: str | None = None
+    """TensorBoard event files (needs the package tensorboard)."""
+    wandb_project: str | None = None
+    """Weights & Biases project (needs the package wandb)."""
+    progress: bool = True
+    """Progress bar on rank 0 when standard error is a terminal."""
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """The device, and what is assumed of it."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where there is one."""
+    attention_backend: Literal["auto", "cpu", "cudnn", "flash", "flash_attn", "te"] = "auto"
+    """Kernels of exact attention."""
+    peak_tflops: float | None = None
+    """Peak of one device for MFU; default: from a table by name, measured on CPU."""
+    num_threads: int | None = None
+    """CPU threads of one rank; default: the cores divided by the ranks of the node."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run; saved beside its results as config.toml."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    def override(self, values: dict[str, Any], source: str = "overrides") -> "RunConfig":
+        """A copy with flat field names replaced, such as `{"seq_length": 4096, "lr": 1e-4}`.
+
+        Raises ConfigError for a name that no section has, with the nearest one, for a field that is
+        given twice under two names, and for a value of the wrong type.
+        """
+        by_section: dict[str, dict[str, Any]] = {}
+        for given, value in values.items():
+            section, name = section_of(given, source), canonical_name(given)
+            chosen = by_section.setdefault(section, {})
+            if name in chosen:
+                raise ConfigError(f"{source}: {name} is given twice ({chosen[name]!r}, {value!r}): keep one")
+            chosen[name] = checked_value(type(getattr(self, section)), name, value, source)
+        sections = {s: dataclasses.replace(getattr(self, s), **v) for s, v in by_section.items()}
+        return dataclasses.replace(self, **sections)
+
+    def to_toml(self) -> str:
+        """Sections as tables; fields that are None are left out (TOML has no null)."""
+        lines = []
+        for section in dataclasses.fields(self):
+            lines.append(f"[{section.name}]")
+            for key, value in dataclasses.asdict(getattr(self, section.name)).items():
+                if value is not None:
+                    lines.append(f"{key} = {_toml_value(value)}")
+            lines.append("")
+        return "\n".join(lines)
+
+
+SHORT_NAMES = {
+    "seq_len": "seq_length",
+    "tp": "tensor_model_parallel_size",
+    "cp": "context_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "num_virtual_stages_per_pipeline_rank",
+    "mbs": "micro_batch_size",
+    "gbs": "global_batch_size",
+    "dtype": "params_dtype",
+}
+"""The short form of each flag, for Python keywords and TOML keys as well."""
+
+
+def canonical_name(name: str) -> str:
+    name = name.replace("-", "_")
+    return SHORT_NAMES.get(name, name)
+
+
+def _field_sections() -> dict[str, str]:
+    return {
+        entry.name: section.name
+        for section in dataclasses.fields(RunConfig)
+        for entry in dataclasses.fields(section.default_factory)  # type: ignore[arg-type]
+    }
+
+
+def section_of(name: str, source: str) -> str:
+    """The section that holds a field; raises ConfigError with the nearest name."""
+    sections = _field_sections()
+    canonical = canonical_name(name)
+    if canonical in sections:
+        return sections[canonical]
+    near = difflib.get_close_matches(canonical, [*sections, *SHORT_NAMES], n=1, cutoff=0.4)
+    hint = f"did you mean '{near[0]}'?" if near else "see `memo train --help` for the names"
+    raise ConfigError(f"{source}: there is no field '{name}': {hint}")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Field values of a run.toml by full name: top-level keys and keys inside section tables alike.
+
+    A top-level `model = "gpt-7b"` names a preset and is returned under the key "model". Types are
+    checked by `RunConfig.override`. Raises ConfigError for a file that cannot be read, an unknown
+    section or field, a field in the wrong section and a field given twice.
+    """
+    source = f"--config {path}"
+    values: dict[str, Any] = {}
+    for section, name, value in _toml_entries(_load_toml(Path(path)), source):
+        found = section_of(name, source) if (section, name) != ("", "model") else ""
+        if section not in ("", found):
+            raise ConfigError(
+                f"{source}: {name} stands in [{section}] but belongs in [{found}]: move it there"
+            )
+        key = canonical_name(name)
+        if key in values:
+            raise ConfigError(f"{source}: {key} is given twice ({values[key]!r}, {value!r}): keep one")
+        values[key] = value
+    return values
+
+
+def _load_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = "the file does not exist" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"--config {path}: {reason}: give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: not valid TOML ({error}): mend the file") from None
+
+
+def _toml_entries(document: dict[str, Any], source: str) -> Iterator[tuple[str, str, Any]]:
+    """(section, name, value); the section of a top-level key is ''."""
+    known = [section.name for section in dataclasses.fields(RunConfig)]
+    for key, value in document.items():
+        if not isinstance(value, dict):
+            yield "", key, value
+        elif key in known:
+            yield from ((key, name, inner) for name, inner in value.items())
+        else:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+            hint = f"did you mean [{near[0]}]?" if near else f"known: {', '.join(known)}"
+            raise ConfigError(f"{source}: there is no section [{key}]: {hint}")
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's; TOML also wants DEL escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

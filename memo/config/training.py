@@ -1,0 +1,55 @@
+"""Batch, optimizer, schedule and seed."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+Dtype = Literal["bf16", "fp32", "fp64"]
+LrDecayStyle = Literal["constant", "linear", "cosine", "WSD"]
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """AdamW under Megatron's schedule."""
+
+    micro_batch_size: Annotated[int, arg(aliases=["--mbs"])] = 1
+    """Sequences in one forward and backward pass of one model copy."""
+    global_batch_size: Annotated[int | None, arg(aliases=["--gbs"])] = None
+    """Sequences in one optimizer step over all ranks; default: micro-batch-size x dp."""
+    train_iters: int = 100
+    """Optimizer steps of the run."""
+    params_dtype: Annotated[Dtype | None, arg(aliases=["--dtype"])] = None
+    """Weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients add up in fp32 or wider."""
+    lr: float = 3e-4
+    """Peak learning rate."""
+    min_lr: float = 0.0
+    """Learning rate at the end of the decay."""
+    lr_decay_style: LrDecayStyle = "cosine"
+    """WSD: warm-up, stable, then a linear decay over the last lr-wsd-decay-iters."""
+    lr_warmup_iters: int = 0
+    """Steps of linear warm-up from zero."""
+    lr_decay_iters: int | None = None
+    """Step at which min-lr is reached; default: train-iters."""
+    lr_wsd_decay_iters: int | None = None
+    """WSD: length of the final decay; default: a tenth of lr-decay-iters."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices; norms and biases are exempt."""
+    adam_beta1: float = 0.9
+    """Decay of the first moment."""
+    adam_beta2: float = 0.95
+    """Decay of the second moment."""
+    adam_eps: float = 1e-8
+    """Added to the root of the second moment."""
+    clip_grad: float = 1.0
+    """Bound on the global gradient norm; 0 turns clipping off."""
+    seed: int = 1234
+    """Weights and sample order; the same for every layout."""
+    loss_chunk_size: int = 1024
+    """Tokens whose logits exist at one time on one rank."""
+    eval_interval: int = 0
+    """Evaluate every so many steps; 0 never."""
+    eval_iters: int = 10
+    """Global batches in one evaluation."""
+    max_step_minutes: float = 60.0
+    """Refuse to start when one step is estimated to take longer."""

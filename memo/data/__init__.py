@@ -1,0 +1,33 @@
+"""Corpora, tokenizers, samples and their order. Pure numpy: `memo data ...` must start without torch."""
+
+from memo.data.batch import Batch, collate
+from memo.data.build import BuildSummary, build_corpus, build_demo
+from memo.data.facts import CorpusFacts, load_corpus_tokenizer
+from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
+from memo.data.mock import MockDataset
+from memo.data.packing import PackedDataset
+from memo.data.sample import Sample, SampleDataset
+from memo.data.sampler import GlobalBatchSampler
+from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+
+__all__ = [
+    "BPETokenizer",
+    "Batch",
+    "BuildSummary",
+    "ByteTokenizer",
+    "CorpusFacts",
+    "GlobalBatchSampler",
+    "IndexedDataset",
+    "IndexedDatasetWriter",
+    "MockDataset",
+    "PackedDataset",
+    "Sample",
+    "SampleDataset",
+    "Tokenizer",
+    "build_corpus",
+    "build_demo",
+    "collate",
+    "load_corpus_tokenizer",
+    "load_tokenizer",
+    "train_bpe",
+]

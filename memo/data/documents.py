@@ -1,0 +1,116 @@
+"""Files to documents: the text of a corpus, in an order that does not depend on the file system."""
+
+import json
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from memo.errors import DataError
+
+JSON_LINES_SUFFIX = ".jsonl"
+TEXT_SUFFIXES = {
+    ".c",
+    ".cc",
+    ".cpp",
+    ".cu",
+    ".h",
+    ".html",
+    ".js",
+    ".md",
+    ".py",
+    ".rs",
+    ".rst",
+    ".tex",
+    ".txt",
+}
+"""What is taken from a directory; a file that is named itself may have any suffix."""
+_INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
+
+
+def list_files(inputs: Sequence[str | Path]) -> list[Path]:
+    """Files as given; a directory stands for its .jsonl and text files at any depth, sorted by relative path.
+
+    Hidden files and folders are left out. Raises DataError for a missing input, or for a directory without
+    such files.
+    """
+    files: list[Path] = []
+    for path in map(Path, inputs):
+        if path.is_dir():
+            readable = TEXT_SUFFIXES | {JSON_LINES_SUFFIX}
+            found = [file for file in _walk(path) if file.suffix.lower() in readable]
+            if not found:
+                raise DataError(
+                    f"{path} holds no {JSON_LINES_SUFFIX} and no text files; name the files themselves"
+                )
+            files += found
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise DataError(f"input {path} does not exist; give files or directories")
+    return files
+
+
+def read_documents(files: Sequence[Path], json_key: str) -> Iterator[str]:
+    """A document for each line of a .jsonl file (its string under `json_key`) and for each other file.
+
+    Raises DataError that names the file, and for .jsonl the line, which cannot be read.
+    """
+    for path in files:
+        if path.suffix.lower() == JSON_LINES_SUFFIX:
+            yield from _read_json_lines(path, json_key)
+        else:
+            try:
+                yield path.read_bytes().decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path} is not UTF-8 text ({error}); convert it or leave it out") from error
+
+
+def standard_library() -> Path:
+    """Folder of this Python's own sources."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def read_python_sources(folder: Path) -> Iterator[str]:
+    """Every UTF-8 .py file below `folder` outside of installed packages, sorted by relative path.
+
+    Sources in another encoding are skipped: the standard library keeps a few to test Python itself.
+    """
+    for path in _walk(folder):
+        if path.suffix == ".py" and _INSTALLED_PACKAGES.isdisjoint(path.relative_to(folder).parts):
+            try:
+                text = path.read_bytes().decode("utf-8")
+            except UnicodeDecodeError:
+                continue
+            yield text
+
+
+def _walk(folder: Path) -> list[Path]:
+    """All files below `folder` that are not hidden, sorted as strings: the same order everywhere."""
+    relative = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    visible = (path.as_posix() for path in relative if not any(part.startswith(".") for part in path.parts))
+    return [folder / name for name in sorted(visible)]
+
+
+def _read_json_lines(path: Path, json_key: str) -> Iterator[str]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{where}: no valid JSON ({error}); repair or remove the line") from error
+            if not isinstance(record, dict) or not isinstance(record.get(json_key), str):
+                found = sorted(record) if isinstance(record, dict) else type(record).__name__
+                raise DataError(
+                    f"{where}: no string under the key {json_key!r}, found {found}; set the JSON key"
+                )
+            text: str = record[json_key]
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{where}: half of a surrogate pair ({error}); repair or remove the line"
+                ) from error
+            yield text

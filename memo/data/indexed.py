@@ -1,0 +1,219 @@
+"""Megatron-LM's token file pair, PREFIX.bin and PREFIX.idx, byte for byte.
+
+    .bin   the tokens of all documents, end to end, in one little-endian dtype
+    .idx   magic       9 bytes   b"MMIDIDX\\0\\0"
+           version     uint64    1
+           dtype code  uint8     see DTYPE_CODES
+           S           uint64    number of sequences
+           D + 1       uint64    number of documents + 1
+           lengths     int32     [S] tokens
+           pointers    int64     [S] byte offset of each sequence in .bin
+           documents   int64     [D + 1] first sequence of each document, then S
+
+Source: NVIDIA Megatron-LM, megatron/core/datasets/indexed_dataset.py. A document may have several sequences
+(we write one each). The multimodal variant, which appends one mode byte a sequence, is refused by its size.
+"""
+
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from memo.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPE_CODES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+_HEADER = struct.Struct("<9sQBQQ")
+_MAX_SEQUENCE_LENGTH = 2**31 - 1
+
+
+def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
+    """uint16 for vocabularies below 65,500, else int32: Megatron's own rule."""
+    return DTYPE_CODES[8] if vocab_size < 65500 else DTYPE_CODES[4]
+
+
+class IndexedDatasetWriter:
+    """Streams documents into a new dataset; a context manager.
+
+    Everything is written under temporary names. A clean exit moves the files in place, the index last; an
+    exception removes them. So a .idx under its final name always belongs to a whole dataset, even after a
+    kill, and a failed build leaves an older dataset of the same name as it was.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: DTypeLike) -> None:
+        """Raises DataError when the format has no code for `dtype`."""
+        self.prefix = Path(prefix)
+        self.dtype = np.dtype(dtype)
+        codes = [code for code, known in DTYPE_CODES.items() if known == self.dtype]
+        if not codes:
+            names = ", ".join(known.name for known in DTYPE_CODES.values())
+            raise DataError(f"dtype {self.dtype} cannot be stored in {prefix}.bin; use one of {names}")
+        self._dtype_code = codes[0]
+        self._lengths: list[int] = []
+        self._side_files: dict[str, bytes] = {}
+
+    @property
+    def num_documents(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self._lengths)
+
+    def __enter__(self) -> Self:
+        self.prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._bin = open(self._path(".bin.tmp"), "wb")
+        return self
+
+    def add_document(self, tokens: ArrayLike) -> None:
+        """Append one document, shape [n]. Raises DataError for values that the dtype cannot hold."""
+        values = np.asarray(tokens)
+        if values.ndim != 1:
+            raise DataError(f"document {self.num_documents} has shape {values.shape}; a document has one dim")
+        if values.size > _MAX_SEQUENCE_LENGTH:
+            raise DataError(
+                f"document {self.num_documents} has {values.size} tokens, but the format counts them in an "
+                f"int32 (at most {_MAX_SEQUENCE_LENGTH}); split it"
+            )
+        stored = values.astype(self.dtype)
+        if not np.array_equal(stored, values):
+            raise DataError(
+                f"document {self.num_documents} has values from {values.min()} to {values.max()}, which do "
+                f"not fit into {self.dtype}; choose the dtype by the vocabulary size"
+            )
+        self._bin.write(stored.tobytes())
+        self._lengths.append(values.size)
+
+    def add_side_file(self, suffix: str, content: bytes) -> None:
+        """Write PREFIX + suffix together with the dataset: it appears before the index, or not at all."""
+        self._side_files[suffix] = content
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._bin.close()
+            for suffix in (".bin", ".idx", *self._side_files):
+                self._path(suffix + ".tmp").unlink(missing_ok=True)
+
+    def _commit(self) -> None:
+        if not self._lengths:
+            raise DataError(f"no documents for {self.prefix}; check the inputs")
+        self._bin.flush()
+        os.fsync(self._bin.fileno())
+        for suffix, content in (*self._side_files.items(), (".idx", self._index_bytes())):
+            with open(self._path(suffix + ".tmp"), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        # An older index goes first, so that at no moment it stands beside the new tokens.
+        self._path(".idx").unlink(missing_ok=True)
+        for suffix in (".bin", *self._side_files, ".idx"):
+            os.replace(self._path(suffix + ".tmp"), self._path(suffix))
+
+    def _index_bytes(self) -> bytes:
+        lengths = np.array(self._lengths, dtype="<i8")
+        pointers = (np.cumsum(lengths) - lengths) * self.dtype.itemsize
+        documents = np.arange(len(lengths) + 1, dtype="<i8")
+        header = _HEADER.pack(MAGIC, VERSION, self._dtype_code, len(lengths), len(documents))
+        arrays = (lengths.astype("<i4"), pointers, documents)
+        return b"".join((header, *(array.tobytes() for array in arrays)))
+
+    def _path(self, suffix: str) -> Path:
+        return Path(f"{self.prefix}{suffix}")  # with_suffix would cut a prefix such as corpus.v1
+
+
+class IndexedDataset:
+    """Documents by index, read from the memory-mapped .bin file."""
+
+    def __init__(self, prefix: str | Path) -> None:
+        """Raises DataError, naming the file and both values, when a file is missing, foreign or truncated."""
+        self.prefix = Path(prefix)
+        index_path, bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        for path in (index_path, bin_path):
+            if not path.is_file():
+                raise DataError(f"{path} does not exist; give the common prefix of a .bin and .idx pair")
+        self.dtype, self._offsets = _read_index(index_path)
+        expected_bytes = int(self._offsets[-1]) * self.dtype.itemsize
+        if bin_path.stat().st_size != expected_bytes:
+            raise DataError(
+                f"{bin_path} has {bin_path.stat().st_size} bytes, but {index_path} describes "
+                f"{expected_bytes}; one of them is truncated or from another build: build the dataset again"
+            )
+        if expected_bytes == 0:
+            raise DataError(f"{bin_path} has 0 bytes; build the dataset from inputs that are not empty")
+        # A plain view: each slice of a np.memmap would pay for its Python-level bookkeeping.
+        self._tokens = np.memmap(bin_path, dtype=self.dtype, mode="r").view(np.ndarray)
+        self.document_lengths: NDArray[np.int64] = np.diff(self._offsets)
+        """[number of documents], in tokens."""
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.document_lengths)
+
+    def __getitem__(self, document: int) -> NDArray[Any]:
+        """The tokens of one document: a read-only view of the file, shape [length], of self.dtype."""
+        if not 0 <= document < len(self):
+            raise IndexError(f"document {document} of {self.prefix}, which has {len(self)}")
+        return self._tokens[self._offsets[document] : self._offsets[document + 1]]
+
+    def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path]]:
+        return IndexedDataset, (self.prefix,)  # a worker process maps the file again instead of copying it
+
+
+def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
+    """Check an .idx file; return the dtype and, [D + 1], where documents begin, then the token count."""
+    content = path.read_bytes()
+    if not content.startswith(MAGIC):
+        raise DataError(
+            f"{path} begins with {content[: len(MAGIC)]!r}, not {MAGIC!r}; it is no Megatron index"
+        )
+    if len(content) < _HEADER.size:
+        raise DataError(f"{path} has {len(content)} bytes, its header alone {_HEADER.size}; it is truncated")
+    _, version, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(content)
+    if version != VERSION:
+        raise DataError(
+            f"{path} has version {version}, this reader knows {VERSION}; convert it with Megatron-LM"
+        )
+    if dtype_code not in DTYPE_CODES:
+        raise DataError(f"{path} has dtype code {dtype_code}, known are {sorted(DTYPE_CODES)}; it is damaged")
+    expected_bytes = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if len(content) != expected_bytes:
+        raise DataError(
+            f"{path} has {len(content)} bytes, but {num_sequences} sequences and {num_bounds} document "
+            f"bounds need {expected_bytes}; it is truncated or of another kind (multimodal)"
+        )
+    dtype = DTYPE_CODES[dtype_code]
+    lengths = np.frombuffer(content, "<i4", num_sequences, _HEADER.size).astype(np.int64)
+    pointers = np.frombuffer(content, "<i8", num_sequences, _HEADER.size + lengths.size * 4)
+    documents = np.frombuffer(content, "<i8", num_bounds, _HEADER.size + lengths.size * 12)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    if (lengths < 0).any() or not np.array_equal(pointers, offsets[:-1] * dtype.itemsize):
+        raise DataError(
+            f"{path}: lengths and pointers disagree; sequences must lie end to end: build it again"
+        )
+    if (
+        num_bounds == 0
+        or documents[0] != 0
+        or documents[-1] != num_sequences
+        or (np.diff(documents) < 0).any()
+    ):
+        raise DataError(f"{path}: document bounds must rise from 0 to {num_sequences}; build it again")
+    return dtype, offsets[documents]

@@ -1,0 +1,66 @@
+"""Which samples make the next global batch, and which of them each data-parallel rank computes.
+
+The order of samples never depends on the layout: global batch k is samples k * g ... (k + 1) * g - 1 of the
+dataset, whatever dp and the micro batch size are. As in Megatron-LM's pretraining sampler, within a global
+batch microbatches come first and ranks second:
+
+    g = 8, dp = 2, micro batch size 2       microbatch 0      microbatch 1
+    rank 0                                  0 1               4 5
+    rank 1                                  2 3               6 7
+"""
+
+from memo.errors import CheckpointError, ConfigError
+
+
+class GlobalBatchSampler:
+    """Walks through a dataset; its whole state is (seed, consumed_samples).
+
+    The global batch size may change between a save and a load: no sample is then skipped or repeated.
+    """
+
+    def __init__(self, global_batch_size: int, seed: int, consumed_samples: int = 0) -> None:
+        """`seed` is the one that orders the dataset, kept so that a resumed run cannot change it unseen."""
+        if global_batch_size < 1:
+            raise ConfigError(f"global-batch-size = {global_batch_size}; it must be at least 1")
+        if consumed_samples < 0:
+            raise ConfigError(f"consumed_samples = {consumed_samples}; it must not be negative")
+        self.global_batch_size = global_batch_size
+        self.seed = seed
+        self.consumed_samples = consumed_samples
+
+    def indices(self, dp_rank: int, dp_size: int, micro_batch_size: int) -> list[list[int]]:
+        """Samples of the next global batch for one rank: a list of micro_batch_size for each microbatch.
+
+        Raises ConfigError when the global batch does not divide evenly, or for a rank outside of dp_size.
+        """
+        if dp_size < 1 or micro_batch_size < 1 or not 0 <= dp_rank < dp_size:
+            raise ConfigError(
+                f"dp rank {dp_rank} of {dp_size} with micro-batch-size = {micro_batch_size}; "
+                "sizes must be at least 1 and the rank below dp"
+            )
+        stride = dp_size * micro_batch_size
+        if self.global_batch_size % stride:
+            raise ConfigError(
+                f"global-batch-size = {self.global_batch_size} is not a multiple of micro-batch-size x dp "
+                f"= {micro_batch_size} x {dp_size} = {stride}; change one of them"
+            )
+        begin = self.consumed_samples + dp_rank * micro_batch_size
+        end = self.consumed_samples + self.global_batch_size
+        return [list(range(first, first + micro_batch_size)) for first in range(begin, end, stride)]
+
+    def advance(self) -> None:
+        """Move to the next global batch."""
+        self.consumed_samples += self.global_batch_size
+
+    def state_dict(self) -> dict[str, int]:
+        """Everything that a resumed run needs."""
+        return {"seed": self.seed, "consumed_samples": self.consumed_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where `state` was taken; raises CheckpointError when it belongs to another seed."""
+        if state["seed"] != self.seed:
+            raise CheckpointError(
+                f"the checkpoint read its data with seed = {state['seed']}, this run has seed = {self.seed}: "
+                f"samples would repeat and others be missed; set seed = {state['seed']}"
+            )
+        self.consumed_samples = state["consumed_samples"]

@@ -1,0 +1,156 @@
+"""Text to token ids and back."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memo.errors import ConfigError, DataError
+
+END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""Names of the end-of-document token (GPT-2 and Qwen, Llama 3, Llama 2, Gemma), tried in this order."""
+_NUM_BYTES = 256
+
+
+class Tokenizer(Protocol):
+    """What the data tools need of a tokenizer."""
+
+    @property
+    def name(self) -> str:
+        """For people to read."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id is below it."""
+
+    @property
+    def eod(self) -> int:
+        """Id of the end-of-document token, which `encode` never produces."""
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Ids of `text`, shape [n]. Raises UnicodeEncodeError for half of a surrogate pair."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """`encode` of each text, on all cores where the tokenizer can."""
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Text of `ids`, shape [n], without special tokens. Raises DataError for an unknown id."""
+
+
+class ByteTokenizer:
+    """The UTF-8 bytes of the text as ids 0 to 255, and 256 to end a document: no training, no files."""
+
+    name = "byte"
+    vocab_size = _NUM_BYTES + 1
+    eod = _NUM_BYTES
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: ArrayLike) -> str:
+        values = _checked_ids(ids, self.vocab_size)
+        # A sample may begin in the middle of a character, so broken bytes are shown and not refused.
+        return values[values < _NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+class BPETokenizer:
+    """A Hugging Face `tokenizers` file."""
+
+    def __init__(self, path: str | Path) -> None:
+        """`path`: a tokenizer.json. Raises DataError if it is unreadable or has no end-of-document token."""
+        import tokenizers  # here, because the byte tokenizer starts faster without
+
+        try:
+            self.definition = Path(path).read_bytes()
+            """The file's content, to be copied beside the data."""
+            self._tokenizer = tokenizers.Tokenizer.from_str(self.definition.decode("utf-8"))
+        except Exception as error:  # the Rust side raises bare Exception
+            raise DataError(f"{path} cannot be read as a tokenizer.json: {error}") from error
+        # Both are often stored in the file for inference, and would cut or pad our documents.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # A document that spells "<|endoftext|>" is text about tokenizers, not the end of a document.
+        self._tokenizer.encode_special_tokens = True
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        found = [ids[name] for name in END_OF_DOCUMENT_NAMES if name in ids]
+        if not found:
+            raise DataError(
+                f"{path} has none of the tokens {', '.join(END_OF_DOCUMENT_NAMES)}; add one to end documents"
+            )
+        self.eod: int = found[0]
+        self.vocab_size: int = max(ids.values()) + 1  # ids may have holes, so this is not their number
+        self.name = f"bpe-{self.vocab_size}"
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        for text in texts:
+            text.encode("utf-8")  # the Rust side would answer half a surrogate pair with a TypeError
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def decode(self, ids: ArrayLike) -> str:
+        text: str = self._tokenizer.decode(
+            _checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=True
+        )
+        return text
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETokenizer:
+    """Train a byte-level BPE (as GPT-2's, so that any text survives a round trip) and save it to `path`.
+
+    The vocabulary is `vocab_size` at most; few texts may hold too few pairs to fill it.
+    Raises ConfigError when it cannot even hold the 256 bytes and the end-of-document token.
+    """
+    if vocab_size < _NUM_BYTES + 1:
+        raise ConfigError(
+            f"vocab-size = {vocab_size}, but byte-level BPE needs at least {_NUM_BYTES + 1}; raise it"
+        )
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = HuggingFaceTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT_NAMES[0]],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    temporary = f"{path}.tmp"
+    tokenizer.save(temporary)
+    os.replace(temporary, path)
+    return BPETokenizer(path)
+
+
+def load_tokenizer(spec: str | Path) -> Tokenizer:
+    """`byte`, a tokenizer.json, or a directory with one. Raises ConfigError when there is no such file."""
+    if str(spec) == ByteTokenizer.name:
+        return ByteTokenizer()
+    path = Path(spec)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"tokenizer = {spec}: {path} does not exist; give `byte`, a tokenizer.json or its directory"
+        )
+    return BPETokenizer(path)
+
+
+def _checked_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.int64]:
+    values = np.asarray(ids, dtype=np.int64)
+    if values.size and not 0 <= values.min() <= values.max() < vocab_size:
+        raise DataError(
+            f"ids from {values.min()} to {values.max()} do not fit a vocabulary of {vocab_size}; "
+            "use the tokenizer that the text was encoded with"
+        )
+    return values

@@ -1,0 +1,49 @@
+"""The errors that a user can meet. Each message names the field, the values and the remedy."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+EXIT_REFUSED = 2
+"""Exit status of a command that refuses its input."""
+
+
+class MemoError(Exception):
+    """Base of every error that memo raises on purpose."""
+
+
+class ConfigError(MemoError, ValueError):
+    """A configuration that cannot run; raised before any process group starts."""
+
+
+class DataError(MemoError, ValueError):
+    """A corpus, tokenizer or dataset file that cannot be used."""
+
+
+class CheckpointError(MemoError, RuntimeError):
+    """A checkpoint that cannot be written, found or loaded."""
+
+
+class ResourceError(MemoError, RuntimeError):
+    """A run that this machine cannot hold or finish; names what is needed and what there is."""
+
+
+class ScheduleError(MemoError, RuntimeError):
+    """A pipeline schedule that would deadlock or that misses an action."""
+
+
+def is_reporting_rank() -> bool:
+    """One rank of each node reports what is wrong; without a launcher there is only one."""
+    return os.environ.get("LOCAL_RANK") in (None, "", "0")
+
+
+@contextlib.contextmanager
+def exit_on_error(print_errors: bool = True) -> Iterator[None]:
+    """An error of memo's becomes `error: ...` on standard error and exit status 2."""
+    try:
+        yield
+    except MemoError as error:
+        if print_errors:
+            print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_REFUSED) from None

@@ -1,0 +1,36 @@
+"""Model FLOPs: what the mathematics needs, without recomputation, padding or the optimizer.
+
+Source: MEMO, section 5.1: 6 s P + 6 n h s^2 a sample, forward and backward, with the causal half of
+attention. Then MFU = tokens per second per device x FLOPs per token / peak. Known error: packed documents
+need less attention than the one long document counted here (the convention of the field).
+"""
+
+from memo.config import ModelConfig, RunConfig
+from memo.config.derived import global_batch_size
+
+
+def matmul_parameters(model: ModelConfig) -> int:
+    """P: weights that multiply every token, which are all matrices of the layers and the head once.
+
+    The paper's 12 n h^2 + v h for its GPT models. An untied embedding is looked up, not multiplied.
+    """
+    heads = 2 * model.num_attention_heads + 2 * model.kv_heads  # q and projection, k and v
+    matrices = heads * model.head_dim + (3 if model.gated else 2) * model.ffn_size
+    return model.hidden_size * (model.num_layers * matrices + model.vocabulary)
+
+
+def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:
+    """6 P + 6 n (heads x head size) s: 2 forward and 4 backward FLOPs a weight, and causal attention.
+
+    Attention: scores and weighted sum take 4 s h FLOPs a token forward, half of it under the causal
+    mask, and twice as much backward.
+    """
+    width = model.num_attention_heads * model.head_dim
+    return 6 * matmul_parameters(model) + 6 * model.num_layers * width * seq_length
+
+
+def step_flops(config: RunConfig, world_size: int) -> int:
+    """One optimizer step over all ranks."""
+    seq_length = config.data.seq_length
+    tokens = seq_length * global_batch_size(config, world_size)
+    return tokens * model_flops_per_token(config.model, seq_length)

@@ -1,0 +1,6 @@
+"""Rank grid with named axes, and the process groups cut from it."""
+
+from memo.mesh.grid import AXES, Coordinates, RankGrid
+from memo.mesh.mesh import Mesh, init_distributed, local_device
+
+__all__ = ["AXES", "Coordinates", "Mesh", "RankGrid", "init_distributed", "local_device"]

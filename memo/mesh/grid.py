@@ -1,0 +1,55 @@
+"""The rank grid: which coordinates a rank has on the four axes, and which ranks share an axis.
+
+Order as in Megatron, fastest first: tp, cp, dp, pp. Neighbours on tp and cp exchange the most, so
+they are the most likely to sit in one node. Pure arithmetic, no torch.
+"""
+
+from dataclasses import dataclass
+
+AXES = ("tp", "cp", "dp", "pp")
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where one rank stands on each axis."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+
+@dataclass(frozen=True)
+class RankGrid:
+    """Sizes of the axes; their product is the world size."""
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Inverse of `rank_at`."""
+        position = {}
+        for axis in AXES:
+            rank, position[axis] = divmod(rank, getattr(self, axis))
+        return Coordinates(**position)
+
+    def rank_at(self, coordinates: Coordinates) -> int:
+        rank = 0
+        for axis in reversed(AXES):
+            rank = rank * getattr(self, axis) + getattr(coordinates, axis)
+        return rank
+
+    def groups(self, *axes: str) -> list[list[int]]:
+        """Every set of ranks that differ only along `axes`, each in rank order."""
+        sets: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            position = self.coordinates(rank)
+            key = tuple(getattr(position, axis) for axis in AXES if axis not in axes)
+            sets.setdefault(key, []).append(rank)
+        return list(sets.values())

@@ -1,0 +1,98 @@
+"""The mesh of one process: its coordinates and the process groups it takes part in.
+
+This is the one context object that carries groups; nothing else in memo keeps them as state.
+"""
+
+import datetime
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from memo.mesh.grid import Coordinates, RankGrid
+
+
+class Mesh:
+    """Groups by purpose; a group of one rank is None, which every collective of memo takes as 'no-op'.
+
+    Attributes:
+        world: all ranks.
+        tp, cp, dp, pp: the ranks that differ along that axis alone.
+        dp_cp: ranks that hold the same weights and see different tokens: gradients are summed
+            and optimizer states sharded over them (ZeRO-1).
+        cp_a2a, cp_ring: the two levels of context parallelism, `a2a_size` consecutive ranks and the rest.
+        embedding: first and last stage, which share a tied embedding (None elsewhere).
+        pp_forward, pp_backward: communicators of activations and of their gradients. They are
+            apart because NCCL runs the messages of one pair in order: a send queued behind a
+            receive of the other direction would deadlock.
+        pp_wrap_forward, pp_wrap_backward: the same for the link from the last stage to the first in
+            interleaved schedules; with two stages it joins the same pair as the plain links.
+    """
+
+    def __init__(self, grid: RankGrid, rank: int, a2a_size: int = 1) -> None:
+        self.grid = grid
+        self.rank = rank
+        self.at: Coordinates = grid.coordinates(rank)
+        self.world = dist.group.WORLD if grid.world_size > 1 else None
+        self.tp = _join(grid.groups("tp"))
+        self.cp = _join(grid.groups("cp"))
+        self.dp = _join(grid.groups("dp"))
+        self.pp = _join(grid.groups("pp"))
+        self.dp_cp = _join(grid.groups("cp", "dp"))
+        cp_sets = grid.groups("cp")
+        self.cp_a2a = _join([s[i : i + a2a_size] for s in cp_sets for i in range(0, grid.cp, a2a_size)])
+        self.cp_ring = _join([s[i::a2a_size] for s in cp_sets for i in range(a2a_size)])
+        self.embedding = self._join_embedding()
+        self.pp_forward = _join(grid.groups("pp"))
+        self.pp_backward = _join(grid.groups("pp"))
+        self.pp_wrap_forward = _join(grid.groups("pp"))
+        self.pp_wrap_backward = _join(grid.groups("pp"))
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.at.pp == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.at.pp == self.grid.pp - 1
+
+    def _join_embedding(self) -> ProcessGroup | None:
+        if self.grid.pp == 1:
+            return None
+        joined = _join([[ranks[0], ranks[-1]] for ranks in self.grid.groups("pp")])
+        return joined if self.is_first_stage or self.is_last_stage else None
+
+
+def _join(rank_sets: list[list[int]]) -> ProcessGroup | None:
+    """Create all groups of one kind (every rank must call this in the same order), return ours."""
+    if len(rank_sets[0]) == 1:
+        return None
+    group, _ = dist.new_subgroups_by_enumeration(rank_sets)
+    return group
+
+
+def local_device(device_type: str) -> torch.device:
+    """This process's device: torchrun numbers the ranks of a node."""
+    if device_type == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def init_distributed(device: torch.device, timeout_minutes: float) -> tuple[int, int]:
+    """Start the default process group from torchrun's environment; returns (rank, world size).
+
+    A single process without torchrun starts no group at all.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    if world_size > 1 and not dist.is_initialized():
+        dist.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            timeout=datetime.timedelta(minutes=timeout_minutes),
+            device_id=device if on_cuda else None,
+        )
+    return rank, world_size

@@ -1,0 +1,1 @@
+"""The plain transformer, which has never heard of swapping."""

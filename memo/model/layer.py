@@ -1,0 +1,141 @@
+"""One transformer layer: attention and MLP, each behind a norm and a residual.
+
+Shapes: n = s / tp tokens between matrices, s = tokens of this context-parallel rank inside them;
+b = micro-batch; a, k = query and key/value heads of this tp rank; d = size of a head.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from memo.config.model import ModelConfig
+from memo.model.norm import Norm
+from memo.model.rope import RopeTable, apply_rope
+from memo.parallel.collectives import group_size
+from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+
+Documents = tuple[tuple[int, ...], ...] | None
+"""Document boundaries of each row of the micro-batch, 0 ... s_total; None: one document a row."""
+
+CoreAttention = Callable[[Tensor, Tensor, Tensor, Documents], Tensor]
+"""Causal attention over q [s, b, a, d], k and v [s, b, k, d] of this rank's tokens -> [s, b, a, d]."""
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """What a layer is told besides its input: where its tokens stand."""
+
+    rope: RopeTable | None
+    documents: Documents
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """What the layers of one model share."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    tp_group: ProcessGroup | None
+    attention: CoreAttention
+
+    def norm(self, name: str, size: int | None = None) -> Norm:
+        config = self.config
+        return Norm(name, size or config.hidden_size, config.normalization, config.norm_epsilon, self.dtype)
+
+    def column(self, names: list[str], out_sizes: list[int], *, bias: bool) -> ColumnParallelLinear:
+        return ColumnParallelLinear(
+            names,
+            self.config.hidden_size,
+            out_sizes,
+            bias=bias,
+            std=self.config.init_method_std,
+            dtype=self.dtype,
+            group=self.tp_group,
+        )
+
+    def row(self, name: str, in_size: int) -> RowParallelLinear:
+        # GPT-2: output projections are scaled down so that the residual's variance does not grow with depth.
+        std = self.config.init_method_std / math.sqrt(2 * self.config.num_layers)
+        return RowParallelLinear(
+            name,
+            in_size,
+            self.config.hidden_size,
+            bias=self.config.add_bias_linear,
+            std=std,
+            dtype=self.dtype,
+            group=self.tp_group,
+        )
+
+
+class SelfAttention(nn.Module):
+    """qkv (column-parallel), norm of heads, RoPE, causal attention, projection (row-parallel)."""
+
+    def __init__(self, parts: ModelParts, name: str) -> None:
+        super().__init__()
+        config = parts.config
+        size, tp = config.head_dim, group_size(parts.tp_group)
+        self.head_dim = size
+        self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
+        self.core = parts.attention
+        q_size, kv_size = config.num_attention_heads * size, config.kv_heads * size
+        names = [f"{name}.q", f"{name}.k", f"{name}.v"]
+        self.qkv = parts.column(names, [q_size, kv_size, kv_size], bias=config.qkv_bias)
+        self.q_norm = parts.norm(f"{name}.q_norm", size) if config.qk_layernorm else None
+        self.k_norm = parts.norm(f"{name}.k_norm", size) if config.qk_layernorm else None
+        self.projection = parts.row(f"{name}.projection", q_size)
+
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
+        qkv = self.qkv(x)
+        heads = qkv.unflatten(-1, (-1, self.head_dim))  # [s, b, a + 2k, d]
+        q, k, v = heads.split(self.heads, dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if context.rope is not None:
+            q, k = apply_rope(q, context.rope), apply_rope(k, context.rope)
+        out = self.core(q, k, v, context.documents)
+        y: Tensor = self.projection(out.flatten(2))
+        return y
+
+
+class MLP(nn.Module):
+    """fc1 (column-parallel; gate and up when gated), activation, fc2 (row-parallel)."""
+
+    def __init__(self, parts: ModelParts, name: str) -> None:
+        super().__init__()
+        config = parts.config
+        self.activation = config.activation
+        names = [f"{name}.gate", f"{name}.up"] if config.gated else [f"{name}.fc1"]
+        self.fc1 = parts.column(names, [config.ffn_size] * len(names), bias=config.add_bias_linear)
+        self.fc2 = parts.row(f"{name}.fc2", config.ffn_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.fc1(x)
+        if self.activation == "swiglu":
+            gate, up = inner.chunk(2, dim=-1)
+            inner = F.silu(gate) * up
+        else:
+            inner = F.gelu(inner, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        y: Tensor = self.fc2(inner)
+        return y
+
+
+class TransformerLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)). Input and output [n, b, h]."""
+
+    def __init__(self, parts: ModelParts, index: int) -> None:
+        super().__init__()
+        name = f"layers.{index}"
+        self.attention_norm = parts.norm(f"{name}.attention_norm")
+        self.attention = SelfAttention(parts, f"{name}.attention")
+        self.mlp_norm = parts.norm(f"{name}.mlp_norm")
+        self.mlp = MLP(parts, f"{name}.mlp")
+
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), context)
+        y: Tensor = x + self.mlp(self.mlp_norm(x))
+        return y

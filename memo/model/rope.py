@@ -1,0 +1,74 @@
+"""Rotary position embedding, half-split as in Llama and GPT-NeoX, with the usual stretchings.
+
+Sources: RoFormer (Su et al., 2021); position interpolation (Chen et al., 2023); YaRN (Peng et al.,
+2023, equations 17-23 with the temperature 0.1 ln(factor) + 1); Llama 3.1's published formula.
+
+Angles are computed in fp64: at position 10^6 an fp32 angle is already wrong by 0.06 radians.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memo.config.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """cos and sin, [s, b, 1, d/2] in the model's dtype, for the tokens of one microbatch."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> RopeTable:
+    """Table for positions [s, b] (int64)."""
+    frequencies, scale = rope_frequencies(config)
+    angles = positions.to(torch.float64).unsqueeze(-1) * frequencies.to(positions.device)
+    angles = angles.unsqueeze(2)
+    return RopeTable((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
+
+
+def apply_rope(x: Tensor, table: RopeTable) -> Tensor:
+    """Rotate x [s, b, heads, d] by its positions."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * table.cos - high * table.sin, high * table.cos + low * table.sin), dim=-1)
+
+
+def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Radians per position of each pair of dims, [d/2] fp64, and the factor on cos and sin."""
+    dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64)
+    frequencies = config.rotary_base ** (-dims / config.head_dim)
+    factor = config.rope_scaling_factor
+    if config.rope_scaling_type == "linear":
+        return frequencies / factor, 1.0
+    if config.rope_scaling_type == "llama3":
+        return _llama3(config, frequencies), 1.0
+    if config.rope_scaling_type == "yarn":
+        temperature = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+        return _yarn(config, frequencies), temperature
+    return frequencies, 1.0
+
+
+def _llama3(config: ModelConfig, frequencies: Tensor) -> Tensor:
+    """Keep short wavelengths, stretch long ones, blend between."""
+    turns = config.rope_original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return keep * frequencies + (1.0 - keep) * frequencies / config.rope_scaling_factor
+
+
+def _yarn(config: ModelConfig, frequencies: Tensor) -> Tensor:
+    """Keep dims that turn often within the original length, stretch those that hardly turn."""
+
+    def dim_of_turns(turns: float) -> float:
+        length = config.rope_original_max_position_embeddings
+        return config.head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rotary_base))
+
+    low = max(math.floor(dim_of_turns(config.rope_beta_fast)), 0)
+    high = min(math.ceil(dim_of_turns(config.rope_beta_slow)), config.head_dim - 1)
+    index = torch.arange(config.head_dim // 2, dtype=torch.float64)
+    stretch = ((index - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
+    return stretch * frequencies / config.rope_scaling_factor + (1.0 - stretch) * frequencies

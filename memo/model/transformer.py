@@ -1,0 +1,147 @@
+"""A run of consecutive layers of the transformer, with the embedding and the loss where they belong.
+
+This plain model has never heard of swapping or of pipelines: it is a chunk of layers with an input
+and an output. Shapes as in `memo.model.layer`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLayer
+from memo.model.rope import rope_table
+from memo.parallel.collectives import group_rank, group_size
+from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.shards import Shard, empty_parameter, whole
+from memo.parallel.tensor import VocabParallelEmbedding, vocab_shard
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Tokens of this context-parallel rank, all [s, b]; the same on every tp rank and stage.
+
+    loss_weight is the weight of each token's loss: its mask divided by the unmasked tokens of the
+    global batch, so that losses and gradients of all ranks and microbatches simply add up.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor
+    loss_weight: Tensor
+    documents: Documents
+
+
+class Embedding(nn.Module):
+    """Token (and learned position) embedding. Input [s, b], output [n, b, h]."""
+
+    def __init__(self, parts: ModelParts, max_positions: int) -> None:
+        super().__init__()
+        config = parts.config
+        self.group = parts.tp_group
+        self.tokens = VocabParallelEmbedding(
+            "embedding",
+            config.vocabulary,
+            config.hidden_size,
+            std=config.init_method_std,
+            tied=not config.untie_embeddings_and_output_weights,
+            dtype=parts.dtype,
+            group=parts.tp_group,
+        )
+        self.positions: nn.Parameter | None = None
+        if config.position_embedding_type == "learned_absolute":
+            shape = (max_positions, config.hidden_size)
+            pieces = (whole("position_embedding.weight", shape),)
+            shard = Shard(pieces, std=config.init_method_std, replicated="tp")
+            self.positions = empty_parameter(shape, shard, parts.dtype)
+
+    def forward(self, batch: Microbatch) -> Tensor:
+        x: Tensor = self.tokens(batch.tokens)
+        if self.positions is not None:
+            own = batch.positions.chunk(group_size(self.group))[group_rank(self.group)]
+            x = x + nn.functional.embedding(own, self.positions)
+        return x
+
+
+class Head(nn.Module):
+    """Final norm, vocabulary matrix and loss. Input [n, b, h], output the weighted loss sum of this rank."""
+
+    def __init__(self, parts: ModelParts, chunk_size: int, tied_to: nn.Parameter | None) -> None:
+        super().__init__()
+        config = parts.config
+        self.group, self.chunk_size = parts.tp_group, chunk_size
+        self.vocab_size = config.vocabulary
+        self.norm = parts.norm("final_norm")
+        if tied_to is not None:
+            self.weight = tied_to
+        else:
+            tied = not config.untie_embeddings_and_output_weights
+            shard, rows = vocab_shard(
+                "embedding" if tied else "head",
+                config.vocabulary,
+                config.hidden_size,
+                std=config.init_method_std,
+                tied=tied,
+                group=parts.tp_group,
+            )
+            self.weight = empty_parameter((rows, config.hidden_size), shard, parts.dtype)
+
+    def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
+        losses = self.token_losses(x, batch.labels)
+        return (losses * batch.loss_weight).sum()
+
+    def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Negative log-likelihood of each token, [s, b] fp32."""
+        return linear_cross_entropy(
+            self.norm(x),
+            self.weight,
+            labels,
+            vocab_size=self.vocab_size,
+            chunk_size=self.chunk_size,
+            group=self.group,
+        )
+
+
+class TransformerChunk(nn.Module):
+    """Layers `layers` of the model, after the embedding if `first`, before the loss if `last`.
+
+    Forward takes the previous chunk's output (ignored by the first) and the microbatch; it returns
+    hidden states [n, b, h], or the scalar loss sum of this rank from the last chunk.
+    """
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        layers: range,
+        *,
+        first: bool,
+        last: bool,
+        max_positions: int,
+        loss_chunk_size: int,
+    ) -> None:
+        super().__init__()
+        self.config, self.dtype = parts.config, parts.dtype
+        self.embedding = Embedding(parts, max_positions) if first else None
+        self.layers = nn.ModuleList(TransformerLayer(parts, index) for index in layers)
+        tie = self.embedding is not None and not parts.config.untie_embeddings_and_output_weights
+        tied_to = self.embedding.tokens.weight if tie and self.embedding is not None else None
+        self.head = Head(parts, loss_chunk_size, tied_to) if last else None
+
+    def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
+        if self.embedding is not None:
+            hidden = self.embedding(batch)
+        assert hidden is not None, "a chunk without the embedding needs the previous chunk's output"
+        rope = None
+        if self.config.position_embedding_type == "rope":
+            rope = rope_table(self.config, batch.positions, self.dtype)
+        context = LayerContext(rope, batch.documents)
+        for layer in self.layers:
+            hidden = layer(hidden, context)
+        if self.head is None:
+            return hidden
+        loss: Tensor = self.head(hidden, batch)
+        return loss
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}[name]

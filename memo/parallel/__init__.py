@@ -1,0 +1,1 @@
+"""One file an axis: tensor, context, pipeline, data; groups are passed in."""

@@ -1,0 +1,122 @@
+"""Collectives on tensors, without autograd: what each axis of the mesh is built from.
+
+Every function takes the process group as an argument and returns its input unchanged when the group is None
+or holds a single rank, so callers need no case of their own. Blocks always lie along dim 0 and are equal on
+all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp, Work
+
+# torch 2.13 renamed these two and warns about the old names; 2.11 knows only the old ones.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_REDUCE_OPS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
+
+
+def group_size(group: ProcessGroup | None) -> int:
+    """Number of ranks in the group; 1 for None."""
+    return 1 if group is None else group.size()
+
+
+def group_rank(group: ProcessGroup | None) -> int:
+    """This process's rank within the group; 0 for None."""
+    return 0 if group is None else group.rank()
+
+
+def all_gather(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None) -> Tensor:
+    """Concatenate every rank's ``x`` [n0, ...] along dim 0 -> [size * n0, ...], into ``out`` if given."""
+    return _wait(all_gather_async(x, group, out))
+
+
+def all_gather_async(
+    x: Tensor, group: ProcessGroup | None, out: Tensor | None = None
+) -> tuple[Tensor, Work | None]:
+    """As all_gather, but returns at once.
+
+    The tensor is valid after ``work.wait()``; work is None if none is needed.
+    """
+    size = group_size(group)
+    if size == 1:
+        return _passed_through(x, out), None
+    if out is None:
+        out = x.new_empty((size * x.shape[0], *x.shape[1:]))
+    return out, _all_gather_single(out, x.contiguous(), group=group, async_op=True)
+
+
+def reduce_scatter(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None) -> Tensor:
+    """Sum ``x`` [size * n0, ...] over the ranks and return this rank's block [n0, ...], in ``out`` if any."""
+    return _wait(reduce_scatter_async(x, group, out))
+
+
+def reduce_scatter_async(
+    x: Tensor, group: ProcessGroup | None, out: Tensor | None = None
+) -> tuple[Tensor, Work | None]:
+    """As reduce_scatter, but returns at once; see all_gather_async."""
+    size = group_size(group)
+    if size == 1:
+        return _passed_through(x, out), None
+    _require_blocks(x, size, "reduce_scatter")
+    if out is None:
+        out = x.new_empty((x.shape[0] // size, *x.shape[1:]))
+    return out, _reduce_scatter_single(out, x.contiguous(), group=group, async_op=True)
+
+
+def all_reduce(x: Tensor, group: ProcessGroup | None, op: str = "sum") -> Tensor:
+    """Reduce ``x`` over the group in place and return it; ``op`` is "sum", "max" or "min"."""
+    if op not in _REDUCE_OPS:
+        raise ValueError(f"all_reduce op is {op!r}; known are {', '.join(_REDUCE_OPS)}")
+    if group_size(group) > 1:
+        dist.all_reduce(x, op=_REDUCE_OPS[op], group=group)
+    return x
+
+
+def all_to_all(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Send block i of ``x`` [size * n0, ...] to rank i; block i of the result came from rank i."""
+    size = group_size(group)
+    if size == 1:
+        return x
+    _require_blocks(x, size, "all_to_all")
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x, group=group)
+    return out
+
+
+def exchange(
+    sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], group: ProcessGroup
+) -> list[Work]:
+    """Start point-to-point transfers as one batch; leave the tensors alone until every work is waited for.
+
+    Each entry is (contiguous tensor, peer's rank within the group). Messages between two ranks match in the
+    order given, never by tag: NCCL ignores tags, and unbatched two-way transfers can deadlock there.
+    """
+    operations = [dist.P2POp(dist.isend, x, group=group, group_peer=peer) for x, peer in sends]
+    operations += [dist.P2POp(dist.irecv, x, group=group, group_peer=peer) for x, peer in receives]
+    return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _wait(pending: tuple[Tensor, Work | None]) -> Tensor:
+    x, work = pending
+    if work is not None:
+        work.wait()
+    return x
+
+
+def _passed_through(x: Tensor, out: Tensor | None) -> Tensor:
+    return x if out is None else out.copy_(x)
+
+
+def _require_blocks(x: Tensor, size: int, name: str) -> None:
+    if x.shape[0] % size:
+        raise ValueError(
+            f"{name} needs dim 0 in equal blocks: it is {x.shape[0]}, the group has {size} ranks; "
+            f"pad dim 0 to a multiple of {size}"
+        )

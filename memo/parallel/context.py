@@ -1,0 +1,322 @@
+"""Context parallelism: causal attention over a sequence that is split over ranks.
+
+Layout. The sequence is cut into 2 cp chunks and rank r holds chunks r and 2 cp - 1 - r ("zigzag"), so every
+rank has the same share of the causal triangle, early and late queries alike. The types are Megatron's
+--cp-comm-type:
+
+  p2p          K/V travel round a ring while each rank's queries meet them block by block
+  all_gather   every rank gathers all K/V; their gradients are reduce-scattered
+  a2a          heads are split instead of tokens during attention (Ulysses, https://arxiv.org/abs/2309.14509)
+  a2a+p2p      a2a inside groups of A consecutive ranks, rings across them
+
+With cp rank r = j A + i, the zigzag shards of the A ranks i of group j are together exactly shard j of a
+zigzag over P = cp / A ranks. So there is one implementation: an exchange of heads (A > 1) around a ring or a
+gather (P > 1).
+
+Legend: s tokens of this rank, b batch, n query heads, n_kv key/value heads, d head dim; S tokens after the
+exchange of heads (A s). Tensors are [s, b, n, d].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup, Work
+
+from memo.attention.backends import AttentionBackend, Saved
+from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
+from memo.attention.core import GradSums, OutputMerger, accumulator_dtype, attend, attend_backward
+from memo.errors import ConfigError
+from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
+
+CP_COMM_TYPES = ("p2p", "all_gather", "a2a", "a2a+p2p")
+
+
+def zigzag_chunks(seq_length: int, cp_size: int, cp_rank: int) -> tuple[Chunk, Chunk]:
+    """The two chunks of the sequence that rank ``cp_rank`` of ``cp_size`` holds, lower first.
+
+    Raises ConfigError unless seq_length is a multiple of 2 cp_size (any length will do for one rank).
+    """
+    if cp_size == 1:
+        half = seq_length // 2
+        return Chunk(0, half, 0), Chunk(half, seq_length - half, half)
+    if seq_length % (2 * cp_size):
+        raise ConfigError(
+            f"seq_length is {seq_length} and context_parallel_size {cp_size}: each rank holds 2 equal "
+            f"chunks; make seq_length a multiple of {2 * cp_size}"
+        )
+    length = seq_length // (2 * cp_size)
+    return Chunk(cp_rank * length, length, 0), Chunk((2 * cp_size - 1 - cp_rank) * length, length, length)
+
+
+def token_indices(seq_length: int, cp_size: int, cp_rank: int) -> Tensor:
+    """Global positions of the tokens of one rank, in its local order: int64 [seq_length / cp_size]."""
+    chunks = zigzag_chunks(seq_length, cp_size, cp_rank)
+    return torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
+
+
+class ContextAttention:
+    """Causal attention of one context-parallel rank; build it once and call it for every layer.
+
+    Use it as a function under autograd (``__call__``), or call ``forward`` and ``backward`` with tensors held
+    elsewhere: ``backward`` takes the saved out and lse and never repeats the forward.
+    """
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        seq_length: int,
+        comm_type: str,
+        ring_group: ProcessGroup | None,
+        a2a_group: ProcessGroup | None,
+        scale: float,
+    ) -> None:
+        """``a2a_group`` holds A consecutive ranks of the axis, ``ring_group`` every A-th; None is one rank.
+
+        "p2p" and "all_gather" use ``ring_group`` alone and "a2a" ``a2a_group`` alone. ``seq_length`` is that
+        of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). Raises ConfigError for
+        an unknown type, groups that do not suit it, or a length that cannot be split.
+        """
+        self.backend, self.seq_length, self.comm_type, self.scale = backend, seq_length, comm_type, scale
+        self._ring, self._a2a = ring_group, a2a_group
+        self._ring_size, self._ring_rank = group_size(ring_group), group_rank(ring_group)
+        self._a2a_size = group_size(a2a_group)
+        if comm_type not in CP_COMM_TYPES:
+            raise ConfigError(f"cp_comm_type is {comm_type!r}; known are {', '.join(CP_COMM_TYPES)}")
+        if (comm_type in ("p2p", "all_gather") and self._a2a_size > 1) or (
+            comm_type == "a2a" and self._ring_size > 1
+        ):
+            raise ConfigError(
+                f"cp_comm_type is {comm_type!r}, but the ring group has {self._ring_size} ranks and "
+                f"the a2a group {self._a2a_size}; use 'a2a+p2p', or put all ranks in the one group"
+            )
+        zigzag_chunks(seq_length, self._ring_size * self._a2a_size, 0)
+        self._chunks = [zigzag_chunks(seq_length, self._ring_size, j) for j in range(self._ring_size)]
+        self._everything = (Chunk(0, seq_length, 0),)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> Tensor:
+        """q [s, b, n, d], k and v [s, b, n_kv, d] -> out [s, b, n, d], differentiable.
+
+        ``documents`` holds the boundaries in the whole sequence, a tuple per batch row; None: one document a
+        row.
+        """
+        out = _ContextAttention.apply(self, documents, q, k, v)
+        assert isinstance(out, Tensor)
+        return out
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As __call__, without autograd.
+
+        -> out [s, b, n, d] and lse [b, n / A, A s], which backward wants back.
+        """
+        self._check(q, k, documents)
+        if self._a2a_size == 1:
+            return self._forward(q, k, v, documents)
+        q, k, v = self._split_heads(q, k, v)
+        out, lse = self._forward(q, k, v, documents)
+        (out,) = self._join_heads(out)
+        return out, lse
+
+    def backward(
+        self,
+        grad_out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        documents: Documents | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """grad_out [s, b, n, d], what forward took and gave -> dq [s, b, n, d], dk and dv [s, b, n_kv, d]."""
+        self._check(q, k, documents)
+        if self._a2a_size == 1:
+            return self._backward(grad_out, Saved(q, k, v, out, lse), documents)
+        grad_out, q, k, v, out = self._split_heads(grad_out, q, k, v, out)
+        dq, dk, dv = self._join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents))
+        return dq, dk, dv
+
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
+        if self._ring_size == 1:
+            return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale)
+        if self.comm_type == "all_gather":
+            k, v = self._gather(k, v)
+            return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale)
+        return self._ring_forward(q, k, v, documents)
+
+    def _backward(
+        self, grad_out: Tensor, saved: Saved, documents: Documents | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self._ring_size == 1:
+            return attend_backward(self.backend, grad_out, saved, self._blocks(0, documents), self.scale)
+        if self.comm_type == "all_gather":
+            return self._gathered_backward(grad_out, saved, documents)
+        return self._ring_backward(grad_out, saved, documents)
+
+    # p2p: at step t this rank's queries meet the keys of ring rank (rank - t).
+
+    def _ring_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None
+    ) -> tuple[Tensor, Tensor]:
+        kv = torch.stack((k, v))  # [2, S, b, n_kv, d], one message
+        merger = OutputMerger(q)
+        for step in range(self._ring_size):
+            incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
+            merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale)
+            if incoming:
+                kv = incoming.wait()
+        return merger.result(q.dtype)
+
+    def _ring_backward(
+        self, grad_out: Tensor, saved: Saved, documents: Documents | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dk and dv follow their k and v round the ring, one step behind, and end with one more hop home."""
+        kv = torch.stack((saved.k, saved.v))
+        dtype = accumulator_dtype(kv)
+        dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
+        incoming_dkv: _Shift | None = None
+        for step in range(self._ring_size):
+            incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
+            dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
+            met = saved._replace(k=kv[0], v=kv[1])
+            GradSums(dq, dkv[0], dkv[1]).add(
+                self.backend, grad_out, met, self._blocks(step, documents), self.scale
+            )
+            if incoming_dkv:
+                dkv += incoming_dkv.wait()
+            incoming_dkv = _Shift(dkv, self)
+            if incoming:
+                kv = incoming.wait()
+        assert incoming_dkv is not None
+        dkv = incoming_dkv.wait().to(kv.dtype)
+        return dq.to(kv.dtype), dkv[0], dkv[1]
+
+    # all_gather: keys and values of the whole sequence, in natural order.
+
+    def _gather(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kv = all_gather(torch.cat((k, v), dim=-1), self._ring)  # [cp s, b, n_kv, 2 d], one message
+        k, v = natural_from_zigzag(kv, self._ring_size).chunk(2, dim=-1)
+        return k, v
+
+    def _gathered_backward(
+        self, grad_out: Tensor, saved: Saved, documents: Documents | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = self._gather(saved.k, saved.v)
+        dtype = accumulator_dtype(k)
+        dq = torch.zeros(saved.q.shape, dtype=dtype, device=k.device)
+        dkv = torch.zeros((*k.shape[:-1], 2 * k.shape[-1]), dtype=dtype, device=k.device)
+        sums = GradSums(dq, *dkv.chunk(2, dim=-1))
+        met = saved._replace(k=k, v=v)
+        sums.add(self.backend, grad_out, met, self._gathered_blocks(documents), self.scale)
+        own = reduce_scatter(zigzag_from_natural(dkv, self._ring_size), self._ring).to(k.dtype)
+        dk, dv = own.chunk(2, dim=-1)
+        return dq.to(k.dtype), dk, dv
+
+    # a2a: all tokens of the group for a share of the heads, and back.
+
+    def _split_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Each [s, b, heads, d] -> [A s, b, heads / A, d] in natural order.
+
+        One collective for all of them.
+        """
+        s, b, _, d = tensors[0].shape
+        shares = [x.shape[2] // self._a2a_size for x in tensors]
+        by_rank = [x.reshape(s, b, self._a2a_size, -1, d).permute(2, 0, 1, 3, 4) for x in tensors]
+        mine = all_to_all(torch.cat(by_rank, dim=3), self._a2a)  # [A, s, b, sum of shares, d]
+        return natural_from_zigzag(mine.flatten(0, 1), self._a2a_size).split(shares, dim=2)
+
+    def _join_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The inverse of _split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d]."""
+        shares = [x.shape[2] for x in tensors]
+        mine = zigzag_from_natural(torch.cat(tensors, dim=2), self._a2a_size)
+        by_rank = all_to_all(
+            mine.unflatten(0, (self._a2a_size, -1)), self._a2a
+        )  # [A, s, b, sum of shares, d]
+        return tuple(x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in by_rank.split(shares, dim=3))
+
+    def _blocks(self, step: int, documents: Documents | None) -> tuple[Block, ...]:
+        own = self._chunks[self._ring_rank]
+        return attention_blocks(own, self._chunks[(self._ring_rank - step) % self._ring_size], documents)
+
+    def _gathered_blocks(self, documents: Documents | None) -> tuple[Block, ...]:
+        return attention_blocks(self._chunks[self._ring_rank], self._everything, documents)
+
+    def _check(self, q: Tensor, k: Tensor, documents: Documents | None) -> None:
+        cp_size = self._ring_size * self._a2a_size
+        s, b, num_heads, _ = q.shape
+        if s * cp_size != self.seq_length:
+            raise ValueError(
+                f"q has {s} tokens on each of {cp_size} ranks, but seq_length is {self.seq_length}; "
+                f"pass this rank's {self.seq_length // cp_size} tokens (token_indices)"
+            )
+        if num_heads % self._a2a_size or k.shape[2] % self._a2a_size:
+            raise ConfigError(
+                f"an a2a group of {self._a2a_size} ranks cannot split {num_heads} query heads and "
+                f"{k.shape[2]} key/value heads evenly; use a smaller one with 'a2a+p2p', or 'p2p'"
+            )
+        if documents is not None and (
+            len(documents) != b or any(row[0] != 0 or row[-1] != self.seq_length for row in documents)
+        ):
+            ends = [(row[0], row[-1]) for row in documents]
+            raise ValueError(
+                f"documents has {len(documents)} rows with (first, last) boundaries {ends}, "
+                f"but the batch has {b} rows of {self.seq_length} tokens; "
+                f"give one tuple (0, ..., {self.seq_length}) per row"
+            )
+
+
+def natural_from_zigzag(x: Tensor, size: int) -> Tensor:
+    """Reorder dim 0 from ``size`` zigzag shards, one after the other, to the order of positions (a copy)."""
+    chunks = x.chunk(2 * size)
+    return torch.cat([*chunks[0::2], *chunks[::-2]])
+
+
+def zigzag_from_natural(x: Tensor, size: int) -> Tensor:
+    """The inverse of natural_from_zigzag."""
+    chunks = x.chunk(2 * size)
+    return torch.cat([chunk for r in range(size) for chunk in (chunks[r], chunks[-1 - r])])
+
+
+class _Shift:
+    """A tensor on its way to the next rank of the ring, while the previous rank's is on its way here."""
+
+    def __init__(self, x: Tensor, ring: ContextAttention) -> None:
+        group, rank, size = ring._ring, ring._ring_rank, ring._ring_size
+        assert group is not None
+        self._sent: Tensor | None = x  # must live until the transfer has ended
+        self._received = torch.empty_like(x)
+        self._works: list[Work] = exchange(
+            [(x, (rank + 1) % size)], [(self._received, (rank - 1) % size)], group
+        )
+
+    def wait(self) -> Tensor:
+        for work in self._works:
+            work.wait()
+        self._sent = None
+        return self._received
+
+
+class _ContextAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        attention: ContextAttention,
+        documents: Documents | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+    ) -> Tensor:
+        out, lse = attention.forward(q, k, v, documents)
+        ctx.attention, ctx.documents = attention, documents
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        dq, dk, dv = ctx.attention.backward(grad_out, *ctx.saved_tensors, ctx.documents)
+        return None, None, dq, dk, dv

@@ -1,0 +1,136 @@
+"""Runs a pipeline schedule: forwards, backwards, and the messages between stages.
+
+Every activation and every gradient on its way has one shape, [n, b, h], known before the step, so no
+metadata travels. At most two receives and one send a link are in flight: the buffers of a step
+do not grow with the number of microbatches. `memo.parallel.schedule.simulate` proves the absence of
+deadlock under exactly these rules.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+from memo.mesh import Mesh
+from memo.parallel.schedule import Action, Pipeline
+
+ChunkForward = Callable[[Tensor | None, int], Tensor]
+"""(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], at the last the loss."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What travels between stages."""
+
+    shape: tuple[int, int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class PipelineStage:
+    """One stage of a pipeline: executes its list of actions."""
+
+    def __init__(self, pipeline: Pipeline, mesh: Mesh, wire: Wire) -> None:
+        self.pipeline, self.mesh, self.wire = pipeline, mesh, wire
+        self.stage = mesh.at.pp
+
+    def run(self, actions: Sequence[Action], chunks: Sequence[ChunkForward]) -> Tensor:
+        """Execute one step; returns the detached sum of this rank's losses (0 where it has no head).
+
+        Gradients are left where autograd puts them. Without any backward among the actions the
+        forwards keep no graph.
+        """
+        training = any(action.kind == "B" for action in actions)
+        links = _Links(self.pipeline, self.mesh, self.wire)
+        loss_sum = torch.zeros((), dtype=_loss_dtype(self.wire.dtype), device=self.wire.device)
+        live: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+        for index, action in enumerate(actions):
+            for upcoming in actions[index : index + 2]:
+                links.post_receive(upcoming)
+            received = links.receive(action)
+            key = (action.microbatch, action.chunk)
+            if action.kind == "F":
+                if received is not None and training:
+                    received.requires_grad_()
+                with torch.set_grad_enabled(training):
+                    output = chunks[action.chunk](received, action.microbatch)
+                if training:
+                    live[key] = (received, output)
+                if self.pipeline.virtual_stage(self.stage, action.chunk) == self.pipeline.last_virtual_stage:
+                    loss_sum += output.detach()
+                else:
+                    links.send(action, output.detach())
+            else:
+                entered, output = live.pop(key)
+                # A loss has no incoming gradient: autograd takes 1.
+                torch.autograd.backward(output, received)
+                if entered is not None:
+                    assert entered.grad is not None
+                    links.send(action, entered.grad)
+        links.finish()
+        return loss_sum
+
+
+class _Links:
+    """Messages of one stage in one step."""
+
+    def __init__(self, pipeline: Pipeline, mesh: Mesh, wire: Wire) -> None:
+        self.pipeline, self.mesh, self.wire = pipeline, mesh, wire
+        self.stage = mesh.at.pp
+        self.receives: dict[Action, tuple[Tensor, Work]] = {}
+        # The tensor is held with its work: its memory must live until the message has gone.
+        self.sends: dict[tuple[int, ProcessGroup], tuple[Tensor, Work]] = {}
+
+    def post_receive(self, action: Action) -> None:
+        source = self.pipeline.source(self.stage, action)
+        if source is None or action in self.receives:
+            return
+        peer, at = source
+        buffer = torch.empty(self.wire.shape, dtype=self.wire.dtype, device=self.wire.device)
+        work = dist.irecv(buffer, group=self._group(action, at), group_src=peer)
+        assert work is not None
+        self.receives[action] = (buffer, work)
+
+    def receive(self, action: Action) -> Tensor | None:
+        """The input of an action, or None where the model begins or ends."""
+        if action not in self.receives:
+            return None
+        buffer, work = self.receives.pop(action)
+        work.wait()
+        return buffer
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        target = self.pipeline.target(self.stage, action)
+        assert target is not None
+        peer, at = target
+        group = self._group(action, at)
+        self._finish_send((peer, group))
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, group=group, group_dst=peer)
+        assert work is not None
+        self.sends[peer, group] = (tensor, work)
+
+    def finish(self) -> None:
+        for link in list(self.sends):
+            self._finish_send(link)
+
+    def _finish_send(self, link: tuple[int, ProcessGroup]) -> None:
+        if link in self.sends:
+            _, work = self.sends.pop(link)
+            work.wait()
+
+    def _group(self, action: Action, neighbour: Action) -> ProcessGroup:
+        wraps = action.chunk != neighbour.chunk
+        if action.kind == "F":
+            group = self.mesh.pp_wrap_forward if wraps else self.mesh.pp_forward
+        else:
+            group = self.mesh.pp_wrap_backward if wraps else self.mesh.pp_backward
+        assert group is not None, "a message between stages needs a pipeline group"
+        return group
+
+
+def _loss_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

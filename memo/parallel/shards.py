@@ -1,0 +1,109 @@
+"""What a local parameter holds of the global weights.
+
+A local parameter is a set of rectangles of named global tensors: a fused qkv weight on one tensor-
+parallel rank holds a row range of each of q, k and v. Initialisation, gradient bookkeeping,
+checkpoints and Hugging Face import all read this one description, so none of them knows how a
+layer fuses or splits its matrices.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Replicated = Literal["", "tp", "embedding"]
+Init = Literal["normal", "ones", "zeros"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The rectangle `shape` at `offset` of global tensor `name`, lying at `local_offset` here."""
+
+    name: str
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    local_offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def of_global(self, tensor: Tensor) -> Tensor:
+        return tensor[tuple(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True))]
+
+    def of_local(self, tensor: Tensor) -> Tensor:
+        return tensor[tuple(slice(o, o + n) for o, n in zip(self.local_offset, self.shape, strict=True))]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Description of one local parameter.
+
+    Attributes:
+        pieces: where its values come from; rows that no piece covers are padding and stay zero.
+        init, std: initial distribution.
+        replicated: ranks that hold the same values but compute gradients from different tokens or
+            uses: the gradient is summed over them after the data-parallel reduction.
+        decay: whether weight decay applies.
+    """
+
+    pieces: tuple[Piece, ...]
+    init: Init = "normal"
+    std: float = 0.0
+    replicated: Replicated = ""
+    decay: bool = True
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter that knows its Shard."""
+
+    shard: Shard
+
+    def __new__(cls, data: Tensor, shard: Shard) -> "ShardedParameter":
+        parameter = super().__new__(cls, data)
+        parameter.shard = shard
+        return parameter
+
+
+def empty_parameter(shape: tuple[int, ...], shard: Shard, dtype: torch.dtype) -> ShardedParameter:
+    """A parameter without memory: the flat buffers of `memo.parallel.data` give it a place later."""
+    return ShardedParameter(torch.empty(shape, dtype=dtype, device="meta"), shard)
+
+
+def split(
+    name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: int, local_start: int = 0
+) -> Piece:
+    """The `rank`-th of `size` equal parts along `dim`, at row `local_start` of the local tensor."""
+    length = global_shape[dim] // size
+    offset, local_offset, shape = [0] * len(global_shape), [0] * len(global_shape), list(global_shape)
+    offset[dim], local_offset[dim], shape[dim] = rank * length, local_start, length
+    return Piece(name, global_shape, tuple(offset), tuple(local_offset), tuple(shape))
+
+
+def whole(name: str, global_shape: tuple[int, ...]) -> Piece:
+    """All of a global tensor."""
+    zeros = (0,) * len(global_shape)
+    return Piece(name, global_shape, zeros, zeros, global_shape)
+
+
+@torch.no_grad()
+def initialize(parameter: ShardedParameter, seed: int) -> None:
+    """Fill with the initial values that (seed, global name) decide, whatever the layout.
+
+    Each rank draws the whole global tensor in fp32 and keeps its rectangle: any layout then
+    starts from the same weights, at the price of drawing tp times too many numbers once.
+    """
+    parameter.zero_()
+    for piece in parameter.shard.pieces:
+        target = piece.of_local(parameter)
+        if parameter.shard.init == "normal":
+            generator = torch.Generator(device=parameter.device).manual_seed(_name_seed(piece.name, seed))
+            values = torch.empty(piece.global_shape, dtype=torch.float32, device=parameter.device)
+            values.normal_(0.0, parameter.shard.std, generator=generator)
+            target.copy_(piece.of_global(values))
+        else:
+            target.fill_(1.0 if parameter.shard.init == "ones" else 0.0)
+
+
+def _name_seed(name: str, seed: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1  # torch seeds are signed 64-bit

@@ -1,0 +1,208 @@
+"""Tensor parallelism with Megatron's sequence parallelism.
+
+Between matrices every tp rank holds s/tp of the tokens; a column-parallel matrix gathers them, the
+row-parallel matrix after it sums the partial results and scatters the tokens again. Source:
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022.
+
+Shapes: s = tokens of this context-parallel rank, n = s / tp, b = micro-batch, h = hidden size.
+With a group of None (tp = 1) n = s and nothing is communicated.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from memo.parallel.collectives import (
+    all_gather,
+    all_gather_async,
+    group_rank,
+    group_size,
+    reduce_scatter,
+    reduce_scatter_async,
+)
+from memo.parallel.shards import Piece, Shard, empty_parameter, split, whole
+
+
+def weight_gradient(grad_out: Tensor, x: Tensor) -> Tensor:
+    """dW [out, in] of y = x W^T, summed over all leading dims."""
+    return grad_out.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+class _ColumnParallel(torch.autograd.Function):
+    """y [s, b, out/tp] = gather(x [n, b, h]) W^T + bias.
+
+    Only the sharded x is kept; backward gathers it again while the input gradient is computed, and
+    reduce-scatters that while the weight gradient is computed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.has_bias = group, bias is not None
+        return F.linear(all_gather(x, group), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_out,) = grads
+        x, weight = ctx.saved_tensors
+        gathered, gather = all_gather_async(x, ctx.group)
+        grad_gathered = grad_out @ weight
+        if gather is not None:
+            gather.wait()
+        grad_x, scatter = reduce_scatter_async(grad_gathered, ctx.group)
+        grad_weight = weight_gradient(grad_out, gathered)
+        grad_bias = grad_out.flatten(0, -2).sum(0) if ctx.has_bias else None
+        if scatter is not None:
+            scatter.wait()
+        return grad_x, grad_weight, grad_bias, None
+
+
+class _RowParallel(torch.autograd.Function):
+    """y [n, b, h] = reduce_scatter(x [s, b, in/tp] W^T)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.group = group
+        return reduce_scatter(F.linear(x, weight), group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_out = all_gather(grads[0], ctx.group)
+        return grad_out @ weight, weight_gradient(grad_out, x), None
+
+
+class _ScatterSum(torch.autograd.Function):
+    """y [n, b, h] = reduce_scatter(x [s, b, h])."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        return reduce_scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return all_gather(grads[0], ctx.group), None
+
+
+class ColumnParallelLinear(nn.Module):
+    """Several matrices with a common input, fused and split by output rows: `names` -> `out_sizes`.
+
+    Input [n, b, in], output [s, b, sum(out_sizes) / tp] with the local rows of each matrix in turn.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        in_size: int,
+        out_sizes: list[int],
+        *,
+        bias: bool,
+        std: float,
+        dtype: torch.dtype,
+        group: ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        size, rank = group_size(group), group_rank(group)
+        starts = [sum(out_sizes[:i]) // size for i in range(len(out_sizes))]
+        local_rows = sum(out_sizes) // size
+        rows = list(zip(names, out_sizes, starts, strict=True))
+        pieces = tuple(split(f"{name}.weight", (out, in_size), 0, size, rank, at) for name, out, at in rows)
+        self.weight = empty_parameter((local_rows, in_size), Shard(pieces, std=std), dtype)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            pieces = tuple(split(f"{name}.bias", (out,), 0, size, rank, at) for name, out, at in rows)
+            self.bias = empty_parameter((local_rows,), Shard(pieces, init="zeros", decay=False), dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _ColumnParallel.apply(x, self.weight, self.bias, self.group)
+        return y
+
+
+class RowParallelLinear(nn.Module):
+    """A matrix split by input columns. Input [s, b, in/tp], output [n, b, out]."""
+
+    def __init__(
+        self,
+        name: str,
+        in_size: int,
+        out_size: int,
+        *,
+        bias: bool,
+        std: float,
+        dtype: torch.dtype,
+        group: ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        size, rank = group_size(group), group_rank(group)
+        piece = split(f"{name}.weight", (out_size, in_size), 1, size, rank)
+        self.weight = empty_parameter((out_size, in_size // size), Shard((piece,), std=std), dtype)
+        self.bias: nn.Parameter | None = None
+        if bias:
+            # Added after the sum, to local tokens: every rank has it, each sees part of its gradient.
+            shard = Shard((whole(f"{name}.bias", (out_size,)),), init="zeros", replicated="tp", decay=False)
+            self.bias = empty_parameter((out_size,), shard, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _RowParallel.apply(x, self.weight, self.group)
+        return y if self.bias is None else y + self.bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """A table split by vocabulary rows, padded so that every rank has the same number.
+
+    Padding rows belong to no global tensor: they stay zero, and the loss leaves them out, so the
+    model is the same at any tp. Input tokens [s, b], output [n, b, h].
+    """
+
+    def __init__(
+        self,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        std: float,
+        tied: bool,
+        dtype: torch.dtype,
+        group: ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        shard, rows = vocab_shard(name, vocab_size, hidden_size, std=std, tied=tied, group=group)
+        self.first_row = group_rank(group) * rows
+        self.weight = empty_parameter((rows, hidden_size), shard, dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if group_size(self.group) == 1:
+            return F.embedding(tokens, self.weight)
+        rows = tokens - self.first_row
+        foreign = (rows < 0) | (rows >= self.weight.shape[0])
+        x = F.embedding(rows.masked_fill(foreign, 0), self.weight)
+        y: Tensor = _ScatterSum.apply(x.masked_fill(foreign.unsqueeze(-1), 0.0), self.group)
+        return y
+
+
+def vocab_shard(
+    name: str, vocab_size: int, hidden_size: int, *, std: float, tied: bool, group: ProcessGroup | None
+) -> tuple[Shard, int]:
+    """Shard of a [vocab, h] table split by rows, and the rows per rank with padding.
+
+    Rows are a multiple of 64 so that logits stay aligned for tensor cores.
+    """
+    size, rank = group_size(group), group_rank(group)
+    rows = -(-vocab_size // (64 * size)) * 64
+    first = min(rank * rows, vocab_size)
+    num_valid = min(rows, vocab_size - first)
+    pieces: tuple[Piece, ...] = ()
+    if num_valid > 0:
+        shape = (num_valid, hidden_size)
+        pieces = (Piece(f"{name}.weight", (vocab_size, hidden_size), (first, 0), (0, 0), shape),)
+    return Shard(pieces, std=std, replicated="embedding" if tied else ""), rows

@@ -1,0 +1,1 @@
+"""The trainer: the only place where model, parallelism, data and checkpoints meet."""

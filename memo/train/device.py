@@ -1,0 +1,118 @@
+"""The device of a rank: which one, how fast at best, and how much memory it used."""
+
+import os
+import resource
+import time
+from dataclasses import dataclass
+
+import torch
+
+from memo.config import HardwareConfig
+from memo.errors import ConfigError
+
+# Dense bf16 peak of one device, TFLOP/s, from the vendors' data sheets; the longest name that fits wins.
+PEAK_BF16_TFLOPS = {
+    "A100": 312.0,
+    "A800": 312.0,
+    "A10": 125.0,
+    "A40": 149.7,
+    "L4": 121.0,
+    "L40S": 362.0,
+    "RTX 3090": 71.0,
+    "RTX 4090": 165.2,
+    "RTX 5090": 209.5,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "H20": 148.0,
+    "H200": 989.0,
+    "GH200": 989.0,
+    "B200": 2250.0,
+    "V100": 125.0,
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak of one device and where the number comes from."""
+
+    flops: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.flops / 1e12:.4g} TFLOP/s ({self.source})"
+
+
+def resolve_device_type(config: HardwareConfig) -> str:
+    """`cuda` or `cpu`; raises ConfigError when CUDA is asked for and absent."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError(
+            f"--device cuda, but torch {torch.__version__} finds no CUDA device here: "
+            "use --device cpu, or install a CUDA build of torch and a driver"
+        )
+    if config.device == "auto":
+        return "cuda" if available else "cpu"
+    return config.device
+
+
+def set_threads(config: HardwareConfig) -> None:
+    """torchrun sets OMP_NUM_THREADS=1 for each rank; CPU-side work wants the rank's share of the cores."""
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(config.num_threads or max(1, cores // local_ranks))
+
+
+def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype) -> Peak:
+    """Peak FLOP/s for MFU: the flag, else the table by device name, else a measured matrix product."""
+    if config.peak_tflops is not None:
+        return Peak(config.peak_tflops * 1e12, "--peak-tflops")
+    if device.type == "cuda":
+        name = gpu_name(device)
+        fitting = [key for key in PEAK_BF16_TFLOPS if key in name]
+        if fitting and dtype == torch.bfloat16:
+            key = max(fitting, key=len)
+            return Peak(PEAK_BF16_TFLOPS[key] * 1e12, f"{name}, bf16 dense")
+    return Peak(
+        _measured_flops(device, dtype), f"measured matrix product, {str(dtype).removeprefix('torch.')}"
+    )
+
+
+def gpu_name(device: torch.device) -> str:
+    """Name as the driver tells it; torch's where the driver library cannot be asked."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        name = pynvml.nvmlDeviceGetName(handle)
+        return name.decode() if isinstance(name, bytes) else str(name)
+    except Exception:  # no driver library, or a container that hides it
+        return torch.cuda.get_device_name(device)
+
+
+def _measured_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Best of a few square products, large enough to leave the caches."""
+    size = 1024 if device.type == "cpu" else 8192
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    best_s = float("inf")
+    for _ in range(4):
+        _synchronize(device)
+        start = time.perf_counter()
+        a @ a
+        _synchronize(device)
+        best_s = min(best_s, time.perf_counter() - start)
+    return 2.0 * size**3 / best_s
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_bytes(device: torch.device) -> tuple[int, int]:
+    """(device, host) peaks of this process so far; on CPU both are the resident set's peak."""
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), host
+    return host, host

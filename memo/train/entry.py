@@ -1,0 +1,21 @@
+"""The command line's way into training: `memo train` and examples/pretrain_gpt.py."""
+
+import sys
+from collections.abc import Sequence
+
+from memo.config.flags import load_run
+from memo.errors import exit_on_error, is_reporting_rank
+from memo.train.trainer import Trainer, shutdown
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the flags say; returns the exit status. Errors before training exit with status 2."""
+    config = load_run(sys.argv[1:] if argv is None else argv)
+    with exit_on_error(is_reporting_rank()):
+        trainer = Trainer(config=config)
+    trainer.print_header()
+    try:
+        trainer.train()
+    finally:
+        shutdown()
+    return 0

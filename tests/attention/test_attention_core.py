@@ -1,0 +1,173 @@
+"""Attention over blocks on one process: merging, packed documents, dtypes, fast path, varlen kernels."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from attention_reference import assert_accurate, dense_attention, make_inputs, random_documents
+from torch import Tensor
+
+from memo.attention.backends import CpuFlash, Saved, VarlenBackend
+from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
+from memo.attention.core import attend, attend_backward
+
+torch.set_num_threads(1)
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+S = 48
+WHOLE = (Chunk(0, S, 0),)
+DOCUMENTS = [None, ((0, S), (0, S)), ((0, 1, 2, 30, S), (0, 17, S)), ((0, 12, 24, S), (0, 12, 24, S))]
+
+
+class VarlenByLoop(VarlenBackend):
+    """The CPU kernel, document by document, behind the interface of a varlen kernel; counts its calls."""
+
+    name = "varlen by loop"
+
+    def __init__(self) -> None:
+        self.cpu = CpuFlash()
+        self.calls: list[str] = []
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        self.calls.append("causal" if causal else "full")
+        return self.cpu.forward(q, k, v, causal, scale)
+
+    def backward(
+        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.cpu.backward(grad_out, saved, causal, scale)
+
+    def forward_varlen(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        assert cu_seqlens[0] == 0 and cu_seqlens[-1] == q.shape[0] == k.shape[0]
+        self.calls.append("varlen")
+        parts = [
+            self.cpu.forward(*(x[a:b].transpose(0, 1)[None] for x in (q, k, v)), True, scale)
+            for a, b in pairwise(cu_seqlens)
+        ]
+        out = torch.cat([out[0].transpose(0, 1) for out, _ in parts])
+        return out, torch.cat([lse[0] for _, lse in parts], dim=-1)
+
+    def backward_varlen(
+        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        parts = []
+        for a, b in pairwise(cu_seqlens):
+            dout, q, k, v, out = (x[a:b].transpose(0, 1)[None] for x in (grad_out, *saved[:4]))
+            parts.append(self.cpu.backward(dout, Saved(q, k, v, out, saved.lse[None, :, a:b]), True, scale))
+        dq, dk, dv = (torch.cat([part[i][0].transpose(0, 1) for part in parts]) for i in range(3))
+        return dq, dk, dv
+
+
+def run(
+    backend: CpuFlash | VarlenByLoop, inputs: list[Tensor], blocks: tuple[Block, ...], scale: float
+) -> tuple[list[Tensor], Tensor]:
+    q, k, v, grad_out = inputs
+    out, lse = attend(backend, q, k, v, blocks, scale)
+    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, scale)], lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
+def test_packed_or_not_equals_dense(
+    dtype: torch.dtype, documents: Documents | None, heads: tuple[int, int]
+) -> None:
+    inputs = make_inputs(S, 2, heads, 16, dtype)
+    got, lse = run(CpuFlash(), inputs, attention_blocks(WHOLE, WHOLE, documents), 0.25)
+    assert_accurate(got, inputs, documents, 0.25)
+    true_lse = dense_attention(inputs, documents, 0.25)[4]
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(lse.double(), true_lse, atol=1e-3 if lse.dtype != dtype else 1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_many_blocks_merge_to_the_whole(dtype: torch.dtype, documents: Documents | None) -> None:
+    # Queries in scrambled chunks against keys in others, so that nearly every query meets several blocks.
+    starts, length = [32, 0, 40, 8, 24, 16], 8
+    q_chunks = tuple(Chunk(start, length, i * length) for i, start in enumerate(starts))
+    k_chunks = tuple(Chunk(start, length, start) for start in range(0, S, length)[::-1])
+    order = torch.cat([torch.arange(start, start + length) for start in starts])
+    inputs = make_inputs(S, 2, (4, 2), 16, dtype)
+    q, k, v, grad_out = inputs
+    blocks = attention_blocks(q_chunks, k_chunks, documents)
+    assert any(not block.causal for block in blocks) and len(blocks) > 6
+    got, _ = run(CpuFlash(), [q[order], k, v, grad_out[order]], blocks, 0.25)
+    got = [x[order.argsort()] if i < 2 else x for i, x in enumerate(got)]
+    assert_accurate(got, inputs, documents, 0.25)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_documents_with_single_tokens(seed: int) -> None:
+    documents = random_documents(S, 2, seed)
+    inputs = make_inputs(S, 2, (2, 1), 7, torch.float64, seed)
+    got, _ = run(CpuFlash(), inputs, attention_blocks(WHOLE, WHOLE, documents), 0.4)
+    assert_accurate(got, inputs, documents, 0.4)
+
+
+class Spy(CpuFlash):
+    """Remembers the memory that the kernel was given and gave."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        results = super().forward(q, k, v, causal, scale)
+        self.addresses = [x.data_ptr() for x in (q, k, v, *results)]
+        return results
+
+
+def test_one_causal_block_copies_nothing() -> None:
+    q, k, v, _ = make_inputs(S, 2, (4, 2), 16, torch.bfloat16)
+    spy = Spy()
+    out, lse = attend(spy, q, k, v, attention_blocks(WHOLE, WHOLE, None), 0.25)
+    assert spy.addresses == [x.data_ptr() for x in (q, k, v, out, lse)]
+
+
+def test_packed_documents_are_bit_equal_to_each_alone() -> None:
+    q, k, v, grad_out = make_inputs(S, 1, (4, 2), 16, torch.bfloat16)
+    row = (0, 10, 11, 37, S)
+    (out, dq, dk, dv), _ = run(CpuFlash(), [q, k, v, grad_out], attention_blocks(WHOLE, WHOLE, (row,)), 0.25)
+    for a, b in pairwise(row):
+        alone = [x[a:b] for x in (q, k, v, grad_out)]
+        expected, _ = run(CpuFlash(), alone, (Block(None, 0, b - a, 0, b - a, True),), 0.25)
+        for got, want in zip((out, dq, dk, dv), expected, strict=True):
+            assert torch.equal(got[a:b], want)
+
+
+def test_varlen_kernel_takes_all_documents_of_a_row_in_one_call() -> None:
+    documents = ((0, 1, 2, 30, S), (0, 17, S), (0, S))
+    inputs = make_inputs(S, 3, (4, 2), 16, torch.float64)
+    backend = VarlenByLoop()
+    got, _ = run(backend, inputs, attention_blocks(WHOLE, WHOLE, documents), 0.25)
+    assert backend.calls == ["varlen", "varlen", "causal"]
+    assert_accurate(got, inputs, documents, 0.25)
+
+
+def test_varlen_kernel_with_the_same_documents_in_all_rows_and_with_full_blocks() -> None:
+    chunks = (Chunk(0, 24, 0), Chunk(24, 24, 24))
+    documents = ((0, 5, 30, 40, S),) * 2
+    blocks = attention_blocks(chunks[1:], (Chunk(0, S, 0),), documents)
+    q, k, v, grad_out = inputs = make_inputs(S, 2, (4, 2), 16, torch.float64)
+    backend = VarlenByLoop()
+    shifted = tuple(block._replace(q_start=block.q_start - 24, q_stop=block.q_stop - 24) for block in blocks)
+    (out, dq, _, _), _ = run(backend, [q[24:], k, v, grad_out[24:]], shifted, 0.25)
+    assert sorted(backend.calls) == ["full", "varlen", "varlen"]
+    true_out, true_dq, *_ = dense_attention(inputs, documents, 0.25)
+    torch.testing.assert_close(out, true_out[24:], atol=1e-12, rtol=0)
+    torch.testing.assert_close(dq, true_dq[24:], atol=1e-12, rtol=0)
+
+
+def test_varlen_runs_end_at_a_gap_on_either_side() -> None:
+    # Rows 0 to 15 hold two ranges whose keys are not neighbours: four documents, two runs.
+    q_chunks = (Chunk(0, 8, 0), Chunk(16, 8, 8))
+    documents = ((0, 4, 8, 16, 20, S),)
+    held = torch.cat([torch.arange(0, 8), torch.arange(16, 24)])
+    inputs = make_inputs(S, 1, (4, 2), 16, torch.float64)
+    q, k, v, grad_out = inputs
+    backend = VarlenByLoop()
+    blocks = attention_blocks(q_chunks, WHOLE, documents)
+    (out, dq, _, _), _ = run(backend, [q[held], k, v, grad_out[held]], blocks, 0.25)
+    assert backend.calls == ["varlen", "varlen"]
+    true_out, true_dq, *_ = dense_attention(inputs, documents, 0.25)
+    torch.testing.assert_close(out, true_out[held], atol=1e-12, rtol=0)
+    torch.testing.assert_close(dq, true_dq[held], atol=1e-12, rtol=0)

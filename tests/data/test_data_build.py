@@ -1,0 +1,224 @@
+"""From files to a corpus and back to text."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memo.data import build as build_module
+from memo.data.build import build_corpus, build_demo
+from memo.data.facts import CorpusFacts, load_corpus_tokenizer
+from memo.data.indexed import IndexedDataset
+from memo.data.tokenizer import train_bpe
+from memo.errors import ConfigError, DataError
+
+
+def texts_of(prefix: Path) -> list[str]:
+    """Every document, decoded with the tokenizer that lies beside the corpus; each ends with its only eod."""
+    tokenizer = load_corpus_tokenizer(prefix)
+    corpus = IndexedDataset(prefix)
+    texts = []
+    for index in range(len(corpus)):
+        assert np.flatnonzero(corpus[index] == tokenizer.eod).tolist() == [len(corpus[index]) - 1]
+        texts.append(tokenizer.decode(corpus[index]))
+    return texts
+
+
+def write_lines(path: Path, texts: list[str], key: str = "text") -> Path:
+    path.write_text("".join(json.dumps({key: text, "other": 1}) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with a bit of everything."""
+    folder = tmp_path / "sources"
+    (folder / "sub").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    (folder / "b.txt").write_bytes("Größe\r\n".encode())
+    (folder / "a.md").write_bytes(b"\xef\xbb\xbfbyte order mark")
+    (folder / "sub" / "z.py").write_text("print('日本')\n", encoding="utf-8")
+    (folder / "image.png").write_bytes(b"\x89PNG\xff")
+    (folder / ".hidden" / "c.txt").write_text("hidden")
+    write_lines(folder / "m.jsonl", ["first line", "", "<|endoftext|> spelled out"])
+    return folder
+
+
+EXPECTED = ["byte order mark", "Größe\r\n", "first line", "<|endoftext|> spelled out", "print('日本')\n"]
+
+
+def test_build_from_a_directory(sources: Path, tmp_path: Path) -> None:
+    summary = build_corpus([sources], tmp_path / "out" / "corpus")
+    assert texts_of(tmp_path / "out" / "corpus") == EXPECTED
+    assert summary.num_empty_documents == 1
+    assert summary.evaluation is None
+    num_tokens = sum(len(text.encode()) + 1 for text in EXPECTED)
+    assert summary.train == CorpusFacts("byte", 257, 256, len(EXPECTED), num_tokens)
+    assert CorpusFacts.load(tmp_path / "out" / "corpus") == summary.train
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "corpus.bin",
+        "corpus.idx",
+        "corpus.json",
+    ]
+
+
+def test_build_with_a_new_bpe_is_self_contained(sources: Path, tmp_path: Path) -> None:
+    summary = build_corpus([sources], tmp_path / "out" / "corpus", tokenizer="bpe", vocab_size=270)
+    assert (summary.train.tokenizer, summary.train.vocab_size) == ("corpus-tokenizer.json", 270)
+    moved = (tmp_path / "out").rename(tmp_path / "moved")
+    assert texts_of(moved / "corpus") == EXPECTED
+
+
+def test_build_with_a_given_bpe(sources: Path, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    train_bpe(EXPECTED, 265, given / "tokenizer.json")
+    build_corpus([sources], tmp_path / "corpus", tokenizer=str(given), split_eval=0.5)
+    (given / "tokenizer.json").unlink()
+    assert sorted(texts_of(tmp_path / "corpus") + texts_of(tmp_path / "corpus-eval")) == sorted(EXPECTED)
+
+
+def test_inputs_keep_their_order(tmp_path: Path) -> None:
+    files = [tmp_path / "z.unusual", write_lines(tmp_path / "a.jsonl", ["2", "3"], key="content")]
+    files[0].write_text("1")
+    build_corpus(files, tmp_path / "corpus", json_key="content", append_eod=False)
+    corpus = IndexedDataset(tmp_path / "corpus")
+    assert [corpus[index].tolist() for index in range(len(corpus))] == [[49], [50], [51]]
+
+
+@pytest.mark.parametrize("batch_characters", [1, 50, 1 << 22])
+def test_split_is_whole_documents_and_repeatable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_characters: int
+) -> None:
+    monkeypatch.setattr(build_module, "_BATCH_CHARACTERS", batch_characters)
+    texts = [f"document {index}" for index in range(400)]
+    lines = write_lines(tmp_path / "lines.jsonl", texts)
+    summary = build_corpus([lines], tmp_path / "corpus", split_eval=0.1)
+    train, held_out = texts_of(tmp_path / "corpus"), texts_of(tmp_path / "corpus-eval")
+    assert sorted(train + held_out) == sorted(texts)
+    assert 20 <= len(held_out) <= 60
+    assert summary.evaluation is not None
+    assert summary.evaluation.num_documents == len(held_out)
+    # Documents that come later do not change the choice among those before.
+    write_lines(tmp_path / "lines.jsonl", texts[:300])
+    build_corpus([lines], tmp_path / "corpus", split_eval=0.1)
+    assert texts_of(tmp_path / "corpus-eval") == [text for text in held_out if text in texts[:300]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "cut', r"lines.jsonl, line 3: no valid JSON"),
+        (b'{"text": "\xff"}', r"lines.jsonl, line 3: no valid JSON"),
+        (
+            b'{"body": "x", "a": 1}',
+            r"lines.jsonl, line 3: no string under the key 'text', found \['a', 'body'\]",
+        ),
+        (b'{"text": 5}', r"lines.jsonl, line 3: no string under the key 'text', found \['text'\]"),
+        (b'["text"]', r"lines.jsonl, line 3: .* found list"),
+        (b'{"text": "\\ud83d"}', r"lines.jsonl, line 3: half of a surrogate pair"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")  # the empty line counts, but is no error
+    with pytest.raises(DataError, match=message):
+        build_corpus([path], tmp_path / "corpus")
+    assert [file.name for file in tmp_path.iterdir()] == ["lines.jsonl"]
+
+
+def test_failed_build_keeps_the_older_corpus(sources: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "out" / "corpus"
+    build_corpus([sources], prefix, tokenizer="bpe", vocab_size=270)
+    before = {path.name: path.read_bytes() for path in prefix.parent.iterdir()}
+    (sources / "zz.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"zz.txt is not UTF-8 text"):
+        build_corpus([sources], prefix)
+    assert {path.name: path.read_bytes() for path in prefix.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"split_eval": 1.0}, ConfigError, "split-eval = 1.0"),
+        ({"split_eval": -0.1}, ConfigError, "split-eval = -0.1"),
+        ({"vocab_size": 300}, ConfigError, "vocab-size = 300, but tokenizer = byte has its own"),
+        ({"tokenizer": "bpe"}, ConfigError, "set vocab-size"),
+        ({"tokenizer": "bpe", "vocab_size": 100}, ConfigError, "vocab-size = 100"),
+        ({"tokenizer": "nowhere"}, ConfigError, "tokenizer = nowhere"),
+        ({"split_eval": 1e-9}, DataError, "of 6 documents leaves 5 to train on and 0 to evaluate on"),
+    ],
+)
+def test_refused_options(
+    sources: Path, tmp_path: Path, options: dict[str, str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build_corpus([sources], tmp_path / "corpus", **options)  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["sources"]
+
+
+def test_refused_inputs(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"input .*missing.txt does not exist"):
+        build_corpus([tmp_path / "missing.txt"], tmp_path / "corpus")
+    with pytest.raises(DataError, match=r"holds no .jsonl and no text files"):
+        build_corpus([tmp_path], tmp_path / "corpus")
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"no documents for .*corpus"):
+        build_corpus([tmp_path / "empty.txt"], tmp_path / "corpus")
+
+
+def test_old_evaluation_corpus_is_not_trained_on_unseen(sources: Path, tmp_path: Path) -> None:
+    build_corpus([sources], tmp_path / "corpus", split_eval=0.5)
+    with pytest.raises(ConfigError, match=r"split-eval = 0, but .*corpus-eval.idx exists"):
+        build_corpus([sources], tmp_path / "corpus")
+
+
+def test_facts_and_tokenizer_must_agree(sources: Path, tmp_path: Path) -> None:
+    prefix = tmp_path / "corpus"
+    with pytest.raises(DataError, match=r"corpus.json does not exist"):
+        load_corpus_tokenizer(prefix)
+    build_corpus([sources], prefix, tokenizer="bpe", vocab_size=270)
+    train_bpe(EXPECTED, 260, tmp_path / "corpus-tokenizer.json")
+    with pytest.raises(DataError, match=r"has vocab_size 260 and eod 0, but .*corpus.json says 270 and 0"):
+        load_corpus_tokenizer(prefix)
+    path = Path(f"{prefix}.json")
+    for content in ("[]", "{", json.dumps({**json.loads(path.read_text()), "schema_version": 2})):
+        path.write_text(content)
+        with pytest.raises(DataError, match=r"corpus.json .*build the corpus again"):
+            load_corpus_tokenizer(prefix)
+
+
+def test_demo_takes_the_sources_and_leaves_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "lib"
+    for name, content in (
+        ("b.py", b"b = 1\n"),
+        ("a/c.py", b"c = 2\r\n"),
+        ("site-packages/torch.py", b"no\n"),
+        ("a/latin.py", b"# \xe9\n"),
+        ("notes.txt", b"no\n"),
+    ):
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_bytes(content)
+    monkeypatch.setattr(build_module, "standard_library", lambda: library)
+    build_demo(tmp_path / "demo")
+    assert texts_of(tmp_path / "demo") == ["c = 2\r\n", "b = 1\n"]
+
+
+def test_demo_of_this_python(tmp_path: Path) -> None:
+    summary = build_demo(tmp_path / "demo", split_eval=0.01)
+    corpus = IndexedDataset(tmp_path / "demo")
+    assert summary.train.num_documents == len(corpus) > 300
+    assert summary.train.num_tokens == corpus.document_lengths.sum() > 1_000_000
+    assert summary.evaluation is not None
+
+
+def test_data_loads_neither_torch_nor_tokenizers() -> None:
+    code = "import sys, memo.data; print([name for name in ('torch', 'tokenizers') if name in sys.modules])"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,181 @@
+"""Mock data, the global batch sampler and collation."""
+
+import numpy as np
+import pytest
+
+from memo.data.batch import collate
+from memo.data.mock import MockDataset
+from memo.data.sample import Sample, cut_sample
+from memo.data.sampler import GlobalBatchSampler
+from memo.errors import CheckpointError, ConfigError, DataError
+
+
+def global_batch(sampler: GlobalBatchSampler, dp_size: int, micro_batch_size: int) -> list[int]:
+    """The global batch in its documented order: microbatch by microbatch, within it rank by rank."""
+    ranks = [sampler.indices(rank, dp_size, micro_batch_size) for rank in range(dp_size)]
+    return [index for microbatch in zip(*ranks, strict=True) for part in microbatch for index in part]
+
+
+@pytest.mark.parametrize("dp_size", [1, 2, 4])
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
+def test_same_global_order_at_any_layout(dp_size: int, micro_batch_size: int) -> None:
+    sampler = GlobalBatchSampler(8, seed=0)
+    for step in range(3):
+        expected = list(range(8 * step, 8 * step + 8))
+        assert global_batch(sampler, dp_size, micro_batch_size) == expected
+        sampler.advance()
+
+
+def test_documented_example() -> None:
+    sampler = GlobalBatchSampler(8, seed=0)
+    assert sampler.indices(0, 2, 2) == [[0, 1], [4, 5]]
+    assert sampler.indices(1, 2, 2) == [[2, 3], [6, 7]]
+
+
+def test_resume_equals_going_on() -> None:
+    straight = GlobalBatchSampler(8, seed=5)
+    batches = []
+    for _ in range(6):
+        batches.append(global_batch(straight, 2, 2))
+        straight.advance()
+    stopped = GlobalBatchSampler(8, seed=5)
+    for _ in range(2):
+        stopped.advance()
+    resumed = GlobalBatchSampler(8, seed=5)
+    resumed.load_state_dict(stopped.state_dict())
+    for expected in batches[2:]:
+        assert global_batch(resumed, 4, 1) == expected
+        resumed.advance()
+    assert resumed.state_dict() == straight.state_dict() == {"seed": 5, "consumed_samples": 48}
+
+
+def test_resume_with_another_global_batch_size_skips_nothing() -> None:
+    first = GlobalBatchSampler(6, seed=0)
+    seen = global_batch(first, 2, 1)
+    first.advance()
+    second = GlobalBatchSampler(4, seed=0)
+    second.load_state_dict(first.state_dict())
+    assert seen + global_batch(second, 2, 1) == list(range(10))
+
+
+def test_sampler_refusals() -> None:
+    sampler = GlobalBatchSampler(8, seed=1)
+    with pytest.raises(ConfigError, match=r"global-batch-size = 8 .* = 3 x 2 = 6"):
+        sampler.indices(0, 2, 3)
+    for rank, size, micro in ((2, 2, 1), (-1, 2, 1), (0, 0, 1), (0, 1, 0)):
+        with pytest.raises(ConfigError, match=f"dp rank {rank} of {size} with micro-batch-size = {micro}"):
+            sampler.indices(rank, size, micro)
+    with pytest.raises(CheckpointError, match=r"seed = 2, this run has seed = 1"):
+        sampler.load_state_dict({"seed": 2, "consumed_samples": 16})
+    assert sampler.consumed_samples == 0
+    with pytest.raises(ConfigError, match="global-batch-size = 0"):
+        GlobalBatchSampler(0, seed=1)
+    with pytest.raises(ConfigError, match="consumed_samples = -1"):
+        GlobalBatchSampler(1, seed=1, consumed_samples=-1)
+
+
+def assert_equal(a: Sample, b: Sample) -> None:
+    for name in ("tokens", "labels", "loss_mask", "positions", "cu_seqlens"):
+        assert np.array_equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_mock_is_a_function_of_seed_and_index() -> None:
+    first, again = MockDataset(100, 64, seed=1, mean_document_length=10), MockDataset(100, 64, 1, 10)
+    for index in (3, 0, 10**12):
+        assert_equal(first.sample(index), again.sample(index))
+    assert not np.array_equal(first.sample(0).tokens, first.sample(1).tokens)
+    assert not np.array_equal(first.sample(0).tokens, MockDataset(100, 64, 2, 10).sample(0).tokens)
+
+
+@pytest.mark.parametrize("mean_document_length", [None, 20.0])
+def test_mock_follows_its_rule(mean_document_length: float | None) -> None:
+    vocab_size = 50
+    for seed, index in ((0, 4), (9, 4), (0, 5)):  # one rule for all seeds and samples
+        sample = MockDataset(vocab_size, 20_000, seed, mean_document_length).sample(index)
+        assert 0 <= sample.tokens.min() <= sample.tokens.max() < vocab_size
+        kept = (sample.tokens + 7919) % vocab_size == sample.labels
+        inside = sample.loss_mask == 1
+        assert kept[inside].mean() == pytest.approx(0.9 + 0.1 / vocab_size, abs=0.01)
+        if mean_document_length is not None:
+            assert kept[~inside].mean() == pytest.approx(1 / vocab_size, abs=0.03)
+            assert np.diff(sample.cu_seqlens).mean() == pytest.approx(mean_document_length, rel=0.15)
+            assert (sample.positions == 0).sum() == len(sample.cu_seqlens) - 1
+        else:
+            assert inside.all()
+            assert sample.cu_seqlens.tolist() == [0, 20_000]
+
+
+def test_mock_optimal_loss_is_what_the_best_model_gets() -> None:
+    vocab_size = 11
+    dataset = MockDataset(vocab_size, 200_000, seed=0)
+    sample = dataset.sample(0)
+    # The best model, fitted by counting: P(label | token).
+    counts = np.zeros((vocab_size, vocab_size))
+    np.add.at(counts, (sample.tokens, sample.labels), 1)
+    probabilities = counts / counts.sum(axis=1, keepdims=True)
+    fitted = -np.log(probabilities[sample.tokens, sample.labels]).mean()
+    assert dataset.optimal_loss == pytest.approx(fitted, rel=0.02)
+    assert MockDataset(1, 4, seed=0).optimal_loss == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 4, 0), "vocab_size = 0"),
+        ((4, 0, 0), "seq_length = 0"),
+        ((4, 4, 0, 0.5), "mean_document_length = 0.5"),
+    ],
+)
+def test_mock_refusals(arguments: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MockDataset(*arguments)
+    with pytest.raises(IndexError, match="-1"):
+        MockDataset(4, 4, 0).sample(-1)
+
+
+def test_documented_sample() -> None:
+    sample = cut_sample(np.arange(7), np.array([3]))
+    assert sample.tokens.tolist() == [0, 1, 2, 3, 4, 5]
+    assert sample.labels.tolist() == [1, 2, 3, 4, 5, 6]
+    assert sample.loss_mask.tolist() == [1, 1, 0, 1, 1, 1]
+    assert sample.positions.tolist() == [0, 1, 2, 0, 1, 2]
+    assert sample.cu_seqlens.tolist() == [0, 3, 6]
+
+
+def test_document_that_ends_with_the_sample_masks_its_last_label() -> None:
+    sample = cut_sample(np.arange(5), np.array([4]))
+    assert sample.loss_mask.tolist() == [1, 1, 1, 0]
+    assert sample.cu_seqlens.tolist() == [0, 4]
+
+
+def test_collate_stacks_rows() -> None:
+    dataset = MockDataset(100, 32, seed=0, mean_document_length=8)
+    samples = [dataset.sample(index) for index in range(3)]
+    batch = collate(samples)
+    for name, dtype in (
+        ("tokens", "int64"),
+        ("labels", "int64"),
+        ("loss_mask", "float32"),
+        ("positions", "int64"),
+    ):
+        array = getattr(batch, name)
+        assert (array.shape, array.dtype.name) == ((3, 32), dtype)
+        for row, sample in zip(array, samples, strict=True):
+            assert np.array_equal(row, getattr(sample, name))
+    assert batch.cu_seqlens == tuple(tuple(sample.cu_seqlens.tolist()) for sample in samples)
+    assert batch.cu_seqlens is not None
+    assert all(type(boundary) is int for row in batch.cu_seqlens for boundary in row)
+
+
+def test_collate_without_inner_boundaries() -> None:
+    """None only if it holds for every row."""
+    whole, split = cut_sample(np.arange(5), np.array([], dtype=int)), cut_sample(np.arange(5), np.array([2]))
+    assert collate([whole, whole]).cu_seqlens is None
+    assert collate([whole, split]).cu_seqlens == ((0, 4), (0, 2, 4))
+
+
+def test_collate_refusals() -> None:
+    with pytest.raises(DataError, match=r"lengths \[\] in 0 samples"):
+        collate([])
+    with pytest.raises(DataError, match=r"lengths \[4, 8\] in 2 samples"):
+        collate([MockDataset(10, length, 0).sample(0) for length in (8, 4)])
