@@ -1,0 +1,94 @@
+"""Every layout trains like one process: losses, gradients of the first step, weights after three steps.
+
+All runs are in fp64. Bounds: gradients and losses 1e-12 of the largest value (a few hundred roundings of 1e-16);
+weights 1e-9, because Adam divides by the root of the second moment, which magnifies the rounding of a
+gradient that is itself nearly zero.
+"""
+
+import functools
+
+import pytest
+from layouts import Outcome, relative_error, tiny, train
+
+from memo.config import RunConfig
+
+GRADIENT_BOUND = LOSS_BOUND = 1e-12
+WEIGHT_BOUND = 1e-9
+
+GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
+
+LAYOUTS = [
+    # one axis
+    (GPT, 2, {"tp": 2}),
+    (GPT2, 2, {"tp": 2}),
+    (QWEN, 2, {"tp": 2}),
+    (GPT, 4, {"tp": 4}),
+    (LLAMA, 2, {"cp": 2, "cp_comm_type": "p2p"}),
+    (GPT2, 4, {"cp": 4, "cp_comm_type": "p2p"}),
+    (LLAMA, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
+    (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
+    (LLAMA, 4, {"cp": 4, "cp_comm_type": "a2a+p2p"}),
+    (GPT, 2, {"pp": 2}),
+    (LLAMA, 4, {"pp": 4}),
+    (GPT, 2, {"pp": 2, "vpp": 2}),
+    (QWEN, 2, {}),
+    (GPT, 4, {"micro_batch_size": 1}),
+    # pairs
+    (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
+    (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "all_gather"}),
+    (GPT, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),
+    (GPT, 4, {"tp": 2, "pp": 2}),
+    (LLAMA, 4, {"tp": 2, "pp": 2, "vpp": 2}),
+    (GPT2, 4, {"tp": 2}),
+    (LLAMA, 4, {"cp": 2, "pp": 2}),
+    (GPT, 4, {"cp": 2, "pp": 2, "vpp": 2, "cp_comm_type": "a2a"}),
+    (QWEN, 4, {"cp": 2, "cp_comm_type": "all_gather"}),
+    (GPT, 4, {"pp": 2}),
+    (GPT2, 4, {"pp": 2, "vpp": 2, "global_batch_size": 4}),
+    # all together
+    (LLAMA, 8, {"tp": 2, "cp": 2, "pp": 2}),
+    (GPT, 8, {"tp": 2, "cp": 2, "pp": 2, "vpp": 2, "cp_comm_type": "a2a"}),
+    (GPT2, 8, {"tp": 2, "pp": 2}),
+    (QWEN, 8, {"tp": 2, "cp": 2, "micro_batch_size": 2}),
+]
+
+
+def config_of(model: str, **layout: object) -> RunConfig:
+    return tiny(model, num_layers=4, **layout)
+
+
+@functools.cache
+def one_process(model: str) -> Outcome:
+    return train(config_of(model))
+
+
+@pytest.mark.parametrize(("model", "world_size", "layout"), LAYOUTS, ids=lambda value: str(value))
+def test_layout_equals_one_process(model: str, world_size: int, layout: dict[str, object]) -> None:
+    expected, actual = one_process(model), train(config_of(model, **layout), world_size)
+    for got, wanted in zip(actual.losses, expected.losses, strict=True):
+        assert abs(got - wanted) <= LOSS_BOUND * abs(wanted) * 10
+    assert relative_error(actual.gradients, expected.gradients) <= GRADIENT_BOUND
+    assert relative_error(actual.weights, expected.weights) <= WEIGHT_BOUND
+    for got, wanted in zip(actual.norms, expected.norms, strict=True):
+        assert abs(got - wanted) <= WEIGHT_BOUND * wanted
+
+
+def test_training_changes_every_weight() -> None:
+    """The comparison above would pass on weights that never move."""
+    start, end = train(config_of(GPT2), steps=0).weights, one_process(GPT2).weights
+    for name in start:
+        assert not start[name].equal(end[name]), name
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2}, {"cp": 2}, {"pp": 2}, {}], ids=str)
+def test_bf16_layouts_stay_within_bf16_of_fp64(layout: dict[str, object]) -> None:
+    """bf16 has 8 bits: a sharded run may be at most twice as far from fp64 as one bf16 process is."""
+    exact = train(config_of(LLAMA), steps=1)
+    alone = train(config_of(LLAMA, dtype="bf16"), steps=1)
+    spread = train(config_of(LLAMA, dtype="bf16", **layout), 2, steps=1)
+
+    def error(outcome: Outcome) -> float:
+        return relative_error({n: g.double() for n, g in outcome.gradients.items()}, exact.gradients)
+
+    assert error(spread) <= 2 * error(alone)
+    assert abs(spread.losses[0] - exact.losses[0]) <= 2 * abs(alone.losses[0] - exact.losses[0]) + 1e-3
