@@ -17,7 +17,7 @@ from pathlib import Path
 import rows
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "pretrain_gpt.py"
-MODEL = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --vocab-size 257".split()
+MODEL = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "2", "--vocab-size", "257"]
 
 
 def measure(seq_length: int, ranks: int) -> dict[str, float | int]:
@@ -45,13 +45,11 @@ def main() -> None:
     parser.add_argument("--cp", type=int, default=2)
     args = parser.parse_args()
     results = [measure(length, args.cp) for length in sorted(args.lengths)]
-    first, last = results[0], results[-1]
-    for row in results:
-        share = (row["seq_length"] - first["seq_length"]) / max(1, last["seq_length"] - first["seq_length"])
-        line = first["peak_bytes_per_rank"] + share * (
-            last["peak_bytes_per_rank"] - first["peak_bytes_per_rank"]
-        )
-        row["peak_over_linear"] = row["peak_bytes_per_rank"] / line
+    lengths = [row["seq_length"] for row in results]
+    peaks = [row["peak_bytes_per_rank"] for row in results]
+    bytes_per_token = (peaks[-1] - peaks[0]) / max(1, lengths[-1] - lengths[0])
+    for row, length, peak in zip(results, lengths, peaks, strict=True):
+        row["peak_over_linear"] = peak / (peaks[0] + bytes_per_token * (length - lengths[0]))
         print(json.dumps(row))
     print(f"kept in {rows.write('long_sequence', results)}")
 

@@ -15,9 +15,8 @@ RESULTS = Path(__file__).parent / "results"
 
 def environment() -> dict[str, Any]:
     """Command, commit, date, device and versions of this run."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False)
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else _cpu_name()
     return {
         "command": " ".join([Path(sys.executable).name, *sys.argv]),

@@ -33,6 +33,18 @@ class ScheduleError(MemoError, RuntimeError):
     """A pipeline schedule that would deadlock or that misses an action."""
 
 
+class PlanError(MemoError, RuntimeError):
+    """A plan that cannot be made or obeyed; names the limit that binds."""
+
+
+class HostMemoryError(ResourceError):
+    """Activations that do not fit in host memory; names what is needed, what there is, and the remedy."""
+
+
+class RaceError(MemoError, RuntimeError):
+    """Two accesses to one buffer that no event orders, at least one of them a write."""
+
+
 def is_reporting_rank() -> bool:
     """One rank of each node reports what is wrong; without a launcher there is only one."""
     return os.environ.get("LOCAL_RANK") in (None, "", "0")

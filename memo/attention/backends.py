@@ -43,9 +43,7 @@ class AttentionBackend(ABC):
         """
 
     @abstractmethod
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """grad_out [b, n, s_q, d] and the block's slices of the inputs and global results -> dq, dk, dv."""
 
 
@@ -75,14 +73,10 @@ class CpuFlash(AttentionBackend):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         _check_block(q, k, causal)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, scale=scale
-        )
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         return out, lse
 
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         _check_block(saved.q, saved.k, causal)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, *saved, 0.0, causal, scale=scale
@@ -93,9 +87,7 @@ class CpuFlash(AttentionBackend):
 def _check_block(q: Tensor, k: Tensor, causal: bool) -> None:
     s_q, s_k = q.shape[2], k.shape[2]
     if s_q == 0 or s_k == 0:
-        raise ValueError(
-            f"an attention block needs tokens on both sides, got s_q {s_q} and s_k {s_k}; skip it"
-        )
+        raise ValueError(f"an attention block needs tokens on both sides, got s_q {s_q} and s_k {s_k}; skip it")
     if causal and s_q != s_k:
         raise ValueError(
             f"a causal block needs the same tokens on both sides, got s_q {s_q} and s_k {s_k}; "
@@ -103,9 +95,7 @@ def _check_block(q: Tensor, k: Tensor, causal: bool) -> None:
         )
 
 
-def select_backend(
-    name: str, device_type: str, compute_capability: tuple[int, int] | None = None
-) -> AttentionBackend:
+def select_backend(name: str, device_type: str, compute_capability: tuple[int, int] | None = None) -> AttentionBackend:
     """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda").
 
     "auto" is the CPU kernel on a CPU; on CUDA it is cuDNN from compute capability 9.0 on, where that is 1.7
@@ -117,8 +107,7 @@ def select_backend(
     if device_type == "cpu":
         if name not in ("auto", "cpu"):
             raise ConfigError(
-                f"attention_backend is {name!r}, which needs CUDA, but the device is 'cpu'; "
-                "use 'auto' or 'cpu'"
+                f"attention_backend is {name!r}, which needs CUDA, but the device is 'cpu'; use 'auto' or 'cpu'"
             )
         return CpuFlash()
     if device_type != "cuda" or name == "cpu":

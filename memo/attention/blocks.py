@@ -138,9 +138,7 @@ def _diagonal_blocks(
         yield Block(batch, start, stop, start, stop, True)
 
 
-def _pair_blocks(
-    batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None
-) -> Iterator[Block]:
+def _pair_blocks(batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -> Iterator[Block]:
     """Blocks of one pair of chunks.
 
     Two that do not overlap share at most one document, so give at most one block.

@@ -39,9 +39,7 @@ class CudnnSdpa(AttentionBackend):
         self._lse_dims = lse.dim()
         return out, lse.view(q.shape[:3])
 
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, lse = saved
         lse = lse.contiguous()
         seed = torch.zeros((), dtype=torch.int64, device=q.device)  # read only with dropout
@@ -77,9 +75,7 @@ class FlashSdpa(VarlenBackend):
         )
         return out, lse
 
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, lse = saved
         rng_state, unused = _flash_rng(q.device)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -146,14 +142,10 @@ class FlashAttn(VarlenBackend):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, s, n, d]
-        out, lse, *_ = self._lib._flash_attn_forward(
-            q, k, v, **self._options(causal, scale), return_softmax=False
-        )
+        out, lse, *_ = self._lib._flash_attn_forward(q, k, v, **self._options(causal, scale), return_softmax=False)
         return out.transpose(1, 2), lse
 
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out = (x.transpose(1, 2) for x in saved[:4])
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         self._lib._flash_attn_backward(
@@ -233,14 +225,10 @@ class TransformerEngine(AttentionBackend):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))  # [b, s, n, d]
-        out, aux = self._lib.fused_attn_fwd(
-            is_training=True, q=q, k=k, v=v, **self._options(q, k, causal, scale)
-        )
+        out, aux = self._lib.fused_attn_fwd(is_training=True, q=q, k=k, v=v, **self._options(q, k, causal, scale))
         return out.transpose(1, 2), aux[0].view(q.shape[0], q.shape[2], q.shape[1])
 
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out = (x.transpose(1, 2).contiguous() for x in saved[:4])
         rng_state, _ = _flash_rng(q.device)
         dq, dk, dv, *_ = self._lib.fused_attn_bwd(

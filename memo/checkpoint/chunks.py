@@ -56,9 +56,7 @@ def rectangles(shape: Sequence[int], start: int, stop: int) -> list[Rectangle]:
     return found
 
 
-def global_chunks(
-    segment: Segment, shard: Shard, values: Tensor
-) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
+def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, tuple[tuple[int, ...], list[Any]]]:
     """Cut the 1-D `values` of a segment into rectangles of global tensors.
 
     Returns, by global name: (global shape, [(offset in the global tensor, view of values)]).
@@ -72,14 +70,11 @@ def global_chunks(
         for piece in shard.pieces:
             low = [max(a, b) for a, b in zip(offset, piece.local_offset, strict=True)]
             high = [
-                min(a + n, b + m)
-                for a, n, b, m in zip(offset, shape, piece.local_offset, piece.shape, strict=True)
+                min(a + n, b + m) for a, n, b, m in zip(offset, shape, piece.local_offset, piece.shape, strict=True)
             ]
             if all(a < b for a, b in zip(low, high, strict=True)):
                 part = local[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset, strict=True))]
-                at = tuple(
-                    g + a - start for g, a, start in zip(piece.offset, low, piece.local_offset, strict=True)
-                )
+                at = tuple(g + a - start for g, a, start in zip(piece.offset, low, piece.local_offset, strict=True))
                 found.setdefault(piece.name, (piece.global_shape, []))[1].append((at, part))
     return found
 

@@ -10,13 +10,17 @@ a checkpoint loads into any layout.
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
@@ -44,9 +48,7 @@ class RunState:
     nan_iterations: int
 
 
-def save_checkpoint(
-    directory: str | Path, state: RunState, segments: Sequence[SegmentState], mesh: Mesh
-) -> Path:
+def save_checkpoint(directory: str | Path, state: RunState, segments: Sequence[SegmentState], mesh: Mesh) -> Path:
     """Write one checkpoint; collective over all ranks. Returns its directory.
 
     Raises CheckpointError on every rank when any rank could not write; older checkpoints stay whole.
@@ -57,11 +59,10 @@ def save_checkpoint(
     tensors = _state_dict(_written_here(segments, mesh))
     try:
         _on_rank_zero(lambda: _prepare(partial), mesh)
-        save_tensors(tensors, checkpoint_id=partial, no_dist=mesh.world is None)
+        with _single_process_is_meant():
+            save_tensors(tensors, storage_writer=_Writer(partial), no_dist=mesh.world is None)
         _on_rank_zero(lambda: _publish(partial, final, state), mesh)
-    except CheckpointError:
-        raise
-    except Exception as error:
+    except (CheckpointException, Exception) as error:  # the first is only a BaseException
         raise CheckpointError(
             f"--save {root}: iteration {state.iteration} could not be written ({_cause(error)}); "
             "older checkpoints there are untouched: free disk space or choose another directory"
@@ -70,23 +71,26 @@ def save_checkpoint(
 
 
 def load_checkpoint(directory: str | Path, segments: Sequence[SegmentState], mesh: Mesh) -> RunState:
-    """Fill the segments in place from the newest checkpoint under `directory`.
+    """Fill the segments in place from the newest checkpoint under `directory`; collective over all ranks.
 
-    Raises CheckpointError when there is none, or when it belongs to another model.
+    Raises CheckpointError, on every rank, when there is none, when it belongs to another model, or when
+    it cannot be read.
     """
-    final = latest_checkpoint(directory)
-    try:
-        state = json.loads((final / "run_state.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"--load {final}: run_state.json cannot be read ({error}): choose another"
-        ) from error
-    if state.pop("schema_version", None) != SCHEMA_VERSION:
-        raise CheckpointError(f"--load {final}: written by another version of memo: use that version")
     tensors = _state_dict(segments)
-    _check_shapes(final, tensors)
-    load_tensors(tensors, checkpoint_id=final, no_dist=mesh.world is None)
-    return RunState(**state)
+    # All ranks judge by the tensors of all, so that none goes on alone into a collective.
+    shapes = _gather_shapes(tensors, mesh)
+    final = latest_checkpoint(directory)
+    state = _read_state(final)
+    _check_shapes(final, shapes)
+    try:
+        with _single_process_is_meant():
+            load_tensors(tensors, storage_reader=FileSystemReader(final), no_dist=mesh.world is None)
+    except (CheckpointException, Exception) as error:
+        raise CheckpointError(
+            f"--load {final}: its tensors cannot be read ({_cause(error)}): "
+            f"it is damaged; write the number of an older one into {LATEST}"
+        ) from error
+    return state
 
 
 def latest_checkpoint(directory: str | Path) -> Path:
@@ -98,9 +102,16 @@ def latest_checkpoint(directory: str | Path) -> Path:
             f"--load {root}: {LATEST} is not there, so it holds no whole checkpoint: "
             "give the directory that an earlier run named with --save"
         )
-    final = root / f"iter_{int(pointer.read_text()):07d}"
+    text = pointer.read_text(encoding="utf-8").strip()
+    if not text.isdecimal():
+        raise CheckpointError(
+            f"--load {root}: {LATEST} holds {text!r}, not the number of an iteration: write that number there"
+        )
+    final = root / f"iter_{int(text):07d}"
     if not final.is_dir():
-        raise CheckpointError(f"--load {root}: {LATEST} names {final.name}, which is not there")
+        raise CheckpointError(
+            f"--load {root}: {LATEST} names {final.name}, which is not there: write the number of one that is"
+        )
     return final
 
 
@@ -127,30 +138,91 @@ def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentS
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
 
 
-def _check_shapes(final: Path, tensors: dict[str, Tensor]) -> None:
-    stored = FileSystemReader(final).read_metadata().state_dict_metadata
-    for name, tensor in tensors.items():
-        if name not in stored:
-            raise CheckpointError(f"--load {final}: it holds no {name}: it belongs to another model")
-        shape = tuple(stored[name].size)  # type: ignore[union-attr]
-        if shape != tuple(tensor.shape):
+def _read_state(final: Path) -> RunState:
+    try:
+        state = json.loads((final / "run_state.json").read_text(encoding="utf-8"))
+        version = state.pop("schema_version")
+        if version != SCHEMA_VERSION:
             raise CheckpointError(
-                f"--load {final}: {name} has shape {shape} there and {tuple(tensor.shape)} in this model: "
-                "give the model flags of the run that saved it"
+                f"--load {final}: written by another version of memo, in schema {version}, but this one "
+                f"reads schema {SCHEMA_VERSION}: use the version that wrote it"
+            )
+        return RunState(**state)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"--load {final}: run_state.json cannot be read ({_cause(error)}): choose another checkpoint"
+        ) from error
+
+
+def _gather_shapes(tensors: dict[str, Tensor], mesh: Mesh) -> dict[str, tuple[int, ...]]:
+    """Names and global shapes of what all ranks hold together."""
+    mine = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if mesh.world is None:
+        return mine
+    everyone: list[Any] = [None] * mesh.grid.world_size
+    dist.all_gather_object(everyone, mine)
+    return {name: shape for part in everyone for name, shape in part.items()}
+
+
+def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raises CheckpointError unless the checkpoint holds exactly these tensors."""
+    try:
+        metadata = FileSystemReader(final).read_metadata().state_dict_metadata
+        stored = {name: tuple(entry.size) for name, entry in metadata.items()}  # type: ignore[union-attr]
+    except Exception as error:
+        raise CheckpointError(
+            f"--load {final}: its metadata cannot be read ({_cause(error)}): choose another checkpoint"
+        ) from error
+    flags = "give the model flags of the run that saved it"
+    for name in sorted(shapes.keys() | stored.keys()):
+        if name not in stored:
+            raise CheckpointError(f"--load {final}: it holds no {name}, as it belongs to another model: {flags}")
+        if name not in shapes:
+            raise CheckpointError(
+                f"--load {final}: it holds {name}, which this model lacks, as it belongs to another: {flags}"
+            )
+        if stored[name] != shapes[name]:
+            raise CheckpointError(
+                f"--load {final}: {name} has shape {stored[name]} there and {shapes[name]} in this model: {flags}"
             )
 
 
+class _Writer(FileSystemWriter):
+    """Names the operating system's error where torch's own clean-up hides it behind a later one."""
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().write_data(*args, **kwargs)
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            raise (cause or error) from None
+
+
+@contextmanager
+def _single_process_is_meant() -> Iterator[None]:
+    """Without a process group torch warns that it assumes a single process, which is so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
 def _prepare(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)  # left by a run that died while saving
-    partial.mkdir(parents=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    for left in partial.parent.glob("iter_*.partial"):  # by runs that died while saving
+        shutil.rmtree(left)
+    partial.mkdir()
 
 
 def _publish(partial: Path, final: Path, state: RunState) -> None:
     text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(state)}, indent=1)
     _write_durably(partial / "run_state.json", text)
+    replaced = final.with_name(f"{final.name}.replaced.partial")
     if final.exists():  # the same iteration saved twice: the newer one counts
-        shutil.rmtree(final)
+        os.replace(final, replaced)
     os.replace(partial, final)
+    shutil.rmtree(replaced, ignore_errors=True)
     pointer = final.parent / LATEST
     _write_durably(pointer.with_suffix(".tmp"), f"{state.iteration}\n")
     os.replace(pointer.with_suffix(".tmp"), pointer)
@@ -177,10 +249,9 @@ def _on_rank_zero(action: Callable[[], None], mesh: Mesh) -> None:
         raise OSError(failure[0])
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """The first real error behind torch's collective exception, in one line."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        inner = next(iter(failures.values()))
-        error = inner[0] if isinstance(inner, tuple) else inner
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -78,9 +78,7 @@ def build(argv: Sequence[str]) -> None:
     options = tyro.cli(_Build, args=argv, prog="memo data build")
     if len(options.paths) < 2:
         given = ", ".join(options.paths) or "none"
-        raise ConfigError(
-            f"memo data build needs two paths or more, but got {given}: give IN... and then OUT"
-        )
+        raise ConfigError(f"memo data build needs two paths or more, but got {given}: give IN... and then OUT")
     *inputs, out = options.paths
     summary = build_corpus(
         inputs,

@@ -15,7 +15,10 @@ ABOUT = f"memo {__version__}: train and extend LLMs at 64K to millions of tokens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command (default: sys.argv[1:]) and return its exit status; what memo refuses raises SystemExit(2)."""
+    """Run one command (default: sys.argv[1:]) and return its exit status.
+
+    Raises SystemExit with status 2 for what memo refuses, after one message on standard error.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["--version"]:
         print(f"memo {__version__}")

@@ -1,6 +1,7 @@
 """Frozen dataclasses, one per concern. Nothing here imports torch: planning must work without it."""
 
 from memo.config.data import DataConfig
+from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
 from memo.config.parallel import ParallelConfig
 from memo.config.presets import PRESETS, preset
@@ -13,6 +14,7 @@ __all__ = [
     "DataConfig",
     "HardwareConfig",
     "LoggingConfig",
+    "MemoryConfig",
     "ModelConfig",
     "ParallelConfig",
     "RunConfig",

@@ -30,8 +30,7 @@ def _check_tensor(config: RunConfig) -> None:
     heads, groups, ffn = model.num_attention_heads, model.kv_heads, model.ffn_size
     require(
         heads % tp == 0,
-        f"--num-attention-heads {heads} does not divide by --tp {tp}: "
-        f"use --tp {divisors(heads, groups, ffn)}",
+        f"--num-attention-heads {heads} does not divide by --tp {tp}: use --tp {divisors(heads, groups, ffn)}",
     )
     require(
         groups % tp == 0,
@@ -57,8 +56,7 @@ def _check_sequence(config: RunConfig) -> None:
     layout = f"--tp {tp}" if cp == 1 else f"2 x --cp {cp} x --tp {tp} = {step}"
     require(
         seq_length % step == 0,
-        f"--seq-length {seq_length} does not divide by {layout}: "
-        f"use --seq-length {neighbours(seq_length, step)}",
+        f"--seq-length {seq_length} does not divide by {layout}: use --seq-length {neighbours(seq_length, step)}",
     )
 
 

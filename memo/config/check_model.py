@@ -31,9 +31,7 @@ def _check_heads(model: ModelConfig) -> None:
         )
     if model.position_embedding_type == "rope":
         source = (
-            f"--hidden-size {hidden} / --num-attention-heads {heads}"
-            if model.kv_channels is None
-            else "--kv-channels"
+            f"--hidden-size {hidden} / --num-attention-heads {heads}" if model.kv_channels is None else "--kv-channels"
         )
         require(
             model.head_dim % 2 == 0,

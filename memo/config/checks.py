@@ -9,6 +9,7 @@ from dataclasses import fields
 from math import isfinite
 
 from memo.config.check_layout import check_batch, check_layout
+from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
 from memo.config.require import require
@@ -18,7 +19,7 @@ from memo.config.run import RunConfig
 _MAY_BE_ZERO = frozenset(
     ("min_lr", "lr_warmup_iters", "weight_decay", "clip_grad", "seed", "eval_interval", "save_interval")
 )
-_HAS_OWN_RULE = frozenset(("adam_beta1", "adam_beta2"))
+_HAS_OWN_RULE = frozenset(("adam_beta1", "adam_beta2", "offload_alpha"))
 
 
 def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> None:
@@ -31,6 +32,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> Non
     check_model(config)
     check_layout(config, world_size)
     check_batch(config, world_size)
+    check_memory(config)
     _check_optimizer(config)
     _check_data(config, needs_data)
     _check_hardware(config)
@@ -49,9 +51,7 @@ def _check_ranges(config: RunConfig) -> None:
             if entry.name in _MAY_BE_ZERO:
                 require(value >= 0, f"{flag} is {value}, but it must not be below 0: give 0 or more{default}")
             else:
-                require(
-                    value > 0, f"{flag} is {value}, but it must be above 0: give a positive number{default}"
-                )
+                require(value > 0, f"{flag} is {value}, but it must be above 0: give a positive number{default}")
 
 
 def _check_optimizer(config: RunConfig) -> None:

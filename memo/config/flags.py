@@ -68,9 +68,7 @@ def parse_run(argv: Sequence[str], *, prog: str, print_errors: bool = True) -> R
     args = [word for given in argv for word in MEGATRON_SPELLINGS.get(given.replace("_", "-"), (given,))]
     with exit_on_error(print_errors), _console(print_errors):
         # Two passes: preset and file become the defaults that the flags override and --help shows.
-        sources, _ = tyro.cli(
-            OmitArgPrefixes[_Sources], args=args, prog=prog, add_help=False, return_unknown_args=True
-        )
+        sources, _ = tyro.cli(OmitArgPrefixes[_Sources], args=args, prog=prog, add_help=False, return_unknown_args=True)
         defaults = _CommandLine(_defaults(sources), sources)
         line, unknown = tyro.cli(
             OmitArgPrefixes[_CommandLine], default=defaults, args=args, prog=prog, return_unknown_args=True

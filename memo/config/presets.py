@@ -12,9 +12,7 @@ from memo.errors import ConfigError
 
 def _paper_gpt(num_layers: int, hidden_size: int, heads: int) -> ModelConfig:
     """The paper counts P = 12 n h^2 + v h: tied embedding, no biases, no position table (rotary)."""
-    return ModelConfig(
-        num_layers=num_layers, hidden_size=hidden_size, num_attention_heads=heads, vocab_size=50257
-    )
+    return ModelConfig(num_layers=num_layers, hidden_size=hidden_size, num_attention_heads=heads, vocab_size=50257)
 
 
 _LLAMA = ModelConfig(
@@ -46,12 +44,8 @@ PRESETS: dict[str, ModelConfig] = {
         add_bias_linear=True,
     ),
     "llama-tiny": replace(_LLAMA, num_query_groups=2, ffn_hidden_size=352),
-    "llama-3.1-8b": replace(
-        _LLAMA_31, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336
-    ),
-    "llama-3.1-70b": replace(
-        _LLAMA_31, num_layers=80, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=28672
-    ),
+    "llama-3.1-8b": replace(_LLAMA_31, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336),
+    "llama-3.1-70b": replace(_LLAMA_31, num_layers=80, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=28672),
     "qwen3-tiny": replace(
         _LLAMA,
         num_query_groups=2,

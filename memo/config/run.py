@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memo.config.data import DataConfig
+from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
 from memo.config.parallel import ParallelConfig
 from memo.config.training import TrainingConfig
@@ -65,6 +66,7 @@ class RunConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: DataConfig = field(default_factory=DataConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -148,9 +150,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     for section, name, value in _toml_entries(_load_toml(Path(path)), source):
         found = section_of(name, source) if (section, name) != ("", "model") else ""
         if section not in ("", found):
-            raise ConfigError(
-                f"{source}: {name} stands in [{section}] but belongs in [{found}]: move it there"
-            )
+            raise ConfigError(f"{source}: {name} stands in [{section}] but belongs in [{found}]: move it there")
         key = canonical_name(name)
         if key in values:
             raise ConfigError(f"{source}: {key} is given twice ({values[key]!r}, {value!r}): keep one")

@@ -39,9 +39,7 @@ def list_files(inputs: Sequence[str | Path]) -> list[Path]:
             readable = TEXT_SUFFIXES | {JSON_LINES_SUFFIX}
             found = [file for file in _walk(path) if file.suffix.lower() in readable]
             if not found:
-                raise DataError(
-                    f"{path} holds no {JSON_LINES_SUFFIX} and no text files; name the files themselves"
-                )
+                raise DataError(f"{path} holds no {JSON_LINES_SUFFIX} and no text files; name the files themselves")
             files += found
         elif path.is_file():
             files.append(path)
@@ -103,14 +101,10 @@ def _read_json_lines(path: Path, json_key: str) -> Iterator[str]:
                 raise DataError(f"{where}: no valid JSON ({error}); repair or remove the line") from error
             if not isinstance(record, dict) or not isinstance(record.get(json_key), str):
                 found = sorted(record) if isinstance(record, dict) else type(record).__name__
-                raise DataError(
-                    f"{where}: no string under the key {json_key!r}, found {found}; set the JSON key"
-                )
+                raise DataError(f"{where}: no string under the key {json_key!r}, found {found}; set the JSON key")
             text: str = record[json_key]
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise DataError(
-                    f"{where}: half of a surrogate pair ({error}); repair or remove the line"
-                ) from error
+                raise DataError(f"{where}: half of a surrogate pair ({error}); repair or remove the line") from error
             yield text

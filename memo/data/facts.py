@@ -37,11 +37,7 @@ class CorpusFacts:
         except ValueError as error:
             raise DataError(f"{path} is no JSON: {error}; build the corpus again") from error
         names = {"schema_version"} | {field.name for field in fields(cls)}
-        if (
-            not isinstance(content, dict)
-            or set(content) != names
-            or content["schema_version"] != SCHEMA_VERSION
-        ):
+        if not isinstance(content, dict) or set(content) != names or content["schema_version"] != SCHEMA_VERSION:
             raise DataError(
                 f"{path} must have the fields {sorted(names)} with schema_version {SCHEMA_VERSION}, "
                 f"but holds {content}; build the corpus again"

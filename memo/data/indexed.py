@@ -182,16 +182,12 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
     """Check an .idx file; return the dtype and, [D + 1], where documents begin, then the token count."""
     content = path.read_bytes()
     if not content.startswith(MAGIC):
-        raise DataError(
-            f"{path} begins with {content[: len(MAGIC)]!r}, not {MAGIC!r}; it is no Megatron index"
-        )
+        raise DataError(f"{path} begins with {content[: len(MAGIC)]!r}, not {MAGIC!r}; it is no Megatron index")
     if len(content) < _HEADER.size:
         raise DataError(f"{path} has {len(content)} bytes, its header alone {_HEADER.size}; it is truncated")
     _, version, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(content)
     if version != VERSION:
-        raise DataError(
-            f"{path} has version {version}, this reader knows {VERSION}; convert it with Megatron-LM"
-        )
+        raise DataError(f"{path} has version {version}, this reader knows {VERSION}; convert it with Megatron-LM")
     if dtype_code not in DTYPE_CODES:
         raise DataError(f"{path} has dtype code {dtype_code}, known are {sorted(DTYPE_CODES)}; it is damaged")
     expected_bytes = _HEADER.size + 12 * num_sequences + 8 * num_bounds
@@ -206,14 +202,7 @@ def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
     documents = np.frombuffer(content, "<i8", num_bounds, _HEADER.size + lengths.size * 12)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     if (lengths < 0).any() or not np.array_equal(pointers, offsets[:-1] * dtype.itemsize):
-        raise DataError(
-            f"{path}: lengths and pointers disagree; sequences must lie end to end: build it again"
-        )
-    if (
-        num_bounds == 0
-        or documents[0] != 0
-        or documents[-1] != num_sequences
-        or (np.diff(documents) < 0).any()
-    ):
+        raise DataError(f"{path}: lengths and pointers disagree; sequences must lie end to end: build it again")
+    if num_bounds == 0 or documents[0] != 0 or documents[-1] != num_sequences or (np.diff(documents) < 0).any():
         raise DataError(f"{path}: document bounds must rise from 0 to {num_sequences}; build it again")
     return dtype, offsets[documents]

@@ -21,9 +21,7 @@ class MockDataset:
     The rule does not depend on the seed, so a dataset with another seed is a valid evaluation set.
     """
 
-    def __init__(
-        self, vocab_size: int, seq_length: int, seed: int, mean_document_length: float | None = None
-    ) -> None:
+    def __init__(self, vocab_size: int, seq_length: int, seed: int, mean_document_length: float | None = None) -> None:
         """mean_document_length: tokens, geometrically distributed; None makes each sample one document."""
         for name, value in (
             ("vocab_size", vocab_size),

@@ -97,9 +97,7 @@ class BPETokenizer:
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def decode(self, ids: ArrayLike) -> str:
-        text: str = self._tokenizer.decode(
-            _checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=True
-        )
+        text: str = self._tokenizer.decode(_checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=True)
         return text
 
 
@@ -110,9 +108,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETok
     Raises ConfigError when it cannot even hold the 256 bytes and the end-of-document token.
     """
     if vocab_size < _NUM_BYTES + 1:
-        raise ConfigError(
-            f"vocab-size = {vocab_size}, but byte-level BPE needs at least {_NUM_BYTES + 1}; raise it"
-        )
+        raise ConfigError(f"vocab-size = {vocab_size}, but byte-level BPE needs at least {_NUM_BYTES + 1}; raise it")
     from tokenizers import Tokenizer as HuggingFaceTokenizer
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -140,9 +136,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(
-            f"tokenizer = {spec}: {path} does not exist; give `byte`, a tokenizer.json or its directory"
-        )
+        raise ConfigError(f"tokenizer = {spec}: {path} does not exist; give `byte`, a tokenizer.json or its directory")
     return BPETokenizer(path)
 
 

@@ -25,9 +25,7 @@ class Admission:
     step_s: float
 
 
-def admit(
-    config: RunConfig, world_size: int, available_bytes: int, peak_flops: float, local_ranks: int
-) -> Admission:
+def admit(config: RunConfig, world_size: int, available_bytes: int, peak_flops: float, local_ranks: int) -> Admission:
     """Estimate a checked run; raises ResourceError when it needs more memory or time than there is.
 
     Args:
@@ -51,8 +49,8 @@ def admit(
     parts = ", ".join(f"{f.name} {format_bytes(getattr(memory, f.name))}" for f in fields(memory))
     within = "within" if admission.step_s <= limit_s else "above"
     raise ResourceError(
-        f"--seq-length {config.data.seq_length} is {'too slow' if fits else 'too large'} for this machine: "
-        f"a rank needs {format_bytes(memory.total)} ({parts}); {local_ranks} ranks on one memory need "
+        f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine: a rank "
+        f"needs {format_bytes(memory.total)} ({parts}); the ranks that share this memory ({local_ranks}) need "
         f"{format_bytes(admission.shared_bytes)}, available are {format_bytes(available_bytes)}; one step "
         f"takes about {step_s}, {within} --max-step-minutes {config.training.max_step_minutes:g}: "
         + _remedy(config, is_within, only_time=fits)
@@ -70,7 +68,7 @@ def _estimate(config: RunConfig, world_size: int, peak_flops: float, local_ranks
 def _remedy(config: RunConfig, is_within: Callable[[int], bool], only_time: bool) -> str:
     tp, cp = config.parallel.tp, config.parallel.cp
     step = tp if cp == 1 else 2 * cp * tp
-    longer = "raise --max-step-minutes, or " if only_time else ""
+    longer = "raise --max-step-minutes, " if only_time else ""
     spread = "spread the run over more devices with --tp, --cp and --pp"
     low, high = 0, config.data.seq_length // step  # in steps: low fits (0: none does), high does not
     while high - low > 1:
@@ -78,4 +76,4 @@ def _remedy(config: RunConfig, is_within: Callable[[int], bool], only_time: bool
         low, high = (middle, high) if is_within(middle * step) else (low, middle)
     if low == 0:
         return f"no sequence length fits: {longer}{spread}, or choose a smaller --model"
-    return f"use --seq-length {low * step} or less, {longer}{spread}"
+    return f"use --seq-length {low * step} or less, {longer}or {spread}"

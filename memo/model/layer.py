@@ -90,16 +90,22 @@ class SelfAttention(nn.Module):
         self.projection = parts.row(f"{name}.projection", q_size)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        qkv = self.qkv(x)
-        heads = qkv.unflatten(-1, (-1, self.head_dim))  # [s, b, a + 2k, d]
-        q, k, v = heads.split(self.heads, dim=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if context.rope is not None:
-            q, k = apply_rope(q, context.rope), apply_rope(k, context.rope)
+        q, k, v = self.prepare(self.qkv(x), context.rope)
         out = self.core(q, k, v, context.documents)
         y: Tensor = self.projection(out.flatten(2))
         return y
+
+    def prepare(self, qkv: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
+        """From the matrix's output [s, b, (a + 2k) d] to what attention takes: heads, normed and rotated.
+
+        Token-wise: any range of tokens with their rows of the RoPE table will do.
+        """
+        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = apply_rope(q, rope), apply_rope(k, rope)
+        return q, k, v
 
 
 class MLP(nn.Module):
@@ -114,14 +120,15 @@ class MLP(nn.Module):
         self.fc2 = parts.row(f"{name}.fc2", config.ffn_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.fc1(x)
+        y: Tensor = self.fc2(self.activate(self.fc1(x)))
+        return y
+
+    def activate(self, inner: Tensor) -> Tensor:
+        """[s, b, f / tp] from fc1's output, which is twice as wide when gated."""
         if self.activation == "swiglu":
             gate, up = inner.chunk(2, dim=-1)
-            inner = F.silu(gate) * up
-        else:
-            inner = F.gelu(inner, approximate="tanh" if self.activation == "gelu_tanh" else "none")
-        y: Tensor = self.fc2(inner)
-        return y
+            return F.silu(gate) * up
+        return F.gelu(inner, approximate="tanh" if self.activation == "gelu_tanh" else "none")
 
 
 class TransformerLayer(nn.Module):

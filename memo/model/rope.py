@@ -22,6 +22,9 @@ class RopeTable:
     cos: Tensor
     sin: Tensor
 
+    def rows(self, tokens: slice) -> "RopeTable":
+        return RopeTable(self.cos[tokens], self.sin[tokens])
+
 
 def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> RopeTable:
     """Table for positions [s, b] (int64)."""

@@ -21,6 +21,10 @@ from memo.parallel.tensor import VocabParallelEmbedding, vocab_shard
 class Microbatch:
     """Tokens of this context-parallel rank, all [s, b]; the same on every tp rank and stage.
 
+    Two orders: tokens, labels, positions and loss_weight stand in shard order, the tokens of tp rank 0 first;
+    attention_positions and documents in the order that attention sees. They differ only when layers work on
+    tiles of tokens, each of which is split over the tp ranks (memo.executor).
+
     loss_weight is the weight of each token's loss: its mask divided by the unmasked tokens of the
     global batch, so that losses and gradients of all ranks and microbatches simply add up.
     """
@@ -29,6 +33,7 @@ class Microbatch:
     labels: Tensor
     positions: Tensor
     loss_weight: Tensor
+    attention_positions: Tensor
     documents: Documents
 
 
@@ -133,7 +138,7 @@ class TransformerChunk(nn.Module):
         assert hidden is not None, "a chunk without the embedding needs the previous chunk's output"
         rope = None
         if self.config.position_embedding_type == "rope":
-            rope = rope_table(self.config, batch.positions, self.dtype)
+            rope = rope_table(self.config, batch.attention_positions, self.dtype)
         context = LayerContext(rope, batch.documents)
         for layer in self.layers:
             hidden = layer(hidden, context)

@@ -36,9 +36,7 @@ def all_gather(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None)
     return _wait(all_gather_async(x, group, out))
 
 
-def all_gather_async(
-    x: Tensor, group: ProcessGroup | None, out: Tensor | None = None
-) -> tuple[Tensor, Work | None]:
+def all_gather_async(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None) -> tuple[Tensor, Work | None]:
     """As all_gather, but returns at once.
 
     The tensor is valid after ``work.wait()``; work is None if none is needed.

@@ -86,9 +86,7 @@ class ContextAttention:
         self._a2a_size = group_size(a2a_group)
         if comm_type not in CP_COMM_TYPES:
             raise ConfigError(f"cp_comm_type is {comm_type!r}; known are {', '.join(CP_COMM_TYPES)}")
-        if (comm_type in ("p2p", "all_gather") and self._a2a_size > 1) or (
-            comm_type == "a2a" and self._ring_size > 1
-        ):
+        if (comm_type in ("p2p", "all_gather") and self._a2a_size > 1) or (comm_type == "a2a" and self._ring_size > 1):
             raise ConfigError(
                 f"cp_comm_type is {comm_type!r}, but the ring group has {self._ring_size} ranks and "
                 f"the a2a group {self._a2a_size}; use 'a2a+p2p', or put all ranks in the one group"
@@ -107,9 +105,7 @@ class ContextAttention:
         assert isinstance(out, Tensor)
         return out
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
         """As __call__, without autograd.
 
         -> out [s, b, n, d] and lse [b, n / A, A s], which backward wants back.
@@ -148,9 +144,7 @@ class ContextAttention:
             return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale)
         return self._ring_forward(q, k, v, documents)
 
-    def _backward(
-        self, grad_out: Tensor, saved: Saved, documents: Documents | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
         if self._ring_size == 1:
             return attend_backward(self.backend, grad_out, saved, self._blocks(0, documents), self.scale)
         if self.comm_type == "all_gather":
@@ -159,9 +153,7 @@ class ContextAttention:
 
     # p2p: at step t this rank's queries meet the keys of ring rank (rank - t).
 
-    def _ring_forward(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None
-    ) -> tuple[Tensor, Tensor]:
+    def _ring_forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
         kv = torch.stack((k, v))  # [2, S, b, n_kv, d], one message
         merger = OutputMerger(q)
         for step in range(self._ring_size):
@@ -183,9 +175,7 @@ class ContextAttention:
             incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
             dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
             met = saved._replace(k=kv[0], v=kv[1])
-            GradSums(dq, dkv[0], dkv[1]).add(
-                self.backend, grad_out, met, self._blocks(step, documents), self.scale
-            )
+            GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, self._blocks(step, documents), self.scale)
             if incoming_dkv:
                 dkv += incoming_dkv.wait()
             incoming_dkv = _Shift(dkv, self)
@@ -233,9 +223,7 @@ class ContextAttention:
         """The inverse of _split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d]."""
         shares = [x.shape[2] for x in tensors]
         mine = zigzag_from_natural(torch.cat(tensors, dim=2), self._a2a_size)
-        by_rank = all_to_all(
-            mine.unflatten(0, (self._a2a_size, -1)), self._a2a
-        )  # [A, s, b, sum of shares, d]
+        by_rank = all_to_all(mine.unflatten(0, (self._a2a_size, -1)), self._a2a)  # [A, s, b, sum of shares, d]
         return tuple(x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in by_rank.split(shares, dim=3))
 
     def _blocks(self, step: int, documents: Documents | None) -> tuple[Block, ...]:
@@ -289,9 +277,7 @@ class _Shift:
         assert group is not None
         self._sent: Tensor | None = x  # must live until the transfer has ended
         self._received = torch.empty_like(x)
-        self._works: list[Work] = exchange(
-            [(x, (rank + 1) % size)], [(self._received, (rank - 1) % size)], group
-        )
+        self._works: list[Work] = exchange([(x, (rank + 1) % size)], [(self._received, (rank - 1) % size)], group)
 
     def wait(self) -> Tensor:
         for work in self._works:

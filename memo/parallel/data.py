@@ -8,7 +8,6 @@ the fp32 master weights, and all ranks gather the new weights.
 Gradients add up without any factor: the loss is already divided by the tokens of the global batch.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -85,11 +84,16 @@ class ShardedDataParallel:
         plans = plan_buckets(layout, bucket_size, num_shards)
         self.buckets = [Bucket(plan, rank, dtype, device) for plan in plans]
         self.parameters = self._give_memory(named)
-        self._bucket_of = {slot.name: b for b in self.buckets for slot in b.plan.slots}
+        places = {slot.name: bucket for bucket in self.buckets for slot in bucket.plan.slots}
+        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
+        self._main_gradients = {
+            id(parameter): places[name].view(name, places[name].gradients)
+            for name, parameter in self.parameters.items()
+        }
         self._missing: dict[str, int] = {}
         self._next_bucket = 0
-        for name, parameter in self.parameters.items():
-            parameter.register_post_accumulate_grad_hook(self._accumulator(name))
+        for parameter in self.parameters.values():
+            parameter.register_post_accumulate_grad_hook(self._accumulate)
 
     def initialize(self, seed: int) -> None:
         """Initial weights, the same for every layout; also the master copy."""
@@ -177,19 +181,23 @@ class ShardedDataParallel:
                 setattr(module, key, by_identity[id(parameter)])
         return placed
 
-    def _accumulator(self, name: str) -> Callable[[Tensor], None]:
-        bucket = self._bucket_of[name]
-        main_grad = bucket.view(name, bucket.gradients)
+    def main_gradient(self, parameter: nn.Parameter) -> Tensor:
+        """The wide gradient of a parameter, in its shape, for code that adds to it directly."""
+        return self._main_gradients[id(parameter)]
 
-        def accumulate(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            main_grad.add_(parameter.grad)
-            parameter.grad = None
-            self._missing[name] -= 1
-            if self.overlap and self._missing[name] == 0:
-                self._start_ready_buckets()
+    def gradient_done(self, parameter: nn.Parameter) -> None:
+        """One microbatch has been added to a parameter's main gradient."""
+        name = self._names[id(parameter)]
+        self._missing[name] -= 1
+        if self.overlap and self._missing[name] == 0:
+            self._start_ready_buckets()
 
-        return accumulate
+    def _accumulate(self, parameter: Tensor) -> None:
+        """Hook of autograd: move .grad into the main gradient."""
+        assert parameter.grad is not None and isinstance(parameter, nn.Parameter)
+        self.main_gradient(parameter).add_(parameter.grad)
+        parameter.grad = None
+        self.gradient_done(parameter)
 
     def _start_ready_buckets(self) -> None:
         """Start complete buckets in their fixed order: every rank must issue collectives alike."""

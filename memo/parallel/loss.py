@@ -84,9 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, log_sum_exp = ctx.saved_tensors
         vocab, group = ctx.vocab, ctx.group
-        label_rows, lse_rows, grad_rows = (
-            _by_rank(t, group) for t in (labels, log_sum_exp, grads[0].contiguous())
-        )
+        label_rows, lse_rows, grad_rows = (_by_rank(t, group) for t in (labels, log_sum_exp, grads[0].contiguous()))
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=log_sum_exp.dtype)  # sums over chunks are not in bf16
         for rows in _row_ranges(hidden, ctx.chunk_size, group):
@@ -135,9 +133,7 @@ def _local_labels(labels: Tensor, vocab: VocabSlice) -> tuple[Tensor, Tensor]:
     return local.masked_fill(~mine, 0), mine
 
 
-def _reduce(
-    logits: Tensor, labels: Tensor, vocab: VocabSlice, group: ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
+def _reduce(logits: Tensor, labels: Tensor, vocab: VocabSlice, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """Log-sum-exp over the whole vocabulary and the label's logit, both [c * b]; destroys logits."""
     local, mine = _local_labels(labels, vocab)
     target = logits.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)

@@ -111,9 +111,11 @@ def simulate(pipeline: Pipeline, schedules: list[list[Action]]) -> list[int]:
     posted, of one while the stage waits to send.
 
     Raises ScheduleError when no stage can go on, when messages of one link would arrive in another
-    order than they are awaited, or when an action is missing or repeated.
+    order than they are awaited, when an action is missing or repeated, or a backward stands before
+    its forward.
     """
     _check_complete(pipeline, schedules)
+    _check_forward_first(schedules)
     return _Simulation(pipeline, schedules).run()
 
 
@@ -162,9 +164,7 @@ class _Simulation:
             if not queue:
                 return False
             if queue[0] != action:
-                raise ScheduleError(
-                    f"stage {stage} awaits the input of {action}, but {queue[0]} was sent first"
-                )
+                raise ScheduleError(f"stage {stage} awaits the input of {action}, but {queue[0]} was sent first")
             queue.popleft()
         self.position[stage] += 1
         self.live[stage] += 1 if action.kind == "F" else -1
@@ -183,10 +183,7 @@ def link_of(source_stage: int, source: Action, target_stage: int, target: Action
 def _check_complete(pipeline: Pipeline, schedules: list[list[Action]]) -> None:
     kinds: list[Kind] = sorted({action.kind for actions in schedules for action in actions}, reverse=True)
     expected = Counter(
-        Action(kind, m, c)
-        for kind in kinds
-        for m in range(pipeline.microbatches)
-        for c in range(pipeline.chunks)
+        Action(kind, m, c) for kind in kinds for m in range(pipeline.microbatches) for c in range(pipeline.chunks)
     )
     for stage, actions in enumerate(schedules):
         if Counter(actions) != expected:
@@ -195,9 +192,19 @@ def _check_complete(pipeline: Pipeline, schedules: list[list[Action]]) -> None:
             raise ScheduleError(f"stage {stage}: actions missing or repeated: {names}")
 
 
+def _check_forward_first(schedules: list[list[Action]]) -> None:
+    """The last virtual stage awaits no message before a backward, so deadlock alone would not show this."""
+    for stage, actions in enumerate(schedules):
+        done: set[Action] = set()
+        for action in actions:
+            forward = Action("F", action.microbatch, action.chunk)
+            if action.kind == "B" and forward not in done:
+                raise ScheduleError(f"stage {stage}: {action} stands before {forward}")
+            done.add(action)
+
+
 def to_text(schedules: list[list[Action]]) -> str:
     """One line a stage: `stage 0: F0 F1 B0 ...`."""
     return "\n".join(
-        f"stage {stage}: " + " ".join(str(action) for action in actions)
-        for stage, actions in enumerate(schedules)
+        f"stage {stage}: " + " ".join(str(action) for action in actions) for stage, actions in enumerate(schedules)
     )

@@ -69,9 +69,7 @@ def empty_parameter(shape: tuple[int, ...], shard: Shard, dtype: torch.dtype) ->
     return ShardedParameter(torch.empty(shape, dtype=dtype, device="meta"), shard)
 
 
-def split(
-    name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: int, local_start: int = 0
-) -> Piece:
+def split(name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: int, local_start: int = 0) -> Piece:
     """The `rank`-th of `size` equal parts along `dim`, at row `local_start` of the local tensor."""
     length = global_shape[dim] // size
     offset, local_offset, shape = [0] * len(global_shape), [0] * len(global_shape), list(global_shape)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.config.derived import vocab_rows_per_rank
 from memo.parallel.collectives import (
     all_gather,
     all_gather_async,
@@ -39,9 +40,7 @@ class _ColumnParallel(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.has_bias = group, bias is not None
         return F.linear(all_gather(x, group), weight, bias)
@@ -193,12 +192,9 @@ class VocabParallelEmbedding(nn.Module):
 def vocab_shard(
     name: str, vocab_size: int, hidden_size: int, *, std: float, tied: bool, group: ProcessGroup | None
 ) -> tuple[Shard, int]:
-    """Shard of a [vocab, h] table split by rows, and the rows per rank with padding.
-
-    Rows are a multiple of 64 so that logits stay aligned for tensor cores.
-    """
+    """Shard of a [vocab, h] table split by rows, and the rows of one rank, padding included."""
     size, rank = group_size(group), group_rank(group)
-    rows = -(-vocab_size // (64 * size)) * 64
+    rows = vocab_rows_per_rank(vocab_size, size)
     first = min(rank * rows, vocab_size)
     num_valid = min(rows, vocab_size - first)
     pieces: tuple[Piece, ...] = ()

@@ -73,9 +73,7 @@ def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype
         if fitting and dtype == torch.bfloat16:
             key = max(fitting, key=len)
             return Peak(PEAK_BF16_TFLOPS[key] * 1e12, f"{name}, bf16 dense")
-    return Peak(
-        _measured_flops(device, dtype), f"measured matrix product, {str(dtype).removeprefix('torch.')}"
-    )
+    return Peak(_measured_flops(device, dtype), f"measured matrix product, {str(dtype).removeprefix('torch.')}")
 
 
 def gpu_name(device: torch.device) -> str:

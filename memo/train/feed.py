@@ -11,7 +11,10 @@ from memo.parallel.context import token_indices
 
 
 class Feed:
-    """Draws global batches from a dataset in the sampler's order."""
+    """Draws global batches from a dataset in the sampler's order.
+
+    `tiles` is the number of tiles that the layers work on; each is split over the tp ranks.
+    """
 
     def __init__(
         self,
@@ -20,10 +23,13 @@ class Feed:
         mesh: Mesh,
         micro_batch_size: int,
         device: torch.device,
+        tiles: int = 1,
     ) -> None:
         self.dataset, self.sampler, self.mesh = dataset, sampler, mesh
         self.micro_batch_size, self.device = micro_batch_size, device
-        self.own_tokens = token_indices(dataset.seq_length, mesh.grid.cp, mesh.at.cp)
+        self.attention_order = token_indices(dataset.seq_length, mesh.grid.cp, mesh.at.cp)
+        # [tile, tp rank, row] -> [tp rank, tile, row]
+        self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()
 
     def next_global_batch(self) -> list[Microbatch]:
         """This rank's microbatches of the next global batch; advances the sampler."""
@@ -36,15 +42,16 @@ class Feed:
         return [self._microbatch(batch, max(total, 1.0)) for batch in batches]
 
     def _microbatch(self, batch: Batch, num_tokens: float) -> Microbatch:
-        weight = torch.from_numpy(batch.loss_mask).double() / num_tokens
+        positions = torch.from_numpy(batch.positions)
         return Microbatch(
-            tokens=self._own(torch.from_numpy(batch.tokens)),
-            labels=self._own(torch.from_numpy(batch.labels)),
-            positions=self._own(torch.from_numpy(batch.positions)),
-            loss_weight=self._own(weight),
+            tokens=self._own(torch.from_numpy(batch.tokens), self.shard_order),
+            labels=self._own(torch.from_numpy(batch.labels), self.shard_order),
+            positions=self._own(positions, self.shard_order),
+            loss_weight=self._own(torch.from_numpy(batch.loss_mask).double() / num_tokens, self.shard_order),
+            attention_positions=self._own(positions, self.attention_order),
             documents=batch.cu_seqlens,
         )
 
-    def _own(self, rows: Tensor) -> Tensor:
-        """[b, s] -> this rank's [s / cp, b]."""
-        return rows[:, self.own_tokens].t().contiguous().to(self.device, non_blocking=True)
+    def _own(self, rows: Tensor, order: Tensor) -> Tensor:
+        """[b, s] of the whole sequence -> this rank's tokens [s / cp, b] in one of the two orders."""
+        return rows[:, order].t().contiguous().to(self.device, non_blocking=True)

@@ -70,6 +70,7 @@ def prepare(
     config = config.override({"vocab_size": vocab_size})
     _check_packages(config)
     _check_load(config)
+    _check_writable(config)
     set_threads(config.hardware)
     dtype = torch_dtype(str(config.training.params_dtype))
     device = local_device(device_type)
@@ -148,6 +149,23 @@ def _check_load(config: RunConfig) -> None:
     load, save = config.checkpoint.load, config.checkpoint.save
     if load is not None and not (load == save and not has_checkpoint(load)):
         latest_checkpoint(load)
+
+
+def _check_writable(config: RunConfig) -> None:
+    """What the run will write must have a place, or hours of training would end in an error."""
+    for flag, value, is_directory in (
+        ("--save", config.checkpoint.save, True),
+        ("--log-jsonl", config.logging.log_jsonl, False),
+    ):
+        if value is None:
+            continue
+        path = nearest = os.path.abspath(value)
+        while not os.path.exists(nearest):
+            nearest = os.path.dirname(nearest)
+        is_directory = is_directory or nearest != path
+        if os.path.isdir(nearest) != is_directory or not os.access(nearest, os.W_OK):
+            kind = "directory" if is_directory else "file"
+            raise ConfigError(f"{flag} {value}: {nearest} is no {kind} that can be written: give another path")
 
 
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak) -> None:

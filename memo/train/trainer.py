@@ -96,7 +96,7 @@ class Trainer:
         self.feed = self._feed(prepared.train_data)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.nan = 0
-        self._stop_requested = False
+        self._stop_requested = self._stopping = False  # this rank was asked; all ranks agreed
         self._load()
 
     # What a user calls.
@@ -119,7 +119,7 @@ class Trainer:
         )
         saved_at = self.iteration
         with reporter, self._graceful_stop():
-            while self.iteration < training.train_iters and not self._stop_requested:
+            while self.iteration < training.train_iters and not self._stopping:
                 record = self.step()
                 reporter.write(record)
                 for callback in self.callbacks:
@@ -241,7 +241,7 @@ class Trainer:
         counted = loss_sum.double() * (self.mesh.at.tp == 0)
         both = torch.stack([counted, torch.full_like(counted, float(self._stop_requested))])
         loss, stop = all_reduce(both, self.mesh.world).tolist()
-        self._stop_requested = stop > 0
+        self._stopping = stop > 0
         return float(loss)
 
     def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float) -> StepRecord:
@@ -300,6 +300,7 @@ class Trainer:
         def request(_: int, __: FrameType | None) -> None:
             self._stop_requested = True
 
+        self._stop_requested = self._stopping = False
         previous = signal.signal(signal.SIGTERM, request)
         try:
             yield

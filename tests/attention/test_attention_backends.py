@@ -118,9 +118,7 @@ def test_select_on_cuda_follows_the_compute_capability() -> None:
 
 
 @pytest.mark.parametrize(("name", "module"), [("flash_attn", "flash_attn"), ("te", "transformer_engine")])
-def test_missing_package_is_named_with_the_remedy(
-    name: str, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_named_with_the_remedy(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # as if not installed
     with pytest.raises(ConfigError, match=rf"'{name}'.*install .*or use 'auto'"):
         select_backend(name, "cuda", (9, 0))

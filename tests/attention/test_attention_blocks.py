@@ -27,8 +27,7 @@ def dense(q_chunks: tuple[Chunk, ...], k_chunks: tuple[Chunk, ...], row: tuple[i
     document = [sum(position >= start for start in row[1:]) for position in range(row[-1])]
     q_at, k_at = positions(q_chunks), positions(k_chunks)
     return [
-        [int(q_at[i] >= k_at[j] and document[q_at[i]] == document[k_at[j]]) for j in sorted(k_at)]
-        for i in sorted(q_at)
+        [int(q_at[i] >= k_at[j] and document[q_at[i]] == document[k_at[j]]) for j in sorted(k_at)] for i in sorted(q_at)
     ]
 
 
@@ -104,9 +103,7 @@ def test_packed_own_shard_is_one_causal_block_a_document() -> None:
 
 def test_equal_documents_of_all_rows_share_blocks() -> None:
     documents: Documents = ((0, 5, 48), (0, 5, 48))
-    assert {block.batch for block in attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), documents)} == {
-        None
-    }
+    assert {block.batch for block in attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), documents)} == {None}
 
 
 def test_off_diagonal_pairs_cost_one_block_however_many_documents() -> None:

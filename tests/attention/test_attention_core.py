@@ -32,9 +32,7 @@ class VarlenByLoop(VarlenBackend):
         self.calls.append("causal" if causal else "full")
         return self.cpu.forward(q, k, v, causal, scale)
 
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         return self.cpu.backward(grad_out, saved, causal, scale)
 
     def forward_varlen(
@@ -71,9 +69,7 @@ def run(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("documents", DOCUMENTS)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (3, 1)])
-def test_packed_or_not_equals_dense(
-    dtype: torch.dtype, documents: Documents | None, heads: tuple[int, int]
-) -> None:
+def test_packed_or_not_equals_dense(dtype: torch.dtype, documents: Documents | None, heads: tuple[int, int]) -> None:
     inputs = make_inputs(S, 2, heads, 16, dtype)
     got, lse = run(CpuFlash(), inputs, attention_blocks(WHOLE, WHOLE, documents), 0.25)
     assert_accurate(got, inputs, documents, 0.25)

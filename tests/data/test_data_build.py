@@ -218,7 +218,5 @@ def test_demo_of_this_python(tmp_path: Path) -> None:
 def test_data_loads_neither_torch_nor_tokenizers() -> None:
     code = "import sys, memo.data; print([name for name in ('torch', 'tokenizers') if name in sys.modules])"
     command = [sys.executable, "-c", code]
-    result = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
-    )
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

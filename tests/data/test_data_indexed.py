@@ -155,9 +155,7 @@ def test_dataset_without_tokens_is_refused(tmp_path: Path) -> None:
         ("<c8", np.array([1]), "complex64 cannot be stored"),
     ],
 )
-def test_writer_refuses_what_would_be_damaged(
-    tmp_path: Path, dtype: str, document: np.ndarray, message: str
-) -> None:
+def test_writer_refuses_what_would_be_damaged(tmp_path: Path, dtype: str, document: np.ndarray, message: str) -> None:
     with pytest.raises(DataError, match=message), IndexedDatasetWriter(tmp_path / "corpus", dtype) as writer:
         writer.add_document(document)
     assert list(tmp_path.iterdir()) == []

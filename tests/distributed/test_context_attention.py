@@ -44,9 +44,7 @@ TYPES = {
 def groups(a2a_size: int) -> tuple[ProcessGroup | None, ProcessGroup | None]:
     """(ring, a2a) groups over the whole world: rank = j * a2a_size + i."""
     size = dist.get_world_size()
-    a2a, _ = dist.new_subgroups_by_enumeration(
-        [list(range(j, j + a2a_size)) for j in range(0, size, a2a_size)]
-    )
+    a2a, _ = dist.new_subgroups_by_enumeration([list(range(j, j + a2a_size)) for j in range(0, size, a2a_size)])
     ring, _ = dist.new_subgroups_by_enumeration([list(range(i, size, a2a_size)) for i in range(a2a_size)])
     return ring, a2a
 
@@ -120,9 +118,7 @@ class CountingBackend(CpuFlash):
         self.num_forward += 1
         return super().forward(q, k, v, causal, scale)
 
-    def backward(
-        self, grad_out: Tensor, saved: Saved, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         self.num_backward += 1
         return super().backward(grad_out, saved, causal, scale)
 
@@ -150,9 +146,7 @@ def check_explicit_calls(comm_type: str, a2a_size: int) -> tuple[int, int]:
     return backend.num_forward - before[0], backend.num_backward - before[1]
 
 
-@pytest.mark.parametrize(
-    ("comm_type", "a2a_size"), [("p2p", 1), ("all_gather", 1), ("a2a", 4), ("a2a+p2p", 2)]
-)
+@pytest.mark.parametrize(("comm_type", "a2a_size"), [("p2p", 1), ("all_gather", 1), ("a2a", 4), ("a2a+p2p", 2)])
 def test_explicit_backward_never_runs_the_forward(comm_type: str, a2a_size: int) -> None:
     for num_forward, num_backward in run_ranks(4, check_explicit_calls, comm_type, a2a_size):
         assert num_forward == 0 and num_backward > 0

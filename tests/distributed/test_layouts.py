@@ -62,7 +62,7 @@ def one_process(model: str) -> Outcome:
     return train(config_of(model))
 
 
-@pytest.mark.parametrize(("model", "world_size", "layout"), LAYOUTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("model", "world_size", "layout"), LAYOUTS, ids=str)
 def test_layout_equals_one_process(model: str, world_size: int, layout: dict[str, object]) -> None:
     expected, actual = one_process(model), train(config_of(model, **layout), world_size)
     for got, wanted in zip(actual.losses, expected.losses, strict=True):

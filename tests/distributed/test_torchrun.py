@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLAGS = (
-    "--model llama-tiny --num-layers 2 --hidden-size 32 --num-attention-heads 4 --num-query-groups 2 "
-    "--ffn-hidden-size 64 --vocab-size 64 --mock-data --seq-len 64 --global-batch-size 4 --train-iters 20 "
-    "--lr 1e-2 --lr-warmup-iters 4 --params-dtype fp64 --device cpu --num-threads 1"
-).split()
+FLAGS = [
+    *("--model", "llama-tiny", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
+    *("--num-query-groups", "2", "--ffn-hidden-size", "64", "--vocab-size", "64", "--mock-data"),
+    *("--seq-len", "64", "--global-batch-size", "4", "--train-iters", "20", "--lr", "1e-2"),
+    *("--lr-warmup-iters", "4", "--params-dtype", "fp64", "--device", "cpu", "--num-threads", "1"),
+]
 
 
 def losses(tmp_path: Path, name: str, launcher: list[str], layout: list[str]) -> list[float]:
@@ -35,9 +36,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(tmp_path_factory.mktemp("one"), "one", [sys.executable], [])
 
 
-@pytest.mark.parametrize(
-    "layout", ["--tp 2 --cp 2 --pp 2", "--tp 2 --pp 2"], ids=["tp2-cp2-pp2", "tp2-pp2-dp2"]
-)
+@pytest.mark.parametrize("layout", ["--tp 2 --cp 2 --pp 2", "--tp 2 --pp 2"], ids=["tp2-cp2-pp2", "tp2-pp2-dp2"])
 def test_eight_ranks_log_the_losses_of_one(tmp_path: Path, layout: str, one_process: list[float]) -> None:
     eight = losses(tmp_path, "eight", torchrun(8), layout.split())
     assert len(eight) == len(one_process) == 20

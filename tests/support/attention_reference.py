@@ -26,9 +26,7 @@ def make_inputs(
 def visible(seq_length: int, documents: Documents | None, batch: int) -> Tensor:
     """bool [b, 1, s, s]: causal, and inside one document."""
     rows = documents or ((0, seq_length),) * batch
-    ids = torch.stack(
-        [torch.bucketize(torch.arange(seq_length), torch.tensor(row[1:]), right=True) for row in rows]
-    )
+    ids = torch.stack([torch.bucketize(torch.arange(seq_length), torch.tensor(row[1:]), right=True) for row in rows])
     same = ids[:, :, None] == ids[:, None, :]
     return (same & torch.ones(seq_length, seq_length, dtype=torch.bool).tril()).unsqueeze(1)
 
@@ -68,9 +66,7 @@ def random_documents(seq_length: int, batch: int, seed: int) -> Documents:
     return tuple(rows)
 
 
-def assert_accurate(
-    got: list[Tensor], inputs: list[Tensor], documents: Documents | None, scale: float
-) -> None:
+def assert_accurate(got: list[Tensor], inputs: list[Tensor], documents: Documents | None, scale: float) -> None:
     """out, dq, dk, dv.
 
     Within 1e-12 of the truth in fp64; else at most twice torch's own error, plus half an ulp.

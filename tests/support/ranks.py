@@ -43,9 +43,7 @@ class _Rank(NamedTuple):
     stacks: Path
 
 
-def run_ranks(
-    world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 60, **kwargs: Any
-) -> list[Any]:
+def run_ranks(world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 60, **kwargs: Any) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on every rank of a gloo group and return the results by rank.
 
     ``fn`` must be a module-level function; it finds its rank through torch.distributed. The first rank that

@@ -1,0 +1,71 @@
+"""Rules about swapping and recomputation."""
+
+from dataclasses import fields
+
+from memo.config.require import neighbours, require
+from memo.config.run import RunConfig
+
+
+def check_memory(config: RunConfig) -> None:
+    """Raises ConfigError; numbers are known to be finite, and the layout to fit without tiles."""
+    memory = config.memory
+    if not memory.swaps:
+        _check_unread(config)
+        return
+    alpha = memory.offload_alpha
+    require(
+        isinstance(alpha, str) or 0 <= alpha <= 1,
+        f"--offload-alpha is {alpha}, but it is the share of the tokens that moves and must be in [0, 1]: "
+        "give 0 to 1, such as 0.5, auto or off",
+    )
+    require(
+        memory.recompute_granularity == "none",
+        f"--recompute-granularity {memory.recompute_granularity} fights with --offload-alpha {alpha}, which decides "
+        "by itself what is recomputed: use --offload-alpha off, or --recompute-granularity none",
+    )
+    _check_tiles(config)
+    _check_device(config)
+
+
+def _check_unread(config: RunConfig) -> None:
+    """A setting of swapping that nothing reads is more likely a forgotten --offload-alpha."""
+    memory = config.memory
+    for entry in fields(memory):
+        value = getattr(memory, entry.name)
+        require(
+            not entry.name.startswith("offload_") or value == entry.default,
+            f"--{entry.name.replace('_', '-')} {value} fights with --offload-alpha off, which ignores it: "
+            "use --offload-alpha auto, or leave it out",
+        )
+
+
+def _check_tiles(config: RunConfig) -> None:
+    """Tiles are cut from the tokens of a cp rank, which are two zigzag pieces, and each is split over tp."""
+    seq_length, tiles = config.data.seq_length, config.memory.offload_tiles
+    tp, cp = config.parallel.tp, config.parallel.cp
+    step = tiles * (tp if cp == 1 else 2 * cp * tp)
+    layout = f"--tp {tp}" if cp == 1 else f"2 x --cp {cp} x --tp {tp}"
+    require(
+        seq_length % step == 0,
+        f"--seq-length {seq_length} does not divide by {layout} x --offload-tiles {tiles} = {step}: use --seq-length "
+        f"{neighbours(seq_length, step)}, or a smaller --offload-tiles",
+    )
+
+
+def _check_device(config: RunConfig) -> None:
+    """With --device auto these wait until the device is known."""
+    backend, device = config.memory.offload_backend, config.hardware.device
+    require(
+        not (backend == "cuda" and device == "cpu"),
+        "--offload-backend cuda cannot run on --device cpu: use --offload-backend auto, virtual or threads, "
+        "or --device cuda",
+    )
+    require(
+        not (backend in ("virtual", "threads") and device == "cuda"),
+        f"--offload-backend {backend} cannot run on --device cuda: use --offload-backend auto or cuda, or --device cpu",
+    )
+    require(
+        not (config.memory.offload_check_races and device == "cuda"),
+        "--offload-check-races cannot run on --device cuda, where copies are not ordered by memo: leave it out, "
+        "or use --device cpu",
+    )

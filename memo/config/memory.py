@@ -1,0 +1,35 @@
+"""Where activations live between forward and backward."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+OffloadAlpha = Literal["off", "auto"] | float
+OffloadPolicy = Literal["auto", "paper"]
+OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
+RecomputeGranularity = Literal["none", "full", "selective"]
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Swapping to host memory (MEMO), or recomputation as in Megatron; not both."""
+
+    offload_alpha: OffloadAlpha = "off"
+    """Share of the tokens, 0 to 1, whose activations move to host memory while the rest is recomputed; auto:
+    planned from link rates and memory; off: no swapping. Fights with recompute-granularity."""
+    offload_policy: OffloadPolicy = "auto"
+    """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
+    offload_host_memory_gb: float | None = None
+    """GiB of host memory of one node for activations, shared by its ranks; default: what is free."""
+    offload_backend: OffloadBackend = "auto"
+    """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
+    offload_check_races: bool = False
+    """Check every access to a moving buffer against the order of events; CPU only, slow."""
+    offload_tiles: int = 8
+    """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them."""
+    recompute_granularity: RecomputeGranularity = "none"
+    """Megatron's: full keeps only the input of each layer, selective recomputes attention alone."""
+
+    @property
+    def swaps(self) -> bool:
+        """Whether layers may run under a swap plan."""
+        return self.offload_alpha != "off"

@@ -1,0 +1,294 @@
+"""A transformer layer executed under a swap plan.
+
+One autograd.Function per layer, made of the pieces of `memo.executor.pieces` on T fixed tiles of tokens.
+Forward writes its skeletal activations into a rounding buffer; backward finds there what came back from
+host memory, and recomputes tile by tile what was left behind, with the same operations on the same tiles:
+the result does not depend, to the last bit, on how much was moved.
+
+Layout: tile t of the context-parallel rank's tokens is split over the tp ranks, so a tile is contiguous both
+sharded (rows of [n, b, ...]) and gathered (rows of [s, b, ...]).
+
+Shapes: n = s / tp, s tokens of this context-parallel rank, b micro-batch, a / k query and key/value heads of
+this tp rank, d head size, f inner width of the MLP on this rank (2 f when gated, before the activation).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from memo.executor.pieces import (
+    GradientSink,
+    Linear,
+    Replayed,
+    column_backward,
+    column_forward,
+    row_backward,
+    row_forward,
+)
+from memo.executor.slots import SlotLayout
+from memo.parallel.collectives import all_gather
+
+
+class CoreAttention(Protocol):
+    """Attention with explicit forward and backward (memo.parallel.context)."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None) -> tuple[Tensor, Tensor]: ...
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, documents: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class Rope(Protocol):
+    def rows(self, tokens: slice) -> Any: ...
+
+
+class Context(Protocol):
+    """Where the tokens of a microbatch stand; rope rows and documents are in the gathered order."""
+
+    @property
+    def rope(self) -> Rope | None: ...
+    @property
+    def documents(self) -> Any: ...
+
+
+class SelfAttention(Protocol):
+    qkv: Linear
+    projection: Linear
+    core: CoreAttention
+    heads: list[int]
+    head_dim: int
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    prepare: Callable[[Tensor, Any], tuple[Tensor, Tensor, Tensor]]
+
+
+class Mlp(Protocol):
+    fc1: Linear
+    fc2: Linear
+    activate: Callable[[Tensor], Tensor]
+
+
+class Layer(Protocol):
+    """What the executor needs of a layer; the plain transformer's fits."""
+
+    attention_norm: nn.Module
+    attention: SelfAttention
+    mlp_norm: nn.Module
+    mlp: Mlp
+
+
+class Buffers(Protocol):
+    """The slots and the plan they obey (memo.executor.runtime)."""
+
+    layout: SlotLayout
+
+    def begin(self, kind: str, layer: int) -> dict[str, Tensor]: ...
+    def end(self, kind: str, layer: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Row ranges of one tile, in sharded and in gathered tensors."""
+
+    index: int
+    shard: slice
+    full: slice
+
+
+def make_tiles(num_tokens: int, tp: int, count: int) -> list[Tile]:
+    """`count` equal tiles of s = num_tokens gathered tokens."""
+    full, shard = num_tokens // count, num_tokens // (count * tp)
+    return [Tile(i, slice(i * shard, (i + 1) * shard), slice(i * full, (i + 1) * full)) for i in range(count)]
+
+
+class TokenwiseLayer(nn.Module):
+    """Wraps a plain layer. Without gradients (evaluation) the plain layer runs and no buffer is touched."""
+
+    def __init__(
+        self,
+        layer: Any,  # a Layer that is an nn.Module
+        index: int,
+        tiles: list[Tile],
+        memory: Buffers,
+        sink: GradientSink,
+        tp_group: ProcessGroup | None,
+    ) -> None:
+        super().__init__()
+        self.layer: Any = layer
+        self.index, self.tiles, self.group = index, tiles, tp_group
+        self.memory, self.sink = memory, sink
+        self._lse_shape = torch.Size()
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if not torch.is_grad_enabled():
+            y: Tensor = self.layer(x, context)
+        else:
+            y = _TokenwiseFunction.apply(x, self, context)
+        return y
+
+    def run_forward(self, x: Tensor, context: Context) -> Tensor:
+        """x [n, b, h] -> y [n, b, h]; leaves the skeletal activations in this layer's slot."""
+        kept = self.memory.begin("F", self.index)
+        kept["input"].copy_(x)
+        for tile in self.tiles:
+            self._compute_qkv(kept, tile, context)
+        q, k, v = self._attention_inputs(kept, context)
+        out, lse = self.layer.attention.core.forward(q, k, v, context.documents)
+        kept["attention_out"].copy_(out.flatten(2))
+        self._lse_shape = lse.shape
+        kept["lse"].view(lse.shape).copy_(lse)
+        del q, k, v, out, lse
+        y = torch.empty_like(x)
+        for tile in self.tiles:
+            torch.add(*self._mlp_forward(kept, tile), out=y[tile.shard])
+        self.memory.end("F", self.index)
+        return y
+
+    def _mlp_forward(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
+        """The residual after attention and what the MLP adds to it, [n / T, b, h] each."""
+        residual = self._keep("residual", self._residual(kept, tile), kept, tile)
+        normed = self._keep("mlp_norm", self.layer.mlp_norm(residual), kept, tile)
+        inner = self._keep("fc1", column_forward(all_gather(normed, self.group), self.layer.mlp.fc1), kept, tile)
+        active = self._keep("activation", self.layer.mlp.activate(inner), kept, tile)
+        return residual, row_forward(active, self.layer.mlp.fc2, self.group)
+
+    def run_backward(self, grad: Tensor, context: Context) -> Tensor:
+        """Gradient of the output [n, b, h] -> of the input; weight gradients go to the sink."""
+        kept = self.memory.begin("B", self.index)
+        for tile in self.tiles:
+            if not self._is_kept("qkv", tile.full):
+                self._compute_qkv(kept, tile, context)
+        out = kept["attention_out"]
+        grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out)
+        for tile in reversed(self.tiles):
+            self._mlp_backward(kept, tile, grad, grad_residual, grad_out)
+        q, k, v = self._attention_inputs(kept, context)
+        heads = (-1, self.layer.attention.head_dim)
+        grads = self.layer.attention.core.backward(
+            grad_out.unflatten(-1, heads),
+            *(q, k, v),
+            out.unflatten(-1, heads),
+            kept["lse"].view(self._lse_shape),
+            context.documents,
+        )
+        del q, k, v, grad_out
+        grad_x = torch.empty_like(grad)
+        for tile in reversed(self.tiles):
+            torch.add(self._qkv_backward(kept, tile, grads, context), grad_residual[tile.shard], out=grad_x[tile.shard])
+        self.memory.end("B", self.index)
+        for parameter in self.layer.parameters():
+            self.sink.gradient_done(parameter)
+        return grad_x
+
+    def _mlp_backward(
+        self, kept: dict[str, Tensor], tile: Tile, grad: Tensor, grad_residual: Tensor, grad_out: Tensor
+    ) -> None:
+        """From the layer's output back to the residual and to attention's output, in the rows of one tile."""
+        mlp, group, sink = self.layer.mlp, self.group, self.sink
+        residual = self._recall("residual", kept, tile)
+        residual = self._residual(kept, tile) if residual is None else residual
+        norm = Replayed(self.layer.mlp_norm, residual, self.layer.mlp_norm.parameters())
+        normed = self._recall("mlp_norm", kept, tile)
+        gathered = all_gather(norm.output if normed is None else normed, group)
+        inner = self._recall("fc1", kept, tile)
+        inner = column_forward(gathered, mlp.fc1) if inner is None else inner
+        activation = Replayed(mlp.activate, inner, ())
+        active = self._recall("activation", kept, tile)
+        active = activation.output if active is None else active
+        grad_active = row_backward(grad[tile.shard], active, mlp.fc2, group, sink)
+        grad_inner = activation.backward(sink, grad_active)
+        grad_normed = column_backward(grad_inner, gathered, mlp.fc1, group, sink)
+        torch.add(norm.backward(sink, grad_normed), grad[tile.shard], out=grad_residual[tile.shard])
+        grad_out[tile.full] = row_backward(
+            grad_residual[tile.shard], kept["attention_out"][tile.full], self.layer.attention.projection, group, sink
+        )
+
+    def _qkv_backward(
+        self, kept: dict[str, Tensor], tile: Tile, grads: tuple[Tensor, Tensor, Tensor], context: Context
+    ) -> Tensor:
+        """From the gradients of q, k and v back to the layer's input, [n / T, b, h]."""
+        attention, norm_module = self.layer.attention, self.layer.attention_norm
+        rope = self._rope_rows(context, tile)
+        # Where the slot holds rotated heads they stand in for the unrotated: RoPE is linear, so its
+        # gradient does not depend on them.
+        prepared = Replayed(
+            lambda qkv: attention.prepare(qkv, rope),
+            kept["qkv"][tile.full],
+            _parameters(attention.q_norm, attention.k_norm),
+        )
+        grad_qkv = prepared.backward(self.sink, *(grad[tile.full] for grad in grads))
+        norm = Replayed(norm_module, kept["input"][tile.shard], norm_module.parameters())
+        normed = self._recall("attention_norm", kept, tile)
+        gathered = all_gather(norm.output if normed is None else normed, self.group)
+        grad_normed = column_backward(grad_qkv, gathered, attention.qkv, self.group, self.sink)
+        return norm.backward(self.sink, grad_normed)
+
+    # What forward and recompute share.
+
+    def _compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
+        """qkv of one tile into its buffer; rotated there, unless heads are normed and backward needs them raw."""
+        attention = self.layer.attention
+        normed = self._keep("attention_norm", self.layer.attention_norm(kept["input"][tile.shard]), kept, tile)
+        qkv = column_forward(all_gather(normed, self.group), attention.qkv, out=kept["qkv"][tile.full])
+        if attention.q_norm is None and context.rope is not None:
+            prepared = attention.prepare(qkv, self._rope_rows(context, tile))
+            for heads, rotated in zip(self._split_heads(qkv)[:2], prepared[:2], strict=True):
+                heads.copy_(rotated)
+
+    def _attention_inputs(self, kept: dict[str, Tensor], context: Context) -> tuple[Tensor, ...]:
+        if self.layer.attention.q_norm is None:
+            return self._split_heads(kept["qkv"])
+        return self.layer.attention.prepare(kept["qkv"], context.rope)
+
+    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        attention = self.layer.attention
+        return qkv.unflatten(-1, (-1, attention.head_dim)).split(attention.heads, dim=2)
+
+    def _residual(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
+        projected = row_forward(kept["attention_out"][tile.full], self.layer.attention.projection, self.group)
+        return kept["input"][tile.shard] + projected
+
+    def _rope_rows(self, context: Context, tile: Tile) -> Any:
+        return None if context.rope is None else context.rope.rows(tile.full)
+
+    # Rows in the slot.
+
+    def _rows(self, name: str, tile: Tile) -> slice:
+        return tile.shard if name in ("attention_norm", "residual", "mlp_norm") else tile.full
+
+    def _is_kept(self, name: str, rows: slice) -> bool:
+        return rows.stop <= self.memory.layout.saved_rows(name)
+
+    def _keep(self, name: str, value: Tensor, kept: dict[str, Tensor], tile: Tile) -> Tensor:
+        """Write one tile's value to the slot if it is to survive; returns the value."""
+        rows = self._rows(name, tile)
+        if self._is_kept(name, rows):
+            kept[name][rows].copy_(value)
+        return value
+
+    def _recall(self, name: str, kept: dict[str, Tensor], tile: Tile) -> Tensor | None:
+        """One tile's value from the slot, None if it was left behind."""
+        rows = self._rows(name, tile)
+        return kept[name][rows] if self._is_kept(name, rows) else None
+
+
+class _TokenwiseFunction(torch.autograd.Function):
+    """Keeps no tensor: a view of a buffer that is about to be reused must never be saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: TokenwiseLayer, context: Context) -> Tensor:
+        ctx.module, ctx.context = module, context
+        return module.run_forward(x, context)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.module.run_backward(grads[0].contiguous(), ctx.context), None, None
+
+
+def _parameters(*modules: nn.Module | None) -> list[nn.Parameter]:
+    return [parameter for module in modules if module is not None for parameter in module.parameters()]

@@ -1,0 +1,242 @@
+"""The swap plan as data: which slot each layer uses, what moves between device and host, and when.
+
+From the layer operations of one pipeline stage in schedule order, every operation is given a slot (one of
+the rounding buffers of MEMO, section 4.1) and, where its activations must leave the slot before their backward
+comes, a host record. One stage, four layers, one microbatch (o: offload, p: prefetch):
+
+    slot 0   F0 o~~~~~ F2 B2 p~~~~~ B0
+    slot 1      F1 o~~~~~ F3 B3 p~~~~~ B1          (drawn by `memo.report.timeline`)
+    ---> operations: F0 F1 F2 F3 B3 B2 B1 B0; layers 2 and 3 never move
+
+`memo.planner.swap_validator` replays every plan independently; `memo.executor.swapper` obeys it.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from memo.errors import PlanError
+from memo.parallel.schedule import Action, Kind, Pipeline
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LayerOp:
+    """Forward or backward of one microbatch through one layer; `layer` is the global layer index."""
+
+    kind: Kind
+    microbatch: int
+    layer: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(microbatch, layer): what a slot or a host record holds."""
+        return self.microbatch, self.layer
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch} layer {self.layer}"
+
+
+@dataclass(frozen=True)
+class SwapStep:
+    """One layer operation with everything that surrounds it.
+
+    Before it: a forward waits until its slot's last content is offloaded, a backward with `prefetch` until
+    its activations have arrived. Right after it: the offload into `record`, then the prefetch for the step
+    with index `next_prefetch`, the slot's next user.
+    """
+
+    op: LayerOp
+    slot: int
+    offload: bool = False
+    """A forward whose activations go to `record`."""
+    prefetch: bool = False
+    """A backward whose activations come from `record`; otherwise they are still in the slot."""
+    record: int | None = None
+    """The host record written (offload) or read (prefetch)."""
+    next_prefetch: int | None = None
+    """Index of the step whose activations are fetched into this slot as soon as this step ends."""
+
+
+@dataclass(frozen=True)
+class SwapPlan:
+    """All steps of one training step on one stage, in order."""
+
+    steps: tuple[SwapStep, ...]
+    num_slots: int
+    num_records: int
+
+    @cached_property
+    def num_offloads(self) -> int:
+        return sum(step.offload for step in self.steps)
+
+    @cached_property
+    def num_prefetches(self) -> int:
+        return sum(step.prefetch for step in self.steps)
+
+    @cached_property
+    def num_resident(self) -> int:
+        """Backwards that find their activations still in the slot."""
+        return sum(step.op.kind == "B" for step in self.steps) - self.num_prefetches
+
+    @cached_property
+    def peak_records(self) -> int:
+        """Most records in use at once: from the issue of an offload to the issue of its prefetch."""
+        used = peak = 0
+        for step in self.steps:
+            used += step.offload
+            peak = max(peak, used)
+            used -= step.next_prefetch is not None
+        return peak
+
+    def to_json(self) -> str:
+        fields = {"schema": "swap_plan", "version": SCHEMA_VERSION, **asdict(self)}
+        return json.dumps(fields, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "SwapPlan":
+        """Inverse of `to_json`. Raises PlanError for another schema, another version or missing fields."""
+        try:
+            fields = json.loads(text)
+            found = fields["schema"], fields["version"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise PlanError(f"this is not a swap plan ({error!r}): write it again with to_json") from None
+        if found != ("swap_plan", SCHEMA_VERSION):
+            raise PlanError(
+                f"found schema {found[0]!r} version {found[1]!r}, this memo reads 'swap_plan' version"
+                f" {SCHEMA_VERSION}: plan again"
+            )
+        try:
+            steps = tuple(SwapStep(**{**step, "op": LayerOp(**step["op"])}) for step in fields["steps"])
+            return cls(steps, int(fields["num_slots"]), int(fields["num_records"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise PlanError(f"the swap plan is damaged ({error!r}): plan again") from None
+
+    def to_table(self) -> str:
+        """The counts, then one line a step."""
+        lines = [
+            f"{len(self.steps)} layer operations, {self.num_slots} slots, {self.num_records} host records:"
+            f" {self.num_offloads} offloads, {self.num_prefetches} prefetches, {self.num_resident} resident",
+            f"{'step':>5}  {'operation':<16} {'slot':>4}  {'before':<14} after",
+        ]
+        for index, step in enumerate(self.steps):
+            before = f"await record {step.record}" if step.prefetch else ""
+            after = [f"offload to record {step.record}"] if step.offload else []
+            if step.next_prefetch is not None:
+                target = self.steps[step.next_prefetch]
+                after.append(f"prefetch {target.op} from record {target.record}")
+            lines.append(f"{index:>5}  {step.op!s:<16} {step.slot:>4}  {before:<14} {', '.join(after)}".rstrip())
+        return "\n".join(lines)
+
+
+def layer_ops(pipeline: Pipeline, stage: int, num_layers: int, actions: Iterable[Action]) -> list[LayerOp]:
+    """Expands the actions of one stage into layers: forwards upward, backwards downward.
+
+    Raises PlanError when the layers do not divide evenly among the chunks.
+    """
+    chunks = pipeline.stages * pipeline.chunks
+    if num_layers % chunks:
+        raise PlanError(
+            f"num_layers {num_layers} is not divisible by {chunks} = {pipeline.stages} stages x"
+            f" {pipeline.chunks} chunks: choose a multiple"
+        )
+    ops = []
+    for action in actions:
+        layers = pipeline.layers(stage, action.chunk, num_layers)
+        order = layers if action.kind == "F" else reversed(layers)
+        ops += [LayerOp(action.kind, action.microbatch, layer) for layer in order]
+    return ops
+
+
+def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
+    """Plans one training step of one stage; two slots are MEMO's rounding buffers.
+
+    One stage uses slot i mod 2 for layer i. Activations whose backward comes while they are still in their
+    slot never move. `num_slots` is what is needed of max_slots: one layer needs one. Without backwards
+    nothing moves.
+
+    Raises PlanError when an operation is repeated or a backward stands before its forward.
+    """
+    _check_ops(ops, max_slots)
+    slots, evicted = _assign_slots(ops, max_slots)
+    following = _next_users(slots)
+    steps: list[SwapStep] = []
+    records: dict[tuple[int, int], int] = {}
+    # First freed, first reused: the record whose prefetch was issued longest ago has most likely been read.
+    free: deque[int] = deque()
+    num_records = 0
+    reads = [op.kind == "B" and op.key in evicted for op in ops]
+    record_read: dict[int, int] = {}
+    for index, op in enumerate(ops):
+        offload = op.kind == "F" and op.key in evicted
+        if offload:
+            if not free:
+                free.append(num_records)
+                num_records += 1
+            records[op.key] = free.popleft()
+        record = records[op.key] if offload else record_read.get(index)
+        user = following.get(index)
+        if user is not None and reads[user]:
+            record_read[user] = records.pop(ops[user].key)
+            free.append(record_read[user])
+        else:
+            user = None
+        steps.append(SwapStep(op, slots[index], offload, reads[index], record, user))
+    return SwapPlan(tuple(steps), max(slots, default=-1) + 1, num_records)
+
+
+def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:
+    if max_slots < 1:
+        raise PlanError(f"max_slots is {max_slots}: a layer needs at least one slot")
+    done: set[LayerOp] = set()
+    for op in ops:
+        if op in done:
+            raise PlanError(f"{op} occurs twice in the schedule")
+        if op.kind == "B" and LayerOp("F", *op.key) not in done:
+            raise PlanError(f"{op} stands before its forward in the schedule")
+        done.add(op)
+
+
+def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[int, int]]]:
+    """The slot of each operation, and the keys that another operation pushes out before their backward."""
+    awaited = {op.key for op in ops if op.kind == "B"}
+    content: list[tuple[int, int] | None] = [None] * max_slots  # needed by a backward to come
+    used = [-1] * max_slots  # index of the last user
+    slots: list[int] = []
+    evicted: set[tuple[int, int]] = set()
+    for index, op in enumerate(ops):
+        if op.kind == "B" and op.key in content:
+            slot = content.index(op.key)
+        else:
+            slot = _choose_slot(op.kind, content, used)
+            pushed_out = content[slot]
+            if pushed_out is not None:
+                evicted.add(pushed_out)
+        content[slot] = op.key if op.kind == "F" and op.key in awaited else None
+        used[slot] = index
+        slots.append(slot)
+    return slots, evicted
+
+
+def _choose_slot(kind: Kind, content: list[tuple[int, int] | None], used: list[int]) -> int:
+    """A forward takes a slot that nobody needs any more, the last freed first: it waits for no copy, and one
+    stage keeps layer i in slot i mod 2. Else the least recently used: the copies of a slot then run beside
+    the operations on the others. So does a backward, whose prefetch must begin before the last operation."""
+    empty = [slot for slot, key in enumerate(content) if key is None]
+    if kind == "F" and empty:
+        return max(empty, key=lambda slot: (used[slot], -slot))
+    return min(range(len(used)), key=lambda slot: used[slot])
+
+
+def _next_users(slots: list[int]) -> dict[int, int]:
+    """Index of a step -> index of the next step in the same slot."""
+    last: dict[int, int] = {}
+    following: dict[int, int] = {}
+    for index, slot in enumerate(slots):
+        if slot in last:
+            following[last[slot]] = index
+        last[slot] = index
+    return following

@@ -1,0 +1,124 @@
+"""The table of skeletal activations: what a layer's backward needs of its forward.
+
+In this order a layer makes them (h hidden size, a / k query / key-value heads, d head size, f MLP size):
+
+    name            width       layout  policy auto   policy paper   share of a GPT's 16 h
+    input           h           tokens  always        always          1
+    attention_norm  h           tokens  never         token-wise      1
+    qkv             (a + 2k) d  heads   token-wise    token-wise      3
+    attention_out   a d         heads   always        always          1
+    lse             a, wide     heads   always        always          (a / h, the paper leaves it out)
+    residual        h           tokens  token-wise    token-wise      1
+    mlp_norm        h           tokens  never         token-wise      1
+    fc1             f or 2f     heads   token-wise    token-wise      4
+    activation      f           heads   never         token-wise      4
+
+Attention costs O(s^2) to recompute, so its output always moves to host memory, and so does the input, from
+which all else is rebuilt. Norms and activations cost next to nothing to recompute and never pay for the link;
+the paper moves a share of them all the same (MEMO, section 4.1).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from memo.config.memory import OffloadPolicy
+from memo.config.model import ModelConfig
+from memo.config.training import Dtype
+from memo.units import DTYPE_BYTES
+
+Kind = Literal["always", "token_wise", "never"]
+Group = Literal["", "qkv", "residual", "fc1", "norm", "activation"]
+
+
+@dataclass(frozen=True)
+class SkeletalTensor:
+    """One row of the table.
+
+    Attributes:
+        kind: moves to host memory always, its first tokens do, or never (under policy auto).
+        group: tensors that move the same share of their tokens; "" for what always moves.
+        layout: what tp splits: the tokens (each rank has s / tp of them, in full width) or the heads,
+            that is the width (each rank has width / tp of all s tokens).
+        width: elements a token before any split.
+        dtype: "model", or "wide": fp32, and fp64 in an fp64 model.
+    """
+
+    name: str
+    kind: Kind
+    group: Group
+    layout: Literal["tokens", "heads"]
+    width: int
+    dtype: Literal["model", "wide"] = "model"
+
+
+def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
+    """The table for a model, in order of execution."""
+    hidden, size = model.hidden_size, model.head_dim
+    q_size = model.num_attention_heads * size
+    fc1_size = model.ffn_size * (2 if model.gated else 1)
+    return (
+        SkeletalTensor("input", "always", "", "tokens", hidden),
+        SkeletalTensor("attention_norm", "never", "norm", "tokens", hidden),
+        SkeletalTensor("qkv", "token_wise", "qkv", "heads", q_size + 2 * model.kv_heads * size),
+        SkeletalTensor("attention_out", "always", "", "heads", q_size),
+        SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide"),
+        SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden),
+        SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden),
+        SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),
+        SkeletalTensor("activation", "never", "activation", "heads", model.ffn_size),
+    )
+
+
+def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype) -> int:
+    """Bytes of one tensor on one rank.
+
+    Args:
+        num_tokens: tokens of one context-parallel rank, s / cp x micro-batch, before tp splits them.
+
+    Raises:
+        ValueError: tp does not divide what it has to split.
+    """
+    split, what = (num_tokens, "tokens") if tensor.layout == "tokens" else (tensor.width, "elements a token")
+    if split % tp:
+        raise ValueError(f"{tensor.name}: {split} {what} do not divide by tp {tp}: use a tp that divides {split}")
+    item_bytes = DTYPE_BYTES[dtype] if tensor.dtype == "model" else max(4, DTYPE_BYTES[dtype])
+    return num_tokens * tensor.width // tp * item_bytes
+
+
+def bytes_per_token(tensor: SkeletalTensor, tp: int, dtype: Dtype) -> float:
+    """Bytes on one rank for each token of its context-parallel rank: the same 1 / tp in both layouts."""
+    return bytes_of(tensor, tp, tp, dtype) / tp
+
+
+def moves_in_part(tensor: SkeletalTensor, policy: OffloadPolicy) -> bool:
+    """Whether a share of its tokens may move: under "paper" everything that does not always move."""
+    return tensor.kind == "token_wise" or (policy == "paper" and tensor.kind == "never")
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """Bytes of one layer and microbatch on one rank, by what happens to them.
+
+    Attributes:
+        always: by tensor.
+        groups: by group, in order of execution: all that may move of it.
+        never: by tensor: recomputed in any case.
+    """
+
+    always: dict[str, int]
+    groups: dict[str, int]
+    never: dict[str, int]
+
+
+def layer_bytes(model: ModelConfig, num_tokens: int, tp: int, dtype: Dtype, policy: OffloadPolicy) -> LayerBytes:
+    """The table in bytes; `num_tokens` as in `bytes_of`, which raises."""
+    sizes = LayerBytes({}, {}, {})
+    for tensor in skeletal_tensors(model):
+        num_bytes = bytes_of(tensor, num_tokens, tp, dtype)
+        if tensor.kind == "always":
+            sizes.always[tensor.name] = num_bytes
+        elif moves_in_part(tensor, policy):
+            sizes.groups[tensor.group] = sizes.groups.get(tensor.group, 0) + num_bytes
+        else:
+            sizes.never[tensor.name] = num_bytes
+    return sizes

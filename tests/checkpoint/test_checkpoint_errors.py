@@ -1,0 +1,185 @@
+"""What goes wrong with checkpoints: each failure has one message, and the last whole checkpoint stays."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from layouts import make, one_step_backward, tiny
+from ranks import run_ranks
+
+from memo.checkpoint import RunState, has_checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from memo.config import RunConfig
+from memo.errors import CheckpointError
+from memo.train.build import ParallelModel
+
+torch.set_num_threads(1)
+
+
+def state_at(iteration: int) -> RunState:
+    return RunState(iteration, 4 * iteration, 7, iteration, 0, 0)
+
+
+def save(model: ParallelModel, directory: Path, iteration: int) -> Path:
+    return save_checkpoint(directory, state_at(iteration), model.optimizer.segment_states(), model.mesh)
+
+
+def load(model: ParallelModel, directory: Path) -> RunState:
+    return load_checkpoint(directory, model.optimizer.segment_states(), model.mesh)
+
+
+def masters(model: ParallelModel) -> torch.Tensor:
+    return torch.cat([segment.weight.detach().clone() for segment in model.optimizer.segments])
+
+
+def trained(config: RunConfig, world_size: int = 1) -> ParallelModel:
+    model, feed = make(config, world_size)
+    one_step_backward(model, feed)
+    model.optimizer.step(1e-2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    save(trained(tiny()), directory, 3)
+    return directory
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    assert not has_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"--load .*latest_checkpointed_iteration.txt is not there.*--save"):
+        latest_checkpoint(tmp_path)
+
+
+def test_pointer_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n")
+    with pytest.raises(CheckpointError, match="names iter_0000012, which is not there"):
+        latest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "release\n"])
+def test_pointer_that_is_no_number(tmp_path: Path, text: str) -> None:
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(text)
+    with pytest.raises(CheckpointError, match=r"latest_checkpointed_iteration.txt holds .*number"):
+        latest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"hidden_size": 48}, r"has shape \(.*32.*\) there and \(.*48.*\) in this model.*model flags"),
+        ({"num_layers": 3}, r"it holds no exp_avg/layers\.2\..*another model"),
+        ({"num_layers": 1}, r"it holds exp_avg/layers\.1\..*, which this model lacks.*another: give the model"),
+        ({"untie_embeddings_and_output_weights": True}, r"it holds no exp_avg/head\.weight"),
+    ],
+    ids=["width", "deeper", "shallower", "untied"],
+)
+def test_another_model(checkpoint: Path, overrides: dict[str, object], message: str) -> None:
+    model, _ = make(tiny(**overrides), 1)
+    before = masters(model)
+    with pytest.raises(CheckpointError, match=message):
+        load(model, checkpoint)
+    assert torch.equal(masters(model), before)
+
+
+def _load_another_model(directory: Path) -> str:
+    """Only the last stage lacks something, yet every rank must say so, or the others would wait."""
+    model, _ = make(tiny(pp=2, untie_embeddings_and_output_weights=True), 2)
+    with pytest.raises(CheckpointError) as caught:
+        load(model, directory)
+    return str(caught.value)
+
+
+def test_another_model_is_refused_by_every_rank_alike(checkpoint: Path) -> None:
+    messages = run_ranks(2, _load_another_model, checkpoint, timeout_s=30)
+    assert messages[0] == messages[1]
+    assert "it holds no exp_avg/head.weight" in messages[0]
+
+
+def test_run_state_missing_or_of_another_version(checkpoint: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    model, _ = make(tiny(), 1)
+    state = copy / "iter_0000003" / "run_state.json"
+    content = json.loads(state.read_text())
+    state.write_text(json.dumps({**content, "schema_version": 99}))
+    with pytest.raises(CheckpointError, match=r"another version of memo, in schema 99, .* schema 1"):
+        load(model, copy)
+    state.unlink()
+    with pytest.raises(CheckpointError, match=r"run_state.json cannot be read"):
+        load(model, copy)
+
+
+@pytest.mark.parametrize("victim", ["__0_0.distcp", ".metadata"])
+def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path, victim: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    model, _ = make(tiny(), 1)
+    for damage in (lambda path: path.write_bytes(path.read_bytes()[:40]), Path.unlink):
+        damage(copy / "iter_0000003" / victim)
+        with pytest.raises(CheckpointError, match=r"--load .*iter_0000003: its (tensors|metadata) cannot be read"):
+            load(model, copy)
+
+
+def test_saving_the_same_iteration_twice_keeps_the_newer(tmp_path: Path) -> None:
+    model, feed = make(tiny(), 1)
+    save(model, tmp_path, 5)
+    one_step_backward(model, feed)
+    model.optimizer.step(1e-2)
+    assert save(model, tmp_path, 5) == latest_checkpoint(tmp_path)
+    fresh, _ = make(tiny(), 1)
+    assert load(fresh, tmp_path) == state_at(5)
+    assert torch.equal(masters(fresh), masters(model))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000005", "latest_checkpointed_iteration.txt"]
+
+
+def test_what_an_interrupted_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    for name in ("iter_0000001.partial", "iter_0000002.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "garbage").write_text("x")
+    assert not has_checkpoint(tmp_path)
+    model, _ = make(tiny(), 1)
+    save(model, tmp_path, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["iter_0000002", "latest_checkpointed_iteration.txt"]
+    assert not (tmp_path / "iter_0000002" / "garbage").exists()
+
+
+def _run_out_of_space(directory: Path, world_size: int, full_ranks: list[int]) -> tuple[str, bool]:
+    """Save, lower the file size limit on some ranks, save again: (message, is the first one loadable?)."""
+    model, feed = make(tiny(), world_size)
+    save(model, directory, 1)
+    expected = masters(model)
+    one_step_backward(model, feed)
+    model.optimizer.step(1e-2)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if (dist.get_rank() if world_size > 1 else 0) in full_ranks:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2048, unlimited[1]))
+    try:
+        with pytest.raises(CheckpointError) as caught:
+            save(model, directory, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    state = load(model, directory)
+    return str(caught.value), state == state_at(1) and torch.equal(masters(model), expected)
+
+
+@pytest.mark.parametrize(("world_size", "full_ranks"), [(1, [0]), (2, [0]), (2, [1]), (2, [0, 1])])
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, world_size: int, full_ranks: list[int]) -> None:
+    results = run_ranks(world_size, _run_out_of_space, tmp_path, world_size, full_ranks, timeout_s=30)
+    for message, loadable in results:
+        assert f"--save {tmp_path}: iteration 2 could not be written" in message
+        assert "File too large" in message  # the cause, not only that torch gave up
+        assert "\n" not in message
+        assert loadable
+    assert latest_checkpoint(tmp_path).name == "iter_0000001"
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    model, _ = make(tiny(), 1)
+    with pytest.raises(CheckpointError, match=r"iteration 1 could not be written.*choose another directory"):
+        save(model, tmp_path / "file", 1)

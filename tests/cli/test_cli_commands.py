@@ -1,0 +1,128 @@
+"""The command `memo`: what it prints, how it ends, and that it starts without torch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memo import __version__
+from memo.cli.main import main
+from memo.data import IndexedDataset
+
+
+def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, *args], check=False, capture_output=True, text=True, env=env, timeout=60)
+
+
+def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as refused:
+        main(argv)
+    assert refused.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "says"),
+    [
+        ("--tpp 2", "1", "error: there is no flag --tpp: did you mean --tp?"),
+        ("--mock-data --tp 2", "3", "error: 3 ranks (world size) cannot hold whole copies of the model: --tp 2"),
+        ("--mock-data --seq-length 1000 --tp 16", "16", "error: --num-attention-heads 4 does not divide by --tp 16"),
+        ("--config nowhere.toml", "1", "error: --config nowhere.toml: the file does not exist"),
+    ],
+)
+def test_train_refuses_in_a_process_of_its_own(flags: str, ranks: str, says: str) -> None:
+    process = python("-m", "memo", "train", *flags.split(), WORLD_SIZE=ranks)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith(says) and process.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "import memo",
+        "from memo.cli.main import main; main(['--help'])",
+        "from memo.cli.main import main; main(['data', '--help'])",
+        "from memo.cli.main import main; main(['train', '--help'])",
+        "from memo.cli.main import main; main(['train', '--tp', '3'])",
+        "import memo.estimate, memo.config.flags",
+    ],
+)
+def test_starts_without_torch(call: str) -> None:
+    code = f"import sys\ntry:\n    {call}\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    process = python("-c", code)
+    assert process.returncode == 0, process.stderr
+
+
+def test_help_is_a_table_of_commands_and_loads_no_parser() -> None:
+    code = "import sys\nfrom memo.cli.main import main\nmain(['--help'])\nassert 'tyro' not in sys.modules"
+    process = python("-c", code)
+    assert process.returncode == 0, process.stderr
+    rows = [line.split(None, 1)[0] for line in process.stdout.splitlines() if line.startswith("  ")]
+    assert rows == ["train", "data"]
+
+
+def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"memo {__version__}\n"
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("usage: memo COMMAND")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["trian"], "memo: there is no command 'trian': did you mean 'memo train'?"),
+        (["xyz"], "memo: there is no command 'xyz': use one of train, data"),
+        (["data", "biuld"], "memo data: there is no command 'biuld': did you mean 'memo data build'?"),
+        (["data", "build", "one"], "needs two paths or more, but got one"),
+        (["data", "build"], "needs two paths or more, but got none"),
+        (["data", "demo"], "OUT"),
+        (["data", "demo", "x", "--tokeniser", "bpe"], "--tokenizer"),
+        (["data", "demo", "x", "--vocab-size", "300"], "300"),
+        (["data", "demo", "x", "--eval-fraction", "2"], "2.0"),
+        (["data", "build", "nowhere", "x"], "nowhere"),
+    ],
+)
+def test_refused(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in refusal(argv, capsys)
+
+
+def test_data_build(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"content": "hé"}\n{"content": "du"}\n', encoding="utf-8")
+    (tmp_path / "b.txt").write_text("text")
+    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.txt", "out")]
+    assert main(["data", "build", *paths, "--json-key", "content"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{paths[-1]}: 3 documents, 12 tokens, tokenizer byte, vocabulary 257" in printed
+    assert f"memo train --data-path {paths[-1]}" in printed
+    assert len(IndexedDataset(paths[-1])) == 3
+
+
+def test_data_build_without_end_of_document(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("text")
+    assert main(["data", "build", str(tmp_path / "b.txt"), str(tmp_path / "out"), "--no-append-eod"]) == 0
+    assert IndexedDataset(tmp_path / "out")[0].tolist() == list(b"text")
+
+
+def test_data_build_names_what_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "b.txt").write_text("text")
+    message = refusal(["data", "build", str(tmp_path / "b.txt"), str(tmp_path / "b.txt" / "out")], capsys)
+    assert message.startswith(f"error: {tmp_path / 'b.txt'}") and "check the path" in message
+
+
+def test_data_demo_passes_its_flags_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a few files instead of the whole standard library."""
+    (tmp_path / "library").mkdir()
+    for index in range(20):
+        (tmp_path / "library" / f"{index}.py").write_text(f"number = {index}\n")
+    monkeypatch.setattr("memo.data.build.standard_library", lambda: tmp_path / "library")
+    out = tmp_path / "demo"
+    assert main(["data", "demo", str(out), "--tokenizer", "bpe", "--vocab-size", "270", "--eval-fraction", "0.4"]) == 0
+    held_out, rest = len(IndexedDataset(f"{out}-eval")), len(IndexedDataset(out))
+    assert held_out + rest == 20 and held_out > 0
+    assert (tmp_path / "demo-tokenizer.json").exists()

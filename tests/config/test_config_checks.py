@@ -1,0 +1,257 @@
+"""Wrong configurations through the real parser: each message names the flags, both values and a way out."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from memo.config import PRESETS, RunConfig, preset
+from memo.config.checks import check
+from memo.config.derived import (
+    data_parallel_size,
+    global_batch_size,
+    num_microbatches,
+    resolved_a2a_size,
+    resolved_lr_wsd_decay_iters,
+    vocab_rows_per_rank,
+)
+from memo.config.flags import load_run, parse_run
+from memo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Flags that must be refused on `ranks` ranks, and what the message must contain."""
+
+    flags: str
+    says: tuple[str, ...]
+    ranks: int = 1
+    data: str = "--mock-data"
+
+
+WRONG = [
+    # Ranges.
+    Wrong("--num-layers 0", ("--num-layers is 0", "positive number, such as the default 4")),
+    Wrong("--vocab-size -5", ("--vocab-size is -5", "above 0", "positive number")),
+    Wrong("--norm-epsilon 0", ("--norm-epsilon is 0.0", "above 0", "1e-05")),
+    Wrong("--lr -1", ("--lr is -1.0", "above 0", "0.0003")),
+    Wrong("--lr nan", ("--lr is nan", "finite")),
+    Wrong("--clip-grad -0.5", ("--clip-grad is -0.5", "0 or more", "default 1.0")),
+    Wrong("--train-iters 0", ("--train-iters is 0", "default 100")),
+    Wrong("--loss-chunk-size 0", ("--loss-chunk-size is 0", "default 1024")),
+    Wrong("--ddp-bucket-size 0", ("--ddp-bucket-size is 0", "default 40000000")),
+    Wrong("--mbs 0", ("--micro-batch-size is 0", "default 1")),
+    Wrong("--kv-channels 0", ("--kv-channels is 0", "positive number")),
+    # The model.
+    Wrong(
+        "--hidden-size 130",
+        ("--hidden-size 130", "--num-attention-heads 4", "--hidden-size 128 or 132", "--kv-channels"),
+    ),
+    Wrong("--hidden-size 36", ("--hidden-size 36 / --num-attention-heads 4", "9 channels", "such as 10")),
+    Wrong("--kv-channels 33", ("--kv-channels", "33 channels", "even --kv-channels such as 34")),
+    Wrong("--num-query-groups 3", ("--num-attention-heads 4", "--num-query-groups 3", "1, 2 or 4")),
+    Wrong(
+        "--rope-scaling-type yarn --rope-scaling-factor 0.5",
+        ("--rope-scaling-factor is 0.5", "at least 1", "such as 8"),
+    ),
+    Wrong(
+        "--rope-scaling-factor 4",
+        ("--rope-scaling-factor 4.0", "--rope-scaling-type none", "linear or llama3 or yarn", "leave it at 1.0"),
+    ),
+    Wrong(
+        "--rope-scaling-type yarn --rope-low-freq-factor 2",
+        ("--rope-low-freq-factor 2.0", "--rope-scaling-type yarn", "use --rope-scaling-type llama3"),
+    ),
+    Wrong(
+        "--rope-scaling-type llama3 --rope-low-freq-factor 8",
+        ("--rope-low-freq-factor 8.0", "--rope-high-freq-factor 4.0", "use 1 and 4"),
+    ),
+    Wrong(
+        "--rope-scaling-type yarn --rope-beta-slow 64",
+        ("--rope-beta-slow 64.0", "--rope-beta-fast 32.0", "use 1 and 32"),
+    ),
+    Wrong(
+        "--model gpt2-tiny --rope-scaling-type linear",
+        ("--rope-scaling-type linear", "--position-embedding-type learned_absolute", "rope-scaling-type none"),
+    ),
+    Wrong(
+        "--model gpt2-tiny --max-position-embeddings 512",
+        ("--seq-length 1024", "--max-position-embeddings 512", "--seq-length 512 or less"),
+    ),
+    # The layout.
+    Wrong("--tp 3", ("1 ranks", "--tp 3 x --cp 1 x --pp 1 = 3", "start 3 ranks")),
+    Wrong("--tp 2 --cp 2", ("6 ranks", "= 4", "start 4 or 8 ranks", "1, 2, 3 or 6"), ranks=6),
+    Wrong("--tp 8", ("--num-attention-heads 4", "--tp 8", "use --tp 1, 2 or 4"), ranks=8),
+    Wrong("--tp 4 --num-query-groups 2", ("--num-query-groups 2", "--tp 4", "use --tp 1 or 2"), ranks=4),
+    Wrong(
+        "--tp 4 --ffn-hidden-size 510",
+        ("--ffn-hidden-size 510", "--tp 4", "--ffn-hidden-size 508 or 512", "--tp 1 or 2"),
+        ranks=4,
+    ),
+    Wrong("--tp 4 --vocab-size 3", ("--vocab-size 3", "--tp 4", "--vocab-size 4 or more"), ranks=4),
+    Wrong("--tp 2 --seq-len 1023", ("--seq-length 1023", "--tp 2", "--seq-length 1022 or 1024"), ranks=2),
+    Wrong(
+        "--tp 2 --cp 2 --seq-len 1028",
+        ("--seq-length 1028", "2 x --cp 2 x --tp 2 = 8", "--seq-length 1024 or 1032"),
+        ranks=4,
+    ),
+    Wrong(
+        "--cp 8 --cp-comm-type a2a",
+        ("--cp-comm-type a2a", "--num-attention-heads 4 / --tp 1 = 4", "--cp 8", "--cp 1, 2 or 4", "a2a+p2p"),
+        ranks=8,
+    ),
+    Wrong(
+        "--cp 4 --cp-comm-type a2a --num-query-groups 2",
+        ("--num-query-groups 2 / --tp 1 = 2", "--cp 4", "--cp 1 or 2"),
+        ranks=4,
+    ),
+    Wrong("--cp 4 --cp-a2a-size 2", ("--cp-a2a-size 2", "--cp-comm-type p2p", "--cp-comm-type a2a+p2p"), ranks=4),
+    Wrong(
+        "--cp 4 --cp-comm-type a2a+p2p --cp-a2a-size 3",
+        ("--cp-a2a-size 3", "--cp 4", "use 1, 2 or 4"),
+        ranks=4,
+    ),
+    Wrong(
+        "--cp 8 --cp-comm-type a2a+p2p --cp-a2a-size 8 --tp 2",
+        ("--num-attention-heads 4 / --tp 2 = 2", "--cp-a2a-size 8", "use --cp-a2a-size 1 or 2"),
+        ranks=16,
+    ),
+    Wrong("--pp 3", ("--num-layers 4", "--pp 3 x --vpp 1 = 3", "--num-layers 3 or 6", "1, 2 or 4"), ranks=3),
+    Wrong("--vpp 2", ("--vpp 2", "--pp is 1", "--pp 2 or more")),
+    Wrong("--pp 2 --vpp 4", ("--num-layers 4", "--pp 2 x --vpp 4 = 8", "--num-layers 8"), ranks=2),
+    # The batch.
+    Wrong(
+        "--gbs 6 --mbs 2",
+        ("--global-batch-size 6", "--micro-batch-size 2 x dp 2 = 4", "--global-batch-size 4 or 8"),
+        ranks=2,
+    ),
+    Wrong("--gbs 1", ("--global-batch-size 1", "dp 4 = 4", "use --global-batch-size 4"), ranks=4),
+    Wrong(
+        "--pp 2 --vpp 2 --gbs 3",
+        ("--vpp 2", "--pp 2", "--global-batch-size 3", "= 3", "--global-batch-size 2 or 4"),
+        ranks=2,
+    ),
+    # Optimizer and schedule.
+    Wrong("--min-lr 1 --lr 0.5", ("--min-lr 1.0", "--lr 0.5", "--min-lr 0.5 or less")),
+    Wrong("--adam-beta2 1", ("--adam-beta2 is 1.0", "[0, 1)", "0.95")),
+    Wrong("--lr-warmup-iters 101", ("--lr-warmup-iters 101", "--train-iters 100", "100 or less")),
+    Wrong(
+        "--lr-warmup-iters 30 --lr-decay-iters 20",
+        ("--lr-warmup-iters 30", "--lr-decay-iters 20", "--lr-warmup-iters 20 or less"),
+    ),
+    Wrong("--lr-wsd-decay-iters 5", ("--lr-wsd-decay-iters 5", "--lr-decay-style cosine", "WSD")),
+    Wrong(
+        "--lr-decay-style WSD --lr-wsd-decay-iters 60 --lr-warmup-iters 50",
+        ("--lr-wsd-decay-iters 60", "--lr-warmup-iters 50", "step 100", "give 50 or less"),
+    ),
+    # Data, checkpoints, devices.
+    Wrong("--data-path corpus", ("--mock-data", "--data-path corpus", "leave one of the two out")),
+    Wrong("", ("--data-path is not given", "--mock-data is off", "memo data demo"), data=""),
+    Wrong("--eval-data-path c --eval-interval 5", ("--mock-data", "--eval-data-path c", "leave one")),
+    Wrong(
+        "--data-path c --eval-interval 5",
+        ("--eval-interval 5", "--eval-data-path is not given", "--eval-interval 0"),
+        data="",
+    ),
+    Wrong(
+        "--data-path c --eval-data-path e",
+        ("--eval-data-path e", "--eval-interval is 0", "such as 100"),
+        data="",
+    ),
+    Wrong("--save-interval 10", ("--save-interval 10", "--save is not given", "--save DIR")),
+    Wrong(
+        "--device cuda --attention-backend cpu",
+        ("--attention-backend cpu", "--device cuda", "--attention-backend auto", "--device cpu"),
+    ),
+    Wrong(
+        "--device cpu --attention-backend cudnn",
+        ("--attention-backend cudnn", "--device cpu", "auto or cpu"),
+    ),
+    Wrong(
+        "--attention-backend flash --params-dtype fp64",
+        ("--attention-backend flash", "fp64", "--params-dtype bf16"),
+    ),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.flags or "nothing")
+def test_refused(wrong: Wrong, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(wrong.ranks))
+    with pytest.raises(SystemExit) as refused:
+        load_run([*wrong.data.split(), *wrong.flags.split()])
+    captured = capsys.readouterr()
+    assert refused.value.code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    for part in wrong.says:
+        assert part in captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        ("", 1),
+        ("--tp 2 --cp 2 --pp 2 --gbs 4", 8),
+        ("--pp 2 --vpp 2 --gbs 4", 2),
+        ("--cp 4 --cp-comm-type a2a", 4),
+        ("--cp 8 --cp-comm-type a2a+p2p", 8),
+        ("--cp 8 --cp-comm-type a2a+p2p --cp-a2a-size 2", 8),
+        ("--model llama-tiny --tp 2 --seq-len 62", 2),
+        ("--model llama-tiny --rope-scaling-type yarn --rope-scaling-factor 8 --rope-beta-fast 16", 1),
+        ("--model gpt2-tiny --hidden-size 36 --max-position-embeddings 1024", 1),
+        ("--hidden-size 130 --kv-channels 32", 1),
+        ("--train-iters 1 --lr-warmup-iters 1", 1),
+        ("--train-iters 5 --lr-warmup-iters 9 --lr-decay-style constant", 1),
+        ("--lr-decay-style WSD --train-iters 3", 1),
+        ("--eval-interval 5", 1),
+        ("--device cuda --attention-backend flash", 1),
+    ],
+)
+def test_accepted(flags: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    load_run(["--mock-data", *flags.split()])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_runs_on_one_rank(name: str) -> None:
+    check(RunConfig(model=preset(name)).override({"mock_data": True}), world_size=1)
+
+
+def test_a_caller_with_its_own_datasets_names_none() -> None:
+    config = RunConfig().override({"eval_interval": 5})
+    check(config, world_size=1, needs_data=False)
+    with pytest.raises(ConfigError, match="--data-path"):
+        check(config, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("--cp 8", 1),
+        ("--cp 8 --cp-comm-type all_gather", 1),
+        ("--cp 4 --cp-comm-type a2a", 4),
+        ("--cp 8 --cp-comm-type a2a+p2p", 4),  # four heads
+        ("--cp 8 --cp-comm-type a2a+p2p --tp 2", 2),  # two heads a tp rank
+        ("--cp 8 --cp-comm-type a2a+p2p --num-query-groups 1", 1),
+        ("--cp 6 --cp-comm-type a2a+p2p", 2),
+        ("--cp 8 --cp-comm-type a2a+p2p --cp-a2a-size 2", 2),
+    ],
+)
+def test_resolved_a2a_size(flags: str, size: int) -> None:
+    assert resolved_a2a_size(parse_run(flags.split(), prog="test")) == size
+
+
+def test_derived_batch() -> None:
+    config = parse_run(["--tp", "2", "--cp", "2", "--mbs", "2", "--gbs", "24"], prog="test")
+    assert data_parallel_size(config, 16) == 4
+    assert num_microbatches(config, 16) == 3
+    default = parse_run(["--tp", "2", "--mbs", "3"], prog="test")
+    assert global_batch_size(default, 8) == 12
+    assert num_microbatches(default, 8) == 1
+
+
+def test_derived_sizes() -> None:
+    assert vocab_rows_per_rank(50257, 1) == 50304
+    assert vocab_rows_per_rank(50257, 4) == 12608
+    assert vocab_rows_per_rank(64, 2) == 64
+    assert resolved_lr_wsd_decay_iters(RunConfig().override({"train_iters": 3})) == 1
+    assert resolved_lr_wsd_decay_iters(RunConfig().override({"lr_decay_iters": 50})) == 5

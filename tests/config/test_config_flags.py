@@ -1,0 +1,171 @@
+"""The parser: precedence, spellings, nearest names, TOML files, and who prints what."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from memo.config import PRESETS, RunConfig, preset
+from memo.config.flags import load_run, parse_run
+from memo.config.run import read_toml
+from memo.errors import ConfigError
+
+
+def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What standard error says when `argv` is refused with status 2."""
+    with pytest.raises(SystemExit) as refused:
+        parse_run(argv, prog="memo train")
+    assert refused.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def toml(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_below_preset_below_toml_below_flags(tmp_path: Path) -> None:
+    path = toml(tmp_path, "[model]\nnum_layers = 6\nhidden_size = 2048\n[data]\nseq_length = 256\n")
+    argv = ["--config", str(path), "--model", "gpt-7b", "--num-layers", "2"]
+    config = parse_run(argv, prog="memo train")
+    assert config.model == dataclasses.replace(preset("gpt-7b"), num_layers=2, hidden_size=2048)
+    assert config.data.seq_length == 256
+    assert config.training == RunConfig().training
+
+
+def test_preset_named_in_toml_yields_to_the_flag(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'model = "gpt-7b"\nseq-length = 64\n')
+    assert parse_run(["--config", str(path)], prog="memo train").model == preset("gpt-7b")
+    named = parse_run(["--config", str(path), "--model=llama-tiny"], prog="memo train")
+    assert named.model == preset("llama-tiny")
+    assert named.data.seq_length == 64
+
+
+def test_short_forms_underscores_and_megatron_spellings() -> None:
+    long = "--seq-length 64 --tensor-model-parallel-size 2 --global-batch-size 8 --params-dtype bf16"
+    long += " --norm-epsilon 1e-6 --activation swiglu --no-add-bias-linear --no-packing"
+    short = "--seq_len=64 --tp 2 --gbs 8 --bf16 --layernorm-epsilon 1e-6 --swiglu --disable-bias-linear --no-packing"
+    assert parse_run(short.split(), prog="a") == parse_run(long.split(), prog="a")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("--tpp 2", "no flag --tpp: did you mean --tp?"),
+        ("--seq-lenth=4", "no flag --seq-lenth: did you mean --seq-length?"),
+        ("--hiden_size 4", "no flag --hiden-size: did you mean --hidden-size?"),
+        ("--no-pakking", "no flag --no-pakking: did you mean --no-packing?"),
+        ("--confg x", "no flag --confg: did you mean --config?"),
+        ("--qqqqqq 1", "no flag --qqqqqq: see `memo train --help`"),
+        ("--sequence-parallel", "no flag --sequence-parallel, because memo always does this: leave it out"),
+        ("corpus", "'corpus' belongs to no flag"),
+        ("--model gpt-8b", "--model gpt-8b: no such preset: did you mean 'gpt-7b'?"),
+        ("--tp two", "'two'"),
+        ("--lr", "--lr"),
+        ("--activation relu", "('gelu', 'gelu_tanh', 'swiglu')"),
+    ],
+)
+def test_bad_flags(argv: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in " ".join(refusal(argv.split(), capsys).replace("│", " ").split())
+
+
+def test_an_unknown_preset_lists_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    message = refusal(["--model", str(tmp_path)], capsys)
+    assert all(name in message for name in PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[training]\nseq_length = 4\n", "seq_length stands in [training] but belongs in [data]: move it there"),
+        ("[trainin]\nlr = 1\n", "no section [trainin]: did you mean [training]?"),
+        ("[training]\nlrr = 1\n", "no field 'lrr': did you mean 'lr'?"),
+        ("lrr = 1\n", "no field 'lrr': did you mean 'lr'?"),
+        ("seq_length = 'long'\n", "seq_length is 'long' (str): give a whole number"),
+        ("seq_length = 4.5\n", "seq_length is 4.5 (float): give a whole number"),
+        ("mock_data = 1\n", "mock_data is 1 (int): give true or false"),
+        ("num_layers = true\n", "num_layers is True (bool): give a whole number"),
+        ("activation = 'relu'\n", 'activation is \'relu\' (str): give one of "gelu", "gelu_tanh", "swiglu"'),
+        ("save = 3\n", "save is 3 (int): give a string"),
+        ("model = 7\n", "--model 7: no such preset"),
+        ("tp = 2\n[parallel]\ntensor_model_parallel_size = 4\n", "given twice (2, 4): keep one"),
+        ("a = = b\n", "not valid TOML"),
+    ],
+)
+def test_bad_toml(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = toml(tmp_path, text)
+    message = refusal(["--config", str(path)], capsys)
+    assert message.startswith("error: ") and message.count("\n") == 1
+    assert says in message
+    if "preset" not in says:
+        assert str(path) in message
+
+
+@pytest.mark.parametrize("name", ["none.toml", "."])
+def test_a_config_that_cannot_be_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refusal(["--config", str(tmp_path / name)], capsys)
+    assert str(tmp_path / name) in message and "give the path of a TOML file" in message
+
+
+def test_toml_that_is_not_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").write_bytes(b"\xff\xfe")
+    assert "not valid TOML" in refusal(["--config", str(tmp_path / "run.toml")], capsys)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_toml_round_trip_of_presets(name: str, tmp_path: Path) -> None:
+    config = RunConfig(model=preset(name))
+    path = toml(tmp_path, config.to_toml())
+    assert RunConfig().override(read_toml(path)) == config
+    assert parse_run(["--config", str(path)], prog="memo train") == config
+
+
+def test_toml_round_trip_of_awkward_values(tmp_path: Path) -> None:
+    config = RunConfig().override(
+        {
+            "save": 'a "quoted"\\path\nwith\ttabs, é and \x7f',
+            "lr": 1e-30,
+            "adam_eps": 1e22,
+            "weight_decay": 0,
+            "packing": False,
+            "gbs": 64,
+            "params_dtype": "bf16",
+        }
+    )
+    assert RunConfig().override(read_toml(toml(tmp_path, config.to_toml()))) == config
+
+
+def test_override_names_its_caller() -> None:
+    with pytest.raises(ConfigError, match="Trainer: there is no field 'seq_lenght': did you mean 'seq_length'"):
+        RunConfig().override({"seq_lenght": 4}, source="Trainer")
+    with pytest.raises(ConfigError, match=r"given twice \(1, 2\)"):
+        RunConfig().override({"tp": 1, "tensor_model_parallel_size": 2})
+    assert RunConfig().override({"lr": 1}).training.lr == 1.0
+
+
+@pytest.mark.parametrize("argv", [["--tpp", "2"], ["--lr", "x"], ["--config", "nowhere"], ["--lr", "-1"], []])
+def test_other_ranks_are_silent(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(SystemExit) as refused:
+        load_run(argv)
+    assert refused.value.code == 2
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit):
+        load_run(argv)
+    assert capsys.readouterr().err
+
+
+def test_help_tells_flags_presets_and_their_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_run(["--model", "gpt-7b", "--help"], prog="memo train")
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--model PRESET" in text and "llama-3.1-8b" in text
+    assert "--hidden-size INT Width h of the residual stream. (default: 4096)" in text

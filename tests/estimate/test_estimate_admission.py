@@ -1,0 +1,146 @@
+"""Admission: what is refused, what the message says, and how much host memory there is."""
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from memo.config import RunConfig, preset
+from memo.errors import ResourceError
+from memo.estimate import admit, available_host_bytes, estimate_memory, estimate_step_s
+from memo.units import GIB, format_bytes
+
+LAPTOP_FLOPS = 1e11
+
+
+def run(**values: object) -> RunConfig:
+    return RunConfig().override({"vocab_size": 257, "device": "cpu", **values})
+
+
+def advice(message: str) -> int:
+    found = re.search(r"use --seq-length (\d+) or less", message)
+    assert found, message
+    return int(found[1])
+
+
+def test_a_small_run_is_admitted_with_its_estimate() -> None:
+    config = run()
+    admission = admit(config, 1, 8 * GIB, LAPTOP_FLOPS, 1)
+    assert admission.worst_rank == estimate_memory(config, 1, 0)
+    assert admission.shared_bytes == admission.worst_rank.total
+    assert admission.step_s == estimate_step_s(config, 1, LAPTOP_FLOPS)
+
+
+def test_a_million_tokens_on_a_laptop() -> None:
+    config = run(seq_length=1 << 20)
+    with pytest.raises(ResourceError) as refused:
+        admit(config, 1, 16 * GIB, LAPTOP_FLOPS, 1)
+    message = str(refused.value)
+    memory = estimate_memory(config, 1, 0)
+    assert "--seq-length 1048576 is too large" in message
+    assert f"a rank needs {format_bytes(memory.total)}" in message
+    assert f"activations {format_bytes(memory.activations)}" in message
+    assert "available are 16.00 GiB" in message
+    assert "above --max-step-minutes 60" in message
+
+
+@pytest.mark.parametrize("values", [{}, {"tp": 2, "cp": 2}, {"pp": 2}])
+def test_the_advised_length_is_the_longest_that_fits(values: dict[str, object]) -> None:
+    config, ranks = run(seq_length=1 << 20, **values), 4
+    with pytest.raises(ResourceError) as refused:
+        admit(config, ranks, 16 * GIB, 1e15, ranks)
+    length, step = advice(str(refused.value)), 8 if values.get("cp") else 1
+    assert length % step == 0
+    admit(config.override({"seq_length": length}), ranks, 16 * GIB, 1e15, ranks)
+    with pytest.raises(ResourceError):
+        admit(config.override({"seq_length": length + step}), ranks, 16 * GIB, 1e15, ranks)
+
+
+def test_too_slow() -> None:
+    config = run(seq_length=65536, max_step_minutes=0.5)
+    with pytest.raises(ResourceError) as refused:
+        admit(config, 1, 1000 * GIB, LAPTOP_FLOPS, 1)
+    message = str(refused.value)
+    assert "too slow" in message and "above --max-step-minutes 0.5" in message
+    assert "raise --max-step-minutes" in message
+    admit(config.override({"seq_length": advice(message)}), 1, 1000 * GIB, LAPTOP_FLOPS, 1)
+    admit(config.override({"max_step_minutes": 60.0}), 1, 1000 * GIB, LAPTOP_FLOPS, 1)
+
+
+def test_too_large_at_any_length() -> None:
+    config = RunConfig(model=preset("gpt-65b"))
+    with pytest.raises(ResourceError, match=r"no sequence length fits.*--tp, --cp and --pp.*smaller --model"):
+        admit(config, 1, 16 * GIB, 1e15, 1)
+
+
+def test_ranks_of_one_node_share_its_memory() -> None:
+    """Both stages fit a node of their own, and one memory of the size of both, but no smaller one."""
+    config = run(seq_length=16384, pp=2, gbs=4)
+    stages = [estimate_memory(config, 2, stage).total for stage in (0, 1)]
+    assert stages[0] > stages[1]
+    assert admit(config, 2, sum(stages), LAPTOP_FLOPS, 2).shared_bytes == sum(stages)
+    assert admit(config, 2, stages[0], LAPTOP_FLOPS, 1).shared_bytes == stages[0]
+    with pytest.raises(ResourceError):
+        admit(config, 2, sum(stages) - 1, LAPTOP_FLOPS, 2)
+
+
+class ControlGroups:
+    """A made-up /sys/fs/cgroup and /proc/self/cgroup."""
+
+    def __init__(self, folder: Path, own: str) -> None:
+        self.root, self.own = folder / "cgroup", folder / "own"
+        self.own.write_text(own)
+
+    def add(self, path: str, values: dict[str, object]) -> None:
+        group = self.root / path
+        group.mkdir(parents=True, exist_ok=True)
+        for name, value in values.items():
+            (group / name).write_text(f"{value}\n")
+
+    def available(self) -> int:
+        return available_host_bytes(self.root, self.own)
+
+
+V2 = {"memory.current": 300, "memory.stat": "anon 200\ninactive_file 50"}
+V1 = {"memory.usage_in_bytes": 300, "memory.stat": "inactive_file 7\ntotal_inactive_file 50"}
+
+
+def test_version_2_counts_droppable_cache_as_free(tmp_path: Path) -> None:
+    groups = ControlGroups(tmp_path, "0::/a/b\n")
+    groups.add("a/b", {"memory.max": 1000, **V2})
+    assert groups.available() == 750
+
+
+def test_the_tightest_parent_decides(tmp_path: Path) -> None:
+    groups = ControlGroups(tmp_path, "0::/a/b\n")
+    groups.add("a/b", {"memory.max": "max", **V2})
+    groups.add("a", {"memory.max": 400, **V2})
+    groups.add("", {"memory.max": 900, **V2})
+    assert groups.available() == 150
+
+
+def test_a_container_that_sees_its_group_as_the_root(tmp_path: Path) -> None:
+    groups = ControlGroups(tmp_path, "0::/only/on/the/host\n")
+    groups.add("", {"memory.max": 1000, **V2})
+    assert groups.available() == 750
+
+
+def test_version_1(tmp_path: Path) -> None:
+    groups = ControlGroups(tmp_path, "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n")
+    groups.add("memory/job", {"memory.limit_in_bytes": 1000, **V1})
+    assert groups.available() == 750
+
+
+def test_an_exhausted_group_leaves_nothing(tmp_path: Path) -> None:
+    groups = ControlGroups(tmp_path, "0::/\n")
+    groups.add("", {"memory.max": 100, **V2})
+    assert groups.available() == 0
+
+
+@pytest.mark.parametrize("own", ["0::/a\n", ""])
+def test_without_a_limit_the_machine_decides(own: str, tmp_path: Path) -> None:
+    groups = ControlGroups(tmp_path, own)
+    groups.add("a", {"memory.max": "max", **V2})
+    assert groups.available() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    assert available_host_bytes(tmp_path, tmp_path / "missing") > 0

@@ -1,0 +1,49 @@
+"""The rank grid: pure arithmetic, checked over every small grid."""
+
+import itertools
+
+import pytest
+
+from memo.mesh import AXES, Coordinates, RankGrid
+
+GRIDS = [RankGrid(*sizes) for sizes in itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 3), (1, 2, 5))]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_rank_and_coordinates_are_inverse(grid: RankGrid) -> None:
+    seen = {grid.coordinates(rank) for rank in range(grid.world_size)}
+    assert len(seen) == grid.world_size == grid.tp * grid.cp * grid.dp * grid.pp
+    for rank in range(grid.world_size):
+        at = grid.coordinates(rank)
+        assert all(0 <= getattr(at, axis) < getattr(grid, axis) for axis in AXES)
+        assert grid.rank_at(at) == rank
+
+
+def test_neighbours_on_tp_are_adjacent_ranks_then_cp_then_dp_then_pp() -> None:
+    grid = RankGrid(tp=2, cp=3, dp=5, pp=7)
+    strides = [grid.rank_at(Coordinates(**{a: int(a == axis) for a in AXES})) for axis in AXES]
+    assert AXES == ("tp", "cp", "dp", "pp")
+    assert strides == [1, 2, 6, 30]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_groups_partition_the_world(grid: RankGrid) -> None:
+    for count in range(len(AXES) + 1):
+        for axes in itertools.combinations(AXES, count):
+            groups = grid.groups(*axes)
+            assert sorted(rank for group in groups for rank in group) == list(range(grid.world_size))
+            for group in groups:
+                assert group == sorted(group)
+                positions = [grid.coordinates(rank) for rank in group]
+                for axis in AXES:
+                    distinct = {getattr(position, axis) for position in positions}
+                    assert len(distinct) == (getattr(grid, axis) if axis in axes else 1)
+
+
+def test_groups_of_a_known_grid() -> None:
+    grid = RankGrid(tp=2, cp=1, dp=2, pp=2)
+    assert grid.groups("tp") == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert grid.groups("dp") == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert grid.groups("pp") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert grid.groups("cp") == [[rank] for rank in range(8)]
+    assert grid.groups("tp", "dp") == [[0, 1, 2, 3], [4, 5, 6, 7]]

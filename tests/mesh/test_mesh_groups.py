@@ -1,0 +1,59 @@
+"""Process groups on eight ranks: who is in each, and that messages stay inside."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from memo.mesh import Mesh, RankGrid
+from memo.parallel.collectives import all_reduce
+
+GROUPS = ("tp", "cp", "dp", "pp", "dp_cp", "cp_a2a", "cp_ring", "pp_forward", "pp_backward")
+GRIDS = [RankGrid(tp=2, cp=1, dp=2, pp=2), RankGrid(tp=1, cp=4, dp=1, pp=2), RankGrid(tp=2, cp=2, dp=2, pp=1)]
+
+Members = dict[str, list[int] | None]
+Views = list[tuple[Members, dict[str, int], bool, bool]]
+"""What one rank sees of each grid: members and sum of ranks of each group, is it on the first, the last stage."""
+
+
+def _members(a2a_size: int) -> Views:
+    found: Views = []
+    for grid in GRIDS:
+        mesh = Mesh(grid, dist.get_rank(), a2a_size=a2a_size if grid.cp > 1 else 1)
+        members: Members = {}
+        sums: dict[str, int] = {}
+        for name in (*GROUPS, "embedding", "pp_wrap_forward", "pp_wrap_backward"):
+            group = getattr(mesh, name)
+            members[name] = None if group is None else dist.get_process_group_ranks(group)
+            sums[name] = int(all_reduce(torch.tensor(mesh.rank), group))
+        apart = {mesh.pp_forward, mesh.pp_backward, mesh.pp_wrap_forward, mesh.pp_wrap_backward}
+        assert mesh.pp is None or len(apart) == 4, "links share a communicator"
+        found.append((members, sums, mesh.is_first_stage, mesh.is_last_stage))
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> list[Views]:
+    return run_ranks(8, _members, 2)
+
+
+def test_groups_hold_the_ranks_of_the_grid_and_stay_apart(results: list[Views]) -> None:
+    for index, grid in enumerate(GRIDS):
+        for rank, result in enumerate(results):
+            members, sums, first, last = result[index]
+            axes = {name: (name,) for name in ("tp", "cp", "dp", "pp")}
+            axes |= {name: ("pp",) for name in members if name.startswith("pp")} | {"dp_cp": ("cp", "dp")}
+            for name, along in axes.items():
+                ours = next(group for group in grid.groups(*along) if rank in group)
+                assert members[name] == (ours if len(ours) > 1 else None), (grid, rank, name)
+                assert sums[name] == sum(ours)
+            at = grid.coordinates(rank)
+            assert (first, last) == (at.pp == 0, at.pp == grid.pp - 1)
+
+
+def test_context_parallel_levels_and_tied_embedding(results: list[Views]) -> None:
+    ring = [result[1][0] for result in results]  # cp 4, pp 2, all-to-all of 2
+    assert [members["cp_a2a"] for members in ring] == [[r // 2 * 2, r // 2 * 2 + 1] for r in range(8)]
+    assert [members["cp_ring"] for members in ring[:4]] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert [members["embedding"] for members in ring] == [[r % 4, r % 4 + 4] for r in range(8)]
+    assert results[0][2][0]["embedding"] is None  # one stage has nothing to tie

@@ -1,0 +1,133 @@
+"""Chunked linear cross-entropy on one rank: values, gradients, padding and memory.
+
+Legend: s tokens, b batch, h hidden, v rows of the vocabulary matrix, of which VOCAB are real.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memo.parallel.loss import linear_cross_entropy
+
+torch.set_num_threads(1)
+
+S, B, H, V, VOCAB = 12, 2, 16, 64, 50
+
+
+def make_inputs(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> list[Tensor]:
+    """hidden [s, b, h], weight [v, h], labels [s, b], weights of the losses [s, b]."""
+    generator = torch.Generator().manual_seed(5)
+    hidden = (scale * torch.randn(S, B, H, generator=generator, dtype=torch.float64)).to(dtype)
+    weight = torch.randn(V, H, generator=generator, dtype=torch.float64).to(dtype)
+    weight[VOCAB:] = 100.0  # padding: must not be seen
+    labels = torch.randint(0, VOCAB, (S, B), generator=generator)
+    labels[0] = torch.tensor([0, VOCAB - 1])
+    return [hidden, weight, labels, torch.rand(S, B, generator=generator, dtype=torch.float64)]
+
+
+def chunked(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
+    """losses, d hidden, d weight of ours."""
+    hidden, weight = (x.clone().requires_grad_() for x in inputs[:2])
+    losses = linear_cross_entropy(hidden, weight, inputs[2], vocab_size=VOCAB, chunk_size=chunk_size, group=None)
+    return [losses.detach(), *torch.autograd.grad((losses * inputs[3]).sum(), (hidden, weight))]
+
+
+def plain(inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """The same of torch in a dtype: all logits at once, softmax in fp32 or fp64."""
+    hidden, weight = (x.to(dtype).requires_grad_() for x in inputs[:2])
+    logits = F.linear(hidden, weight[:VOCAB]).flatten(0, 1)
+    logits = logits.float() if dtype == torch.bfloat16 else logits
+    losses = F.cross_entropy(logits, inputs[2].flatten(), reduction="none").view_as(inputs[2])
+    return [losses.detach(), *torch.autograd.grad((losses * inputs[3]).sum(), (hidden, weight))]
+
+
+def error(got: Tensor, true: Tensor) -> float:
+    """Largest difference relative to the largest value."""
+    return ((got.double() - true).abs().max() / true.abs().max()).item()
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 5, 8, 23, 24, 1000])
+def test_equals_torch_in_fp64(chunk_size: int) -> None:
+    """fp64, 1e-12, for chunks that divide the 24 tokens, that do not, and one longer than all of them."""
+    inputs = make_inputs()
+    for got, true in zip(chunked(inputs, chunk_size), plain(inputs, torch.float64), strict=True):
+        assert got.dtype == torch.float64 and got.shape == true.shape
+        assert error(got, true) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chunk_size", [5, 1000])
+def test_low_precision_is_as_accurate_as_torch(dtype: torch.dtype, chunk_size: int) -> None:
+    """fp32 and bf16: losses in fp32; each result at most twice as far from fp64 as torch's."""
+    inputs = make_inputs(dtype)
+    true = plain(inputs, torch.float64)
+    ours, theirs = chunked(inputs, chunk_size), plain(inputs, dtype)
+    assert [x.dtype for x in ours] == [torch.float32, dtype, dtype]
+    for got, other, exact in zip(ours, theirs, true, strict=True):
+        assert error(got, exact) <= 2 * error(other, exact) + torch.finfo(got.dtype).eps / 2
+
+
+def test_weight_gradient_of_many_chunks_keeps_its_bits() -> None:
+    """bf16, 512 chunks that all add to one row: as accurate as torch's one product, which a sum in bf16 is not."""
+    generator = torch.Generator().manual_seed(6)
+    hidden = torch.rand(512, B, H, generator=generator).to(torch.bfloat16)
+    weight = torch.zeros(V, H, dtype=torch.bfloat16)
+    inputs = [hidden, weight, torch.zeros(512, B, dtype=torch.int64), torch.ones(512, B)]
+    exact = plain(inputs, torch.float64)[2]
+    assert error(chunked(inputs, B)[2], exact) <= 2 * error(plain(inputs, torch.bfloat16)[2], exact)
+
+
+def test_huge_logits_stay_finite() -> None:
+    """fp32, logits of some thousands: exp of them would overflow."""
+    inputs = make_inputs(torch.float32, scale=1000.0)
+    true = plain(inputs, torch.float64)
+    assert true[0].max() > 1000.0
+    for got, exact in zip(chunked(inputs, 8), true, strict=True):
+        assert error(got, exact) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_padding_rows_get_no_gradient(dtype: torch.dtype) -> None:
+    grad_weight = chunked(make_inputs(dtype), 8)[2]
+    assert torch.equal(grad_weight[VOCAB:], torch.zeros(V - VOCAB, H, dtype=dtype))
+    assert (grad_weight[:VOCAB].abs().amax(1) > 0).all()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.numel = max([self.numel, *sizes])
+        return out
+
+
+def largest_tensor(seq_length: int, chunk_size: int, *, in_chunks: bool) -> int:
+    """Elements, over forward and backward with h = 4 and v = 512."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(seq_length, 1, 4, generator=generator).requires_grad_()
+    weight = torch.randn(512, 4, generator=generator).requires_grad_()
+    labels = torch.randint(0, 512, (seq_length, 1), generator=generator)
+    with LargestTensor() as largest:
+        if in_chunks:
+            losses = linear_cross_entropy(hidden, weight, labels, vocab_size=512, chunk_size=chunk_size, group=None)
+        else:
+            losses = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten(), reduction="none")
+        losses.sum().backward()
+    return largest.numel
+
+
+def test_no_tensor_of_all_logits_exists() -> None:
+    """The largest tensor is one chunk's logits [chunk, v], at any sequence length; torch's is [s, v]."""
+    assert [largest_tensor(s, 16, in_chunks=True) for s in (64, 128, 512)] == [16 * 512] * 3
+    assert largest_tensor(512, 16, in_chunks=False) == 512 * 512

@@ -1,0 +1,71 @@
+"""Vocabulary-parallel linear cross-entropy equals the unsharded loss three times: values, d hidden, d weight.
+
+Legend: s tokens, b batch, h hidden; n = s / tp tokens and v_local rows of the vocabulary on each rank.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import run_ranks
+from torch import Tensor
+
+from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.tensor import vocab_shard
+
+torch.set_num_threads(1)
+
+S, B, H = 16, 2, 8
+CHUNK_SIZES = (1, 7, 16, 1000)
+
+
+def make_inputs(vocab: int) -> list[Tensor]:
+    """hidden [s, b, h], weight [vocab, h], labels [s, b] in every slice, weights [s, b] of the losses."""
+    generator = torch.Generator().manual_seed(9)
+    hidden = torch.randn(S, B, H, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocab, H, generator=generator, dtype=torch.float64)
+    labels = torch.linspace(0, vocab - 1, S * B).long()[torch.randperm(S * B, generator=generator)]
+    edges = torch.tensor([0, 63, 64, 127, 128, 191, 192, vocab - 1])
+    labels[: len(edges)] = edges.clamp_max(vocab - 1)  # both sides of every border between ranks
+    weights = torch.rand(S, B, generator=generator, dtype=torch.float64)
+    return [hidden, weight, labels.view(S, B), weights]
+
+
+def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
+    """losses [s, b], d hidden [n, b, h], d weight [v_local, h] of this rank."""
+    hidden, weight, labels, weights = inputs
+    group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
+    shard, rows = vocab_shard("head", weight.shape[0], H, std=0.0, tied=False, group=group)
+    local_weight = torch.full((rows, H), 100.0, dtype=torch.float64)  # what padding holds must not matter
+    for piece in shard.pieces:
+        piece.of_local(local_weight).copy_(piece.of_global(weight))
+    local_hidden = hidden.chunk(tp)[rank].clone()
+    leaves = (local_hidden.requires_grad_(), local_weight.requires_grad_())
+    losses = linear_cross_entropy(*leaves, labels, vocab_size=weight.shape[0], chunk_size=chunk_size, group=group)
+    return [losses.detach(), *torch.autograd.grad((losses * weights).sum(), leaves)]
+
+
+def on_rank_all_chunks(inputs: list[Tensor]) -> list[list[Tensor]]:
+    return [on_rank(inputs, chunk_size) for chunk_size in CHUNK_SIZES]
+
+
+@pytest.mark.parametrize(
+    ("tp", "vocab", "real_rows"),
+    [(2, 100, [64, 36]), (2, 61, [61, 0]), (4, 200, [64, 64, 64, 8]), (4, 100, [64, 36, 0, 0])],
+)
+def test_equals_unsharded(tp: int, vocab: int, real_rows: list[int]) -> None:
+    """fp64, 1e-12; every rank has the same losses to the last bit; padding rows get no gradient at all."""
+    inputs = make_inputs(vocab)
+    hidden, weight = (x.clone().requires_grad_() for x in inputs[:2])
+    true = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), inputs[2].flatten(), reduction="none")
+    true = true.view(S, B)
+    grad_hidden, grad_weight = torch.autograd.grad((true * inputs[3]).sum(), (hidden, weight))
+    for results in zip(*run_ranks(tp, on_rank_all_chunks, inputs), strict=True):  # of one chunk size
+        losses, grads_hidden, grads_weight = zip(*results, strict=True)
+        assert all(torch.equal(other, losses[0]) for other in losses)
+        torch.testing.assert_close(losses[0], true.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.cat(grads_hidden), grad_hidden, rtol=1e-12, atol=1e-12)
+        real = [grad[:rows] for grad, rows in zip(grads_weight, real_rows, strict=True)]
+        padding = [grad[rows:] for grad, rows in zip(grads_weight, real_rows, strict=True)]
+        torch.testing.assert_close(torch.cat(real), grad_weight, rtol=1e-12, atol=1e-12)
+        assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in padding)

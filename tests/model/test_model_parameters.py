@@ -1,0 +1,169 @@
+"""Parameters of every preset in every layout: each element of the model once, alike whatever the layout.
+
+No processes: a parameter's shape and pieces follow from the rank and the size of its tp group alone, and it
+has no memory until someone gives it some.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memo.config import RunConfig, preset
+from memo.config.checks import check
+from memo.config.derived import num_position_embeddings
+from memo.config.presets import PRESETS
+from memo.estimate.parameters import count_parameters, layer_parameters, stage_parameters
+from memo.model.layer import ModelParts
+from memo.model.transformer import TransformerChunk
+from memo.parallel.schedule import Pipeline
+from memo.parallel.shards import Piece, ShardedParameter, initialize
+
+torch.set_num_threads(1)
+
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (1, 4), (8, 4)]  # (tp, pp)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's seat in a group that does not communicate."""
+
+    at: int
+    num_ranks: int
+
+    def rank(self) -> int:
+        return self.at
+
+    def size(self) -> int:
+        return self.num_ranks
+
+
+def make_config(name: str, tp: int, pp: int, **overrides: Any) -> RunConfig:
+    model = preset(name)
+    values = {"tp": tp, "pp": pp, "vocab_size": model.vocab_size or 257, "seq_length": 64, "mock_data": True}
+    return RunConfig(model=model).override(values | overrides)
+
+
+def build_stage(config: RunConfig, tp_rank: int, stage: int) -> list[ShardedParameter]:
+    """Parameters of one rank, a tied one once."""
+    group: Any = Seat(tp_rank, config.parallel.tp) if config.parallel.tp > 1 else None
+    parts = ModelParts(config.model, torch.float32, group, attention=lambda q, k, v, documents: q)
+    chunk = TransformerChunk(
+        parts,
+        Pipeline(config.parallel.pp, 1, config.parallel.pp).layers(stage, 0, config.model.num_layers),
+        first=stage == 0,
+        last=stage == config.parallel.pp - 1,
+        max_positions=num_position_embeddings(config),
+        loss_chunk_size=8,
+    )
+    parameters = list(chunk.parameters())
+    assert all(isinstance(p, ShardedParameter) and p.is_meta for p in parameters)
+    return parameters  # type: ignore[return-value]
+
+
+def suits(name: str, tp: int, pp: int) -> bool:
+    """The tiny presets have 4 heads, 2 groups and 4 layers."""
+    model = preset(name)
+    return model.kv_heads % tp == 0 and model.num_layers % pp == 0
+
+
+CASES = [(name, tp, pp) for name in PRESETS for tp, pp in LAYOUTS if suits(name, tp, pp)]
+
+
+def overlap(a: Piece, b: Piece) -> bool:
+    pairs = zip(a.offset, a.shape, b.offset, b.shape, strict=True)
+    return all(start < other + length and other < start + size for start, size, other, length in pairs)
+
+
+@pytest.mark.parametrize(("name", "tp", "pp"), CASES)
+def test_pieces_tile_the_model(name: str, tp: int, pp: int) -> None:
+    """Distinct pieces of one global tensor never overlap and fill it; their sum is the counted model."""
+    config = make_config(name, tp, pp)
+    check(config, tp * pp)
+    pieces: dict[str, dict[tuple[Any, ...], Piece]] = {}
+    for stage in range(pp):
+        for rank in range(tp):
+            for parameter in build_stage(config, rank, stage):
+                for piece in parameter.shard.pieces:
+                    pieces.setdefault(piece.name, {})[piece.offset, piece.shape] = piece
+    total = 0
+    for name, distinct in pieces.items():
+        (shape,) = {piece.global_shape for piece in distinct.values()}
+        assert not any(overlap(a, b) for a, b in combinations(distinct.values(), 2)), name
+        assert sum(math.prod(piece.shape) for piece in distinct.values()) == math.prod(shape), name
+        total += math.prod(shape)
+    assert total == count_parameters(config).total
+
+
+@pytest.mark.parametrize(("name", "tp", "pp"), CASES)
+def test_stages_hold_what_the_estimate_says(name: str, tp: int, pp: int) -> None:
+    """Local elements of each rank, vocabulary padding included."""
+    config = make_config(name, tp, pp)
+    for stage in range(pp):
+        for rank in {0, tp - 1}:
+            held = sum(parameter.numel() for parameter in build_stage(config, rank, stage))
+            assert held == stage_parameters(config, stage)
+
+
+def test_published_sizes() -> None:
+    """From the models' own pages: Llama 3.1 8B has 8,030,261,248 parameters, 70B 70,553,706,496, Qwen3 8B
+    8,190,735,360; and a layer of Llama 3.1 8B has 218,112,000."""
+    sizes = {"llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496, "qwen3-8b": 8_190_735_360}
+    assert {name: count_parameters(make_config(name, 1, 1)).total for name in sizes} == sizes
+    assert layer_parameters(preset("llama-3.1-8b")).total == 218_112_000
+
+
+def initial_values(config: RunConfig, seed: int) -> dict[str, Tensor]:
+    """Global tensors put together from all ranks; replicas must agree, padding must be zero."""
+    found: dict[str, Tensor] = {}
+    for stage in range(config.parallel.pp):
+        for rank in range(config.parallel.tp):
+            for meta in build_stage(config, rank, stage):
+                local = ShardedParameter(torch.full(meta.shape, float("nan")), meta.shard)
+                initialize(local, seed)
+                rest = local.detach().clone()
+                for piece in meta.shard.pieces:
+                    whole = found.setdefault(piece.name, torch.full(piece.global_shape, float("nan")))
+                    target, value = piece.of_global(whole), piece.of_local(local.detach())
+                    assert target.isnan().all() or torch.equal(target, value), f"replicas of {piece.name}"
+                    target.copy_(value)
+                    piece.of_local(rest).zero_()
+                assert not rest.any(), "padding is not zero"
+    assert not any(value.isnan().any() for value in found.values())
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "gpt2-tiny", "llama-tiny", "qwen3-tiny"])
+def test_initial_weights_do_not_depend_on_the_layout(name: str) -> None:
+    """fp32, equal to the last bit."""
+    alone = initial_values(make_config(name, 1, 1), seed=3)
+    for tp, pp in ((2, 1), (2, 4)):
+        split = initial_values(make_config(name, tp, pp), seed=3)
+        assert split.keys() == alone.keys()
+        assert all(torch.equal(split[key], alone[key]) for key in alone)
+    other = initial_values(make_config(name, 1, 1), seed=4)
+    assert all(torch.equal(alone[key], other[key]) == (alone[key].unique().numel() == 1) for key in alone)
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+def test_initial_distribution(name: str) -> None:
+    """Megatron's: N(0, std), output projections N(0, std / sqrt(2 layers)); ones, zeros; no two alike."""
+    config = make_config(name, 1, 1, init_method_std=0.05)
+    values = initial_values(config, seed=3)
+    matrices = {key: value for key, value in values.items() if value.ndim == 2}
+    for key, value in matrices.items():
+        scaled = key.endswith(("projection.weight", "fc2.weight"))
+        std = 0.05 / math.sqrt(2 * config.model.num_layers) if scaled else 0.05
+        # Standard errors of mean and standard deviation of N samples; five of them.
+        slack = 5 * std / math.sqrt(value.numel())
+        assert abs(value.mean().item()) < slack and abs(value.std().item() - std) < slack, key
+    firsts = [value.flatten()[:8].div(value.std()).tolist() for value in matrices.values()]
+    assert len({tuple(round(x, 3) for x in row) for row in firsts}) == len(firsts)
+    for key, value in values.items():
+        if value.ndim == 1:
+            expected = 0.0 if key.endswith("bias") else 1.0
+            assert torch.equal(value, torch.full_like(value, expected)), key

@@ -1,0 +1,79 @@
+"""Bucket plans: any parameters, any number of shards, every element in exactly one place."""
+
+import math
+import random
+
+import pytest
+
+from memo.parallel.buckets import ALIGNMENT, plan_buckets
+from memo.parallel.shards import Replicated
+
+
+def random_parameters(rng: random.Random) -> list[tuple[str, tuple[int, ...], Replicated]]:
+    kinds: list[Replicated] = ["", "tp", "embedding"]
+    return [
+        (f"p{i}", tuple(rng.randint(1, 40) for _ in range(rng.randint(1, 3))), rng.choice(kinds))
+        for i in range(rng.randint(1, 12))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_segments_partition_every_parameter(seed: int) -> None:
+    rng = random.Random(seed)
+    parameters = random_parameters(rng)
+    num_shards, bucket_size = rng.choice((1, 2, 3, 4, 7, 16, 61)), rng.choice((1, 64, 5000, 10**9))
+    buckets = plan_buckets(parameters, bucket_size, num_shards)
+    for bucket in buckets:
+        taken: set[int] = set()
+        for slot in bucket.slots:
+            place = set(range(slot.offset, slot.offset + slot.numel))
+            assert not place & taken
+            taken |= place
+        pieces = [(shard, s) for shard in range(num_shards) for s in bucket.segments(shard)]
+        for slot in bucket.slots:
+            ours = [(shard, s) for shard, s in pieces if s.slot == slot]
+            covered = [flat for _, s in ours for flat in range(s.start, s.stop)]
+            assert covered == list(range(slot.numel))  # once each, and in the order of the shards
+            for shard, s in ours:
+                assert shard * bucket.shard_size + s.shard_offset == slot.offset + s.start
+                assert s.shard_offset >= 0 and s.shard_offset + s.stop - s.start <= bucket.shard_size
+    placed = {slot.name: (slot.shape, bucket.replicated) for bucket in buckets for slot in bucket.slots}
+    assert placed == {name: (shape, replicated) for name, shape, replicated in parameters}
+
+
+@pytest.mark.parametrize("num_shards", (1, 2, 3, 8))
+def test_parameters_and_shards_are_aligned_and_padding_is_small(num_shards: int) -> None:
+    parameters = random_parameters(random.Random(num_shards))
+    for bucket in plan_buckets(parameters, 3000, num_shards):
+        assert bucket.size == bucket.shard_size * num_shards
+        assert bucket.shard_size % ALIGNMENT == 0
+        assert all(slot.offset % ALIGNMENT == 0 for slot in bucket.slots)
+        used = sum(-(-slot.numel // ALIGNMENT) * ALIGNMENT for slot in bucket.slots)
+        assert used <= bucket.size < used + ALIGNMENT * num_shards
+
+
+def test_a_bucket_closes_once_it_is_full_and_kinds_never_mix() -> None:
+    parameters: list[tuple[str, tuple[int, ...], Replicated]] = [
+        ("a", (64, 2), ""),
+        ("norm", (64,), "tp"),
+        ("b", (64, 2), ""),
+        ("tied", (64, 8), "embedding"),
+        ("c", (64,), ""),
+    ]
+    buckets = plan_buckets(parameters, 256, 1)
+    assert [[slot.name for slot in bucket.slots] for bucket in buckets] == [
+        ["a", "b"],
+        ["tied"],
+        ["norm"],
+        ["c"],
+    ]
+    assert [bucket.replicated for bucket in buckets] == ["", "embedding", "tp", ""]
+
+
+def test_the_tied_embedding_is_sharded_alike_on_both_stages() -> None:
+    shape = (123, 17)
+    first = plan_buckets([("norm", (17,), "tp"), ("tied", shape, "embedding")], 100, 3)
+    last = plan_buckets([("tied", shape, "embedding"), ("w", (9, 9), "")], 10**6, 3)
+    plans = [next(b for b in buckets if b.replicated == "embedding") for buckets in (first, last)]
+    assert plans[0] == plans[1]
+    assert plans[0].size >= math.prod(shape)

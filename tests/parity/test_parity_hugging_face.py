@@ -1,0 +1,246 @@
+"""Our model is Hugging Face's, weight for weight: logits, losses and the gradient of every weight.
+
+transformers computes rotary angles, RMS norms and eager softmax in fp32 even when all weights are fp64, so
+its answers are good to 1e-5. `Wide` turns each request for fp32 into one for fp64; then they are good to
+1e-10.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from forward import Result, run_once
+from hugging_face import Sources, gpt2_sources, llama_sources, to_global
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from memo.config import RunConfig
+from memo.config.model import ModelConfig
+from memo.model.transformer import Microbatch
+
+transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)
+
+SEQ_LENGTH, BATCH = 32, 2
+VOCAB = 97  # at tp 2, 64 rows lie on one rank and 33 and padding on the other
+
+
+class Wide(TorchFunctionMode):
+    """Every explicit request for fp32 gives fp64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def widen(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        kwargs = {key: widen(value) for key, value in (kwargs or {}).items()}
+        return func(*(widen(value) for value in args), **kwargs)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The same tiny model in their words and in ours."""
+
+    config_class: Any
+    model_class: Any
+    theirs: dict[str, Any]
+    ours: ModelConfig
+    sources: Callable[[ModelConfig], Sources] = llama_sources
+
+
+_LLAMA_THEIRS: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100.0,  # so small that heads of 8 channels have slow, fast and middling pairs
+    "tie_word_embeddings": False,
+}
+_LLAMA_OURS = ModelConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_query_groups=2,
+    ffn_hidden_size=48,
+    vocab_size=VOCAB,
+    normalization="RMSNorm",
+    activation="swiglu",
+    rotary_base=100.0,
+    untie_embeddings_and_output_weights=True,
+)
+
+
+def _llama(**ours: Any) -> Family:
+    """Llama, its RoPE stretched by 4 if `ours` names a way."""
+    theirs = dict(_LLAMA_THEIRS)
+    if ours:
+        scaling = {"rope_type": ours["rope_scaling_type"], "factor": 4.0}
+        if "rope_original_max_position_embeddings" in ours:
+            scaling["original_max_position_embeddings"] = ours["rope_original_max_position_embeddings"]
+        if scaling["rope_type"] == "llama3":
+            scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        theirs["rope_scaling"] = scaling
+        ours["rope_scaling_factor"] = 4.0
+    model = replace(_LLAMA_OURS, **ours)
+    return Family(transformers.LlamaConfig, transformers.LlamaForCausalLM, theirs, model)
+
+
+FAMILIES = {
+    "llama": _llama(),
+    "llama-linear": _llama(rope_scaling_type="linear"),
+    "llama-llama3": _llama(rope_scaling_type="llama3", rope_original_max_position_embeddings=64),
+    "llama-yarn": _llama(rope_scaling_type="yarn", rope_original_max_position_embeddings=64),
+    "qwen2": Family(
+        transformers.Qwen2Config,
+        transformers.Qwen2ForCausalLM,
+        _LLAMA_THEIRS,
+        replace(_LLAMA_OURS, add_qkv_bias=True),
+    ),
+    "qwen3": Family(
+        transformers.Qwen3Config,
+        transformers.Qwen3ForCausalLM,
+        {**_LLAMA_THEIRS, "head_dim": 16, "rms_norm_eps": 1e-6},
+        replace(_LLAMA_OURS, kv_channels=16, norm_epsilon=1e-6, qk_layernorm=True),
+    ),
+    "gpt2": Family(
+        transformers.GPT2Config,
+        transformers.GPT2LMHeadModel,
+        {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": VOCAB}
+        | {"bos_token_id": 0, "eos_token_id": 0},
+        ModelConfig(
+            num_layers=2,
+            hidden_size=32,
+            num_attention_heads=4,
+            vocab_size=VOCAB,
+            activation="gelu_tanh",
+            position_embedding_type="learned_absolute",
+            max_position_embeddings=64,
+            add_bias_linear=True,
+        ),
+        gpt2_sources,
+    ),
+}
+
+
+def make_batch() -> Microbatch:
+    """Random tokens, labels and loss weights."""
+    generator = torch.Generator().manual_seed(3)
+    tokens, labels = torch.randint(0, VOCAB, (2, SEQ_LENGTH, BATCH), generator=generator)
+    positions = torch.arange(SEQ_LENGTH).unsqueeze(1).expand(-1, BATCH).contiguous()
+    weight = torch.rand(SEQ_LENGTH, BATCH, generator=generator, dtype=torch.float64)
+    return Microbatch(tokens, labels, positions, weight, positions, None)
+
+
+def build_theirs(family: Family, dtype: torch.dtype, attention: str) -> Any:
+    """Their model; weights are random everywhere and exact in fp32, so all dtypes start from the same."""
+    config = family.config_class(**family.theirs, attn_implementation=attention)
+    model = family.model_class(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = 0.2 * torch.randn(parameter.shape, generator=generator)
+            is_norm_weight = parameter.ndim == 1 and name.endswith("weight")
+            parameter.copy_(noise + 1.0 if is_norm_weight else noise)
+    return model
+
+
+@functools.cache
+def run_theirs(name: str, dtype: torch.dtype, *, wide: bool) -> tuple[Result, dict[str, Tensor]]:
+    """Their result on make_batch(), gradients under our names; and the weights."""
+    family, batch = FAMILIES[name], make_batch()
+    with Wide() if wide else nullcontext():
+        model = build_theirs(family, dtype, "eager" if wide else "sdpa")
+        logits = model(input_ids=batch.tokens.t(), use_cache=False).logits.transpose(0, 1)
+    losses = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="none")
+    losses = losses.view(SEQ_LENGTH, BATCH)
+    loss = (losses * batch.loss_weight).sum()
+    loss.backward()
+    parameters = dict(model.named_parameters())
+    sources = family.sources(family.ours)
+    gradients = to_global({name: p.grad for name, p in parameters.items()}, sources)
+    weights = to_global({name: p.detach() for name, p in parameters.items()}, sources)
+    assert sum(w.numel() for w in weights.values()) == sum(p.numel() for p in parameters.values())
+    return Result(logits.detach(), losses.detach(), loss.detach(), gradients), weights
+
+
+def run_ours(name: str, dtype: str, weights: dict[str, Tensor], tp: int = 1) -> Result:
+    values = {"seq_length": SEQ_LENGTH, "micro_batch_size": BATCH, "global_batch_size": BATCH}
+    config = RunConfig(model=FAMILIES[name].ours).override(
+        {**values, "params_dtype": dtype, "device": "cpu", "loss_chunk_size": 24, "mock_data": True}
+    )
+    return run_once(config, make_batch(), weights, tp)
+
+
+def errors(actual: Result, expected: Result) -> dict[str, float]:
+    """Of each tensor, in the L2 norm.
+
+    The gradient of a key bias without RoPE is zero (softmax ignores a common shift): what is left is
+    rounding noise, which must be as small beside the query bias's gradient.
+    """
+    pairs = {
+        "logits": (actual.logits, expected.logits),
+        "losses": (actual.losses, expected.losses),
+        "loss": (actual.loss, expected.loss),
+        **{name: (actual.gradients[name], value) for name, value in expected.gradients.items()},
+    }
+    assert actual.gradients.keys() == expected.gradients.keys()
+    found = {}
+    for name, (mine, true) in pairs.items():
+        scale = true.norm().item()
+        if name.endswith("k.bias") and scale < 1e-10:
+            scale = expected.gradients[name.replace("k.bias", "q.bias")].norm().item()
+        found[name] = (mine.double() - true).norm().item() / scale
+    return found
+
+
+def assert_below(found: dict[str, float], bound: float) -> None:
+    worst = max(found, key=lambda name: found[name])
+    assert found[worst] < bound, f"{worst}: relative error {found[worst]:.1e} is not below {bound:.0e}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fp64_equals_theirs_in_true_fp64(name: str) -> None:
+    """1e-10 in fp64 throughout."""
+    truth, weights = run_theirs(name, torch.float64, wide=True)
+    assert_below(errors(run_ours(name, "fp64", weights), truth), 1e-10)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fp64_equals_theirs_as_it_is(name: str) -> None:
+    """1e-5 in fp64 with their fp32 angles and norms."""
+    theirs, weights = run_theirs(name, torch.float64, wide=False)
+    assert_below(errors(run_ours(name, "fp64", weights), theirs), 1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fp32_is_as_accurate_as_theirs(name: str) -> None:
+    """fp32, error against fp64 at most twice theirs: logits, losses, gradients (mean square over tensors)."""
+    truth, _ = run_theirs(name, torch.float64, wide=True)
+    theirs, weights = run_theirs(name, torch.float32, wide=False)
+    ours, allowed = (_summary(errors(result, truth)) for result in (run_ours(name, "fp32", weights), theirs))
+    for kind, error in ours.items():
+        assert error <= 2 * allowed[kind], f"{kind}: our fp32 error is {error:.1e}, theirs {allowed[kind]:.1e}"
+
+
+def _summary(found: dict[str, float]) -> dict[str, float]:
+    kinds = {kind: found.pop(kind) for kind in ("logits", "losses")}
+    del found["loss"]  # one number may be right by luck
+    return kinds | {"gradients": math.sqrt(sum(error**2 for error in found.values()) / len(found))}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_tensor_parallel_equals_theirs(name: str) -> None:
+    """tp 2, 1e-10 in fp64: logits, losses and every weight's gradient put together from the ranks."""
+    truth, weights = run_theirs(name, torch.float64, wide=True)
+    assert_below(errors(run_ours(name, "fp64", weights, tp=2), truth), 1e-10)

@@ -1,0 +1,66 @@
+"""Run the model once, forward and backward, on given tokens and weights: on one rank or on all of tp."""
+
+from dataclasses import dataclass
+
+import torch
+from layouts import assemble, global_pieces, make
+from ranks import run_ranks
+from torch import Tensor
+
+from memo.config import RunConfig
+from memo.model.transformer import Microbatch
+from memo.parallel.collectives import all_gather
+from memo.train.build import ParallelModel
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one microbatch: logits [s, b, v], losses [s, b], and d(sum of weighted losses)/d(global tensor)."""
+
+    logits: Tensor
+    losses: Tensor
+    loss: Tensor
+    gradients: dict[str, Tensor]
+
+
+def run_once(config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None = None, tp: int = 1) -> Result:
+    """One forward and backward of `batch` with global `weights` (None: the initial ones of the seed)."""
+    if tp == 1:
+        return run_on_rank(config, batch, weights, 1)
+    config = config.override({"tp": tp})
+    parts = run_ranks(tp, run_on_rank, config, batch, weights, tp)
+    for part in parts[1:]:
+        assert torch.equal(part.losses, parts[0].losses), "tp ranks disagree about the losses"
+    logits = torch.cat([part.logits for part in parts], dim=-1)[..., : config.model.vocabulary]
+    return Result(logits, parts[0].losses, parts[0].loss, assemble([part.gradients for part in parts]))
+
+
+def run_on_rank(config: RunConfig, batch: Microbatch, weights: dict[str, Tensor] | None, tp: int) -> Result:
+    """As run_once, on one of tp ranks: its columns of the logits, its pieces of the gradients."""
+    model, _ = make(config, tp)
+    if weights is not None:
+        load(model, weights)
+    (chunk,) = model.chunks
+    assert chunk.head is not None
+    head_inputs: list[Tensor] = []
+    chunk.head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach()))
+    model.data_parallel.begin_step(1)
+    loss = chunk(None, batch)
+    loss.backward()
+    model.data_parallel.finish_reduction()
+    with torch.no_grad():
+        losses = chunk.head.token_losses(head_inputs[0], batch.labels)
+        logits = all_gather(chunk.head.norm(head_inputs[0]), model.mesh.tp) @ chunk.head.weight.t()
+    if tp == 1:
+        logits = logits[..., : config.model.vocabulary]
+    return Result(logits, losses, loss.detach(), global_pieces(model, "grad"))
+
+
+@torch.no_grad()
+def load(model: ParallelModel, weights: dict[str, Tensor]) -> None:
+    """Give every parameter its part of the global `weights`; raises KeyError for one that is missing."""
+    for parameter in model.data_parallel.parameters.values():
+        for piece in parameter.shard.pieces:
+            source = weights[piece.name]
+            assert source.shape == piece.global_shape, f"{piece.name}: {source.shape} {piece.global_shape}"
+            piece.of_local(parameter).copy_(piece.of_global(source))

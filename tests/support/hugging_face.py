@@ -1,0 +1,101 @@
+"""Where each of our global tensors lies in a Hugging Face state dict.
+
+A mapping of plain data, {our global name: Source}. Because reading only slices and transposes, it serves
+gradients as well as weights.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from memo.config.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Hugging Face tensor, or one of several equal parts of it.
+
+    Attributes:
+        name: key in the state dict.
+        transposed: GPT-2's Conv1D keeps matrices as [in, out], we as [out, in].
+        part, num_parts: which rows of the matrix (after transposition) are meant.
+    """
+
+    name: str
+    transposed: bool = False
+    part: int = 0
+    num_parts: int = 1
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A view of tensors[name]; raises KeyError for a tensor that is not there."""
+        tensor = tensors[self.name]
+        if self.transposed:
+            tensor = tensor.t()
+        return tensor.chunk(self.num_parts)[self.part]
+
+
+Sources = dict[str, Source]
+
+
+def to_global(tensors: Mapping[str, Tensor], sources: Sources) -> dict[str, Tensor]:
+    """Our global tensors (views) from a Hugging Face state dict, or from its gradients."""
+    return {name: source.read(tensors) for name, source in sources.items()}
+
+
+def llama_sources(model: ModelConfig) -> Sources:
+    """Llama, Qwen2 (biases on q, k and v) and Qwen3 (norms on q and k heads) differ in what they have."""
+    found = {
+        "embedding.weight": Source("model.embed_tokens.weight"),
+        "final_norm.weight": Source("model.norm.weight"),
+    }
+    if model.untie_embeddings_and_output_weights:
+        found["head.weight"] = Source("lm_head.weight")
+    matrices = {
+        "attention.q": "self_attn.q_proj",
+        "attention.k": "self_attn.k_proj",
+        "attention.v": "self_attn.v_proj",
+        "attention.projection": "self_attn.o_proj",
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.fc2": "mlp.down_proj",
+    }
+    if model.qk_layernorm:
+        matrices |= {"attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm"}
+    for layer in range(model.num_layers):
+        ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
+        for name, their_name in matrices.items():
+            found[f"{ours}.{name}.weight"] = Source(f"{theirs}.{their_name}.weight")
+        if model.qkv_bias:
+            for part in "qkv":
+                found[f"{ours}.attention.{part}.bias"] = Source(f"{theirs}.self_attn.{part}_proj.bias")
+    return found
+
+
+def gpt2_sources(model: ModelConfig) -> Sources:
+    """GPT-2: biases everywhere, tied head, Conv1D matrices, q, k and v fused as thirds of c_attn."""
+    found = {
+        "embedding.weight": Source("transformer.wte.weight"),
+        "position_embedding.weight": Source("transformer.wpe.weight"),
+    }
+    norms = {"final_norm": "transformer.ln_f"}
+    for layer in range(model.num_layers):
+        ours, theirs = f"layers.{layer}", f"transformer.h.{layer}"
+        norms |= {f"{ours}.attention_norm": f"{theirs}.ln_1", f"{ours}.mlp_norm": f"{theirs}.ln_2"}
+        matrices = {
+            "attention.projection": (f"{theirs}.attn.c_proj", 0, 1),
+            "mlp.fc1": (f"{theirs}.mlp.c_fc", 0, 1),
+            "mlp.fc2": (f"{theirs}.mlp.c_proj", 0, 1),
+        }
+        for index, part in enumerate("qkv"):
+            matrices[f"attention.{part}"] = (f"{theirs}.attn.c_attn", index, 3)
+        for name, (their_name, index, num_parts) in matrices.items():
+            weight = Source(f"{their_name}.weight", transposed=True, part=index, num_parts=num_parts)
+            found[f"{ours}.{name}.weight"] = weight
+            found[f"{ours}.{name}.bias"] = Source(f"{their_name}.bias", part=index, num_parts=num_parts)
+    for name, their_name in norms.items():
+        for kind in ("weight", "bias"):
+            found[f"{name}.{kind}"] = Source(f"{their_name}.{kind}")
+    return found

@@ -1,0 +1,204 @@
+"""memo.Trainer as a user calls it: records, evaluation, benchmark, refusals, its saved configuration."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import Tensor
+
+import memo
+from memo.config.flags import parse_run
+from memo.data import CorpusFacts, MockDataset, build_corpus
+from memo.errors import ConfigError, MemoError
+from memo.train.metrics import StepRecord
+from memo.train.trainer import Trainer
+
+SMALL: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "seq_length": 64,
+    "global_batch_size": 4,
+    "train_iters": 4,
+    "lr": 1e-2,
+    "peak_tflops": 1.0,
+    "num_threads": 1,
+    "device": "cpu",
+    "progress": False,
+}
+
+
+def small_trainer(**overrides: Any) -> Trainer:
+    values = {"mock_data": "train_data" not in overrides and "data_path" not in overrides}
+    return memo.Trainer("gpt-tiny", **{**SMALL, **values, **overrides})
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    text = folder / "text.txt"
+    text.write_text("All happy families are alike; each unhappy family is unhappy in its own way.\n" * 40)
+    build_corpus([text], folder / "tolstoy")
+    return folder / "tolstoy"
+
+
+def losses(trainer: Trainer) -> list[float]:
+    found: list[float] = []
+    trainer.callbacks.append(lambda record: found.append(record.lm_loss))
+    trainer.train()
+    return found
+
+
+def test_trains_on_a_corpus_and_tells_every_step(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records: list[StepRecord] = []
+    log = tmp_path / "logs" / "run.jsonl"
+    trainer = small_trainer(train_data=corpus, callbacks=[records.append], log_jsonl=str(log), train_iters=6)
+    last = trainer.train()
+    assert last == records[-1] and len(records) == 6
+    assert trainer.config.model.vocab_size == 257  # the corpus's tokenizer decides
+    assert records[0].lm_loss == pytest.approx(math.log(257), abs=0.3)
+    assert records[-1].lm_loss < records[0].lm_loss - 0.5
+    assert [r.iteration for r in records] == [1, 2, 3, 4, 5, 6]
+    assert [r.consumed_samples for r in records] == [4 * i for i in range(1, 7)]
+    # Full precision: what was written is what the callbacks got.
+    assert [json.loads(line) for line in log.read_text().splitlines()] == [dataclasses.asdict(r) for r in records]
+    for record in records:
+        assert record.tgs == pytest.approx(4 * 64 / record.step_time_s, rel=1e-12)
+        assert record.mfu_percent == pytest.approx(100 * record.tflops_per_gpu / 1.0, rel=1e-12)
+        assert record.grad_norm > 0 and record.device_peak_bytes > 0 and record.host_peak_bytes > 0
+        assert (record.skipped_iterations, record.nan_iterations) == (0, 0)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "iteration" in line]
+    assert len(lines) == 6 and f"lm loss: {records[2].lm_loss:.6E} |" in lines[2]
+
+
+def test_record_has_the_documented_fields() -> None:
+    names = {field.name for field in dataclasses.fields(StepRecord)}
+    assert names >= {"iteration", "consumed_samples", "lm_loss", "grad_norm", "lr", "step_time_s", "tgs"}
+    assert names >= {"mfu_percent", "tflops_per_gpu", "device_peak_bytes", "host_peak_bytes"}
+
+
+def test_a_failing_callback_ends_the_run() -> None:
+    def fail(record: StepRecord) -> None:
+        raise KeyError(record.iteration)
+
+    with pytest.raises(KeyError, match="1"):
+        small_trainer(callbacks=[fail]).train()
+
+
+def test_evaluation_changes_no_later_loss_and_is_repeatable() -> None:
+    expected = losses(small_trainer())
+    trainer = small_trainer(eval_interval=1, eval_iters=2)
+    values: list[float] = []
+    trainer.callbacks.append(lambda _: values.extend((trainer.evaluate(), trainer.evaluate(iters=3))))
+    assert losses(trainer) == expected
+    assert values[-2] == trainer.evaluate() and values[-1] == trainer.evaluate(iters=3)
+    assert values[-2] != values[-1] and values[-2] < values[0]
+
+
+def test_evaluation_reads_its_own_data() -> None:
+    held_out = MockDataset(257, 64, seed=99)
+    first_loss = small_trainer(train_data=held_out).step().lm_loss  # before its update
+    assert small_trainer(eval_data=held_out).evaluate(iters=1) == first_loss
+    assert small_trainer().step().lm_loss != first_loss
+    with pytest.raises(ConfigError, match=r"evaluate\(\) needs evaluation data: give --eval-data-path or eval_data="):
+        small_trainer().evaluate()
+
+
+def test_benchmark() -> None:
+    trainer = small_trainer()
+    result = trainer.benchmark(steps=3, warmup=1)
+    assert result.steps == 3 and trainer.iteration == 4
+    assert result.tgs == pytest.approx(4 * 64 / result.step_time_s, rel=1e-12)  # an odd number: one median step
+    assert result.mfu_percent == pytest.approx(100 * result.tflops_per_gpu, rel=1e-12)
+    assert result.device_peak_bytes > 0 and result.host_peak_bytes > 0
+
+
+def test_data_of_another_length_is_refused() -> None:
+    for name in ("train_data", "eval_data"):
+        with pytest.raises(ConfigError, match=r"--seq-length is 64, but the samples .* have 128 tokens"):
+            small_trainer(**{name: MockDataset(100, 128, 1)}, vocab_size=100)
+
+
+def test_a_vocabulary_smaller_than_the_corpus_is_refused(corpus: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--vocab-size 100 is smaller than the tokenizer's 257"):
+        small_trainer(train_data=corpus, vocab_size=100)
+    with pytest.raises(ConfigError, match=r"--vocab-size is 100, but .*tolstoy.json says .* 257 tokens"):
+        small_trainer(eval_data=corpus, vocab_size=100)
+    assert CorpusFacts.load(corpus).vocab_size == 257
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"tp": 2}, r"1 ranks \(world size\) cannot hold whole copies"),
+        ({"sequence_length": 64}, "there is no field 'sequence_length': did you mean 'seq_length'"),
+        ({"load": "/nowhere/at/all"}, "latest_checkpointed_iteration.txt is not there"),
+        ({"train_data": "/nowhere/corpus"}, r"--data-path /nowhere/corpus has no /nowhere/corpus.json"),
+        ({"save": __file__}, r"--save .*: .*\.py is no directory that can be written: give another path"),
+        ({"save": f"{__file__}/x/y"}, r"--save .*/x/y: .*\.py is no directory that can be written"),
+        ({"log_jsonl": str(Path(__file__).parent)}, r"--log-jsonl .* is no file that can be written"),
+    ],
+    ids=["world", "field", "load", "corpus", "save", "save-below", "log"],
+)
+def test_refusals_come_before_training(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(MemoError, match=message):
+        small_trainer(**overrides)
+
+
+def test_steps_that_are_not_finite_are_counted_and_training_goes_on() -> None:
+    records: list[StepRecord] = []
+    small_trainer(lr=1e38, lr_decay_style="constant", callbacks=[records.append]).train()
+    assert [r.iteration for r in records] == [1, 2, 3, 4]
+    assert [r.skipped_iterations for r in records] == [0, 1, 2, 3]
+    assert records[-1].nan_iterations == sum(math.isnan(r.lm_loss) for r in records)
+
+
+def test_a_request_to_stop_is_not_lost_while_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM between this rank's answer and the others' counts after the next step."""
+
+    def interrupted(x: Tensor, group: None) -> Tensor:
+        if trainer.iteration == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return x
+
+    trainer = small_trainer()
+    monkeypatch.setattr("memo.train.trainer.all_reduce", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    record = trainer.train()
+    assert record is not None and record.iteration == 2
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def _losses_and_evaluations(layout: dict[str, int], world_size: int) -> tuple[list[float], list[float]]:
+    rank = dist.get_rank()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    trainer = small_trainer(params_dtype="fp64", eval_interval=4, **layout)
+    evaluations: list[float] = []
+    trainer.callbacks.append(lambda _: evaluations.append(trainer.evaluate(iters=2)))
+    return losses(trainer), evaluations
+
+
+def test_losses_and_evaluations_in_a_layout_are_those_of_one_process() -> None:
+    expected_losses, expected = run_ranks(1, _losses_and_evaluations, {}, 1)[0]
+    results = run_ranks(4, _losses_and_evaluations, {"tp": 2, "pp": 2}, 4)
+    assert all(result == results[0] for result in results)  # every rank is told the same
+    assert results[0][0] == pytest.approx(expected_losses, rel=1e-9)
+    assert results[0][1] == pytest.approx(expected, rel=1e-9)
+
+
+def test_saved_configuration_gives_the_same_run(corpus: Path, tmp_path: Path) -> None:
+    trainer = small_trainer(train_data=corpus, save=str(tmp_path), train_iters=1)
+    trainer.train()
+    reloaded = parse_run(["--config", str(tmp_path / "config.toml")], prog="memo train")
+    assert reloaded == trainer.config
+    assert reloaded.data.data_path == str(corpus) and reloaded.training.params_dtype == "fp32"
+    again = parse_run(["--config", str(tmp_path / "config.toml"), "--lr", "0.5"], prog="memo train")
+    assert again == trainer.config.override({"lr": 0.5})
