@@ -125,7 +125,7 @@ class TransformerChunk(nn.Module):
         loss_chunk_size: int,
     ) -> None:
         super().__init__()
-        self.config, self.dtype = parts.config, parts.dtype
+        self.config, self.dtype, self.layer_indices = parts.config, parts.dtype, layers
         self.embedding = Embedding(parts, max_positions) if first else None
         self.layers = nn.ModuleList(TransformerLayer(parts, index) for index in layers)
         tie = self.embedding is not None and not parts.config.untie_embeddings_and_output_weights

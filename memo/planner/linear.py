@@ -29,7 +29,7 @@ def maximize(gains: Sequence[float], rows: Sequence[Row]) -> list[float] | None:
     import pulp  # here, because importing it takes as long as a hundred solves
 
     problem = pulp.LpProblem("shares", pulp.LpMaximize)
-    shares = [pulp.LpVariable(f"share_{i:03d}", 0, 1) for i in range(len(gains))]
+    shares = [problem.add_variable(f"share_{i:03d}", 0, 1) for i in range(len(gains))]
     # Bytes and seconds side by side span twelve digits: every row, and the gains, are scaled to 1.
     problem += pulp.lpDot(_scaled(gains, max(gains, default=0.0)), shares)
     for row in rows:

@@ -2,12 +2,13 @@
 
 From the layer operations of one pipeline stage in schedule order, every operation is given a slot (one of
 the rounding buffers of MEMO, section 4.1) and, where its activations must leave the slot before their backward
-comes, a host record. One stage, four layers, one microbatch (o: offload, p: prefetch):
+comes, a host record. One stage, four layers, one microbatch, time from left to right:
 
-    slot 0   F0 o~~~~~ F2 B2 p~~~~~ B0
-    slot 1      F1 o~~~~~ F3 B3 p~~~~~ B1          (drawn by `memo.report.timeline`)
-    ---> operations: F0 F1 F2 F3 B3 B2 B1 B0; layers 2 and 3 never move
+    compute   F0   F1          F2          F3   B3   B2           B1           B0
+    slot 0    F0   offload 0   F2 - - - - - - - - -  B2           prefetch 0   B0
+    slot 1         F1          offload 1   F3 - B3   prefetch 1   B1
 
+Layers 2 and 3 never move: their backward comes while they are still in their slot.
 `memo.planner.swap_validator` replays every plan independently; `memo.executor.swapper` obeys it.
 """
 
@@ -118,9 +119,9 @@ class SwapPlan:
     def to_table(self) -> str:
         """The counts, then one line a step."""
         lines = [
-            f"{len(self.steps)} layer operations, {self.num_slots} slots, {self.num_records} host records:"
-            f" {self.num_offloads} offloads, {self.num_prefetches} prefetches, {self.num_resident} resident",
-            f"{'step':>5}  {'operation':<16} {'slot':>4}  {'before':<14} after",
+            f"layer operations: {len(self.steps)}, slots: {self.num_slots}, host records: {self.num_records};"
+            f" offloads: {self.num_offloads}, prefetches: {self.num_prefetches}, resident: {self.num_resident}",
+            f"{'step':>5}  {'operation':<16} {'slot':>4}  {'before':<15} after",
         ]
         for index, step in enumerate(self.steps):
             before = f"await record {step.record}" if step.prefetch else ""
@@ -128,7 +129,7 @@ class SwapPlan:
             if step.next_prefetch is not None:
                 target = self.steps[step.next_prefetch]
                 after.append(f"prefetch {target.op} from record {target.record}")
-            lines.append(f"{index:>5}  {step.op!s:<16} {step.slot:>4}  {before:<14} {', '.join(after)}".rstrip())
+            lines.append(f"{index:>5}  {step.op!s:<16} {step.slot:>4}  {before:<15} {', '.join(after)}".rstrip())
         return "\n".join(lines)
 
 

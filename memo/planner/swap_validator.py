@@ -29,7 +29,8 @@ class _Replay:
         self.awaited = {step.op.key for step in plan.steps if step.op.kind == "B"}
 
     def run(self) -> None:
-        for self.index, step in enumerate(self.plan.steps):
+        for index, step in enumerate(self.plan.steps):
+            self.index = index
             self._check_fields(step)
             if step.op.kind == "F":
                 self._forward(step)

@@ -1,7 +1,6 @@
 """The trainer: owns a run from its first check to its last checkpoint."""
 
 import dataclasses
-import functools
 import math
 import os
 import signal
@@ -26,9 +25,7 @@ from memo.errors import ConfigError
 from memo.estimate.flops import model_flops_per_token
 from memo.estimate.parameters import count_parameters
 from memo.mesh import init_distributed, local_device
-from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_reduce
-from memo.parallel.schedule import Action, forward_only, one_f_one_b
 from memo.train.build import build, build_mesh
 from memo.train.device import peak_memory_bytes
 from memo.train.feed import Feed
@@ -91,9 +88,9 @@ class Trainer:
         rank, world_size = init_distributed(device, self.config.parallel.distributed_timeout_minutes)
         self.mesh = build_mesh(self.config, rank, world_size)
         self.parts = build(self.config, self.mesh, prepared.dtype, device)
-        self.actions = one_f_one_b(self.parts.pipeline, self.mesh.at.pp)
         self.global_batch_size = global_batch_size(self.config, world_size)
-        self.feed = self._feed(prepared.train_data)
+        tiles = self.config.memory.offload_tiles if self.parts.swap is not None else 1
+        self.feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.nan = 0
         self._stop_requested = self._stopping = False  # this rank was asked; all ranks agreed
@@ -137,9 +134,7 @@ class Trainer:
         """One optimizer step on the next global batch; collective over all ranks."""
         start_s = time.perf_counter()
         batches = self.feed.next_global_batch()
-        self.parts.data_parallel.begin_step(len(batches))
-        loss_sum = self._run(self.actions, batches)
-        self.parts.data_parallel.finish_reduction()
+        loss_sum = self.parts.forward_backward(batches)
         self.iteration += 1
         lr = learning_rate(self.config, self.iteration)
         grad_norm, updated = self.parts.optimizer.step(lr)
@@ -149,7 +144,6 @@ class Trainer:
         self.nan += math.isnan(loss)
         return self._record(loss, grad_norm, lr, time.perf_counter() - start_s)
 
-    @torch.no_grad()
     def evaluate(self, iters: int | None = None) -> float:
         """Mean loss in nats a token over `iters` global batches of the evaluation data, always the same ones.
 
@@ -158,10 +152,9 @@ class Trainer:
         if self.eval_data is None:
             raise ConfigError("evaluate() needs evaluation data: give --eval-data-path or eval_data=")
         feed = self._feed(self.eval_data)
-        actions = forward_only(self.parts.pipeline, self.mesh.at.pp)
         losses = []
         for _ in range(iters or self.config.training.eval_iters):
-            losses.append(self._agree(self._run(actions, feed.next_global_batch())))
+            losses.append(self._agree(self.parts.forward(feed.next_global_batch())))
         return statistics.fmean(losses)
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
@@ -221,17 +214,9 @@ class Trainer:
 
     # How it is done.
 
-    def _feed(self, dataset: SampleDataset) -> Feed:
+    def _feed(self, dataset: SampleDataset, tiles: int = 1) -> Feed:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
-        return Feed(dataset, sampler, self.mesh, self.config.training.micro_batch_size, self.parts.device)
-
-    def _run(self, actions: list[Action], batches: list[Microbatch]) -> Tensor:
-        def forward(chunk: int, hidden: Tensor | None, microbatch: int) -> Tensor:
-            output: Tensor = self.parts.chunks[chunk](hidden, batches[microbatch])
-            return output
-
-        chunks = [functools.partial(forward, chunk) for chunk in range(len(self.parts.chunks))]
-        return self.parts.stage.run(actions, chunks)
+        return Feed(dataset, sampler, self.mesh, self.config.training.micro_batch_size, self.parts.device, tiles)
 
     def _agree(self, loss_sum: Tensor) -> float:
         """The loss of the global batch from each rank's share; tp ranks hold the same, so one of them counts.

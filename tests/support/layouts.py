@@ -12,7 +12,6 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.model.transformer import torch_dtype
-from memo.parallel.schedule import one_f_one_b
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.feed import Feed
 
@@ -47,7 +46,8 @@ def make(config: RunConfig, world_size: int) -> tuple[ParallelModel, Feed]:
     model = build(config, mesh, torch_dtype(str(config.training.params_dtype)), torch.device("cpu"))
     data = MockDataset(config.model.vocabulary, config.data.seq_length, seed=7, mean_document_length=23)
     sampler = GlobalBatchSampler(config.training.global_batch_size or 1, seed=7)
-    return model, Feed(data, sampler, mesh, config.training.micro_batch_size, torch.device("cpu"))
+    tiles = config.memory.offload_tiles if model.swap is not None else 1
+    return model, Feed(data, sampler, mesh, config.training.micro_batch_size, torch.device("cpu"), tiles)
 
 
 def _train(config: RunConfig, world_size: int, steps: int) -> Outcome:
@@ -67,10 +67,7 @@ def _train(config: RunConfig, world_size: int, steps: int) -> Outcome:
 def one_step_backward(model: ParallelModel, feed: Feed) -> float:
     """Forward and backward of one global batch and its reduction; the loss of this rank's share."""
     batches = feed.next_global_batch()
-    model.data_parallel.begin_step(len(batches))
-    chunks = [lambda hidden, i, chunk=chunk: chunk(hidden, batches[i]) for chunk in model.chunks]
-    loss = model.stage.run(one_f_one_b(model.pipeline, model.mesh.at.pp), chunks)
-    model.data_parallel.finish_reduction()
+    loss = model.forward_backward(batches)
     return float(loss) if model.mesh.at.tp == 0 else 0.0
 
 
@@ -88,7 +85,20 @@ def global_pieces(model: ParallelModel, kind: str) -> dict[str, Tensor]:
 
 def train(config: RunConfig, world_size: int = 1, steps: int = 3) -> Outcome:
     """Train on `world_size` processes; every replica of a value must agree to the last bit."""
-    results = run_ranks(world_size, _train, config, world_size, steps)
+    return train_all([config], world_size, steps)[0]
+
+
+def train_all(configs: list[RunConfig], world_size: int = 1, steps: int = 3) -> list[Outcome]:
+    """Train several configurations one after another in the same processes."""
+    results = run_ranks(world_size, _train_all, configs, world_size, steps, timeout_s=240)
+    return [_merge([ranks[i] for ranks in results], steps) for i in range(len(configs))]
+
+
+def _train_all(configs: list[RunConfig], world_size: int, steps: int) -> list[Outcome]:
+    return [_train(config, world_size, steps) for config in configs]
+
+
+def _merge(results: list[Outcome], steps: int) -> Outcome:
     return Outcome(
         losses=[sum(r.losses[i] for r in results) for i in range(steps)],
         norms=results[0].norms,

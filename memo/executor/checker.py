@@ -1,0 +1,100 @@
+"""Happens-before checker: finds every race that the events of a run allow, whether or not it occurred.
+
+Each stream counts its accesses and keeps a vector clock: how far it knows every other stream to have come.
+An event carries its stream's clock; waiting for it merges the clocks (Mattern, 1988; the use for races as in
+FastTrack, Flanagan and Freund, 2009). Two accesses to one buffer, at least one a write, are ordered when they
+share a stream or when the later one's stream knew of the earlier one. The verdict depends on the order of
+issue alone, never on timing.
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from memo.errors import RaceError
+from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
+
+_VERB = {"r": "reads", "w": "writes"}
+
+
+@dataclass(frozen=True)
+class _Access:
+    stream: Stream
+    count: int
+    mode: AccessMode
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what!r} on {self.stream.value} {_VERB[self.mode]} it"
+
+
+@dataclass
+class _History:
+    """The accesses of one buffer that a later one must be ordered after: older ones are implied."""
+
+    write: _Access | None = None
+    reads: dict[Stream, _Access] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _CheckedEvent:
+    inner: Event
+    clock: dict[Stream, int]
+
+
+class Checked:
+    """A backend with every copy and every declared access checked."""
+
+    def __init__(self, backend: StreamBackend) -> None:
+        self.backend = backend
+        self._clocks = {stream: dict.fromkeys(Stream, 0) for stream in Stream}
+        self._histories: dict[str, _History] = {}
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        what = f"copy {src_name} -> {dst_name}"
+        self._check(stream, src_name, "r", what)
+        self._check(stream, dst_name, "w", what)
+        self.backend.copy(stream, dst, src, dst_name, src_name)
+
+    def record(self, stream: Stream) -> Event:
+        return _CheckedEvent(self.backend.record(stream), dict(self._clocks[stream]))
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        if event is not None:
+            self._learn(stream, event.clock)
+            self.backend.wait(stream, event.inner)
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        """Raises RaceError, as `copy` does, naming the buffer, both accesses and their streams."""
+        self._check(stream, buffer_name, mode, what)
+        self.backend.access(stream, buffer_name, mode, what)
+
+    def synchronize(self) -> None:
+        self.backend.synchronize()
+        for stream in Stream:
+            for other in Stream:
+                self._learn(stream, {other: self._clocks[other][other]})
+
+    def _learn(self, stream: Stream, clock: dict[Stream, int]) -> None:
+        own = self._clocks[stream]
+        for other, count in clock.items():
+            own[other] = max(own[other], count)
+
+    def _check(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        clock = self._clocks[stream]
+        clock[stream] += 1
+        access = _Access(stream, clock[stream], mode, what)
+        history = self._histories.setdefault(buffer_name, _History())
+        earlier = [history.write] if history.write is not None else []
+        if mode == "w":
+            earlier += history.reads.values()
+        for other in earlier:
+            if clock[other.stream] < other.count:
+                raise RaceError(
+                    f"race on {buffer_name}: {access}, while {other}, and no event orders them:"
+                    f" {stream.value} must wait for an event that {other.stream.value} records after its access"
+                )
+        if mode == "w":
+            self._histories[buffer_name] = _History(write=access)
+        else:
+            history.reads[stream] = access

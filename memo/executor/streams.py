@@ -1,0 +1,266 @@
+"""Streams and events in four calls, for CUDA and for CPU.
+
+The swap engine orders its copies with nothing but `copy`, `record`, `wait` and `access`, so the same engine
+runs on CUDA streams, on a CPU that imitates them deterministically, and on threads.
+"""
+
+import queue
+import random
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from memo.errors import ConfigError
+
+
+class Stream(Enum):
+    """Work of one stream runs in the order of issue; only events order streams among each other."""
+
+    COMPUTE = "compute"  # the model's: whatever is current in the caller
+    OFFLOAD = "offload"  # device to host: waits for compute, must never hold it up
+    PREFETCH = "prefetch"  # host to device: its own stream, because links are full duplex
+
+
+COPY_STREAMS = (Stream.OFFLOAD, Stream.PREFETCH)
+
+AccessMode = Literal["r", "w"]
+
+Event = Any
+"""What `record` returned; only the backend that made it looks inside."""
+
+
+class StreamBackend(Protocol):
+    """Buffers have names only for the race checker; the plain backends ignore them."""
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        """Queues dst <- src (same shape and dtype) on a stream."""
+
+    def record(self, stream: Stream) -> Event:
+        """An event that happens when everything issued on the stream so far has run."""
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        """What is issued on the stream from now on runs after the event; None means at once."""
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        """Declares that the stream reads or writes a buffer at this point, outside of `copy`."""
+
+    def synchronize(self) -> None:
+        """Returns when everything issued on all streams has run."""
+
+
+class CudaStreams:
+    """CUDA streams and events. Creating one starts CUDA on the device; importing this module does not."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._streams = {stream: torch.cuda.Stream(device) for stream in COPY_STREAMS}
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        # Slots and records live as long as the run, so the caching allocator need not know of this use.
+        with torch.cuda.stream(self._stream(stream)):
+            dst.copy_(src, non_blocking=True)
+
+    def record(self, stream: Stream) -> Event:
+        event = torch.cuda.Event()
+        event.record(self._stream(stream))
+        return event
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        if event is not None:
+            self._stream(stream).wait_event(event)
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        for stream in Stream:
+            self._stream(stream).synchronize()
+
+    def _stream(self, stream: Stream) -> torch.cuda.Stream:
+        if stream is Stream.COMPUTE:
+            # Asked for at every call: autograd sets the current stream of its thread to that of the forward.
+            return torch.cuda.current_stream(self.device)
+        return self._streams[stream]
+
+
+class VirtualStreams:
+    """Streams imitated in the calling thread, with a choice of when copies run.
+
+    Policies: eager runs every copy when it is issued; lazy as late as the events allow (when compute waits
+    for it); random at seeded moments in between. The same events allow all three, so a result that depends
+    on the policy shows a missing wait. Eager is what a real CPU run wants: the cores that compute copy the
+    memory at once, without threads or hand-over.
+    """
+
+    def __init__(self, policy: Literal["eager", "lazy", "random"] = "eager", seed: int = 0) -> None:
+        self.policy = policy
+        self._random = random.Random(seed)
+        self._queues: dict[Stream, deque[Callable[[], object]]] = {stream: deque() for stream in COPY_STREAMS}
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self._issue(stream, lambda: dst.copy_(src))
+
+    def record(self, stream: Stream) -> Event:
+        mark = _Mark(stream)
+        self._issue(stream, mark.reach)
+        return mark
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        if event is not None:
+            self._issue(stream, lambda: self._run_until(event))
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        self._progress()
+
+    def synchronize(self) -> None:
+        for stream in COPY_STREAMS:
+            while self._queues[stream]:
+                self._run_first(stream)
+
+    def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
+        if stream is Stream.COMPUTE or self.policy == "eager":
+            task()
+        else:
+            self._queues[stream].append(task)
+            self._progress()
+
+    def _progress(self) -> None:
+        if self.policy == "random":
+            for _ in range(self._random.randrange(4)):
+                stream = self._random.choice(COPY_STREAMS)
+                if self._queues[stream]:
+                    self._run_first(stream)
+
+    def _run_until(self, mark: "_Mark") -> None:
+        # Ends: what an event needs was issued before it, so tasks never wait for each other in a circle.
+        while not mark.reached:
+            self._run_first(mark.stream)
+
+    def _run_first(self, stream: Stream) -> None:
+        self._queues[stream].popleft()()
+
+
+class _Mark:
+    """An event of VirtualStreams: a place in its stream's queue."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.reached = False
+
+    def reach(self) -> None:
+        self.reached = True
+
+
+class ThreadStreams:
+    """One worker thread for each copy stream; compute runs in the caller. CPU only.
+
+    An error inside a worker is raised by the next call of any method; the worker goes on, so nobody hangs.
+    """
+
+    def __init__(self) -> None:
+        self._workers = {stream: _Worker(stream.value) for stream in COPY_STREAMS}
+        self._stop = weakref.finalize(self, _stop_all, list(self._workers.values()))
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self._issue(stream, lambda: dst.copy_(src))
+
+    def record(self, stream: Stream) -> Event:
+        event = threading.Event()
+        self._issue(stream, event.set)
+        return event
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        if event is not None:
+            self._issue(stream, event.wait)
+            self._raise_errors()
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        self._raise_errors()
+
+    def synchronize(self) -> None:
+        events = [threading.Event() for _ in self._workers]
+        # Drains before it raises: after an error, too, nothing may still be on its way.
+        for worker, event in zip(self._workers.values(), events, strict=True):
+            worker.tasks.put(event.set)
+        for event in events:
+            event.wait()
+        self._raise_errors()
+
+    def close(self) -> None:
+        """Finishes what was issued and ends the workers; happens by itself when the object is dropped."""
+        self._stop()
+
+    def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
+        self._raise_errors()
+        if stream is Stream.COMPUTE:
+            task()
+        else:
+            self._workers[stream].tasks.put(task)
+
+    def _raise_errors(self) -> None:
+        for worker in self._workers.values():
+            if worker.errors:
+                first = worker.errors[0]
+                worker.errors.clear()
+                raise first
+
+
+class _Worker:
+    def __init__(self, name: str) -> None:
+        self.tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.errors: list[BaseException] = []
+        self.thread = threading.Thread(target=self._run, name=f"memo-{name}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (task := self.tasks.get()) is not None:
+            try:
+                task()
+            except BaseException as error:  # reported by the next call; an event behind it must still happen
+                self.errors.append(error)
+
+
+def _stop_all(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.tasks.put(None)
+    for worker in workers:
+        # The last reference to the backend may die in a worker, as part of a finished task.
+        if worker.thread is not threading.current_thread():
+            worker.thread.join()
+
+
+_DEVICE_TYPES = {"cuda": "cuda", "virtual": "cpu", "threads": "cpu"}
+
+
+def make_backend(name: str, device: torch.device, check: bool = False) -> StreamBackend:
+    """The backend for a device; auto: cuda on CUDA, on CPU virtual with eager copies.
+
+    Eager copies cost what the bytes cost and nothing more. Threads would take from compute the cores and
+    the memory bandwidth that they copy with, so on CPU they serve tests only.
+
+    Raises ConfigError when the backend is unknown or not one of this device.
+    """
+    if name == "auto":
+        name = "cuda" if device.type == "cuda" else "virtual"
+    if name not in _DEVICE_TYPES:
+        raise ConfigError(f"offload_backend is {name!r}: choose auto, {', '.join(_DEVICE_TYPES)}")
+    if device.type != _DEVICE_TYPES[name]:
+        raise ConfigError(
+            f"offload_backend {name!r} runs on {_DEVICE_TYPES[name]}, but the device is {device}: choose auto"
+        )
+    from memo.executor.checker import Checked  # it stands on this module
+
+    backend: StreamBackend
+    if name == "cuda":
+        backend = CudaStreams(device)
+    elif name == "threads":
+        backend = ThreadStreams()
+    else:
+        backend = VirtualStreams("eager")
+    return Checked(backend) if check else backend

@@ -1,0 +1,88 @@
+"""A solution for people: what moves, what is recomputed, what binds, and what it costs."""
+
+from memo.planner.problem import Limit, SwapProblem, SwapSolution
+from memo.units import format_bytes
+
+
+def describe(solution: SwapSolution, problem: SwapProblem) -> str:
+    """A table with a row for each tensor or group, then limit, memory, time and remarks of one rank.
+
+    Behind the tiles that move stands alpha, the share before it was rounded down to them or lowered.
+    """
+    rows = [("tensor", "a layer", "tiles (alpha)", "between forward and backward"), *_rows(solution, problem)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        f"{name:<{widths[0]}}  {size:>{widths[1]}}  {share:>{widths[2]}}  {place}" for name, size, share, place in rows
+    ]
+    return "\n".join([*lines, "", *_summary(solution, problem), *_remarks(solution, problem)])
+
+
+def _rows(solution: SwapSolution, problem: SwapProblem) -> list[tuple[str, str, str, str]]:
+    stays = solution.limit == Limit.RESIDENT
+    away = "host memory" if problem.num_moves and not stays else "device memory"
+    rows = [(name, format_bytes(size), "all", away) for name, size in problem.always.items()]
+    for group in problem.groups:
+        moved, tiles = solution.tiles[group.name], problem.tiles
+        if moved == tiles:
+            place = away
+        elif moved == 0:
+            place = f"recomputed in {_seconds(group.recompute_s)}"
+        else:
+            rest_s = group.recompute_s * (tiles - moved) / tiles
+            place = f"{away}, the rest recomputed in {_seconds(rest_s)}"
+        share = "all" if stays else f"{moved}/{tiles} ({solution.alphas[group.name]:.3f})"
+        rows.append((group.name, format_bytes(group.num_bytes), share, place))
+    for name, size in problem.never.items():
+        share, place = ("all", away) if stays else ("none", "recomputed")
+        rows.append((name, format_bytes(size), share, place))
+    return rows
+
+
+def _summary(solution: SwapSolution, problem: SwapProblem) -> list[str]:
+    step = _seconds(solution.step_s) if solution.step_s < float("inf") else "unknown"
+    return [
+        f"limit          {solution.limit}",
+        f"host memory    {format_bytes(solution.host_bytes)} of {format_bytes(problem.host_bytes)} for this rank: "
+        f"{problem.num_records if solution.moved_bytes else 0} records of {format_bytes(solution.moved_bytes)}",
+        f"device memory  {format_bytes(solution.device_bytes)} of {format_bytes(problem.device_bytes)} for this rank",
+        f"copies         {_percent(solution.hidden_share)} hidden under compute "
+        f"(forward {_seconds(problem.forward_s)}, backward {_seconds(problem.backward_s + solution.recompute_s)})",
+        f"recomputation  {_seconds(solution.recompute_s)} in the backward of a layer",
+        f"step           {step}",
+    ]
+
+
+def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
+    """What the numbers alone do not say."""
+    remarks = []
+    if solution.moves_nothing_is_best:
+        remarks.append("Moving nothing is best: all activations fit in device memory (--offload-alpha off).")
+    if solution.limit == Limit.RESIDENT:
+        return remarks
+    if problem.num_moves == 0:
+        remarks.append("No layer has to move: the backward of each follows while its slot is still filled.")
+    elif not (problem.offload.is_usable and problem.prefetch.is_usable):
+        remarks.append(
+            "No link rate is known, so only what always has to move does, and times are unknown: "
+            "measure with `memo profile`, or give --offload-alpha as a number."
+        )
+    elif solution.hidden_share < 1:
+        remarks.append(
+            f"Compute waits {_seconds(solution.exposed_s)} for the copies of each layer that moves: "
+            "a longer sequence or a faster link hides more."
+        )
+    if any(solution.tiles[name] < int(share * problem.tiles) for name, share in solution.alphas.items()):
+        remarks.append(f"--offload-alpha was lowered: {solution.limit} does not hold more.")
+    return remarks
+
+
+def _percent(share: float) -> str:
+    """Rounded down, so that 100 % says all."""
+    return f"{int(share * 1000 + 1e-6) / 10:g} %"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,255 @@
+"""What decides how much of a layer moves to host memory, and what was decided: plain data and its arithmetic.
+
+A layer's slot (rounding buffer) holds what survives from its forward to its backward. While a layer computes,
+the slot of its neighbour is copied: to the host in forward, back in backward.
+
+    compute    | forward i        | forward i+1      | ...  | backward i+1 + recompute | backward i ...
+    offload                       | slot i -> host   |
+    prefetch                                                | host -> slot i           |
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memo.config.memory import OffloadPolicy
+from memo.errors import PlanError
+
+_SECONDS_TOLERANCE = 1e-9
+"""Times are measured, so a share that exactly fills one must not fail by the last bit. Bytes are exact."""
+
+
+class Limit(StrEnum):
+    """What keeps more from moving."""
+
+    OFFLOAD = "link (offload)"
+    PREFETCH = "link (prefetch)"
+    HOST = "host memory"
+    DEVICE = "device memory"
+    REQUEST = "--offload-alpha"
+    EVERYTHING = "nothing: everything moves"
+    NO_MOVES = "nothing: no layer has to move"
+    RESIDENT = "nothing: all activations fit in device memory"
+
+
+@dataclass(frozen=True)
+class Link:
+    """Copies in one direction, in bytes per second of one rank; None or 0: no such link, or not measured."""
+
+    alone_bytes_per_s: float | None
+    under_compute_bytes_per_s: float | None
+
+    @property
+    def is_usable(self) -> bool:
+        return bool(self.alone_bytes_per_s and self.under_compute_bytes_per_s)
+
+    def copy_s(self, num_bytes: int, compute_s: float) -> float:
+        """Seconds of a copy that starts together with `compute_s` of compute; infinite without a link."""
+        if num_bytes == 0:
+            return 0.0
+        if not (self.alone_bytes_per_s and self.under_compute_bytes_per_s):
+            return float("inf")
+        left_bytes = num_bytes - compute_s * self.under_compute_bytes_per_s
+        if left_bytes <= 0:
+            return num_bytes / self.under_compute_bytes_per_s
+        return compute_s + left_bytes / self.alone_bytes_per_s
+
+
+@dataclass(frozen=True)
+class SwapGroup:
+    """Tensors of one layer of which the same share of tokens moves and the rest is recomputed.
+
+    Attributes:
+        num_bytes: of one layer and microbatch on this rank, at share 1.
+        recompute_s: to rebuild all of it in backward, at share 0.
+        buffer_bytes: device memory that share 1 takes beyond share 0, in proportion (both slots together).
+        entry_bytes: device memory that any share above 0 takes at once.
+    """
+
+    name: str
+    num_bytes: int
+    recompute_s: float
+    buffer_bytes: int
+    entry_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class SwapProblem:
+    """One rank. Bytes and seconds are of one layer and one microbatch where nothing else is said.
+
+    Attributes:
+        tiles: T: shares are multiples of 1 / T.
+        always: bytes by tensor of what moves in full.
+        groups: what may move in part. Policy "paper" gives them one share, "auto" each its own.
+        never: bytes by tensor of what is recomputed in any case; its time belongs to backward_s.
+        backward_s: without the recomputation of groups.
+        num_passes: layers x microbatches of one step.
+        num_moves: those of them whose activations leave the device (from the swap plan).
+        num_records: host records alive at the peak, one for each layer and microbatch that is away.
+        host_bytes: host memory for this rank's records.
+        device_bytes: device memory free for rounding buffers.
+        fixed_buffer_bytes: device memory of the buffers when every share is 0.
+        resident_bytes: device memory if all activations stayed there; None: unknown.
+    """
+
+    policy: OffloadPolicy
+    tiles: int
+    always: dict[str, int]
+    groups: tuple[SwapGroup, ...]
+    never: dict[str, int]
+    forward_s: float
+    backward_s: float
+    offload: Link
+    prefetch: Link
+    num_passes: int
+    num_moves: int
+    num_records: int
+    host_bytes: int
+    device_bytes: int
+    fixed_buffer_bytes: int
+    resident_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tiles < 1:
+            raise PlanError(f"tiles is {self.tiles}, but a sequence has at least 1: give --offload-tiles 1 or more")
+        if not self.groups:
+            raise PlanError("groups is empty, so there is no share to choose: give those of memo.skeleton")
+        if not self.num_records <= self.num_moves <= self.num_passes:
+            raise PlanError(
+                f"num_records {self.num_records}, num_moves {self.num_moves} and num_passes {self.num_passes} do not "
+                "rise: each record holds a pass that moves; take all three from one swap plan"
+            )
+        if (self.num_records == 0) != (self.num_moves == 0):
+            raise PlanError(
+                f"num_moves is {self.num_moves}, but num_records is {self.num_records}: what moves needs a record, "
+                "and a record something that moves; take both from one swap plan"
+            )
+        if not (self.forward_s > 0 and self.backward_s > 0):
+            raise PlanError(
+                f"forward_s is {self.forward_s} and backward_s is {self.backward_s}, but a layer takes time: "
+                "give positive seconds"
+            )
+
+    @property
+    def always_bytes(self) -> int:
+        return sum(self.always.values())
+
+    @property
+    def fits_resident(self) -> bool:
+        """Nothing has to be moved or recomputed at all."""
+        return self.resident_bytes is not None and self.resident_bytes <= self.device_bytes
+
+    def uniform(self, tiles: int) -> dict[str, int]:
+        """The same number of tiles for every group."""
+        return {group.name: tiles for group in self.groups}
+
+    def moved_bytes(self, tiles: dict[str, int]) -> int:
+        """Bytes of one copy when `tiles[group]` of the T tiles move."""
+        return self.always_bytes + sum(-(-g.num_bytes * tiles[g.name] // self.tiles) for g in self.groups)
+
+    def buffer_bytes(self, tiles: dict[str, int]) -> int:
+        """Device memory of the rounding buffers."""
+        proportional = sum(-(-g.buffer_bytes * tiles[g.name] // self.tiles) for g in self.groups)
+        return self.fixed_buffer_bytes + proportional + sum(g.entry_bytes for g in self.groups if tiles[g.name])
+
+    def recompute_s(self, tiles: dict[str, int]) -> float:
+        """Seconds that the backward of one layer spends on rebuilding groups."""
+        return sum(g.recompute_s * (self.tiles - tiles[g.name]) / self.tiles for g in self.groups)
+
+    def violated(self, tiles: dict[str, int]) -> list[Limit]:
+        """The limits that these tiles break, those of memory first."""
+        broken = []
+        moved = self.moved_bytes(tiles)
+        if self.num_records * moved > self.host_bytes:
+            broken.append(Limit.HOST)
+        if self.buffer_bytes(tiles) > self.device_bytes:
+            broken.append(Limit.DEVICE)
+        if self.num_moves == 0:
+            return broken
+        backward_s = self.backward_s + self.recompute_s(tiles)
+        for limit, link, compute_s in (
+            (Limit.OFFLOAD, self.offload, self.forward_s),
+            (Limit.PREFETCH, self.prefetch, backward_s),
+        ):
+            if link.copy_s(moved, compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
+                broken.append(limit)
+        return broken
+
+
+@dataclass(frozen=True)
+class SwapSolution:
+    """How much of each group moves, why not more, and what to expect.
+
+    Attributes:
+        tiles: by group, how many of the problem's T tiles move.
+        alphas: by group, the share before it was rounded down to tiles.
+        limit: what binds.
+        moved_bytes: of one layer and microbatch, each way.
+        host_bytes: of all records of this rank.
+        device_bytes: of the rounding buffers, or of all activations where they stay.
+        hidden_share: of the copies' time that passes under compute; 1 when nothing moves.
+        exposed_s: that compute waits for the copies of one layer that moves, both ways together.
+        recompute_s: in the backward of one layer.
+        step_s: compute of all passes, recomputation and waiting; infinite when a link is missing.
+        moves_nothing_is_best: all activations fit in device memory, so swapping and recomputing only cost time.
+    """
+
+    tiles: dict[str, int]
+    alphas: dict[str, float]
+    limit: Limit
+    moved_bytes: int
+    host_bytes: int
+    device_bytes: int
+    hidden_share: float
+    exposed_s: float
+    recompute_s: float
+    step_s: float
+    moves_nothing_is_best: bool
+
+
+def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float], limit: Limit) -> SwapSolution:
+    """The solution that moves `tiles`, whatever limits it breaks.
+
+    Known error: every backward recomputes here, also that of the layers whose slots stay filled, and a copy
+    starts together with the compute that hides it.
+    """
+    moved, recompute_s = problem.moved_bytes(tiles), problem.recompute_s(tiles)
+    backward_s = problem.backward_s + recompute_s
+    copies_s = exposed_s = 0.0
+    if problem.num_moves:
+        offload_s = problem.offload.copy_s(moved, problem.forward_s)
+        prefetch_s = problem.prefetch.copy_s(moved, backward_s)
+        copies_s = offload_s + prefetch_s
+        exposed_s = max(0.0, offload_s - problem.forward_s) + max(0.0, prefetch_s - backward_s)
+    is_known = copies_s < float("inf")
+    return SwapSolution(
+        tiles=tiles,
+        alphas=alphas,
+        limit=limit,
+        moved_bytes=moved,
+        host_bytes=problem.num_records * moved,
+        device_bytes=problem.buffer_bytes(tiles),
+        hidden_share=(1.0 - exposed_s / copies_s if copies_s else 1.0) if is_known else 0.0,
+        exposed_s=exposed_s,
+        recompute_s=recompute_s,
+        step_s=problem.num_passes * (problem.forward_s + backward_s) + problem.num_moves * exposed_s,
+        moves_nothing_is_best=problem.fits_resident,
+    )
+
+
+def stay(problem: SwapProblem) -> SwapSolution:
+    """The solution without swapping: every activation stays on the device, nothing is recomputed."""
+    if problem.resident_bytes is None:
+        raise PlanError("resident_bytes is None, so nobody knows what staying takes: give the bytes of all activations")
+    return SwapSolution(
+        tiles={group.name: problem.tiles for group in problem.groups},
+        alphas={group.name: 1.0 for group in problem.groups},
+        limit=Limit.RESIDENT,
+        moved_bytes=0,
+        host_bytes=0,
+        device_bytes=problem.resident_bytes,
+        hidden_share=1.0,
+        exposed_s=0.0,
+        recompute_s=0.0,
+        step_s=problem.num_passes * (problem.forward_s + problem.backward_s),
+        moves_nothing_is_best=True,
+    )

@@ -1,0 +1,105 @@
+"""Flags of swapping and recomputation: what they mean, and what is refused with which message."""
+
+from pathlib import Path
+
+import pytest
+
+from memo.config import RunConfig
+from memo.config.checks import check
+from memo.config.flags import parse_run
+from memo.config.run import read_toml
+from memo.errors import ConfigError
+
+WRONG = [
+    ("--offload-alpha 1.5", ("--offload-alpha is 1.5", "[0, 1]", "0.5, auto or off")),
+    ("--offload-alpha -0.1", ("--offload-alpha is -0.1", "[0, 1]")),
+    ("--offload-alpha nan", ("--offload-alpha is nan", "[0, 1]")),
+    ("--offload-alpha inf", ("--offload-alpha is inf", "[0, 1]")),
+    (
+        "--offload-alpha auto --recompute-granularity full",
+        ("--recompute-granularity full", "--offload-alpha auto", "use --offload-alpha off", "none"),
+    ),
+    (
+        "--offload-alpha 0 --recompute-granularity selective",
+        ("--recompute-granularity selective", "--offload-alpha 0.0"),
+    ),
+    ("--offload-alpha 1 --offload-tiles 0", ("--offload-tiles is 0", "above 0", "default 8")),
+    ("--offload-alpha 1 --offload-host-memory-gb 0", ("--offload-host-memory-gb is 0.0", "above 0")),
+    ("--offload-alpha 1 --offload-host-memory-gb nan", ("--offload-host-memory-gb is nan", "finite")),
+    (
+        "--offload-alpha auto --seq-length 1004",
+        ("--seq-length 1004", "--tp 1 x --offload-tiles 8 = 8", "1000 or 1008", "smaller --offload-tiles"),
+    ),
+    (
+        "--offload-alpha auto --seq-length 1040 --cp 2 --tp 2",
+        ("--seq-length 1040", "2 x --cp 2 x --tp 2 x --offload-tiles 8 = 64", "1024 or 1088"),
+    ),
+    (
+        "--offload-alpha auto --offload-backend cuda --device cpu",
+        ("--offload-backend cuda", "--device cpu", "virtual or threads"),
+    ),
+    (
+        "--offload-alpha auto --offload-backend virtual --device cuda",
+        ("--offload-backend virtual", "--device cuda", "auto or cuda"),
+    ),
+    ("--offload-alpha auto --offload-backend threads --device cuda", ("--offload-backend threads", "--device cuda")),
+    ("--offload-alpha auto --offload-check-races --device cuda", ("--offload-check-races", "--device cuda")),
+    ("--offload-alpha off --offload-tiles 4", ("--offload-tiles 4", "--offload-alpha off", "--offload-alpha auto")),
+    ("--offload-alpha off --offload-policy paper", ("--offload-policy paper", "--offload-alpha off", "ignores")),
+    ("--offload-alpha off --offload-host-memory-gb 4", ("--offload-host-memory-gb 4.0", "--offload-alpha off")),
+    ("--offload-alpha off --offload-backend threads", ("--offload-backend threads", "--offload-alpha off")),
+    ("--offload-alpha off --offload-check-races", ("--offload-check-races True", "--offload-alpha off")),
+]
+
+RIGHT = [
+    "--offload-alpha off",
+    "--offload-alpha off --recompute-granularity full",
+    "--offload-alpha off --seq-length 1001",
+    "--offload-alpha 0",
+    "--offload-alpha 1 --offload-policy paper",
+    "--offload-alpha auto --offload-tiles 5 --seq-length 1000",
+    "--offload-alpha auto --seq-length 1088 --cp 2 --tp 2",
+    "--offload-alpha auto --offload-backend virtual --offload-check-races",
+    "--offload-alpha auto --offload-backend cuda --device cuda",
+    "--offload-alpha auto --offload-backend threads --device cpu --offload-host-memory-gb 0.5",
+]
+
+
+def parsed(flags: str) -> RunConfig:
+    return parse_run([*flags.split(), "--mock-data"], prog="memo train")
+
+
+@pytest.mark.parametrize(("flags", "says"), WRONG)
+def test_wrong_flags_are_refused_by_name_values_and_remedy(flags: str, says: tuple[str, ...]) -> None:
+    config = parsed(flags)
+    with pytest.raises(ConfigError) as caught:
+        check(config, config.parallel.model_ranks)
+    for part in says:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("flags", RIGHT)
+def test_right_flags_pass(flags: str) -> None:
+    config = parsed(flags)
+    check(config, config.parallel.model_ranks)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("off", "off"), ("auto", "auto"), ("0", 0.0), ("1", 1.0), ("0.125", 0.125)]
+)
+def test_alpha_is_a_word_or_a_number_and_survives_toml(word: str, value: str | float, tmp_path: Path) -> None:
+    config = parsed(f"--offload-alpha {word}")
+    assert config.memory.offload_alpha == value and type(config.memory.offload_alpha) is type(value)
+    assert config.memory.swaps == (word != "off")
+    (tmp_path / "run.toml").write_text(config.to_toml())
+    assert RunConfig().override(read_toml(tmp_path / "run.toml")) == config
+
+
+def test_an_alpha_that_is_neither_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed("--offload-alpha most")
+    assert caught.value.code == 2
+    assert "--offload-alpha" in capsys.readouterr().err
+    for value in ("most", True):
+        with pytest.raises(ConfigError, match=r"offload_alpha is .*\"off\", \"auto\" or a number"):
+            RunConfig().override({"offload_alpha": value})

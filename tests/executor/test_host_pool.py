@@ -1,0 +1,135 @@
+"""The arena of host records: exact size, pinning and its limits."""
+
+import gc
+import mmap
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from memo.errors import HostMemoryError, ResourceError
+from memo.executor import host_pool
+from memo.executor.host_pool import HostPool, host_budget_bytes
+from memo.units import GIB
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_records_tile_one_arena_of_exact_size() -> None:
+    pool = HostPool(5, 1000, CPU)
+    records = [pool.record(index) for index in range(5)]
+    start = records[0].data_ptr()
+    assert start % mmap.PAGESIZE == 0
+    assert [record.data_ptr() - start for record in records] == [0, 1000, 2000, 3000, 4000]
+    assert all(record.shape == (1000,) and record.dtype == torch.uint8 for record in records)
+    assert records[0].untyped_storage().nbytes() == pool.num_bytes == 5000
+    for index, record in enumerate(records):
+        record.fill_(index + 1)
+    assert [int(pool.record(index).sum()) for index in range(5)] == [1000, 2000, 3000, 4000, 5000]
+
+
+def test_a_record_is_the_same_memory_each_time() -> None:
+    pool = HostPool(2, 8, CPU)
+    pool.record(1).fill_(7)
+    assert pool.record(1).tolist() == [7] * 8 and pool.record(0).tolist() == [0] * 8
+
+
+@pytest.mark.parametrize(("num_records", "record_bytes"), [(0, 1000), (3, 0), (0, 0)])
+def test_pools_without_bytes(num_records: int, record_bytes: int) -> None:
+    for device in (CPU, CUDA):  # nothing to pin, so no CUDA is needed
+        pool = HostPool(num_records, record_bytes, device, budget_bytes=0)
+        assert pool.num_bytes == 0
+        assert all(pool.record(index).numel() == 0 for index in range(num_records))
+        pool.close()
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_records_outside_the_pool(index: int) -> None:
+    with pytest.raises(IndexError, match=f"record {index} of 2"):
+        HostPool(2, 8, CPU).record(index)
+
+
+def test_records_outlive_their_pool() -> None:
+    pool = HostPool(1, 8, CPU)
+    record = pool.record(0)
+    record.fill_(3)
+    pool.close()
+    del pool
+    gc.collect()
+    assert record.tolist() == [3] * 8
+
+
+def test_the_arena_touches_its_pages_itself() -> None:
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+
+    before = resident_bytes()
+    pool = HostPool(16, 1 << 20, CPU)
+    assert resident_bytes() - before > 15 << 20
+    pool.close()
+    assert resident_bytes() - before < 4 << 20
+
+
+def test_a_pool_beyond_its_budget_is_refused() -> None:
+    with pytest.raises(HostMemoryError) as raised:
+        HostPool(3, GIB, CPU, budget_bytes=2 * GIB)
+    message = str(raised.value)
+    assert "need 3.00 GiB = 3 records x 1.00 GiB" in message and "leaves 2.00 GiB to each rank" in message
+    assert "--offload-host-memory-gb" in message and "lower --offload-alpha" in message
+    assert isinstance(raised.value, ResourceError)
+    HostPool(2, 100, CPU, budget_bytes=200)
+
+
+def test_a_mapping_that_the_system_refuses() -> None:
+    with pytest.raises(
+        HostMemoryError, match=r"this system refuses 1,073,741,824\.00 GiB.* available: lower --offload-alpha"
+    ):
+        HostPool(1 << 20, 1 << 40, CPU)
+
+
+def test_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pool, "available_host_bytes", lambda: 100 * GIB)
+    assert host_budget_bytes(None, 1) == 90 * GIB
+    assert host_budget_bytes(None, 8) == 90 * GIB // 8
+    assert host_budget_bytes(40, 4) == 10 * GIB
+    assert host_budget_bytes(0.5, 2) == GIB // 4
+    assert host_budget_bytes(1000, 4) == 25 * GIB
+    assert host_budget_bytes(0, 4) == 0
+
+
+class FakeCudart:
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.registered: dict[int, int] = {}
+        self.num_unregistered = 0
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        if self.status == 0:
+            self.registered[pointer] = size
+        return self.status
+
+    def cudaHostUnregister(self, pointer: int) -> int:
+        del self.registered[pointer]
+        self.num_unregistered += 1
+        return 0
+
+
+@pytest.mark.parametrize("by", ["close", "dropping it"])
+def test_pinned_while_it_lives(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    cudart = FakeCudart(0)
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: cudart))
+    pool = HostPool(3, 1000, CUDA)
+    assert cudart.registered == {pool.record(0).data_ptr(): 3000}
+    if by == "close":
+        pool.close()
+        pool.close()
+    del pool
+    gc.collect()
+    assert cudart.registered == {} and cudart.num_unregistered == 1
+
+
+def test_pinning_that_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: FakeCudart(2)))
+    with pytest.raises(HostMemoryError, match=r"cannot pin 2\.93 KiB .* returned 2\): raise the limit of locked"):
+        HostPool(3, 1000, CUDA)

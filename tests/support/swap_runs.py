@@ -1,0 +1,139 @@
+"""Runs of the swap engine with synthetic layers, and faults to inject into them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from memo.executor.host_pool import HostPool
+from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
+from memo.executor.swapper import Swapper
+from memo.parallel.schedule import Pipeline, one_f_one_b
+from memo.planner.swap import LayerOp, SwapPlan, layer_ops, swap_plan
+
+SLOT_BYTES = 64
+MOVED_BYTES = 40
+CPU = torch.device("cpu")
+
+
+def stage_ops(stages: int, chunks: int, microbatches: int, num_layers: int, stage: int) -> list[LayerOp]:
+    """The layer operations of one stage under (interleaved) 1F1B."""
+    pipeline = Pipeline(stages, chunks, microbatches)
+    return layer_ops(pipeline, stage, num_layers, one_f_one_b(pipeline, stage))
+
+
+SCHEDULES: dict[str, list[LayerOp]] = {
+    "1 stage, 6 layers, 1 microbatch": stage_ops(1, 1, 1, 6, 0),
+    "1 stage, 5 layers, 2 microbatches": stage_ops(1, 1, 2, 5, 0),
+    "pp 2 stage 0, 8 layers, 4 microbatches": stage_ops(2, 1, 4, 8, 0),
+    "pp 3 stage 1, 9 layers, 5 microbatches": stage_ops(3, 1, 5, 9, 1),
+    "pp 4 stage 0, 12 layers, 6 microbatches": stage_ops(4, 1, 6, 12, 0),
+    "pp 4 stage 0, 4 layers, 6 microbatches": stage_ops(4, 1, 6, 4, 0),
+    "pp 2 vpp 2 stage 0, 8 layers, 4 microbatches": stage_ops(2, 2, 4, 8, 0),
+}
+
+
+class Layers:
+    """Synthetic layers: a forward fills its slot with a pattern of (microbatch, layer), a backward checks it."""
+
+    def __init__(self, swapper: Swapper) -> None:
+        self.swapper = swapper
+        self.wrong: list[LayerOp] = []
+
+    def step(self, stop_after: int | None = None) -> None:
+        """The operations of one training step in the plan's order, perhaps cut short."""
+        for step in self.swapper.plan.steps[:stop_after]:
+            op = step.op
+            slot = self.swapper.slots[self.swapper.begin(op.kind, op.layer)].view(torch.int64)
+            pattern = 1000 * op.microbatch + op.layer
+            if op.kind == "F":
+                slot.fill_(pattern)
+            else:
+                valid = slot[: MOVED_BYTES // 8] if step.prefetch else slot
+                if not bool((valid == pattern).all()):
+                    self.wrong.append(op)
+                slot.fill_(-1)  # backwards write into their slot: they rebuild what did not move
+            self.swapper.end(op.kind, op.layer)
+
+
+def make_swapper(plan: SwapPlan, backend: StreamBackend, poison: bool = False, device: torch.device = CPU) -> Swapper:
+    slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
+    return Swapper(plan, slots, MOVED_BYTES, HostPool(plan.num_records, MOVED_BYTES, device), backend, poison)
+
+
+def run_steps(
+    ops: Sequence[LayerOp], backend: StreamBackend, poison: bool = False, num_steps: int = 1
+) -> list[LayerOp]:
+    """Training steps with the plan of `ops`; returns the backwards that found wrong activations."""
+    layers = Layers(make_swapper(swap_plan(ops), backend, poison))
+    for _ in range(num_steps):
+        layers.step()
+        layers.swapper.next_step()
+    backend.synchronize()
+    return layers.wrong
+
+
+@dataclass
+class Forwarding:
+    """A backend that hands everything to another one; faults override one call."""
+
+    backend: StreamBackend
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self.backend.copy(stream, dst, src, dst_name, src_name)
+
+    def record(self, stream: Stream) -> Event:
+        return self.backend.record(stream)
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        self.backend.wait(stream, event)
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        self.backend.access(stream, buffer_name, mode, what)
+
+    def synchronize(self) -> None:
+        self.backend.synchronize()
+
+
+@dataclass
+class DroppedWait(Forwarding):
+    """Skips the wait with this index, counting those that wait for an event; None skips none."""
+
+    index: int | None
+    num_waits: int = 0
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        if event is None:
+            return
+        self.num_waits += 1
+        if self.num_waits - 1 != self.index:
+            self.backend.wait(stream, event)
+
+
+@dataclass
+class DroppedCopy(Forwarding):
+    """Skips the first copy on a stream."""
+
+    stream: Stream
+    dropped: bool = False
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        if stream is self.stream and not self.dropped:
+            self.dropped = True
+            return
+        self.backend.copy(stream, dst, src, dst_name, src_name)
+
+
+@dataclass
+class Logged(Forwarding):
+    """Keeps a line for each call, to see what an engine asks for."""
+
+    calls: list[str] = field(default_factory=list)
+    on_copy: Callable[[], None] | None = None
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self.calls.append(f"{stream.value}: {src_name} -> {dst_name}")
+        if self.on_copy is not None:
+            self.on_copy()
+        self.backend.copy(stream, dst, src, dst_name, src_name)

@@ -1,0 +1,107 @@
+"""The table of skeletal activations against the paper's sums, and against what a rank holds."""
+
+import dataclasses
+from fractions import Fraction
+
+import pytest
+
+from memo.config import PRESETS, DataConfig, ParallelConfig, RunConfig, preset
+from memo.estimate.memory import skeletal_elements
+from memo.skeleton import bytes_of, bytes_per_token, layer_bytes, moves_in_part, skeletal_tensors
+from memo.units import GIB
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("gpt")])
+def test_gpt_tensors_sum_to_the_papers_sixteen_units(name: str) -> None:
+    """Input 1, norm 1, qkv 3, attention 1, residual 1, norm 1, fc1 4, activation 4; the paper leaves lse out."""
+    model = preset(name)
+    units = {t.name: Fraction(t.width, model.hidden_size) for t in skeletal_tensors(model) if t.name != "lse"}
+    assert list(units.values()) == [1, 1, 3, 1, 1, 1, 4, 4]
+    assert sum(units.values()) == 16
+
+
+def test_a_7b_layer_at_a_million_tokens_is_128_gib_in_half_precision() -> None:
+    """MEMO, section 3: 128 GiB a layer, 4096 GiB in 32 layers; the log-sum-exp adds 32 heads x 4 bytes."""
+    model, tokens = preset("gpt-7b"), 2**20
+    sizes = {tensor.name: bytes_of(tensor, tokens, 1, "bf16") for tensor in skeletal_tensors(model)}
+    lse_bytes = sizes.pop("lse")
+    assert sum(sizes.values()) == 128 * GIB
+    assert lse_bytes == tokens * 32 * 4
+    assert sizes["input"] * model.num_layers == 256 * GIB  # the text's 128 GB is an error of the paper
+
+
+def test_kinds_and_groups_are_what_the_executor_relies_on() -> None:
+    table = {tensor.name: (tensor.kind, tensor.group, tensor.layout) for tensor in skeletal_tensors(preset("gpt-tiny"))}
+    assert table == {
+        "input": ("always", "", "tokens"),
+        "attention_norm": ("never", "norm", "tokens"),
+        "qkv": ("token_wise", "qkv", "heads"),
+        "attention_out": ("always", "", "heads"),
+        "lse": ("always", "", "heads"),
+        "residual": ("token_wise", "residual", "tokens"),
+        "mlp_norm": ("never", "norm", "tokens"),
+        "fc1": ("token_wise", "fc1", "heads"),
+        "activation": ("never", "activation", "heads"),
+    }
+
+
+def test_gqa_gated_mlp_and_own_head_size_show_in_the_widths() -> None:
+    widths = {tensor.name: tensor.width for tensor in skeletal_tensors(preset("llama-3.1-8b"))}
+    assert widths["qkv"] == (32 + 2 * 8) * 128
+    assert widths["attention_out"] == 32 * 128
+    assert widths["lse"] == 32
+    assert (widths["fc1"], widths["activation"]) == (2 * 14336, 14336)
+    model = dataclasses.replace(preset("gpt-tiny"), kv_channels=64)  # 4 heads of 64 beside h = 128
+    widths = {tensor.name: tensor.width for tensor in skeletal_tensors(model)}
+    assert (widths["input"], widths["qkv"], widths["attention_out"]) == (128, 3 * 256, 256)
+
+
+def test_log_sum_exp_is_wider_than_a_narrow_model() -> None:
+    lse = next(tensor for tensor in skeletal_tensors(preset("gpt-7b")) if tensor.name == "lse")
+    assert [bytes_of(lse, 1, 1, dtype) for dtype in ("bf16", "fp32", "fp64")] == [32 * 4, 32 * 4, 32 * 8]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", ["gpt-7b", "llama-3.1-8b", "qwen3-8b"])
+def test_tp_splits_every_tensor_evenly(name: str, tp: int) -> None:
+    for tensor in skeletal_tensors(preset(name)):
+        whole = bytes_of(tensor, 4096, 1, "bf16")
+        assert bytes_of(tensor, 4096, tp, "bf16") * tp == whole
+        assert bytes_per_token(tensor, tp, "bf16") * 4096 * tp == whole
+
+
+def test_what_tp_cannot_split_is_refused() -> None:
+    table = {tensor.name: tensor for tensor in skeletal_tensors(preset("gpt-tiny"))}
+    with pytest.raises(ValueError, match=r"input: 10 tokens do not divide by tp 4"):
+        bytes_of(table["input"], 10, 4, "fp32")
+    with pytest.raises(ValueError, match=r"lse: 4 elements a token do not divide by tp 8"):
+        bytes_of(table["lse"], 16, 8, "fp32")
+
+
+def test_policies_differ_in_what_is_never_moved() -> None:
+    """Of 16 units auto leaves 6 (norms and activation); the paper moves a share of 14, all but input and output."""
+    model, tokens = preset("gpt-7b"), 8192
+    unit = tokens * model.hidden_size * 2
+    auto = layer_bytes(model, tokens, 1, "bf16", "auto")
+    assert auto.groups == {"qkv": 3 * unit, "residual": unit, "fc1": 4 * unit}
+    assert auto.never == {"attention_norm": unit, "mlp_norm": unit, "activation": 4 * unit}
+    paper = layer_bytes(model, tokens, 1, "bf16", "paper")
+    assert paper.groups == {
+        "norm": 2 * unit,
+        "qkv": 3 * unit,
+        "residual": unit,
+        "fc1": 4 * unit,
+        "activation": 4 * unit,
+    }
+    assert paper.never == {}
+    assert auto.always == paper.always == {"input": unit, "attention_out": unit, "lse": tokens * 32 * 4}
+    always = [tensor for tensor in skeletal_tensors(model) if tensor.kind == "always"]
+    assert not any(moves_in_part(tensor, policy) for tensor in always for policy in ("auto", "paper"))
+
+
+@pytest.mark.parametrize("name", ["gpt-7b", "llama-3.1-8b", "qwen3-tiny"])
+def test_the_memory_estimate_counts_the_same_tensors(name: str) -> None:
+    config = RunConfig(model=preset(name), parallel=ParallelConfig(), data=DataConfig())
+    assert sum(skeletal_elements(config).values()) == sum(
+        tensor.width for tensor in skeletal_tensors(config.model) if tensor.name != "lse"
+    )
