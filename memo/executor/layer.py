@@ -136,7 +136,7 @@ class TokenwiseLayer(nn.Module):
         kept = self.memory.begin("F", self.index)
         kept["input"].copy_(x)
         for tile in self.tiles:
-            self._compute_qkv(kept, tile, context)
+            self.compute_qkv(kept, tile, context)
         q, k, v = self._attention_inputs(kept, context)
         out, lse = self.layer.attention.core.forward(q, k, v, context.documents)
         kept["attention_out"].copy_(out.flatten(2))
@@ -151,7 +151,7 @@ class TokenwiseLayer(nn.Module):
 
     def _mlp_forward(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
         """The residual after attention and what the MLP adds to it, [n / T, b, h] each."""
-        residual = self._keep("residual", self._residual(kept, tile), kept, tile)
+        residual = self._keep("residual", self.compute_residual(kept, tile), kept, tile)
         normed = self._keep("mlp_norm", self.layer.mlp_norm(residual), kept, tile)
         inner = self._keep("fc1", column_forward(all_gather(normed, self.group), self.layer.mlp.fc1), kept, tile)
         active = self._keep("activation", self.layer.mlp.activate(inner), kept, tile)
@@ -162,7 +162,7 @@ class TokenwiseLayer(nn.Module):
         kept = self.memory.begin("B", self.index)
         for tile in self.tiles:
             if not self._is_kept("qkv", tile.full):
-                self._compute_qkv(kept, tile, context)
+                self.compute_qkv(kept, tile, context)
         out = kept["attention_out"]
         grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out)
         for tile in reversed(self.tiles):
@@ -191,7 +191,7 @@ class TokenwiseLayer(nn.Module):
         """From the layer's output back to the residual and to attention's output, in the rows of one tile."""
         mlp, group, sink = self.layer.mlp, self.group, self.sink
         residual = self._recall("residual", kept, tile)
-        residual = self._residual(kept, tile) if residual is None else residual
+        residual = self.compute_residual(kept, tile) if residual is None else residual
         norm = Replayed(self.layer.mlp_norm, residual, self.layer.mlp_norm.parameters())
         normed = self._recall("mlp_norm", kept, tile)
         gathered = all_gather(norm.output if normed is None else normed, group)
@@ -230,7 +230,7 @@ class TokenwiseLayer(nn.Module):
 
     # What forward and recompute share.
 
-    def _compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
+    def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
         """qkv of one tile into its buffer; rotated there, unless heads are normed and backward needs them raw."""
         attention = self.layer.attention
         normed = self._keep("attention_norm", self.layer.attention_norm(kept["input"][tile.shard]), kept, tile)
@@ -249,7 +249,7 @@ class TokenwiseLayer(nn.Module):
         attention = self.layer.attention
         return qkv.unflatten(-1, (-1, attention.head_dim)).split(attention.heads, dim=2)
 
-    def _residual(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
+    def compute_residual(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
         projected = row_forward(kept["attention_out"][tile.full], self.layer.attention.projection, self.group)
         return kept["input"][tile.shard] + projected
 

@@ -19,9 +19,10 @@ from memo.parallel.data import ShardedDataParallel
 from memo.parallel.pipeline import PipelineStage, Wire
 from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
 from memo.planner.swap import layer_ops
+from memo.train import swap
 from memo.train.optimizer import Optimizer
 from memo.train.recompute import recompute_attention, recompute_layers
-from memo.train.swap import build_swap, wrap_layers
+from memo.train.swap import ChosenSwap
 
 
 @dataclass
@@ -35,6 +36,7 @@ class ParallelModel:
     data_parallel: ShardedDataParallel
     optimizer: Optimizer
     swap: SwapRuntime | None
+    chosen_swap: ChosenSwap | None
     actions: list[Action]
     dtype: torch.dtype
     device: torch.device
@@ -109,11 +111,15 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     optimizer = Optimizer(data_parallel, training)
     # 6. Swapping wraps the layers last: it adds to gradients whose place must be known.
     actions = one_f_one_b(pipeline, mesh.at.pp)
-    swap = None
+    chosen = runtime = None
     if config.memory.swaps:
-        swap = build_swap(config, mesh, layer_ops(pipeline, mesh.at.pp, config.model.num_layers, actions), device)
-        wrap_layers(config, mesh, chunks, swap, data_parallel)
+        ops = layer_ops(pipeline, mesh.at.pp, config.model.num_layers, actions)
+        chosen = swap.choose(config, mesh, ops, chunks, data_parallel)
+        if not chosen.solution.moves_nothing_is_best:
+            runtime = swap.start(config, mesh, chosen, chunks, data_parallel)
     tokens = config.data.seq_length // (mesh.grid.cp * mesh.grid.tp)
     wire = Wire((tokens, training.micro_batch_size, config.model.hidden_size), dtype, device)
     stage = PipelineStage(pipeline, mesh, wire)
-    return ParallelModel(mesh, pipeline, stage, chunks, data_parallel, optimizer, swap, actions, dtype, device)
+    return ParallelModel(
+        mesh, pipeline, stage, chunks, data_parallel, optimizer, runtime, chosen, actions, dtype, device
+    )

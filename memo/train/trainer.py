@@ -211,6 +211,8 @@ class Trainer:
             f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
             f"MFU refers to {self.peak}"
         )
+        if self.parts.chosen_swap is not None:
+            self.print(self.parts.chosen_swap.describe())
 
     # How it is done.
 

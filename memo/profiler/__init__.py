@@ -1,0 +1,1 @@
+"""Measures what the planner needs to know, on the device that will train."""

@@ -1,0 +1,140 @@
+"""One layer and the link to host memory, timed at the true sizes before the first step.
+
+If training fits, one layer fits: a layer is run on random input through the executor's own code, in a
+buffer of its own that keeps nothing but the layer's input and attention's output.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from memo.executor.layer import Context, TokenwiseLayer
+from memo.executor.pieces import column_forward
+from memo.executor.slots import SlotLayout
+from memo.parallel.collectives import all_gather
+
+_REPEATS = 3
+_LINK_BYTES = 256 << 20
+"""Large enough for a link's full rate, small beside the host's memory."""
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Seconds of one layer on one rank, and bytes per second of its link to host memory.
+
+    Attributes:
+        backward_s: without the recomputation of what the groups name.
+        recompute_s: by group, to rebuild all tokens of it.
+        offload_bytes_per_s, prefetch_bytes_per_s: device to host and back, with nothing else going on.
+        offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: while the device computes;
+            0 where copies take turns with compute, as they do on a CPU.
+    """
+
+    forward_s: float
+    backward_s: float
+    recompute_s: dict[str, float]
+    offload_bytes_per_s: float
+    prefetch_bytes_per_s: float
+    offload_under_compute_bytes_per_s: float
+    prefetch_under_compute_bytes_per_s: float
+
+
+class ScratchMemory:
+    """A slot outside of any plan: what `memo.executor.layer` needs to run one layer alone."""
+
+    def __init__(self, layout: SlotLayout, device: torch.device) -> None:
+        self.layout = layout
+        slot = torch.empty(layout.slot_bytes, dtype=torch.uint8, device=device)
+        self.tensors = {name: place.view(slot) for name, place in layout.places.items()}
+        if layout.workspace is not None:
+            workspace = torch.empty(layout.workspace_bytes, dtype=torch.uint8, device=device)
+            self.tensors["qkv"] = layout.workspace.view(workspace)
+
+    def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
+        return self.tensors
+
+    def end(self, kind: str, layer: int) -> None:
+        pass
+
+
+class ScratchGradients:
+    """Takes weight gradients where training will zero them before its first step."""
+
+    def __init__(self, main_gradient: Callable[[nn.Parameter], Tensor]) -> None:
+        self.main_gradient = main_gradient
+
+    def gradient_done(self, parameter: nn.Parameter) -> None:
+        pass
+
+
+def profile_layer(layer: TokenwiseLayer, context: Context, x: Tensor) -> LayerProfile:
+    """Time a layer on input x [n, b, h]; all ranks of its tp and cp groups must call this together.
+
+    `layer` must work on ScratchMemory whose layout moves no group.
+    """
+    device, tiles = x.device, layer.tiles
+    kept = layer.memory.begin("F", layer.index)
+    grad = torch.ones_like(x)
+    with torch.no_grad():
+        forward_s = _median_s(lambda: layer.run_forward(x, context), device)
+        normed = layer.layer.attention_norm(kept["input"][tiles[0].shard])
+        gathered = all_gather(normed, layer.group)
+        recompute_s = {
+            "qkv": _median_s(lambda: layer.compute_qkv(kept, tiles[0], context), device),
+            "residual": _median_s(lambda: layer.compute_residual(kept, tiles[0]), device),
+            "fc1": _median_s(lambda: column_forward(gathered, layer.layer.mlp.fc1), device),
+        }
+        backward_s = _median_s(lambda: layer.run_backward(grad, context), device)
+    whole = {group: seconds * len(tiles) for group, seconds in recompute_s.items()}
+    # The measured backward recomputed every group; timings are noisy, so keep a floor under the difference.
+    without = max(backward_s - sum(whole.values()), 0.1 * backward_s)
+    return LayerProfile(forward_s, without, whole, *_link_rates(device))
+
+
+def _link_rates(device: torch.device) -> tuple[float, float, float, float]:
+    """(offload alone, prefetch alone, offload under compute, prefetch under compute), bytes per second."""
+    on_cuda = device.type == "cuda"
+    num_bytes = _LINK_BYTES if on_cuda else _LINK_BYTES // 8
+    host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+    here = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    alone = [
+        num_bytes / _median_s(lambda: host.copy_(here, non_blocking=True), device),
+        num_bytes / _median_s(lambda: here.copy_(host, non_blocking=True), device),
+    ]
+    if not on_cuda:
+        return alone[0], alone[1], 0.0, 0.0
+    busy = [_rate_under_compute(host, here), _rate_under_compute(here, host)]
+    return alone[0], alone[1], busy[0], busy[1]
+
+
+def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
+    """A copy on a stream of its own while matrix products keep the device busy."""
+    stream, a = torch.cuda.Stream(), torch.ones(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    for _ in range(16):
+        a @ a
+    with torch.cuda.stream(stream):
+        begin.record()
+        dst.copy_(src, non_blocking=True)
+        end.record()
+    torch.cuda.synchronize()
+    return src.numel() / (begin.elapsed_time(end) / 1e3)
+
+
+def _median_s(work: Callable[[], object], device: torch.device) -> float:
+    """Median seconds of a few runs after one that warms up."""
+    times = []
+    for _ in range(_REPEATS + 1):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start_s = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start_s)
+    return statistics.median(times[1:])
