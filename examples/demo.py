@@ -15,7 +15,7 @@ from memo.data import build_demo
 
 RUN = Path("runs/demo")
 CORPUS = RUN / "corpus"
-STEPS = 150
+STEPS = 120
 
 
 def main() -> None:

@@ -19,23 +19,26 @@ def check_memory(config: RunConfig) -> None:
         "give 0 to 1, such as 0.5, auto or off",
     )
     require(
-        memory.recompute_granularity == "none",
+        alpha == "auto" or memory.recompute_granularity == "none",
         f"--recompute-granularity {memory.recompute_granularity} fights with --offload-alpha {alpha}, which decides "
         "by itself what is recomputed: use --offload-alpha off, or --recompute-granularity none",
     )
-    _check_tiles(config)
+    if alpha != "auto":
+        _check_tiles(config)
     _check_device(config)
 
 
 def _check_unread(config: RunConfig) -> None:
     """A setting of swapping that nothing reads is more likely a forgotten --offload-alpha."""
     memory = config.memory
+    why = f"--recompute-granularity {memory.recompute_granularity}"
+    why = "--offload-alpha off" if memory.offload_alpha == "off" else why
     for entry in fields(memory):
         value = getattr(memory, entry.name)
         require(
-            not entry.name.startswith("offload_") or value == entry.default,
-            f"--{entry.name.replace('_', '-')} {value} fights with --offload-alpha off, which ignores it: "
-            "use --offload-alpha auto, or leave it out",
+            not entry.name.startswith("offload_") or entry.name == "offload_alpha" or value == entry.default,
+            f"--{entry.name.replace('_', '-')} {value} fights with {why}, which ignores it: "
+            "use --offload-alpha auto without --recompute-granularity, or leave it out",
         )
 
 

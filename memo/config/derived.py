@@ -84,3 +84,12 @@ def resolved_lr_decay_iters(config: RunConfig) -> int:
 def resolved_lr_wsd_decay_iters(config: RunConfig) -> int:
     """WSD: steps of the final decay; a tenth of the whole, at least one."""
     return config.training.lr_wsd_decay_iters or max(1, resolved_lr_decay_iters(config) // 10)
+
+
+def resolved_offload_tiles(config: RunConfig) -> int:
+    """Tiles that the layers work on. --offload-alpha auto takes fewer where the tokens do not divide otherwise."""
+    tiles, parallel = config.memory.offload_tiles, config.parallel
+    if config.memory.offload_alpha != "auto":
+        return tiles
+    step = parallel.tp if parallel.cp == 1 else 2 * parallel.cp * parallel.tp
+    return next(count for count in range(tiles, 0, -1) if config.data.seq_length % (step * count) == 0)

@@ -13,9 +13,10 @@ RecomputeGranularity = Literal["none", "full", "selective"]
 class MemoryConfig:
     """Swapping to host memory (MEMO), or recomputation as in Megatron; not both."""
 
-    offload_alpha: OffloadAlpha = "off"
+    offload_alpha: OffloadAlpha = "auto"
     """Share of the tokens, 0 to 1, whose activations move to host memory while the rest is recomputed; auto:
-    planned from link rates and memory; off: no swapping. Fights with recompute-granularity."""
+    planned from link rates and memory, which may be that nothing moves; off: no swapping. A number fights with
+    recompute-granularity, which turns auto off."""
     offload_policy: OffloadPolicy = "auto"
     """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
     offload_host_memory_gb: float | None = None
@@ -32,4 +33,6 @@ class MemoryConfig:
     @property
     def swaps(self) -> bool:
         """Whether layers may run under a swap plan."""
+        if self.offload_alpha == "auto":
+            return self.recompute_granularity == "none"
         return self.offload_alpha != "off"

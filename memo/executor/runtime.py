@@ -29,9 +29,12 @@ class SwapMemory:
 class SwapRuntime:
     """Rounding buffers as named tensors, driven in the plan's order."""
 
-    def __init__(self, plan: SwapPlan, layout: SlotLayout, backend: StreamBackend, device: torch.device) -> None:
+    def __init__(
+        self, plan: SwapPlan, layout: SlotLayout, backend: StreamBackend, device: torch.device, host_bytes: int
+    ) -> None:
+        """`host_bytes` is what this rank may take of the host; HostMemoryError when the plan needs more."""
         self.plan, self.layout = plan, layout
-        self.pool = HostPool(plan.num_records, layout.moved_bytes, device)
+        self.pool = HostPool(plan.num_records, layout.moved_bytes, device, host_bytes)
         # Twice as many slots would hide nothing more: a copy has the whole of one layer's compute to finish.
         self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)

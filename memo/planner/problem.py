@@ -33,20 +33,23 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True)
 class Link:
-    """Copies in one direction, in bytes per second of one rank; None or 0: no such link, or not measured."""
+    """Copies in one direction, in bytes per second of one rank; None, or 0 alone: no such link, or not measured.
+
+    0 under compute: copies and compute take turns, as on a CPU.
+    """
 
     alone_bytes_per_s: float | None
     under_compute_bytes_per_s: float | None
 
     @property
     def is_usable(self) -> bool:
-        return bool(self.alone_bytes_per_s and self.under_compute_bytes_per_s)
+        return bool(self.alone_bytes_per_s) and self.under_compute_bytes_per_s is not None
 
     def copy_s(self, num_bytes: int, compute_s: float) -> float:
         """Seconds of a copy that starts together with `compute_s` of compute; infinite without a link."""
         if num_bytes == 0:
             return 0.0
-        if not (self.alone_bytes_per_s and self.under_compute_bytes_per_s):
+        if not self.alone_bytes_per_s or self.under_compute_bytes_per_s is None:
             return float("inf")
         left_bytes = num_bytes - compute_s * self.under_compute_bytes_per_s
         if left_bytes <= 0:
@@ -186,7 +189,8 @@ class SwapSolution:
         moved_bytes: of one layer and microbatch, each way.
         host_bytes: of all records of this rank.
         device_bytes: of the rounding buffers, or of all activations where they stay.
-        hidden_share: of the copies' time that passes under compute; 1 when nothing moves.
+        hidden_share: of the time that the copies would take alone, what passes under compute; 1 when
+            nothing moves.
         exposed_s: that compute waits for the copies of one layer that moves, both ways together.
         recompute_s: in the backward of one layer.
         step_s: compute of all passes, recomputation and waiting; infinite when a link is missing.
@@ -218,7 +222,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
     if problem.num_moves:
         offload_s = problem.offload.copy_s(moved, problem.forward_s)
         prefetch_s = problem.prefetch.copy_s(moved, backward_s)
-        copies_s = offload_s + prefetch_s
+        copies_s = problem.offload.copy_s(moved, 0.0) + problem.prefetch.copy_s(moved, 0.0)
         exposed_s = max(0.0, offload_s - problem.forward_s) + max(0.0, prefetch_s - backward_s)
     is_known = copies_s < float("inf")
     return SwapSolution(
@@ -228,7 +232,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         moved_bytes=moved,
         host_bytes=problem.num_records * moved,
         device_bytes=problem.buffer_bytes(tiles),
-        hidden_share=(1.0 - exposed_s / copies_s if copies_s else 1.0) if is_known else 0.0,
+        hidden_share=(max(0.0, 1.0 - exposed_s / copies_s) if copies_s else 1.0) if is_known else 0.0,
         exposed_s=exposed_s,
         recompute_s=recompute_s,
         step_s=problem.num_passes * (problem.forward_s + backward_s) + problem.num_moves * exposed_s,

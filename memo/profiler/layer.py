@@ -18,6 +18,8 @@ from memo.executor.slots import SlotLayout
 from memo.parallel.collectives import all_gather
 
 _REPEATS = 3
+_LONG_S = 1.0
+"""Beyond this, warming up is a small part of a run."""
 _LINK_BYTES = 256 << 20
 """Large enough for a link's full rate, small beside the host's memory."""
 
@@ -127,9 +129,9 @@ def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
 
 
 def _median_s(work: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a few runs after one that warms up."""
-    times = []
-    for _ in range(_REPEATS + 1):
+    """Median seconds of a few runs after one that warms up; of work that takes long, the first run counts."""
+    times: list[float] = []
+    while len(times) <= _REPEATS:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start_s = time.perf_counter()
@@ -137,4 +139,6 @@ def _median_s(work: Callable[[], object], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - start_s)
+        if times[0] > _LONG_S:
+            return times[0]
     return statistics.median(times[1:])

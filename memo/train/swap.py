@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches
+from memo.config.derived import num_microbatches, resolved_offload_tiles
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.memory import estimate_memory
 from memo.executor.host_pool import host_budget_bytes
@@ -23,7 +23,7 @@ from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import solve, solve_at
 from memo.planner.alpha_table import describe
-from memo.planner.problem import Link, SwapProblem, SwapSolution
+from memo.planner.problem import Link, SwapProblem, SwapSolution, predict
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import LayerOp, SwapPlan, swap_plan
 from memo.profiler.layer import LayerProfile, ScratchGradients, ScratchMemory, profile_layer
@@ -62,8 +62,11 @@ def choose(
         all_reduce(stays, group, "min")
     for group in (mesh.tp, mesh.cp, mesh.dp):
         all_reduce(tiles, group, "min")
-    agreed = dict(zip(solution.tiles, tiles.tolist(), strict=True))
-    solution = dataclasses.replace(solution, tiles=agreed, moves_nothing_is_best=bool(stays.item()))
+    if not stays.item():
+        agreed = dict(zip(solution.tiles, tiles.tolist(), strict=True))
+        solution = dataclasses.replace(
+            predict(problem, agreed, solution.alphas, solution.limit), moves_nothing_is_best=False
+        )
     return ChosenSwap(plan, problem, solution)
 
 
@@ -78,8 +81,9 @@ def start(
     memory = config.memory
     device = data_parallel.buckets[0].weights.device
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
-    runtime = SwapRuntime(chosen.plan, slot_layout(config, chosen.solution.tiles), backend, device)
-    tiles = make_tiles(config.data.seq_length // mesh.grid.cp, mesh.grid.tp, memory.offload_tiles)
+    layout = slot_layout(config, chosen.solution.tiles)
+    runtime = SwapRuntime(chosen.plan, layout, backend, device, chosen.problem.host_bytes)
+    tiles = make_tiles(config.data.seq_length // mesh.grid.cp, mesh.grid.tp, resolved_offload_tiles(config))
     for chunk in chunks:
         for position, layer in enumerate(chunk.layers):
             index = chunk.layer_indices[position]
@@ -94,7 +98,7 @@ def slot_layout(config: RunConfig, tiles: dict[str, int]) -> SlotLayout:
         tokens=config.data.seq_length // parallel.cp,
         batch=training.micro_batch_size,
         tp=parallel.tp,
-        tiles=config.memory.offload_tiles,
+        tiles=resolved_offload_tiles(config),
         dtype=torch_dtype(str(training.params_dtype)),
     )
     return plan_slot(skeletal_tensors(config.model), sizes, tiles)
@@ -109,7 +113,7 @@ def _profile(
 ) -> LayerProfile:
     """The first layer of this stage on random input; its gradients are zeroed by the first step."""
     tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
-    tiles = make_tiles(tokens, mesh.grid.tp, config.memory.offload_tiles)
+    tiles = make_tiles(tokens, mesh.grid.tp, resolved_offload_tiles(config))
     memory = ScratchMemory(slot_layout(config, {}), device)
     sink = ScratchGradients(data_parallel.main_gradient)
     layer = TokenwiseLayer(chunk.layers[0], 0, tiles, memory, sink, mesh.tp)
@@ -135,14 +139,14 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
     layers = config.model.num_layers // mesh.grid.pp
     return SwapProblem(
         policy=memory.offload_policy,
-        tiles=memory.offload_tiles,
+        tiles=resolved_offload_tiles(config),
         always=sizes.always,
         groups=swap_groups(sizes, profile.recompute_s, plan.num_slots),
         never=sizes.never,
         forward_s=profile.forward_s,
         backward_s=profile.backward_s,
-        offload=Link(profile.offload_bytes_per_s, max(1.0, profile.offload_under_compute_bytes_per_s)),
-        prefetch=Link(profile.prefetch_bytes_per_s, max(1.0, profile.prefetch_under_compute_bytes_per_s)),
+        offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
+        prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
         num_passes=layers * num_microbatches(config, mesh.grid.world_size),
         num_moves=plan.num_offloads,
         num_records=plan.num_records,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, save_checkpoint
 from memo.config import ModelConfig, RunConfig, preset
-from memo.config.derived import global_batch_size
+from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.data import GlobalBatchSampler, SampleDataset, Tokenizer
 from memo.errors import ConfigError
 from memo.estimate.flops import model_flops_per_token
@@ -59,6 +60,8 @@ class Trainer:
         train_data, eval_data: prefix of a .bin/.idx corpus, or an object with `seq_length` and
             `sample(index)`; default: what config.data names.
         tokenizer: decides the vocabulary where the corpus does not.
+        plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,
+            whose default is to plan it from a measured layer; "off"; or a share of the tokens, 0 to 1.
         callbacks: called on every rank with each StepRecord.
         **overrides: single fields by their flag's name, such as seq_length=65536 or tp=2.
 
@@ -73,6 +76,7 @@ class Trainer:
         train_data: DataSource | None = None,
         eval_data: DataSource | None = None,
         tokenizer: Tokenizer | None = None,
+        plan: Literal["auto", "off"] | float = "auto",
         callbacks: Sequence[Callback] = (),
         **overrides: object,
     ) -> None:
@@ -80,6 +84,8 @@ class Trainer:
         if model is not None:
             shape = preset(model) if isinstance(model, str) else model
             config = dataclasses.replace(config, model=shape)
+        if plan != "auto":
+            overrides = {"offload_alpha": plan, **overrides}
         config = config.override(overrides, source="Trainer")
         prepared = prepare(config, train_data, eval_data, tokenizer)
         self.config, self.peak = prepared.config, prepared.peak
@@ -89,7 +95,7 @@ class Trainer:
         self.mesh = build_mesh(self.config, rank, world_size)
         self.parts = build(self.config, self.mesh, prepared.dtype, device)
         self.global_batch_size = global_batch_size(self.config, world_size)
-        tiles = self.config.memory.offload_tiles if self.parts.swap is not None else 1
+        tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
         self.feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.nan = 0
@@ -212,7 +218,9 @@ class Trainer:
             f"MFU refers to {self.peak}"
         )
         if self.parts.chosen_swap is not None:
-            self.print(self.parts.chosen_swap.describe())
+            self.print(
+                f"\nactivations of one layer and microbatch on this rank:\n{self.parts.chosen_swap.describe()}\n"
+            )
 
     # How it is done.
 

@@ -16,8 +16,8 @@ WRONG = [
     ("--offload-alpha nan", ("--offload-alpha is nan", "[0, 1]")),
     ("--offload-alpha inf", ("--offload-alpha is inf", "[0, 1]")),
     (
-        "--offload-alpha auto --recompute-granularity full",
-        ("--recompute-granularity full", "--offload-alpha auto", "use --offload-alpha off", "none"),
+        "--offload-alpha 0.5 --recompute-granularity full",
+        ("--recompute-granularity full", "--offload-alpha 0.5", "use --offload-alpha off", "none"),
     ),
     (
         "--offload-alpha 0 --recompute-granularity selective",
@@ -27,11 +27,11 @@ WRONG = [
     ("--offload-alpha 1 --offload-host-memory-gb 0", ("--offload-host-memory-gb is 0.0", "above 0")),
     ("--offload-alpha 1 --offload-host-memory-gb nan", ("--offload-host-memory-gb is nan", "finite")),
     (
-        "--offload-alpha auto --seq-length 1004",
+        "--offload-alpha 0.5 --seq-length 1004",
         ("--seq-length 1004", "--tp 1 x --offload-tiles 8 = 8", "1000 or 1008", "smaller --offload-tiles"),
     ),
     (
-        "--offload-alpha auto --seq-length 1040 --cp 2 --tp 2",
+        "--offload-alpha 0.5 --seq-length 1040 --cp 2 --tp 2",
         ("--seq-length 1040", "2 x --cp 2 x --tp 2 x --offload-tiles 8 = 64", "1024 or 1088"),
     ),
     (
@@ -57,8 +57,8 @@ RIGHT = [
     "--offload-alpha off --seq-length 1001",
     "--offload-alpha 0",
     "--offload-alpha 1 --offload-policy paper",
-    "--offload-alpha auto --offload-tiles 5 --seq-length 1000",
-    "--offload-alpha auto --seq-length 1088 --cp 2 --tp 2",
+    "--offload-alpha 0.5 --offload-tiles 5 --seq-length 1000",
+    "--offload-alpha 0.5 --seq-length 1088 --cp 2 --tp 2",
     "--offload-alpha auto --offload-backend virtual --offload-check-races",
     "--offload-alpha auto --offload-backend cuda --device cuda",
     "--offload-alpha auto --offload-backend threads --device cpu --offload-host-memory-gb 0.5",

@@ -10,6 +10,7 @@ from torch import Tensor
 from memo.checkpoint.chunks import global_chunks
 from memo.config import RunConfig, preset
 from memo.config.checks import check
+from memo.config.derived import resolved_offload_tiles
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.model.transformer import torch_dtype
 from memo.train.build import ParallelModel, build, build_mesh
@@ -31,7 +32,7 @@ def tiny(model: str = "gpt-tiny", dtype: str = "fp64", **overrides: object) -> R
     shape = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 61, "kv_channels": 8}
     values: dict[str, object] = {**shape, "seq_length": 64, "params_dtype": dtype, "mock_data": True}
     values |= {"micro_batch_size": 1, "global_batch_size": 4, "lr": 1e-2, "loss_chunk_size": 24}
-    values |= {"device": "cpu", "ddp_bucket_size": 5000}
+    values |= {"device": "cpu", "ddp_bucket_size": 5000, "offload_alpha": "off"}
     if model != "gpt-tiny":
         values |= {"num_query_groups": 2, "ffn_hidden_size": 48} if model != "gpt2-tiny" else {}
     base = RunConfig(model=preset(model))
@@ -46,7 +47,7 @@ def make(config: RunConfig, world_size: int) -> tuple[ParallelModel, Feed]:
     model = build(config, mesh, torch_dtype(str(config.training.params_dtype)), torch.device("cpu"))
     data = MockDataset(config.model.vocabulary, config.data.seq_length, seed=7, mean_document_length=23)
     sampler = GlobalBatchSampler(config.training.global_batch_size or 1, seed=7)
-    tiles = config.memory.offload_tiles if model.swap is not None else 1
+    tiles = resolved_offload_tiles(config) if model.swap is not None else 1
     return model, Feed(data, sampler, mesh, config.training.micro_batch_size, torch.device("cpu"), tiles)
 
 
