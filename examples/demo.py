@@ -15,7 +15,7 @@ from memo.data import build_demo
 
 RUN = Path("runs/demo")
 CORPUS = RUN / "corpus"
-STEPS = 120
+STEPS = 400
 
 
 def main() -> None:
@@ -26,18 +26,13 @@ def main() -> None:
         "llama-tiny",
         train_data=CORPUS,
         eval_data=f"{CORPUS}-eval",
-        num_layers=4,
-        hidden_size=192,
-        num_attention_heads=6,
-        ffn_hidden_size=512,
         seq_length=1024,
         micro_batch_size=2,
-        global_batch_size=8,
         train_iters=STEPS,
-        lr=4e-3,
-        lr_warmup_iters=10,
-        min_lr=4e-4,
-        log_interval=10,
+        lr=3e-3,
+        lr_warmup_iters=20,
+        min_lr=3e-4,
+        log_interval=20,
         log_jsonl=str(RUN / "log.jsonl"),
         save=str(RUN / "checkpoints"),
     )

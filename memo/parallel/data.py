@@ -8,6 +8,7 @@ the fp32 master weights, and all ranks gather the new weights.
 Gradients add up without any factor: the loss is already divided by the tokens of the global batch.
 """
 
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -92,8 +93,17 @@ class ShardedDataParallel:
         }
         self._missing: dict[str, int] = {}
         self._next_bucket = 0
+        # Autograd holds hooks where the garbage collector cannot look: a strong one would keep model, gradients
+        # and process groups for ever.
+        accumulate = weakref.WeakMethod(self._accumulate)
+
+        def on_gradient(parameter: Tensor) -> None:
+            method = accumulate()
+            assert method is not None, "a backward after its ShardedDataParallel is gone"
+            method(parameter)
+
         for parameter in self.parameters.values():
-            parameter.register_post_accumulate_grad_hook(self._accumulate)
+            parameter.register_post_accumulate_grad_hook(on_gradient)
 
     def initialize(self, seed: int) -> None:
         """Initial weights, the same for every layout; also the master copy."""

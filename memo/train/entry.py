@@ -17,5 +17,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         trainer.train()
     finally:
+        del trainer  # it holds process groups, which must end here
         shutdown()
     return 0

@@ -1,6 +1,7 @@
 """The trainer: owns a run from its first check to its last checkpoint."""
 
 import dataclasses
+import gc
 import math
 import os
 import signal
@@ -304,6 +305,11 @@ class Trainer:
 
 
 def shutdown() -> None:
-    """End the process group, if one was started."""
+    """End the process groups, if any were started; drop the Trainer before.
+
+    gloo's threads free the tensors of the last messages when they get to it. One that does so while the
+    interpreter ends aborts the process (exit status -6), so groups, and with them their threads, end here.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()  # a model is a reference cycle; threads end with the last reference to their group

@@ -1,4 +1,4 @@
-"""SIGTERM to real processes: training ends after the step with a checkpoint, status 0, and can be resumed."""
+"""How real processes end: on SIGTERM after the step with a checkpoint, status 0, and with no thread left behind."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from memo.checkpoint import latest_checkpoint
 
@@ -91,3 +92,22 @@ def test_sigterm_to_one_of_two_ranks_stops_both_after_the_same_step(tmp_path: Pa
         workers[0].send_signal(signal.SIGTERM)
         finish(process)
     assert latest_checkpoint(tmp_path).name == f"iter_{iterations(tmp_path)[-1]:07d}"
+
+
+ENDS = """
+import glob, sys
+from memo.train.entry import main
+main(sys.argv[1:])
+names = [open(path).read().strip() for path in glob.glob("/proc/self/task/*/comm")]
+assert not any("gloo" in name for name in names), names
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names in /proc on Linux alone")
+@pytest.mark.parametrize("alpha", ["off", "0.5"])
+def test_no_thread_of_a_process_group_outlives_training(tmp_path: Path, alpha: str) -> None:
+    """One that frees a tensor while the interpreter ends would abort the process, now and then."""
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    with started([*TORCHRUN, str(script)], tmp_path, "--train-iters", "1", "--offload-alpha", alpha) as process:
+        finish(process)

@@ -1,10 +1,12 @@
 """memo.Trainer as a user calls it: records, evaluation, benchmark, refusals, its saved configuration."""
 
 import dataclasses
+import gc
 import json
 import math
 import os
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,16 @@ def test_evaluation_reads_its_own_data() -> None:
     assert small_trainer().step().lm_loss != first_loss
     with pytest.raises(ConfigError, match=r"evaluate\(\) needs evaluation data: give --eval-data-path or eval_data="):
         small_trainer().evaluate()
+
+
+def test_a_trainer_without_user_is_freed() -> None:
+    """Weights, gradients and moments go with it: a program may train many models, one after the other."""
+    trainer = small_trainer()
+    trainer.step()
+    gone = weakref.ref(trainer.parts.data_parallel)
+    del trainer
+    gc.collect()
+    assert gone() is None
 
 
 def test_benchmark() -> None:
