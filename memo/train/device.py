@@ -90,11 +90,11 @@ def gpu_name(device: torch.device) -> str:
 
 
 def _measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Best of a few square products, large enough to leave the caches."""
+    """Best of the square products, large enough to leave the caches, that fit into half a second."""
     size = 1024 if device.type == "cpu" else 8192
     a = torch.ones(size, size, dtype=dtype, device=device)
-    best_s = float("inf")
-    for _ in range(4):
+    best_s, end = float("inf"), time.perf_counter() + 0.5
+    while time.perf_counter() < end:
         _synchronize(device)
         start = time.perf_counter()
         a @ a

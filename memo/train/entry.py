@@ -9,14 +9,17 @@ from memo.train.trainer import Trainer, shutdown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as the flags say; returns the exit status. Errors before training exit with status 2."""
+    """Train as the flags say; returns the exit status.
+
+    What memo refuses, or cannot do later on (a full disk), ends with one message and exit status 2.
+    """
     config = load_run(sys.argv[1:] if argv is None else argv)
     with exit_on_error(is_reporting_rank()):
         trainer = Trainer(config=config)
-    trainer.print_header()
-    try:
-        trainer.train()
-    finally:
-        del trainer  # it holds process groups, which must end here
-        shutdown()
+        trainer.print_header()
+        try:
+            trainer.train()
+        finally:
+            del trainer  # it holds process groups, which must end here
+            shutdown()
     return 0

@@ -165,7 +165,12 @@ class Trainer:
         return statistics.fmean(losses)
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
-        """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change."""
+        """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change.
+
+        Raises ConfigError for fewer than one step.
+        """
+        if steps < 1:
+            raise ConfigError(f"benchmark() got steps = {steps}: give at least 1")
         for _ in range(warmup):
             self.step()
         records = [self.step() for _ in range(steps)]

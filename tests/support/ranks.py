@@ -29,6 +29,7 @@ PRELOAD = [
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
     "torch.distributed.tensor",
+    "memo.train.trainer",
 ]
 STACK_DUMP_S = 2.0
 
