@@ -6,16 +6,17 @@ buffer of its own that keeps nothing but the layer's input and attention's outpu
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from memo.executor.layer import Context, TokenwiseLayer
 from memo.executor.pieces import column_forward
 from memo.executor.slots import SlotLayout
-from memo.parallel.collectives import all_gather
+from memo.parallel.collectives import all_gather, all_reduce
 
 _REPEATS = 3
 _LONG_S = 1.0
@@ -73,25 +74,33 @@ class ScratchGradients:
         pass
 
 
-def profile_layer(layer: TokenwiseLayer, context: Context, x: Tensor) -> LayerProfile:
-    """Time a layer on input x [n, b, h]; all ranks of its tp and cp groups must call this together.
+def profile_layer(
+    layer: TokenwiseLayer, context: Context, x: Tensor, groups: Sequence[ProcessGroup | None]
+) -> LayerProfile:
+    """Time a layer on input x [n, b, h].
 
-    `layer` must work on ScratchMemory whose layout moves no group.
+    All ranks of `groups`, those of its tensor and context parallelism, must call this together: a layer
+    communicates, so they also agree on how often each piece is run. `layer` must work on ScratchMemory whose
+    layout moves no group.
     """
     device, tiles = x.device, layer.tiles
+
+    def seconds(work: Callable[[], object]) -> float:
+        return _median_s(work, device, groups)
+
     kept = layer.memory.begin("F", layer.index)
     grad = torch.ones_like(x)
     with torch.no_grad():
-        forward_s = _median_s(lambda: layer.run_forward(x, context), device)
+        forward_s = seconds(lambda: layer.run_forward(x, context))
         normed = layer.layer.attention_norm(kept["input"][tiles[0].shard])
         gathered = all_gather(normed, layer.group)
         recompute_s = {
-            "qkv": _median_s(lambda: layer.compute_qkv(kept, tiles[0], context), device),
-            "residual": _median_s(lambda: layer.compute_residual(kept, tiles[0]), device),
-            "fc1": _median_s(lambda: column_forward(gathered, layer.layer.mlp.fc1), device),
+            "qkv": seconds(lambda: layer.compute_qkv(kept, tiles[0], context)),
+            "residual": seconds(lambda: layer.compute_residual(kept, tiles[0])),
+            "fc1": seconds(lambda: column_forward(gathered, layer.layer.mlp.fc1)),
         }
-        backward_s = _median_s(lambda: layer.run_backward(grad, context), device)
-    whole = {group: seconds * len(tiles) for group, seconds in recompute_s.items()}
+        backward_s = seconds(lambda: layer.run_backward(grad, context))
+    whole = {group: tile_s * len(tiles) for group, tile_s in recompute_s.items()}
     # The measured backward recomputed every group; timings are noisy, so keep a floor under the difference.
     without = max(backward_s - sum(whole.values()), 0.1 * backward_s)
     return LayerProfile(forward_s, without, whole, *_link_rates(device))
@@ -128,17 +137,21 @@ def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
     return src.numel() / (begin.elapsed_time(end) / 1e3)
 
 
-def _median_s(work: Callable[[], object], device: torch.device) -> float:
+def _median_s(work: Callable[[], object], device: torch.device, groups: Sequence[ProcessGroup | None] = ()) -> float:
     """Median seconds of a few runs after one that warms up; of work that takes long, the first run counts."""
-    times: list[float] = []
-    while len(times) <= _REPEATS:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start_s = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - start_s)
-        if times[0] > _LONG_S:
-            return times[0]
-    return statistics.median(times[1:])
+    first_s = torch.tensor(_once_s(work, device), dtype=torch.float64, device=device)
+    for group in groups:
+        all_reduce(first_s, group, "max")
+    if first_s.item() > _LONG_S:
+        return first_s.item()
+    return statistics.median(_once_s(work, device) for _ in range(_REPEATS))
+
+
+def _once_s(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start_s = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start_s

@@ -124,7 +124,7 @@ def _profile(
     if config.model.position_embedding_type == "rope":
         positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
         rope = rope_table(config.model, positions, chunk.dtype)
-    return profile_layer(layer, LayerContext(rope, None), x)
+    return profile_layer(layer, LayerContext(rope, None), x, (mesh.tp, mesh.cp))
 
 
 def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, device: torch.device) -> SwapProblem:

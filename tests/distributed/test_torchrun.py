@@ -1,4 +1,8 @@
-"""The example under torchrun: eight ranks and one process log the same losses for 20 steps (fp64, 1e-10)."""
+"""The example under torchrun: eight ranks and one process log the same losses for 20 steps.
+
+fp64: within 1e-10. fp32: within 5e-6, ten roundings of a loss of 4; each Adam step passes the rounding of nearly zero
+gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.4e-7.
+"""
 
 import json
 import os
@@ -13,7 +17,7 @@ FLAGS = [
     *("--model", "llama-tiny", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
     *("--num-query-groups", "2", "--ffn-hidden-size", "64", "--vocab-size", "64", "--mock-data"),
     *("--seq-len", "64", "--global-batch-size", "4", "--train-iters", "20", "--lr", "1e-2"),
-    *("--lr-warmup-iters", "4", "--params-dtype", "fp64", "--device", "cpu", "--num-threads", "1"),
+    *("--lr-warmup-iters", "4", "--device", "cpu", "--num-threads", "1"),
 ]
 
 
@@ -31,14 +35,13 @@ def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return losses(tmp_path_factory.mktemp("one"), "one", [sys.executable], [])
-
-
-@pytest.mark.parametrize("layout", ["--tp 2 --cp 2 --pp 2", "--tp 2 --pp 2"], ids=["tp2-cp2-pp2", "tp2-pp2-dp2"])
-def test_eight_ranks_log_the_losses_of_one(tmp_path: Path, layout: str, one_process: list[float]) -> None:
-    eight = losses(tmp_path, "eight", torchrun(8), layout.split())
-    assert len(eight) == len(one_process) == 20
-    assert max(abs(a - b) for a, b in zip(eight, one_process, strict=True)) <= 1e-10
-    assert one_process[-1] < one_process[0] - 0.5  # it learns
+@pytest.mark.parametrize(("dtype", "bound"), [("fp64", 1e-10), ("fp32", 5e-6)])
+def test_eight_ranks_log_the_losses_of_one(tmp_path: Path, dtype: str, bound: float) -> None:
+    one = losses(tmp_path, "one", [sys.executable], ["--params-dtype", dtype])
+    assert one[-1] < one[0] - 0.5  # it learns
+    for layout in ("--tp 2 --cp 2 --pp 2", "--tp 2 --pp 2"):  # the second leaves dp 2
+        eight = losses(tmp_path, layout, torchrun(8), [*layout.split(), "--params-dtype", dtype])
+        assert len(eight) == len(one) == 20
+        difference = max(abs(a - b) for a, b in zip(eight, one, strict=True))
+        print(f"{dtype} {layout}: largest difference of a loss {difference:.1e}")
+        assert difference <= bound
