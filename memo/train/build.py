@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from memo.attention.backends import select_backend
+from memo.attention.select import select_backend
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_a2a_size
 from memo.executor.runtime import SwapRuntime

@@ -13,8 +13,8 @@ from memo.estimate.memory import estimate_memory
 from memo.executor.host_pool import host_budget_bytes
 from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.executor.runtime import SwapRuntime
+from memo.executor.select import make_backend
 from memo.executor.slots import LayerSizes, SlotLayout, plan_slot
-from memo.executor.streams import make_backend
 from memo.mesh import Mesh
 from memo.model.layer import LayerContext
 from memo.model.rope import rope_table

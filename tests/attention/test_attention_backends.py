@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from memo.attention import cuda
-from memo.attention.backends import BACKENDS, CpuFlash, Saved, select_backend
+from memo.attention.backends import CpuFlash, Saved
+from memo.attention.select import BACKENDS, select_backend
 from memo.errors import ConfigError
 
 torch.set_num_threads(1)

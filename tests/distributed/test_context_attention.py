@@ -16,9 +16,10 @@ from ranks import run_ranks
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from memo.attention.backends import CpuFlash, Saved, select_backend
+from memo.attention.backends import CpuFlash, Saved
 from memo.attention.blocks import Block, Chunk, attention_blocks
 from memo.attention.core import attend
+from memo.attention.select import select_backend
 from memo.errors import ConfigError
 from memo.parallel import context
 from memo.parallel.collectives import exchange

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memo.attention.backends import select_backend
+from memo.attention.select import select_backend
 from memo.config import PRESETS, RunConfig, preset
 from memo.estimate.memory import (
     SLACK,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from memo.errors import ConfigError
 from memo.executor.checker import Checked
-from memo.executor.streams import CudaStreams, Stream, ThreadStreams, VirtualStreams, make_backend
+from memo.executor.select import make_backend
+from memo.executor.streams import CudaStreams, Stream, ThreadStreams, VirtualStreams
 
 COMPUTE, OFFLOAD, PREFETCH = Stream.COMPUTE, Stream.OFFLOAD, Stream.PREFETCH
 CPU = torch.device("cpu")

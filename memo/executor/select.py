@@ -1,0 +1,35 @@
+"""The choice among stream backends, by name and device."""
+
+import torch
+
+from memo.errors import ConfigError
+from memo.executor.checker import Checked
+from memo.executor.streams import CudaStreams, StreamBackend, ThreadStreams, VirtualStreams
+
+_DEVICE_TYPES = {"cuda": "cuda", "virtual": "cpu", "threads": "cpu"}
+
+
+def make_backend(name: str, device: torch.device, check: bool = False) -> StreamBackend:
+    """The backend for a device; auto: cuda on CUDA, on CPU virtual with eager copies.
+
+    Eager copies cost what the bytes cost and nothing more. Threads would take from compute the cores and
+    the memory bandwidth that they copy with, so on CPU they serve tests only.
+
+    Raises ConfigError when the backend is unknown or not one of this device.
+    """
+    if name == "auto":
+        name = "cuda" if device.type == "cuda" else "virtual"
+    if name not in _DEVICE_TYPES:
+        raise ConfigError(f"offload_backend is {name!r}: choose auto, {', '.join(_DEVICE_TYPES)}")
+    if device.type != _DEVICE_TYPES[name]:
+        raise ConfigError(
+            f"offload_backend {name!r} runs on {_DEVICE_TYPES[name]}, but the device is {device}: choose auto"
+        )
+    backend: StreamBackend
+    if name == "cuda":
+        backend = CudaStreams(device)
+    elif name == "threads":
+        backend = ThreadStreams()
+    else:
+        backend = VirtualStreams("eager")
+    return Checked(backend) if check else backend
