@@ -148,3 +148,8 @@ def _check_hardware(config: RunConfig) -> None:
         f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "
         f"use --params-dtype bf16, or --attention-backend auto",
     )
+    require(
+        not (device == "cuda" and dtype in ("fp32", "fp64")),
+        f"--params-dtype {dtype} cannot run on --device cuda, whose attention kernels take bf16 alone: "
+        f"use --params-dtype bf16, or --device cpu",
+    )

@@ -170,6 +170,10 @@ WRONG = [
         "--attention-backend flash --params-dtype fp64",
         ("--attention-backend flash", "fp64", "--params-dtype bf16"),
     ),
+    Wrong(
+        "--device cuda --params-dtype fp32",
+        ("--params-dtype fp32", "--device cuda", "use --params-dtype bf16", "--device cpu"),
+    ),
 ]
 
 
