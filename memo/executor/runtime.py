@@ -1,7 +1,5 @@
 """What token-wise layers work with on one rank: slots, host pool, streams, and the engine that obeys the plan."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -10,20 +8,6 @@ from memo.executor.slots import SlotLayout
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapPlan
-
-
-@dataclass(frozen=True)
-class SwapMemory:
-    """Bytes that swapping holds on one rank, on the device and on the host."""
-
-    slot_bytes: int
-    num_slots: int
-    workspace_bytes: int
-    host_bytes: int
-
-    @property
-    def device_bytes(self) -> int:
-        return self.slot_bytes * self.num_slots + self.workspace_bytes
 
 
 class SwapRuntime:
@@ -35,20 +19,10 @@ class SwapRuntime:
         """`host_bytes` is what this rank may take of the host; HostMemoryError when the plan needs more."""
         self.plan, self.layout = plan, layout
         self.pool = HostPool(plan.num_records, layout.moved_bytes, device, host_bytes)
-        # Twice as many slots would hide nothing more: a copy has the whole of one layer's compute to finish.
         self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)
         self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend)
         self._views = [self._tensors(slot) for slot in self._slots]
-
-    @property
-    def memory(self) -> SwapMemory:
-        return SwapMemory(
-            slot_bytes=self.layout.slot_bytes,
-            num_slots=self.plan.num_slots,
-            workspace_bytes=self.layout.workspace_bytes,
-            host_bytes=self.plan.num_records * self.layout.moved_bytes,
-        )
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan gives this operation, ready for the compute stream."""
