@@ -33,6 +33,14 @@ class ScheduleError(MemoError, RuntimeError):
     """A pipeline schedule that would deadlock or that misses an action."""
 
 
+class ArtifactError(MemoError, ValueError):
+    """A file that one stage wrote for another and that cannot be used."""
+
+
+class TraceError(ArtifactError):
+    """A recorded sequence of memory requests that makes no sense."""
+
+
 class PlanError(MemoError, RuntimeError):
     """A plan that cannot be made or obeyed; names the limit that binds."""
 

@@ -1,0 +1,40 @@
+"""JSON files with a schema's name and version: written whole or not at all, refused when they are another thing."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from memo.errors import ArtifactError
+
+
+def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> None:
+    """Write `body` beside its schema; a reader never sees half a file. Raises ArtifactError."""
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"schema": schema, "version": version, **body}) + "\n", encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ArtifactError(f"{target}: {error.strerror or error}: give a path that can be written") from None
+
+
+def read(path: str | Path, schema: str, version: int) -> dict[str, Any]:
+    """The body that `write` was given. Raises ArtifactError for anything else."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArtifactError(f"{path}: {error.strerror}: give the path of a {schema} file") from None
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not JSON ({error}): give a {schema} file that memo wrote") from None
+    if not isinstance(found, dict) or found.get("schema") != schema:
+        name = found.get("schema") if isinstance(found, dict) else type(found).__name__
+        raise ArtifactError(f"{path} holds {name!r}, but a {schema!r} is needed: give another file")
+    if found.get("version") != version:
+        raise ArtifactError(
+            f"{path} has version {found.get('version')!r} of {schema}, but this memo reads version {version}: "
+            "write it again"
+        )
+    return {key: value for key, value in found.items() if key not in ("schema", "version")}

@@ -1,0 +1,178 @@
+"""The memory requests of one training iteration of one rank, in order, phase by phase.
+
+As a file (schema "memory_trace"):
+
+    {"schema": "memory_trace", "version": 1, "device": "cpu", "source": "recorded", "run": {"seq_length": ...},
+     "phases": [{"kind": "layer_forward", "layer": 0, "microbatch": 0,
+                 "events": [["malloc", 7, 4194304], ["free", 7]]}, ...]}
+
+An id names one request of the whole trace. What is never freed outlives the iteration; blocks from before the
+iteration do not occur.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from memo.artifacts import files
+from memo.errors import TraceError
+
+SCHEMA, VERSION = "memory_trace", 1
+MAX_BYTES = 1 << 60
+"""Larger requests are mistakes; sums of a few thousand smaller ones still fit in 64 bits."""
+
+
+class Malloc(NamedTuple):
+    id: int
+    num_bytes: int
+
+
+class Free(NamedTuple):
+    id: int
+
+
+Event = Malloc | Free
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the iteration with a sequence of requests of its own.
+
+    Attributes:
+        kind: such as "embedding_forward", "layer_forward", "loss", "layer_backward", "optimizer"; phases of one
+            kind whose requests are the same are planned once.
+        layer, microbatch: -1 where there is none.
+    """
+
+    kind: str
+    layer: int
+    microbatch: int
+    events: tuple[Event, ...]
+
+    def __str__(self) -> str:
+        where = [f"{name} {index}" for name, index in (("layer", self.layer), ("microbatch", self.microbatch))]
+        return " ".join([self.kind, *(text for text in where if not text.endswith("-1"))])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One iteration of one rank.
+
+    Attributes:
+        device: "cpu" or "cuda": whose allocator was asked.
+        source: "recorded" (every request of a real run), "composed" (one recorded layer stands for all),
+            "fitted" (from shorter sequences) or "fake" (shapes alone; scratch inside kernels is missing).
+        run: what was run, for people: model, layout, sequence length.
+    """
+
+    device: str
+    source: str
+    phases: tuple[Phase, ...]
+    run: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | Path) -> None:
+        phases = [
+            {
+                "kind": phase.kind,
+                "layer": phase.layer,
+                "microbatch": phase.microbatch,
+                "events": [["malloc", *e] if isinstance(e, Malloc) else ["free", e.id] for e in phase.events],
+            }
+            for phase in self.phases
+        ]
+        body = {"device": self.device, "source": self.source, "run": self.run, "phases": phases}
+        files.write(path, SCHEMA, VERSION, body)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trace":
+        """Raises ArtifactError for another file, TraceError for requests that make no sense."""
+        body = files.read(path, SCHEMA, VERSION)
+        try:
+            phases = tuple(
+                Phase(str(p["kind"]), int(p["layer"]), int(p["microbatch"]), tuple(map(_event, p["events"])))
+                for p in body["phases"]
+            )
+            trace = cls(str(body["device"]), str(body["source"]), phases, dict(body["run"]))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise TraceError(f"{path}: a field is missing or wrong ({error!r}): record the trace again") from None
+        check_trace(trace)
+        return trace
+
+
+@dataclass(frozen=True)
+class Request:
+    """One block of memory and when it lives, in numbers of events: [lower, upper)."""
+
+    id: int
+    num_bytes: int
+    lower: int
+    upper: int
+    phase: int
+    """Index of the phase that asks for it."""
+    freed_in: int | None
+    """Index of the phase that frees it; None: it outlives the iteration."""
+
+
+def requests(trace: Trace) -> list[Request]:
+    """All requests by the order in which they are made. Raises as `check_trace`."""
+    check_trace(trace)
+    born: dict[int, tuple[Malloc, int, int]] = {}
+    found: dict[int, Request] = {}
+    end = sum(len(phase.events) for phase in trace.phases)
+    for at, index, event in _walk(trace):
+        if isinstance(event, Malloc):
+            born[event.id] = event, at, index
+            found[event.id] = Request(event.id, event.num_bytes, at, end, index, None)
+        else:
+            malloc, lower, phase = born[event.id]
+            found[event.id] = Request(event.id, malloc.num_bytes, lower, at, phase, index)
+    return list(found.values())
+
+
+def check_trace(trace: Trace) -> None:
+    """Raises TraceError for an empty trace, sizes that are not positive or absurd, a free without its malloc, a
+    double free, and an id used twice."""
+    live: set[int] = set()
+    seen: set[int] = set()
+    for at, index, event in _walk(trace):
+        phase = trace.phases[index]
+        if isinstance(event, Malloc):
+            if not 0 < event.num_bytes <= MAX_BYTES:
+                _fail(at, phase, f"request {event.id} has {event.num_bytes} bytes, not 1 to {MAX_BYTES}")
+            if event.id in seen:
+                _fail(at, phase, f"request {event.id} is made a second time")
+            seen.add(event.id)
+            live.add(event.id)
+        elif event.id not in seen:
+            _fail(at, phase, f"request {event.id} is freed before it is made")
+        elif event.id not in live:
+            _fail(at, phase, f"request {event.id} is freed twice")
+        else:
+            live.remove(event.id)
+    if not seen:
+        raise TraceError("the trace has no request: record a training iteration")
+
+
+def _walk(trace: Trace) -> Iterator[tuple[int, int, Event]]:
+    """(number of the event, index of its phase, event)."""
+    at = 0
+    for index, phase in enumerate(trace.phases):
+        for event in phase.events:
+            yield at, index, event
+            at += 1
+
+
+def _event(entry: list[Any]) -> Event:
+    kind, *numbers = entry
+    if any(type(number) is not int for number in numbers):
+        raise ValueError(f"{entry} has something else than whole numbers")
+    if kind == "malloc":
+        return Malloc(*numbers)
+    if kind == "free":
+        return Free(*numbers)
+    raise ValueError(f"{entry} is neither malloc nor free")
+
+
+def _fail(at: int, phase: Phase, what: str) -> NoReturn:
+    raise TraceError(f"event {at} ({phase}): {what}: record the trace again")
