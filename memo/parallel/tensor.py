@@ -8,6 +8,7 @@ Shapes: s = tokens of this context-parallel rank, n = s / tp, b = micro-batch, h
 With a group of None (tp = 1) n = s and nothing is communicated.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from memo.parallel.collectives import (
     reduce_scatter_async,
 )
 from memo.parallel.shards import Piece, Shard, empty_parameter, split, whole
+
+_EMBEDDING_CHUNK = 8192
+"""Tokens whose embeddings exist in full width at one time."""
 
 
 def weight_gradient(grad_out: Tensor, x: Tensor) -> Tensor:
@@ -77,17 +81,48 @@ class _RowParallel(torch.autograd.Function):
         return grad_out @ weight, weight_gradient(grad_out, x), None
 
 
-class _ScatterSum(torch.autograd.Function):
-    """y [n, b, h] = reduce_scatter(x [s, b, h])."""
+class _VocabParallelEmbedding(torch.autograd.Function):
+    """y [n, b, h] = reduce_scatter(rows of the table for tokens [s, b], 0 where another rank has them).
+
+    A chunk of tokens at a time: all s in full width would be tp times the output, the largest tensor of a
+    long-sequence step.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
-        ctx.group = group
-        return reduce_scatter(x, group)
+    def forward(ctx: Any, weight: Tensor, tokens: Tensor, first_row: int, group: ProcessGroup | None) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.first_row, ctx.group, ctx.table = first_row, group, (weight.shape[0], weight.dtype)
+        y = weight.new_empty((tokens.shape[0] // group_size(group), tokens.shape[1], weight.shape[1]))
+        for chunk, rows, foreign in _embedding_chunks(tokens, first_row, weight.shape[0], group):
+            x = F.embedding(rows, weight).masked_fill_(foreign.unsqueeze(-1), 0.0)
+            reduce_scatter(x, group, out=y[chunk])
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return all_gather(grads[0], ctx.group), None
+        (tokens,) = ctx.saved_tensors
+        num_rows, dtype = ctx.table
+        grad = grads[0].contiguous()
+        wide = torch.float64 if dtype == torch.float64 else torch.float32  # sums over chunks are not in bf16
+        grad_weight = torch.zeros(num_rows, grad.shape[-1], dtype=wide, device=grad.device)
+        for chunk, rows, foreign in _embedding_chunks(tokens, ctx.first_row, num_rows, ctx.group):
+            gathered = all_gather(grad[chunk], ctx.group).masked_fill_(foreign.unsqueeze(-1), 0.0)
+            # Deterministic, unlike index_add on CUDA.
+            grad_weight += torch.ops.aten.embedding_dense_backward(gathered, rows, num_rows, -1, False)
+        return grad_weight.to(dtype), None, None, None
+
+
+def _embedding_chunks(
+    tokens: Tensor, first_row: int, num_rows: int, group: ProcessGroup | None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """(own rows, [c, b] rows of the table for the tokens that gathering them gives, which of them are foreign)."""
+    by_rank = tokens.unflatten(0, (group_size(group), -1))
+    step = max(1, _EMBEDDING_CHUNK // (group_size(group) * tokens.shape[1]))
+    for start in range(0, by_rank.shape[1], step):
+        chunk = slice(start, min(start + step, by_rank.shape[1]))
+        rows = by_rank[:, chunk].flatten(0, 1) - first_row
+        foreign = (rows < 0) | (rows >= num_rows)
+        yield chunk, rows.masked_fill_(foreign, 0), foreign
 
 
 class ColumnParallelLinear(nn.Module):
@@ -182,10 +217,7 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if group_size(self.group) == 1:
             return F.embedding(tokens, self.weight)
-        rows = tokens - self.first_row
-        foreign = (rows < 0) | (rows >= self.weight.shape[0])
-        x = F.embedding(rows.masked_fill(foreign, 0), self.weight)
-        y: Tensor = _ScatterSum.apply(x.masked_fill(foreign.unsqueeze(-1), 0.0), self.group)
+        y: Tensor = _VocabParallelEmbedding.apply(self.weight, tokens, self.first_row, self.group)
         return y
 
 

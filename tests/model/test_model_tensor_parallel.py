@@ -13,6 +13,7 @@ from layouts import assemble
 from ranks import run_ranks
 from torch import Tensor, nn
 
+from memo.parallel import tensor
 from memo.parallel.shards import Shard, ShardedParameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
@@ -105,7 +106,8 @@ def row_on_rank(x: Tensor, weights: Tensors, grad_out: Tensor) -> Part:
     return run_module(module, x.chunk(tp, dim=-1)[rank].clone().requires_grad_(), grad_out.chunk(tp)[rank].clone())
 
 
-def embedding_on_rank(tokens: Tensor, weights: Tensors, grad_out: Tensor) -> Part:
+def embedding_on_rank(tokens: Tensor, weights: Tensors, grad_out: Tensor, chunk: int) -> Part:
+    tensor._EMBEDDING_CHUNK = chunk  # in this process alone
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
     module = VocabParallelEmbedding("embedding", VOCAB, IN, std=0.0, tied=False, dtype=torch.float64, group=group)
     give_weights(module, weights)
@@ -169,12 +171,13 @@ def test_row_parallel_equals_unsharded(tp: int) -> None:
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_vocab_parallel_embedding_equals_unsharded(tp: int) -> None:
+@pytest.mark.parametrize("chunk", [1, 12, 8192])  # tokens: a row at a time, an unequal last chunk at tp 2, all
+def test_vocab_parallel_embedding_equals_unsharded(tp: int, chunk: int) -> None:
     """Tokens of every slice, some more than once; rows of padding are never read and get no gradient."""
     weights = draw(1, {"embedding.weight": (VOCAB, IN)})
     tokens = torch.tensor([0, 1, 63, 64, 65, VOCAB - 1, 63, 64] * B).view(S, B)
     grad_out = draw(2, {"grad_out": (S, B, IN)})["grad_out"]
-    parts = run_ranks(tp, embedding_on_rank, tokens, weights, grad_out)
+    parts = run_ranks(tp, embedding_on_rank, tokens, weights, grad_out, chunk)
 
     leaves = leaves_of(weights)
     output = F.embedding(tokens, leaves["embedding.weight"])

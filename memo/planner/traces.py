@@ -1,0 +1,245 @@
+"""Traces made from traces: a few layers stand for all of them, two lengths for a longer one.
+
+A run that just fits could not be recorded by an allocator that fragments. But all layers ask for the same
+memory, and every request grows linearly with the sequence. Both are checked, never assumed: TraceError says
+which request does not repeat or does not fit.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from memo.artifacts.trace import Free, Malloc, Phase, Trace, check_trace
+from memo.errors import TraceError
+
+RECORDED_LAYERS = 4
+"""Layers of each chunk that have to run: the first, two that must ask for the same, and the last."""
+
+
+def extend_layers(trace: Trace, layers: int) -> Trace:
+    """The trace of a stage whose chunks have `layers` layers, from one in which each has RECORDED_LAYERS.
+
+    Layers are numbered chunk by chunk, from 0. The first of a chunk, its second, the last but one and the last
+    are as recorded; all between repeat the second and third, which must agree.
+
+    Raises TraceError when they do not agree.
+    """
+    check_trace(trace)
+    if layers <= RECORDED_LAYERS:
+        raise TraceError(f"{layers} layers a chunk are not more than the {RECORDED_LAYERS} recorded: record them all")
+    short = [_Template(phase, own) for phase, own in zip(trace.phases, _blocks(trace), strict=True)]
+    _check_repetition(short)
+    full = [entry for run in _runs(short) for entry in _stretched(run, layers)]
+    return replace(trace, source="composed", phases=_instantiate(full, layers))
+
+
+def extrapolate(traces: Sequence[tuple[int, Trace]], length: int) -> Trace:
+    """The trace at sequence length `length` from those at other lengths: every request is linear in the length.
+
+    Two traces fix the lines; each further one must lie on them to the byte (give at least one).
+
+    Raises TraceError when there is none to check, or when the traces differ in structure or leave the lines.
+    """
+    if len(traces) < 3:
+        raise TraceError(f"{len(traces)} traces are given: two fix the lines and a third must confirm them")
+    (first_length, first), (second_length, second), *others = sorted(traces, key=lambda entry: entry[0])
+    if first_length == second_length:
+        raise TraceError(f"two traces have the same sequence length {first_length}: record two different ones")
+    for at, other in others:
+        _match(_on_line(first, second, (first_length, second_length, at)), other, at)
+    return replace(_on_line(first, second, (first_length, second_length, length)), source="fitted")
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The block that an event makes or frees: the `ordinal`-th of the phase with this name."""
+
+    kind: str
+    layer: int
+    microbatch: int
+    ordinal: int
+
+
+@dataclass(frozen=True)
+class _Template:
+    """A recorded phase whose ids are replaced by where the blocks come from."""
+
+    phase: Phase
+    origins: tuple[_Origin, ...]
+    """One for each event."""
+
+    def relative(self) -> list[tuple[int | None, str, int, int, int]]:
+        """What another layer must repeat: (bytes or None, kind, distance in layers, microbatch, ordinal)."""
+        own = self.phase.layer
+        return [
+            (
+                event.num_bytes if isinstance(event, Malloc) else None,
+                origin.kind,
+                origin.layer if origin.layer < 0 else origin.layer - own,
+                origin.microbatch,
+                origin.ordinal,
+            )
+            for event, origin in zip(self.phase.events, self.origins, strict=True)
+        ]
+
+
+def _blocks(trace: Trace) -> Iterator[tuple[_Origin, ...]]:
+    """For every phase the origins of its events."""
+    origins: dict[int, _Origin] = {}
+    names: set[tuple[str, int, int]] = set()
+    for phase in trace.phases:
+        name = phase.kind, phase.layer, phase.microbatch
+        if name in names:
+            raise TraceError(f"{phase} occurs twice: phases of one iteration need different names")
+        names.add(name)
+        made = 0
+        for event in phase.events:
+            if isinstance(event, Malloc):
+                origins[event.id] = _Origin(*name, made)
+                made += 1
+        yield tuple(origins[event.id] for event in phase.events)
+
+
+def _check_repetition(templates: Sequence[_Template]) -> None:
+    by_name = {(t.phase.kind, t.phase.layer, t.phase.microbatch): t for t in templates}
+    for (kind, layer, microbatch), second in by_name.items():
+        if layer < 0 or layer % RECORDED_LAYERS != 1:
+            continue
+        third = by_name.get((kind, layer + 1, microbatch))
+        if third is None or second.relative() != third.relative():
+            raise TraceError(
+                f"{second.phase} and layer {layer + 1} do not make the same requests, so no layer can stand for the "
+                "others: record the whole iteration"
+            )
+
+
+def _runs(templates: Sequence[_Template]) -> Iterator[list[_Template]]:
+    """Neighbouring phases of the layers of one chunk, kind and microbatch; every other phase alone."""
+    run: list[_Template] = []
+    for template in templates:
+        if run and _run_name(run[-1].phase) != _run_name(template.phase):
+            yield run
+            run = []
+        run.append(template)
+    if run:
+        yield run
+
+
+def _run_name(phase: Phase) -> tuple[str, int, int]:
+    return phase.kind, phase.layer // RECORDED_LAYERS, phase.microbatch
+
+
+def _stretched(run: list[_Template], layers: int) -> Iterator[tuple[_Template, int]]:
+    """(template, layer of the full stage) in order of execution."""
+    if run[0].phase.layer < 0:
+        yield from ((template, template.phase.layer) for template in run)
+        return
+    found = [template.phase.layer % RECORDED_LAYERS for template in run]
+    chunk = run[0].phase.layer // RECORDED_LAYERS
+    ascending = list(range(RECORDED_LAYERS))
+    if found not in (ascending, ascending[::-1]):
+        raise TraceError(
+            f"the phases {run[0].phase.kind} of chunk {chunk} are those of layers {found}, not {ascending} in one "
+            "or the other order: record a schedule that runs a chunk without a break"
+        )
+    by_layer = {template.phase.layer % RECORDED_LAYERS: template for template in run}
+    order = range(layers) if found[0] == 0 else range(layers - 1, -1, -1)
+    for layer in order:
+        yield by_layer[_recorded(layer, layers)], chunk * layers + layer
+
+
+def _recorded(layer: int, layers: int) -> int:
+    """The recorded layer of a chunk that stands for one of `layers`."""
+    if layer >= layers - 2:
+        return layer - layers + RECORDED_LAYERS
+    return min(layer, 1)
+
+
+def _instantiate(entries: Sequence[tuple[_Template, int]], layers: int) -> tuple[Phase, ...]:
+    """Phases with ids of their own; frees find the block of the layer at the recorded distance."""
+    ids: dict[_Origin, int] = {}
+    phases = []
+    for template, layer in entries:
+        own = template.phase
+        events: list[Malloc | Free] = []
+        for event, origin in zip(own.events, template.origins, strict=True):
+            here = replace(origin, layer=_target_layer(origin.layer, own.layer, layer, layers))
+            if isinstance(event, Malloc):
+                ids[here] = len(ids)
+                events.append(Malloc(ids[here], event.num_bytes))
+            elif here in ids:
+                events.append(Free(ids[here]))
+            else:
+                raise TraceError(f"{own} frees a block of {origin.kind} layer {origin.layer} that does not repeat")
+        phases.append(Phase(own.kind, layer, own.microbatch, tuple(events)))
+    return tuple(phases)
+
+
+def _target_layer(origin: int, recorded: int, layer: int, layers: int) -> int:
+    """The layer of the full stage in which a block was made that `recorded`, standing for `layer`, frees."""
+    if origin < 0:
+        return origin
+    if recorded >= 0 and origin // RECORDED_LAYERS == recorded // RECORDED_LAYERS:
+        return layer + origin - recorded
+    chunk, within = divmod(origin, RECORDED_LAYERS)  # freed elsewhere: only the ends of a chunk do that
+    return chunk * layers + (within if within < 2 else within - RECORDED_LAYERS + layers)
+
+
+def _on_line(first: Trace, second: Trace, lengths: tuple[int, int, int]) -> Trace:
+    """The trace at the third length on the lines through the first two."""
+    low, high, at = lengths
+    _match_structure(first, second)
+    sizes: dict[int, int] = {}
+    phases = []
+    for one, other in zip(first.phases, second.phases, strict=True):
+        events: list[Malloc | Free] = []
+        for event, later in zip(one.events, other.events, strict=True):
+            if isinstance(event, Malloc) and isinstance(later, Malloc):
+                grown, rest = divmod((later.num_bytes - event.num_bytes) * (at - low), high - low)
+                if rest or event.num_bytes + grown <= 0:
+                    raise TraceError(
+                        f"{one}: a request has {event.num_bytes} bytes at length {low} and {later.num_bytes} at "
+                        f"{high}, on a line that has no whole bytes at {at}: record a length that is nearer"
+                    )
+                sizes[event.id] = event.num_bytes + grown
+                events.append(Malloc(event.id, sizes[event.id]))
+            else:
+                events.append(Free(event.id))
+        phases.append(replace(one, events=tuple(events)))
+    return replace(first, phases=tuple(phases))
+
+
+def _match_structure(one: Trace, other: Trace) -> None:
+    """The same phases with the same order of requests and frees."""
+    if _shape(one) == _shape(other):
+        return
+    for mine, theirs in zip(one.phases, other.phases, strict=False):
+        if _shape(replace(one, phases=(mine,))) != _shape(replace(other, phases=(theirs,))):
+            raise TraceError(
+                f"{mine} asks in another order at another length ({len(mine.events)} and {len(theirs.events)} events): "
+                "record lengths that run the same kernels"
+            )
+    raise TraceError(
+        f"the traces have {len(one.phases)} and {len(other.phases)} phases that do not match: record the same run "
+        "at different lengths"
+    )
+
+
+def _shape(trace: Trace) -> list[tuple[str, int, int, tuple[tuple[str, int], ...]]]:
+    """Ids replaced by their order, sizes left out."""
+    order: dict[int, int] = defaultdict(lambda: len(order))
+    return [
+        (p.kind, p.layer, p.microbatch, tuple((type(event).__name__, order[event.id]) for event in p.events))
+        for p in trace.phases
+    ]
+
+
+def _match(predicted: Trace, found: Trace, length: int) -> None:
+    _match_structure(predicted, found)
+    for mine, theirs in zip(predicted.phases, found.phases, strict=True):
+        for event, real in zip(mine.events, theirs.events, strict=True):
+            if isinstance(event, Malloc) and isinstance(real, Malloc) and event.num_bytes != real.num_bytes:
+                raise TraceError(
+                    f"{mine} at length {length}: a request has {real.num_bytes} bytes, but its line says "
+                    f"{event.num_bytes}: memory is not linear in the length here; record the length itself"
+                )
