@@ -1,0 +1,250 @@
+"""What PyTorch's caching allocator would reserve for a trace: a model of it, without a GPU.
+
+On a device, requests are rounded up to 512 bytes and cut out of segments. The default allocator takes segments
+of 2 MiB for requests up to 1 MiB, of 20 MiB below 10 MiB, and of the request rounded up to 2 MiB above; with
+`expandable_segments:True` each of its two pools is one range of addresses that grows at its end. A free block
+serves the smallest request that it is the best fit for, and free neighbours of one segment merge.
+
+Source: torch/c10/cuda/CUDACachingAllocator.cpp, versions 2.11 to 2.13. One stream; no garbage collection threshold.
+Known error: where a capacity is given, expandable segments are not unmapped in part before giving up.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from memo.artifacts.trace import Malloc, Trace
+from memo.units import MIB
+
+Mode = Literal["default", "expandable"]
+
+_ROUND = 512
+_SMALL_REQUEST = 1 * MIB
+_SMALL_SEGMENT = 2 * MIB
+_LARGE_SEGMENT = 20 * MIB
+_OWN_SEGMENT = 10 * MIB
+_SEGMENT_ROUND = 2 * MIB
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True)
+class CachingResult:
+    """What a run of the allocator comes to.
+
+    Attributes:
+        reserved_bytes: peak of what it holds of the device.
+        allocated_bytes: peak of blocks in use, each as large as it was cut.
+        device_mallocs: how often it asked the device.
+        retries: how often it had to give cached segments back first.
+        out_of_memory: it gave up; the figures are those up to there.
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    device_mallocs: int
+    retries: int
+    out_of_memory: bool
+
+
+def simulate_caching(
+    trace: Trace,
+    mode: Mode = "default",
+    *,
+    max_split_bytes: int | None = None,
+    capacity_bytes: int | None = None,
+    iterations: int = 2,
+) -> CachingResult:
+    """Feed the requests of a trace to the model, `iterations` times over, as training does.
+
+    Args:
+        max_split_bytes: PyTorch's max_split_size_mb, in bytes; default mode alone.
+        capacity_bytes: what the device has for them.
+    """
+    pools = _Allocator(mode == "expandable", max_split_bytes or _UNLIMITED, capacity_bytes)
+    for _ in range(iterations):
+        blocks: dict[int, _Block] = {}
+        for event in (event for phase in trace.phases for event in phase.events):
+            if isinstance(event, Malloc):
+                block = pools.malloc(event.num_bytes)
+                if block is None:
+                    return pools.result(out_of_memory=True)
+                blocks[event.id] = block
+            else:
+                pools.free(blocks.pop(event.id))
+        for block in blocks.values():  # what outlives an iteration goes before the next one replaces it
+            pools.free(block)
+    return pools.result(out_of_memory=False)
+
+
+class _Block:
+    """A piece of a segment, between its neighbours there."""
+
+    __slots__ = ("address", "before", "is_free", "next", "pool", "size")
+
+    def __init__(self, address: int, size: int, pool: "_Pool") -> None:
+        self.address, self.size, self.pool = address, size, pool
+        self.is_free = False
+        self.before: _Block | None = None
+        self.next: _Block | None = None
+
+
+class _Pool:
+    """The free blocks of small, or of large, requests."""
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.keys: list[tuple[int, int]] = []  # (size, address), sorted
+        self.blocks: dict[int, _Block] = {}  # free, by address
+        self.end: _Block | None = None  # expandable: the last block of the range
+
+    def add(self, block: _Block) -> None:
+        block.is_free = True
+        insort(self.keys, (block.size, block.address))
+        self.blocks[block.address] = block
+
+    def remove(self, block: _Block) -> None:
+        block.is_free = False
+        del self.keys[bisect_left(self.keys, (block.size, block.address))]
+        del self.blocks[block.address]
+
+    def fitting(self, size: int) -> Iterable[_Block]:
+        """Free blocks of at least `size`, the best fit first."""
+        for index in range(bisect_left(self.keys, (size, 0)), len(self.keys)):
+            yield self.blocks[self.keys[index][1]]
+
+
+class _Allocator:
+    def __init__(self, expandable: bool, max_split: int, capacity: int | None) -> None:
+        self.expandable, self.max_split, self.capacity = expandable, max_split, capacity
+        self.small, self.large = _Pool(True), _Pool(False)
+        self.reserved = self.peak_reserved = self.allocated = self.peak_allocated = 0
+        self.device_mallocs = self.retries = 0
+        self._next_address = 0
+
+    def result(self, out_of_memory: bool) -> CachingResult:
+        return CachingResult(self.peak_reserved, self.peak_allocated, self.device_mallocs, self.retries, out_of_memory)
+
+    def malloc(self, num_bytes: int) -> _Block | None:
+        size = max(_ROUND, -(-num_bytes // _ROUND) * _ROUND)
+        pool = self.small if size <= _SMALL_REQUEST else self.large
+        block = self._best_fit(pool, size) or self._from_device(pool, size)
+        if block is None:
+            self.retries += 1
+            self._release_cached()
+            block = self._from_device(pool, size)
+        if block is None:
+            return None
+        pool.remove(block)
+        self._split(block, size)
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block
+
+    def free(self, block: _Block) -> None:
+        self.allocated -= block.size
+        pool = block.pool
+        if block.before is not None and block.before.is_free:
+            pool.remove(block.before)
+            block = self._merge(block.before, block)
+        if block.next is not None and block.next.is_free:
+            pool.remove(block.next)
+            block = self._merge(block, block.next)
+        pool.add(block)
+
+    def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
+        candidates = iter(pool.fitting(size))
+        block = next(candidates, None)
+        if block is None:
+            return None
+        if self.expandable:
+            # The block that can grow counts as endless: any other is a better fit.
+            other = next(candidates, None) if block is pool.end else None
+            return other or block
+        if size < self.max_split <= block.size:
+            return None
+        if size >= self.max_split and block.size >= size + _LARGE_SEGMENT:
+            return None
+        return block
+
+    def _from_device(self, pool: _Pool, size: int) -> _Block | None:
+        """A free block of at least `size` in new memory of the device."""
+        if self.expandable:
+            return self._grown(pool, size)
+        if size <= _SMALL_REQUEST:
+            segment = _SMALL_SEGMENT
+        elif size < _OWN_SEGMENT:
+            segment = _LARGE_SEGMENT
+        else:
+            segment = -(-size // _SEGMENT_ROUND) * _SEGMENT_ROUND
+        if not self._reserve(segment):
+            return None
+        block = _Block(self._next_address, segment, pool)
+        self._next_address += segment + _SEGMENT_ROUND  # segments never touch
+        pool.add(block)
+        return block
+
+    def _grown(self, pool: _Pool, size: int) -> _Block | None:
+        """The range of a pool made longer until its last block, if free, or a new one has `size`."""
+        end = pool.end
+        have = end.size if end is not None and end.is_free else 0
+        unit = _SMALL_SEGMENT if pool.is_small else _LARGE_SEGMENT
+        more = -(-(size - have) // unit) * unit
+        if not self._reserve(more):
+            return None
+        if end is not None and end.is_free:
+            pool.remove(end)
+            end.size += more
+            pool.add(end)
+            return end
+        start = 0 if pool.is_small else 1 << 60
+        block = _Block(start if end is None else end.address + end.size, more, pool)
+        block.before = end
+        if end is not None:
+            end.next = block
+        pool.end = block
+        pool.add(block)
+        return block
+
+    def _reserve(self, num_bytes: int) -> bool:
+        if self.capacity is not None and self.reserved + num_bytes > self.capacity:
+            return False
+        self.reserved += num_bytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        self.device_mallocs += 1
+        return True
+
+    def _release_cached(self) -> None:
+        """Give every segment back that is free as a whole."""
+        if self.expandable:
+            return
+        for pool in (self.small, self.large):
+            for block in list(pool.blocks.values()):
+                if block.before is None and block.next is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+
+    def _split(self, block: _Block, size: int) -> None:
+        """Cut what a request leaves over, if it is worth keeping, and make it free."""
+        rest, pool = block.size - size, block.pool
+        cuts_anything = pool.is_small or self.expandable
+        if rest < _ROUND or not (cuts_anything or (size < self.max_split and rest > _SMALL_REQUEST)):
+            return
+        remainder = _Block(block.address + size, rest, pool)
+        remainder.before, remainder.next = block, block.next
+        if block.next is not None:
+            block.next.before = remainder
+        block.next, block.size = remainder, size
+        if pool.end is block:
+            pool.end = remainder
+        pool.add(remainder)
+
+    def _merge(self, first: _Block, second: _Block) -> _Block:
+        """One block of two neighbours, in neither's free list."""
+        first.size += second.size
+        first.next = second.next
+        if second.next is not None:
+            second.next.before = first
+        if first.pool.end is second:
+            first.pool.end = first
+        return first
