@@ -24,6 +24,7 @@ from memo.config.derived import (
     vocab_rows_per_rank,
 )
 from memo.estimate.parameters import stage_parameters
+from memo.skeleton import skeletal_tensors
 from memo.units import DTYPE_BYTES, MIB
 
 RUNTIME_BYTES = {"cpu": 352 * MIB, "cuda": 1024 * MIB}
@@ -78,7 +79,7 @@ def estimate_memory(config: RunConfig, world_size: int, stage: int) -> MemoryEst
         # Input, output and gradient of the chunk, the final norm's output, and RoPE's cos and sin.
         "ends": 4 * hidden_bytes // parallel.tp + tokens * config.model.head_dim * narrow,
         # A layer's gradients are as large as what it saved; x and its gradient exist gathered over tp.
-        "workspace": max(layer_bytes + 2 * hidden_bytes, _loss_bytes(config, tokens, narrow, wide, stage)),
+        "workspace": max(layer_bytes + 2 * hidden_bytes, loss_bytes(config, tokens, narrow, wide, stage)),
         "runtime": RUNTIME_BYTES[device],
     }
     return MemoryEstimate(**terms, slack=math.ceil(SLACK * sum(terms.values())))
@@ -91,32 +92,13 @@ def layer_activation_bytes(config: RunConfig) -> int:
     wide = max(4, narrow)
     model, parallel = config.model, config.parallel
     tokens = config.data.seq_length * config.training.micro_batch_size // parallel.cp
-    per_token = narrow * (sum(skeletal_elements(config).values()) + _rotated_elements(config))
-    per_token += wide * model.num_attention_heads  # log-sum-exp
+    per_token = sum(tensor.width * (wide if tensor.dtype == "wide" else narrow) for tensor in skeletal_tensors(model))
+    per_token += narrow * _rotated_elements(config)
     if model.gated:
         per_token += narrow * model.ffn_size  # silu(gate), beside fc1's output and the product
     if model.normalization == "RMSNorm" and device == "cpu":
         per_token += _composed_norm_bytes(config, narrow, wide)
     return tokens * per_token // parallel.tp
-
-
-def skeletal_elements(config: RunConfig) -> dict[str, int]:
-    """Elements a token of MEMO's skeletal activations of one layer, before division by tp x cp.
-
-    For a GPT of the paper these are its 16 units of h: 1 + 1 + 3 + 1 + 1 + 1 + 4 + 4 (section 3).
-    """
-    model = config.model
-    q_size, kv_size = model.num_attention_heads * model.head_dim, model.kv_heads * model.head_dim
-    return {
-        "input": model.hidden_size,
-        "attention_norm": model.hidden_size,
-        "qkv": q_size + 2 * kv_size,
-        "attention": q_size,
-        "residual": model.hidden_size,
-        "mlp_norm": model.hidden_size,
-        "fc1": model.ffn_size * (2 if model.gated else 1),
-        "activation": model.ffn_size,
-    }
 
 
 def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:
@@ -148,7 +130,7 @@ def _composed_norm_bytes(config: RunConfig, narrow: int, wide: int) -> int:
     return 2 * wide * (hidden + heads) - narrow * hidden
 
 
-def _loss_bytes(config: RunConfig, tokens: int, narrow: int, wide: int, stage: int) -> int:
+def loss_bytes(config: RunConfig, tokens: int, narrow: int, wide: int, stage: int) -> int:
     """Logits of one chunk, and the head's gradient in both widths (memo.parallel.loss)."""
     if stage != config.parallel.pp - 1:
         return 0

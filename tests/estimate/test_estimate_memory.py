@@ -14,7 +14,6 @@ from memo.estimate.memory import (
     estimate_memory,
     layer_activation_bytes,
     layers_in_flight,
-    skeletal_elements,
 )
 from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
@@ -61,11 +60,10 @@ def test_layer_activations_are_what_a_layer_keeps(name: str, dtype: str) -> None
 
 
 def test_the_papers_sixteen_units() -> None:
-    """128 GiB a layer at 7B and 2^20 tokens in bf16."""
-    config = run("gpt-7b", seq_length=1 << 20)
-    units = sum(skeletal_elements(config).values())
-    assert units == 16 * 4096
-    assert units * (1 << 20) * 2 == 128 * GIB
+    """MEMO, section 3: 128 GiB a layer at 7B and 2^20 tokens in bf16; rotated q, k and the log-sum-exp come on top."""
+    config, tokens = run("gpt-7b", seq_length=1 << 20, params_dtype="bf16"), 1 << 20
+    rotated, lse = tokens * 2 * 4096 * 2, tokens * 32 * 4
+    assert layer_activation_bytes(config) == 128 * GIB + rotated + lse
 
 
 SCHEDULES = [

@@ -1,0 +1,226 @@
+"""`memo estimate`: memory and verdict, of a table of cases or of one case given by flags.
+
+memo estimate --cases in.csv --out out.csv
+memo estimate --model llama-3.1-8b --seq-len 65536 --tp 4 --gpus 8 --hardware h100-94 [--json]
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import arg
+
+from memo.errors import ConfigError
+from memo.estimate.answer import Answer, answer
+from memo.estimate.cases import COLUMNS, Case, read_case
+from memo.estimate.timing import TimeModel, Timing
+from memo.units import GIB
+
+SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib")
+TIMES = tuple(field.name for field in fields(Timing))
+ADDED = (*SIZES, "verdict", *TIMES)
+"""Columns of the output; those of time are filled for the method memo."""
+
+Evaluate = Callable[[Case], Answer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Estimate memory of training, and say whether it fits: fits, unsure, oom or oohm (out of host memory).
+
+    Each flag below --json is also a column of the CSV file; an empty cell takes the default.
+    """
+
+    cases: str | None = None
+    """CSV file of cases, one a row; needs --out and takes no other flag but --llmem-corrected."""
+    out: str | None = None
+    """CSV file to write: all columns of the input and the answers."""
+    llmem_corrected: bool = False
+    """llmem: the formulas that select every printed row, instead of the literal ones."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    method: str | None = None
+    """memo (default), or a paper's: eq18, llmem, dnnmem."""
+    model: str | None = None
+    """A preset, or the path of a config.json of Hugging Face."""
+    seq_len: Annotated[str | None, arg(aliases=["--seq-length"])] = None
+    """Tokens of one sequence; default: 8192."""
+    tp: str | None = None
+    """Tensor-parallel ranks, 1 by default like cp, pp, vpp and mbs."""
+    cp: str | None = None
+    """Context-parallel ranks."""
+    pp: str | None = None
+    """Pipeline stages."""
+    mbs: str | None = None
+    """Sequences in one microbatch."""
+    gpus: str | None = None
+    """All GPUs; default: tp x cp x pp."""
+    gpu_memory_gib: str | None = None
+    """Nominal memory of one GPU; default: the hardware's."""
+    global_batch_size: Annotated[str | None, arg(aliases=["--gbs"])] = None
+    """Sequences in one step; default: as many microbatches as fill the pipeline."""
+    hardware: str | None = None
+    """Machine by name, such as a100-40gb or h100-94gb, or a TOML file of one; default: a800-80."""
+    alpha: str | None = None
+    """Share of the tokens whose activations move to the host, 0 to 1; off (default): none."""
+    vpp: str | None = None
+    """Chunks of layers per stage (interleaved 1F1B)."""
+    recompute: str | None = None
+    """none (default), selective or full; fights with alpha."""
+    loss_chunk_size: str | None = None
+    """Tokens whose logits exist at once: 1024 (memo's trainer) with alpha, else 0: all, as in Megatron-LM."""
+    host_memory_gib: str | None = None
+    """Host memory of one node; default: the hardware's."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Raises ConfigError for what cannot be read, estimated or written."""
+    options = tyro.cli(_Options, args=argv, prog="memo estimate")
+    given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
+
+    def evaluate(case: Case) -> Answer:
+        return answer(case, llmem_corrected=options.llmem_corrected, time_model=_time_model())
+
+    if options.cases is None:
+        if options.out is not None:
+            raise ConfigError(f"--out {options.out} takes the answers to a file, but --cases is not given: give both")
+        case = read_case(given, "memo estimate")
+        print(_one(case, _located("memo estimate", evaluate, case), options.json))
+        return
+    if options.out is None:
+        raise ConfigError(f"--cases {options.cases} needs a file for the answers, but --out is not given: give both")
+    if given or options.json:
+        name = next(iter(given), "json").replace("_", "-")
+        raise ConfigError(
+            f"--{name} fights with --cases {options.cases}, whose rows say it: make it a column, or drop it"
+        )
+    _table(Path(options.cases), Path(options.out), evaluate)
+
+
+def _time_model() -> TimeModel | None:
+    """The model of time for method memo; until there is one its columns stay empty."""
+    return None
+
+
+def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
+    """All rows are answered before anything is written: a bad cell leaves no half a file."""
+    names, rows = _read(source)
+    done = [row | _row(_located(where, evaluate, read_case(row, where))) for where, row in rows]
+    added = [name for name in ADDED if name not in names]
+    try:
+        with target.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [*names, *added])
+            writer.writeheader()
+            writer.writerows(done)
+    except OSError as error:
+        raise ConfigError(f"--out {target}: {error.strerror}: check the path and its permissions") from None
+    print(f"{target}: {len(done)} cases")
+    unread = [name for name in names if name not in (*COLUMNS, *ADDED)]
+    if unread:
+        print(f"passed through unread: {', '.join(unread)}; known columns: {', '.join(COLUMNS)}")
+    replaced = [name for name in names if name in ADDED]
+    if replaced:
+        print(f"replaced by the answers: {', '.join(replaced)}")
+
+
+def _read(source: Path) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+    """Column names, and each row with its place."""
+    try:
+        with source.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            names = [name.strip() for name in reader.fieldnames or ()]
+            reader.fieldnames = names
+            rows = list(_rows(reader, source))
+    except OSError as error:
+        reason = "the file does not exist" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"--cases {source}: {reason}: give the path of a CSV file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"--cases {source}: not a CSV file in UTF-8 ({error}): save it as one") from None
+    doubled = [name for name in names if names.count(name) > 1]
+    if doubled:
+        raise ConfigError(f"--cases {source}: the column {doubled[0]} stands there twice: keep one")
+    if "model" not in names:
+        raise ConfigError(
+            f"--cases {source}: line 1: there is no column model: add it, and any of {', '.join(COLUMNS)}"
+        )
+    return names, rows
+
+
+def _rows(reader: "csv.DictReader[str]", source: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    for row in reader:
+        where = f"{source}: line {reader.line_num}"
+        if None in row:
+            extra = row[None]
+            raise ConfigError(f"{where}: {extra[0]!r} stands beyond the last column: remove it, or quote commas")
+        yield where, {name: text or "" for name, text in row.items()}
+
+
+_FLAG_COLUMNS = {
+    "--seq-length": "seq_len",
+    "--micro-batch-size": "mbs",
+    "--global-batch-size": "global_batch_size",
+    "--offload-alpha": "alpha",
+    "--recompute-granularity": "recompute",
+    "--tp": "tp",
+    "--cp": "cp",
+    "--pp": "pp",
+    "--vpp": "vpp",
+}
+
+
+def _located(where: str, evaluate: Evaluate, case: Case) -> Answer:
+    """The checks of a run speak of its flags; here they stand in columns."""
+    try:
+        return evaluate(case)
+    except ConfigError as error:
+        text = str(error)
+        for flag, column in _FLAG_COLUMNS.items():
+            text = text.replace(f"{flag} ", f"{column} ")
+        raise ConfigError(f"{where}: {text}") from None
+
+
+def _row(result: Answer) -> dict[str, str]:
+    sizes = (result.states_bytes, result.activation_bytes, result.total_bytes, result.host_bytes)
+    times = dict.fromkeys(TIMES, "") if result.timing is None else asdict(result.timing)
+    cells = {name: f"{num_bytes / GIB:.6f}" for name, num_bytes in zip(SIZES, sizes, strict=True)}
+    return cells | {"verdict": str(result.verdict)} | {name: str(value) for name, value in times.items()}
+
+
+def _one(case: Case, result: Answer, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(_as_object(case, result), indent=1)
+    parts = [(name, num_bytes) for name, num_bytes in result.parts.items() if name != "host"]
+    rows = [*parts, ("total", result.total_bytes)]
+    lines = [_title(case), *(f"  {name:<18}{num_bytes / GIB:>12,.3f} GiB" for name, num_bytes in rows)]
+    lines.append(f"  {'of one GPU':<18}{case.gpu_memory_gib:>12,.3f} GiB")
+    if result.host_bytes:
+        lines.append(
+            f"  {'host, one node':<18}{result.host_bytes / GIB:>12,.3f} GiB of {case.host_memory_gib:,.1f} GiB"
+        )
+    if result.timing is not None:
+        lines += [f"  {name:<18}{value:>12,.3f}" for name, value in asdict(result.timing).items()]
+    return "\n".join([*lines, f"verdict: {result.verdict} ({result.bound})"])
+
+
+def _title(case: Case) -> str:
+    layout = ", ".join(f"{name} {getattr(case, name)}" for name in ("tp", "cp", "pp", "mbs", "gpus"))
+    alpha = "" if case.alpha is None else f", alpha {case.alpha:g}"
+    return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {layout}{alpha}, {case.hardware.name}"
+
+
+def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
+    sizes = (result.states_bytes, result.activation_bytes, result.total_bytes, result.host_bytes)
+    return {
+        **{name: getattr(case, name) for name in COLUMNS if name != "hardware"},
+        "hardware": case.hardware.name,
+        "parameters": case.shape.parameters,
+        **{name: num_bytes / GIB for name, num_bytes in zip(SIZES, sizes, strict=True)},
+        "verdict": str(result.verdict),
+        "bound": result.bound,
+        "parts_bytes": result.parts,
+        **(dict.fromkeys(TIMES) if result.timing is None else asdict(result.timing)),
+    }

@@ -1,0 +1,164 @@
+"""Answers a case by its method: bytes by component, and the verdict."""
+
+from dataclasses import dataclass, replace
+
+from memo.config import MemoryConfig, ParallelConfig, RunConfig, TrainingConfig
+from memo.config.check_layout import check_batch, check_layout
+from memo.config.check_memory import check_memory
+from memo.config.check_model import check_model
+from memo.config.data import DataConfig
+from memo.config.run import HardwareConfig
+from memo.errors import ConfigError
+from memo.estimate import llmem
+from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
+from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
+from memo.estimate.dnnmem import dnnmem
+from memo.estimate.eq18 import Layout, eq18
+from memo.estimate.rank_memory import components, node_host_bytes, worst_rank
+from memo.estimate.shapes import model_config_of
+from memo.estimate.timing import TimeModel, Timing
+from memo.estimate.verdict import Room, Verdict, judge, judge_capacity, judge_zone
+from memo.units import GIB
+
+_BOUND = (
+    f"calibrated on 232 measured runs: unsure from {FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable "
+    f"{USABLE_SHARE:.1%} of the device"
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Bytes of one GPU (the worst), of one node's host memory, and what follows.
+
+    Attributes:
+        parts: bytes by component, as the method names them.
+        bound: what the verdict rests on.
+        timing: method memo alone, where a model of time was given.
+    """
+
+    states_bytes: float
+    activation_bytes: float
+    total_bytes: float
+    host_bytes: float
+    verdict: Verdict
+    parts: dict[str, float]
+    bound: str
+    timing: Timing | None = None
+
+
+def answer(case: Case, *, llmem_corrected: bool = False, time_model: TimeModel | None = None) -> Answer:
+    """Raises ConfigError where the method memo cannot run the case; the other methods take any layout."""
+    room = Room(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
+    if case.method == "eq18":
+        return _by_eq18(case, room)
+    if case.method == "llmem":
+        return _by_llmem(case, room, llmem_corrected)
+    if case.method == "dnnmem":
+        return _by_dnnmem(case, room)
+    return _by_memo(case, room, time_model)
+
+
+def run_config(case: Case) -> RunConfig:
+    """The run that the case describes, checked. Raises ConfigError."""
+    config = RunConfig(
+        model=model_config_of(case.shape),
+        parallel=ParallelConfig(
+            tensor_model_parallel_size=case.tp,
+            context_parallel_size=case.cp,
+            pipeline_model_parallel_size=case.pp,
+            num_virtual_stages_per_pipeline_rank=case.vpp,
+        ),
+        memory=MemoryConfig(
+            offload_alpha="off" if case.alpha is None else case.alpha,
+            recompute_granularity=case.recompute,  # type: ignore[arg-type]  # one of RECOMPUTE
+        ),
+        training=TrainingConfig(
+            micro_batch_size=case.mbs,
+            global_batch_size=case.global_batch_size or _filling_batch(case),
+            params_dtype="bf16",
+            loss_chunk_size=case.loss_chunk_size or MEMO_LOSS_CHUNK,
+        ),
+        data=DataConfig(seq_length=case.seq_len),
+        hardware=HardwareConfig(device="cuda"),
+    )
+    # Ranges of single cells were checked as they were read, and there is neither data nor an optimizer to check:
+    # memo.config.checks.check would take half of a case's time.
+    check_model(config)
+    check_layout(config, case.gpus)
+    check_batch(config, case.gpus)
+    check_memory(config)
+    return config
+
+
+def _filling_batch(case: Case) -> int:
+    """As many microbatches as keep the pipeline full: activations in flight do not grow beyond them."""
+    microbatches = case.pp if case.vpp == 1 else 2 * case.pp
+    return case.mbs * (case.gpus // case.model_ranks) * microbatches
+
+
+def _by_memo(case: Case, room: Room, time_model: TimeModel | None) -> Answer:
+    config = run_config(case)
+    rank = worst_rank(config, case.shape, case.gpus, whole_logits=not case.loss_chunk_size)
+    host = 0
+    if case.alpha is not None:
+        host = node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, case.alpha)
+    return Answer(
+        states_bytes=rank.states,
+        activation_bytes=rank.activations,
+        total_bytes=rank.total,
+        host_bytes=host,
+        verdict=judge(rank.total, host, room),
+        parts={**components(rank)},
+        bound=_BOUND,
+        timing=None if time_model is None else time_model(config, case.gpus, case.hardware),
+    )
+
+
+def _by_eq18(case: Case, room: Room) -> Answer:
+    estimate = eq18(case.shape, Layout(case.seq_len, case.tp, case.cp, case.pp, case.mbs, case.gpus))
+    return Answer(
+        states_bytes=estimate.states_bytes,
+        activation_bytes=estimate.activation_bytes,
+        total_bytes=estimate.total_bytes,
+        host_bytes=0,
+        verdict=judge_zone(estimate.total_bytes, room),
+        parts={"states": estimate.states_bytes, "activations": estimate.activation_bytes},
+        bound="the paper's zones: fits up to 80 % of the capacity, oom above all of it",
+    )
+
+
+def _by_llmem(case: Case, room: Room, corrected: bool) -> Answer:
+    """tp 1: CDP on one GPU, ADP on several; tp = gpus: TP; else DP+TP."""
+    if case.cp * case.pp > 1:
+        raise ConfigError(f"cp {case.cp}, pp {case.pp}: llmem knows data and tensor parallelism alone: set both to 1")
+    setting = llmem.Setting(case.shape, case.seq_len, case.gpus, case.tp, corrected)
+    method = llmem.Method.DP_TP
+    if case.tp == 1:
+        method = llmem.Method.CDP if case.gpus == 1 else llmem.Method.ADP
+    elif case.tp == case.gpus:
+        method = llmem.Method.TP
+    peak = llmem.peak(setting, method, case.mbs)
+    return Answer(
+        states_bytes=peak.states_bytes,
+        activation_bytes=peak.activation_bytes,
+        total_bytes=peak.total_bytes,
+        host_bytes=0,
+        verdict=judge_capacity(peak.total_bytes, room),
+        parts={"states": peak.states_bytes, "activations": peak.activation_bytes, "base": peak.base_bytes},
+        bound=f"{method}{', corrected' if corrected else ''}: fits up to the capacity, as Algorithm 1",
+    )
+
+
+def _by_dnnmem(case: Case, room: Room) -> Answer:
+    if case.gpus > 1:
+        raise ConfigError(f"gpus {case.gpus}: dnnmem knows one GPU alone: set gpus to 1")
+    estimate = dnnmem(replace(case.shape, name=""), case.seq_len, case.mbs)
+    return Answer(
+        states_bytes=estimate.weight_bytes,
+        activation_bytes=estimate.live_bytes,
+        total_bytes=estimate.total_bytes,
+        host_bytes=0,
+        verdict=judge_capacity(estimate.total_bytes, room),
+        parts={"weights": estimate.weight_bytes, "live": estimate.live_bytes, "overhead": estimate.overhead_bytes},
+        bound="fits up to the capacity; 34 to 43 % below measured peaks in LLMem's table 2",
+    )

@@ -1,0 +1,199 @@
+"""One question to the estimators: which method, model, layout and machine; read from cells of text and checked.
+
+Cells come from a CSV file or from flags. A cell that is absent or empty takes its default. Every refusal is one
+ConfigError that names where the cell stands, its column, its value and what would do.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from memo.config import PRESETS, preset
+from memo.config.derived import BYTE_VOCAB_SIZE
+from memo.errors import ConfigError
+from memo.estimate.hardware import Hardware
+from memo.estimate.hf_config import read_hf_config
+from memo.estimate.machines import find_hardware
+from memo.estimate.shapes import ModelShape, shape_of
+
+METHODS = ("memo", "eq18", "llmem", "dnnmem")
+RECOMPUTE = ("none", "selective", "full")
+LARGEST = 1 << 40
+"""No count is larger; a cell that is has lost its separator."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checked question; sizes are per the columns of the same names.
+
+    Attributes:
+        global_batch_size: None: enough microbatches to fill the pipeline.
+        gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
+        alpha: share of the tokens that moves to the host; None: nothing does.
+        loss_chunk_size: tokens whose logits exist at once; 0: all of them, as in Megatron-LM.
+    """
+
+    method: str
+    model: str
+    seq_len: int
+    tp: int
+    cp: int
+    pp: int
+    mbs: int
+    gpus: int
+    gpu_memory_gib: float
+    global_batch_size: int | None
+    hardware: Hardware
+    alpha: float | None
+    vpp: int
+    recompute: str
+    loss_chunk_size: int
+    host_memory_gib: float
+    shape: ModelShape
+
+    @property
+    def model_ranks(self) -> int:
+        return self.tp * self.cp * self.pp
+
+
+COLUMNS = (
+    "method",
+    "model",
+    "seq_len",
+    "tp",
+    "cp",
+    "pp",
+    "mbs",
+    "gpus",
+    "gpu_memory_gib",
+    "global_batch_size",
+    "hardware",
+    "alpha",
+    "vpp",
+    "recompute",
+    "loss_chunk_size",
+    "host_memory_gib",
+)
+"""Columns that are read; any other is passed through."""
+
+DEFAULT_SEQ_LEN = 8192
+MEMO_LOSS_CHUNK = 1024
+"""The trainer's default, and the estimate's where a swap plan runs."""
+
+
+def read_case(cells: Mapping[str, str | None], where: str) -> Case:
+    """Raises ConfigError, prefixed by `where`, for a missing model and for any cell that cannot be used."""
+    read = _Reader({name: (cells.get(name) or "").strip() for name in COLUMNS}, where)
+    seq_len = read.count("seq_len", DEFAULT_SEQ_LEN)
+    tp, cp, pp = (read.count(name, 1) for name in ("tp", "cp", "pp"))
+    gpus = read.count("gpus", tp * cp * pp)
+    if gpus % (tp * cp * pp):
+        raise read.refusal(
+            "gpus", f"does not divide by tp {tp} x cp {cp} x pp {pp} = {tp * cp * pp}: give a multiple, or smaller ones"
+        )
+    memory_gib = read.size("gpu_memory_gib")
+    hardware = read.using("hardware", lambda name: find_hardware(name, memory_gib))
+    alpha = read.alpha()
+    recompute = read.choice("recompute", RECOMPUTE)
+    if alpha is not None and recompute != "none":
+        raise read.refusal(
+            "recompute", f"fights with alpha {alpha}, which decides what is recomputed: empty one of both"
+        )
+    return Case(
+        method=read.choice("method", METHODS),
+        model=read.text["model"],
+        seq_len=seq_len,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        mbs=read.count("mbs", 1),
+        gpus=gpus,
+        gpu_memory_gib=memory_gib or hardware.memory_gib,
+        global_batch_size=read.count("global_batch_size", 0) or None,
+        hardware=hardware,
+        alpha=alpha,
+        vpp=read.count("vpp", 1),
+        recompute=recompute,
+        loss_chunk_size=read.loss_chunk(0 if alpha is None else MEMO_LOSS_CHUNK),
+        host_memory_gib=read.size("host_memory_gib") or hardware.host_memory_gib,
+        shape=read.using("model", lambda name: model_shape(name, seq_len)),
+    )
+
+
+@lru_cache(maxsize=256)
+def model_shape(name: str, seq_len: int) -> ModelShape:
+    """Of a preset, or of a config.json of Hugging Face (a file or its directory). Raises ConfigError.
+
+    Kept, because thousands of cases ask for few models.
+    """
+    if not name:
+        raise ConfigError(f"no model is named: give a preset ({', '.join(PRESETS)}) or the path of a config.json")
+    if name.endswith(".json") or Path(name).is_dir():
+        return read_hf_config(name)
+    try:
+        model = preset(name)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix(f"--model {name}: ")) from None
+    return shape_of(replace(model, vocab_size=model.vocab_size or BYTE_VOCAB_SIZE), name, seq_len)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Typed reads of one row."""
+
+    text: dict[str, str]
+    where: str
+
+    def refusal(self, column: str, why: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {column} is '{self.text[column]}': {why}")
+
+    def count(self, column: str, default: int) -> int:
+        text = self.text[column]
+        if not text:
+            return default
+        if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= LARGEST:
+            raise self.refusal(column, "give a whole number above 0, such as 8, or leave it empty")
+        return int(text)
+
+    def loss_chunk(self, default: int) -> int:
+        return 0 if self.text["loss_chunk_size"] == "0" else self.count("loss_chunk_size", default)
+
+    def size(self, column: str) -> float | None:
+        """GiB above 0; None where empty."""
+        value = self._number(column, "give GiB above 0, such as 80, or leave it empty")
+        if value is not None and not 0 < value <= LARGEST:
+            raise self.refusal(column, "give GiB above 0, such as 80, or leave it empty")
+        return value
+
+    def alpha(self) -> float | None:
+        """None for off or empty."""
+        if self.text["alpha"] == "off":
+            return None
+        remedy = "it is a share: give 0 to 1, or off (nothing moves)"
+        value = self._number("alpha", remedy)
+        if value is not None and not 0 <= value <= 1:
+            raise self.refusal("alpha", remedy)
+        return value
+
+    def choice(self, column: str, choices: tuple[str, ...]) -> str:
+        text = self.text[column] or choices[0]
+        if text not in choices:
+            raise self.refusal(column, f"use one of {', '.join(choices)}")
+        return text
+
+    def using(self, column: str, function: Callable[[str], Any]) -> Any:
+        """function(cell); its ConfigError gets place and column."""
+        try:
+            return function(self.text[column])
+        except ConfigError as error:
+            raise self.refusal(column, str(error)) from None
+
+    def _number(self, column: str, remedy: str) -> float | None:
+        if not self.text[column]:
+            return None
+        try:
+            return float(self.text[column])
+        except ValueError:
+            raise self.refusal(column, remedy) from None

@@ -1,0 +1,169 @@
+"""DNNMem (Gao et al., 2020) as LLMem describes it (its section 3.1): walk the graph, add up what is alive.
+
+Operators run in topological order, forward and then backward. Weights are there before and after the run; each
+operator's outputs are allocated when it runs, in multiples of 512 bytes, and freed after their last reader. The peak
+adds a constant buffer of the allocator, 64 MiB, and the CUDA context. Everything is fp32.
+
+Known errors: no mixed precision, no memory for optimizer states, one GPU: LLMem's table 2 shows 34 to 43 % below the
+measured peaks. The graph here is a decoder's, with checkpointing as in that comparison; the printed values cannot be
+recomputed from the paper, which does not say how its graphs were cut.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from memo.errors import TraceError
+from memo.estimate.shapes import ModelShape
+from memo.units import MIB
+
+ALIGNMENT_BYTES = 512
+BUFFER_BYTES = 64 * MIB
+CONTEXT_BYTES = 500 * MIB
+"""CUDA context of a V100 with PyTorch; assumed, the papers measure it and do not print it."""
+
+FP32 = 4
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One node: reads named tensors and makes others.
+
+    Attributes:
+        outputs: bytes by name; a name is made once.
+        keeps: outputs that nobody frees (gradients of weights).
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: dict[str, int]
+    keeps: frozenset[str] = frozenset()
+
+
+def peak_live_bytes(operators: Sequence[Operator], resident: Iterable[str] = ()) -> int:
+    """Most bytes alive while any operator runs: its inputs and outputs, and all that a later one still reads.
+
+    Args:
+        resident: inputs whose memory is counted elsewhere, such as weights.
+
+    Raises:
+        TraceError: a tensor is read before it is made, or made twice.
+    """
+    readers = Counter(name for operator in operators for name in operator.inputs)
+    sizes = dict.fromkeys(resident, 0)
+    live = peak = 0
+    for operator in operators:
+        missing = [name for name in operator.inputs if name not in sizes]
+        if missing:
+            raise TraceError(f"{operator.name} reads {missing[0]}, which no operator before it makes: order the graph")
+        for name, num_bytes in operator.outputs.items():
+            if name in sizes:
+                raise TraceError(f"{operator.name} makes {name} a second time: give it another name")
+            sizes[name] = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            live += sizes[name]
+        peak = max(peak, live)
+        for name in operator.inputs:
+            readers[name] -= 1
+            if readers[name] == 0:
+                live -= sizes[name]
+        for name in operator.outputs:
+            if not readers[name] and name not in operator.keeps:
+                live -= sizes[name]
+    return peak
+
+
+@dataclass(frozen=True)
+class DnnMem:
+    """Bytes of one GPU."""
+
+    weight_bytes: int
+    live_bytes: int
+    overhead_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.live_bytes + self.overhead_bytes
+
+
+@lru_cache(maxsize=1024)
+def dnnmem(shape: ModelShape, seq_length: int, batch: int) -> DnnMem:
+    """Peak of one training iteration on one GPU, with checkpointing at every layer; kept, as walks take long."""
+    weights = FP32 * shape.parameters
+    return DnnMem(weights, peak_live_bytes(decoder_graph(shape, seq_length, batch)), CONTEXT_BYTES + BUFFER_BYTES)
+
+
+def decoder_graph(shape: ModelShape, seq_length: int, batch: int) -> list[Operator]:
+    """One iteration: forward keeps each layer's input alone; backward runs the layer again first."""
+    graph = _Graph(shape, seq_length * batch)
+    hidden = {"h0": graph.hidden}
+    operators = [Operator("embedding", (), hidden)]
+    for layer in range(shape.layers):
+        operators += graph.layer(layer, "")
+    operators += graph.head(shape.layers)
+    for layer in reversed(range(shape.layers)):
+        operators += graph.layer(layer, "again ", last=False)
+        operators += graph.layer_backward(layer)
+    table = {"d embedding": FP32 * (shape.embedding + shape.position_table)}
+    return [*operators, Operator("embedding backward", ("d h0",), table, frozenset(table))]
+
+
+class _Graph:
+    """Operators of one decoder; sizes in bytes of all tokens of the batch."""
+
+    def __init__(self, shape: ModelShape, tokens: int) -> None:
+        self.shape, self.tokens = shape, tokens
+        self.hidden = FP32 * tokens * shape.hidden
+        qkv = FP32 * tokens * (shape.q_size + 2 * shape.kv_size)
+        fc1, wide = FP32 * tokens * shape.fc1_size, FP32 * tokens * shape.ffn
+        attention, mlp = self._weights()
+        half = shape.layer_replicated * FP32 // 2  # norms and late biases, shared out evenly
+        self.chain = (  # name, bytes of the output, of the weight's gradient
+            ("norm1", self.hidden, half),
+            ("qkv", qkv, FP32 * (attention - shape.linears[3])),
+            ("attention", FP32 * tokens * shape.q_size, 0),
+            ("residual", self.hidden, FP32 * shape.linears[3]),
+            ("norm2", self.hidden, half),
+            ("fc1", fc1, FP32 * (mlp - shape.linears[-1])),
+            ("active", wide, 0),
+            ("out", self.hidden, FP32 * shape.linears[-1]),
+        )
+
+    def _weights(self) -> tuple[int, int]:
+        attention = sum(self.shape.linears[:4])
+        return attention, self.shape.layer_split - attention
+
+    def layer(self, layer: int, run: str, *, last: bool = True) -> Iterator[Operator]:
+        """Forward of one layer: a chain, with the residual read once more by the sum at its end."""
+        before = f"h{layer}"
+        for name, num_bytes, _ in self.chain:
+            if name == "out" and not last:
+                return  # the input of the next layer is not needed again
+            after = f"h{layer + 1}" if name == "out" else f"{run}{name} {layer}"
+            extra = {"residual": (f"h{layer}",), "out": (f"{run}residual {layer}",)}.get(name, ())
+            yield Operator(f"{run}{name} {layer}", (before, *extra), {after: num_bytes})
+            before = after
+
+    def layer_backward(self, layer: int) -> Iterator[Operator]:
+        """Each operator reads its input of the second forward and the gradient of its output."""
+        names = [f"h{layer}", *(f"again {name} {layer}" for name, _, _ in self.chain[:-1])]
+        sizes = [self.hidden, *(num_bytes for _, num_bytes, _ in self.chain[:-1])]
+        gradient = f"d h{layer + 1}"
+        for (name, _, weight), read, num_bytes in reversed(list(zip(self.chain, names, sizes, strict=True))):
+            made = f"d h{layer}" if read == f"h{layer}" else f"d {read}"
+            weights = {f"d weight {name} {layer}": weight} if weight else {}
+            yield Operator(
+                f"{name} {layer} backward", (read, gradient), {made: num_bytes, **weights}, frozenset(weights)
+            )
+            gradient = made
+
+    def head(self, layers: int) -> list[Operator]:
+        """Logits, the loss, and the way back to the last layer; the gradient of the logits takes their place."""
+        shape, before = self.shape, f"h{layers}"
+        weights = {"d head": FP32 * shape.head} if shape.head else {}
+        made = {f"d h{layers}": self.hidden, **weights}
+        return [
+            Operator("logits", (before,), {"logits": FP32 * self.tokens * shape.vocab}),
+            Operator("loss", ("logits",), {"losses": FP32 * self.tokens}),
+            Operator("head backward", (before, "logits", "losses"), made, frozenset(weights)),
+        ]

@@ -1,0 +1,92 @@
+"""Equation 18 of "Accelerating LLM Training with 4D Parallelism and Memory Consumption Estimator", as its tables
+compute it.
+
+    d = gpus / (t c p)
+    layer(t) = 2 h^2 ((1 + k/a + 3/2 f/h) / t + 1/h)
+    params   = (L/p) layer(t) + h v / t              p > 1: the first stage (eq. 10)
+             =  L    layer(t) + 2 h v / t + h        p = 1: both embeddings and the last norm (eq. 6)
+    states   = (6 + 12 / (d c)) params               bytes: bf16 weights, fp32 gradients, sharded fp32 Adam
+    act      = s b h / (t c) [(12 + 4 k/a + 8 f/h) L + 8 p + (4 (1 + v/h) if p = 1)]        (eq. 17)
+
+h hidden, a heads, k key/value heads, f MLP, v vocabulary without padding, L layers, s sequence, b micro-batch,
+t tp, c cp, p pp. Every cell of the paper's table 2 comes out within 0.005 GiB ("GB" there is 2^30).
+
+Known errors: written for Llama (gated MLP, untied head), it is applied to any shape as it stands. It does not see
+what context parallelism costs (equal estimates, but a larger c runs out first), the transient logits at p = 1 (two
+more copies of them), temporary buffers and fragmentation. Its 8 s b h p should be 8 s b p of token ids and 2 s b h p
+of embeddings, and 8 f/h counts one f too many for a fused SwiGLU.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memo.estimate.shapes import ModelShape
+
+GREEN_SHARE = 0.8
+"""Section 4.1: at most this share of the capacity never ran out of memory."""
+
+
+class Zone(StrEnum):
+    """The colours of the paper's tables."""
+
+    GREEN = "green"
+    YELLOW = "yellow"
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One layout of a run; `gpus` must be a multiple of tp x cp x pp."""
+
+    seq_length: int
+    tp: int
+    cp: int
+    pp: int
+    micro_batch: int
+    gpus: int
+
+    @property
+    def dp(self) -> int:
+        return self.gpus // (self.tp * self.cp * self.pp)
+
+
+@dataclass(frozen=True)
+class Eq18:
+    """Bytes of one GPU of the first pipeline stage."""
+
+    states_bytes: float
+    activation_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        return self.states_bytes + self.activation_bytes
+
+
+def eq18(shape: ModelShape, layout: Layout) -> Eq18:
+    """States and activations of one GPU, in bytes."""
+    return Eq18(_states_bytes(shape, layout), _activation_bytes(shape, layout))
+
+
+def zone(total_bytes: float, capacity_bytes: float) -> Zone:
+    """Green up to 80 % of the capacity, red above all of it, yellow between."""
+    if total_bytes <= GREEN_SHARE * capacity_bytes:
+        return Zone.GREEN
+    return Zone.YELLOW if total_bytes <= capacity_bytes else Zone.RED
+
+
+def _states_bytes(shape: ModelShape, layout: Layout) -> float:
+    h, t, p = shape.hidden, layout.tp, layout.pp
+    table = h * shape.vocab / t
+    matrices = 1 + shape.kv_heads / shape.heads + 1.5 * shape.ffn / h
+    layer = 2 * h * h * (matrices / t + 1 / h)
+    parameters = shape.layers / p * layer + (table if p > 1 else 2 * table + h)
+    return (6 + 12 / (layout.dp * layout.cp)) * parameters
+
+
+def _activation_bytes(shape: ModelShape, layout: Layout) -> float:
+    h, p = shape.hidden, layout.pp
+    tokens = layout.seq_length * layout.micro_batch / (layout.tp * layout.cp)
+    units = (12 + 4 * shape.kv_heads / shape.heads + 8 * shape.ffn / h) * shape.layers + 8 * p
+    if p == 1:
+        units += 4 * (1 + shape.vocab / h)
+    return tokens * h * units

@@ -1,0 +1,295 @@
+"""A published config.json of Hugging Face as a `ModelShape`: one short function a family.
+
+Where a file leaves a key out, the default of the family's configuration class holds, as in transformers.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memo.errors import ConfigError
+from memo.estimate.shapes import ModelShape
+
+
+class _Keys:
+    """Typed reads of one config.json; every refusal names file, key, value and remedy."""
+
+    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
+        self.source, self.values = source, values
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """The first of `names` that is there and not null: a whole number above 0."""
+        for name in names:
+            value = self.values.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{self.source}: {name} is {value!r}: give a whole number above 0")
+            return value
+        if default is None:
+            raise ConfigError(f"{self.source}: {' or '.join(names)} is missing: add it, a whole number above 0")
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.source}: {name} is {value!r}: give true or false")
+        return value
+
+
+def _share(keys: _Keys, whole: int, parts: int) -> int:
+    """The size of one head where the file does not state it."""
+    if whole % parts:
+        raise ConfigError(
+            f"{keys.source}: the hidden size {whole} does not divide into {parts} heads: mend the one that is wrong, "
+            "or state head_dim"
+        )
+    return whole // parts
+
+
+def _llama_like(keys: _Keys, **fields: Any) -> ModelShape:
+    """RMSNorm, gated MLP, RoPE, grouped key/value heads; biases and ties as `fields` or the file say."""
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    given: dict[str, Any] = {
+        "name": "",
+        "layers": keys.count("num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": keys.count("num_key_value_heads", default=heads),
+        "head_dim": keys.count("head_dim", default=0) or _share(keys, hidden, heads),
+        "ffn": keys.count("intermediate_size"),
+        "vocab": keys.count("vocab_size"),
+        "gated": True,
+        "tied": keys.flag("tie_word_embeddings", False),
+        "norm_vectors": 1,
+        "qkv_bias": False,
+        "projection_bias": False,
+        "mlp_bias": False,
+        "rotary": True,
+    }
+    return ModelShape(**{**given, **fields})
+
+
+def _llama(keys: _Keys) -> ModelShape:
+    bias = keys.flag("attention_bias", False)
+    mlp_bias = keys.flag("mlp_bias", False)
+    # A gated MLP has two biases of f and one of h, which is what fc1_size and layer_replicated count.
+    return _llama_like(keys, qkv_bias=bias, projection_bias=bias, mlp_bias=mlp_bias)
+
+
+def _qwen3(keys: _Keys) -> ModelShape:
+    bias = keys.flag("attention_bias", False)
+    head_dim = keys.count("head_dim", default=128)
+    return _llama_like(keys, qk_norm=True, qkv_bias=bias, projection_bias=bias, head_dim=head_dim)
+
+
+def _mistral(keys: _Keys) -> ModelShape:
+    return _llama_like(keys, kv_heads=keys.count("num_key_value_heads", default=8))
+
+
+def _gemma(keys: _Keys) -> ModelShape:
+    return _llama_like(keys, tied=keys.flag("tie_word_embeddings", True), head_dim=keys.count("head_dim", default=256))
+
+
+def _gemma2(keys: _Keys) -> ModelShape:
+    return _llama_like(
+        keys,
+        tied=keys.flag("tie_word_embeddings", True),
+        head_dim=keys.count("head_dim", default=256),
+        norms_per_layer=4,
+    )
+
+
+def _gpt2(keys: _Keys, kv_heads: int = 0) -> ModelShape:
+    hidden, heads = keys.count("n_embd"), keys.count("n_head")
+    return ModelShape(
+        name="",
+        layers=keys.count("n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_dim=_share(keys, hidden, heads),
+        ffn=keys.count("n_inner", default=4 * hidden),
+        vocab=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", True),
+        positions=keys.count("n_positions", default=1024),
+    )
+
+
+def _gpt_bigcode(keys: _Keys) -> ModelShape:
+    """Multi-query attention has a single key/value head."""
+    return _gpt2(keys, kv_heads=1 if keys.flag("multi_query", True) else 0)
+
+
+def _opt(keys: _Keys) -> ModelShape:
+    """Position ids start at 2, so the table has two rows more; narrow embeddings are projected both ways."""
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    width = keys.count("word_embed_proj_dim", default=hidden)
+    bias = keys.flag("enable_bias", True)
+    norms_first = keys.flag("do_layer_norm_before", True)
+    return ModelShape(
+        name="",
+        layers=keys.count("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=_share(keys, hidden, heads),
+        ffn=keys.count("ffn_dim"),
+        vocab=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        projection_bias=bias,
+        mlp_bias=bias,
+        norm_vectors=2 if keys.flag("layer_norm_elementwise_affine", True) else 0,
+        positions=keys.count("max_position_embeddings", default=2048) + 2,
+        embedding_width=width,
+        final_norm=norms_first and not keys.flag("_remove_final_layer_norm", False),
+        extra=0 if width == hidden else width * hidden,  # the projection back, beside the one of the embedding
+    )
+
+
+def _gpt_neox(keys: _Keys) -> ModelShape:
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    bias = keys.flag("attention_bias", True)
+    return ModelShape(
+        name="",
+        layers=keys.count("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=_share(keys, hidden, heads),
+        ffn=keys.count("intermediate_size"),
+        vocab=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", False),
+        qkv_bias=bias,
+        projection_bias=bias,
+        rotary=True,
+    )
+
+
+def _bloom(keys: _Keys) -> ModelShape:
+    hidden, heads = keys.count("hidden_size", "n_embed"), keys.count("n_head", "num_attention_heads")
+    return ModelShape(
+        name="",
+        layers=keys.count("n_layer", "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=_share(keys, hidden, heads),
+        ffn=4 * hidden,
+        vocab=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", True),
+        embedding_norm=True,
+    )
+
+
+def _codegen(keys: _Keys) -> ModelShape:
+    """One norm serves attention and MLP, which run side by side; the head has a bias."""
+    hidden, heads = keys.count("n_embd"), keys.count("n_head")
+    return ModelShape(
+        name="",
+        layers=keys.count("n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=_share(keys, hidden, heads),
+        ffn=keys.count("n_inner", default=4 * hidden),
+        vocab=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", False),
+        norms_per_layer=1,
+        qkv_bias=False,
+        projection_bias=False,
+        head_bias=True,
+        rotary=True,
+    )
+
+
+def _gpt_neo(keys: _Keys) -> ModelShape:
+    hidden, heads = keys.count("hidden_size"), keys.count("num_heads")
+    return ModelShape(
+        name="",
+        layers=keys.count("num_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=_share(keys, hidden, heads),
+        ffn=keys.count("intermediate_size", default=4 * hidden),
+        vocab=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", True),
+        qkv_bias=False,
+        positions=keys.count("max_position_embeddings", default=2048),
+    )
+
+
+def _biogpt(keys: _Keys) -> ModelShape:
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    return ModelShape(
+        name="",
+        layers=keys.count("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=_share(keys, hidden, heads),
+        ffn=keys.count("intermediate_size"),
+        vocab=keys.count("vocab_size"),
+        tied=keys.flag("tie_word_embeddings", True),
+        positions=keys.count("max_position_embeddings", default=1024) + 2,
+    )
+
+
+FAMILIES: dict[str, Callable[[_Keys], ModelShape]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": lambda keys: _llama_like(keys, qkv_bias=True),
+    "qwen3": _qwen3,
+    "phi3": _llama_like,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gpt2": _gpt2,
+    "gpt_bigcode": _gpt_bigcode,
+    "opt": _opt,
+    "gpt_neox": _gpt_neox,
+    "bloom": _bloom,
+    "codegen": _codegen,
+    "gpt_neo": _gpt_neo,
+    "biogpt": _biogpt,
+}
+"""By `model_type` of the file."""
+
+
+def shape_from_hf(values: Mapping[str, Any], source: str) -> ModelShape:
+    """The shape that the keys of a config.json describe; `source` names the file in messages and in the shape.
+
+    Raises ConfigError for an unknown model_type, a missing key and a value of the wrong kind.
+    """
+    family = values.get("model_type")
+    if family not in FAMILIES:
+        raise ConfigError(f"{source}: model_type is {family!r}, which has no rules here: use {', '.join(FAMILIES)}")
+    shape = FAMILIES[family](_Keys(source, values))
+    if shape.heads % shape.kv_heads:
+        raise ConfigError(
+            f"{source}: {shape.heads} attention heads do not divide into {shape.kv_heads} key/value heads: mend "
+            "num_key_value_heads"
+        )
+    return ModelShape(**{**vars(shape), "name": source})
+
+
+def read_hf_config(path: str | Path) -> ModelShape:
+    """Read a config.json, or that of a directory. Raises ConfigError as `shape_from_hf`, and for a file that cannot
+    be read."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = "the file does not exist" if isinstance(error, FileNotFoundError) else error.strerror
+        raise ConfigError(f"{file}: {reason}: give the path of a config.json of Hugging Face") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: not valid JSON ({error}): download it again") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: holds a {type(values).__name__}, not an object: give a config.json of Hugging Face")
+    return shape_from_hf(values, str(file))

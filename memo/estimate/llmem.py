@@ -1,0 +1,187 @@
+"""LLMem (Kim et al., 2024): peak GPU memory of fine-tuning with Colossal-AI, and which method to take.
+
+ceil2(x) rounds up to pages of 2 MiB; e embeddings, l layers, o their output features (h), bs batch of one data-parallel
+rank, sl sequence, v vocabulary (section 4.2 and 5):
+
+    m_p    = ceil2((embed + ceil(other / cs) cs) (2 + 4))     fp16 and fp32 parameters, in chunks of cs
+    m_os   = sum over Embedding and Linear of ceil2(8 params) fp32 momentum and variance
+    m_out  = ceil2((e + l) bs sl o 2)                         checkpointing: outputs of layers and embeddings
+    m_lm   = ceil2(bs sl v B) + 2 ceil2(bs (sl - 1) v B) + 2 lm      logits, shifted logits, head
+    m_back = ceil2(l bs sl o (tp - 1) / tp 2)                 buffer of the backward all-gather
+
+    CDP    = m_base + m_p + m_os + m_out + m_lm
+    ADP    = m_base + m_p16 + (m_p32 + m_os) / gpus + m_out + m_lm                 (ZeRO-3)
+    TP     = m_base + (m_p + m_os) / gpus + m_out + m_lm + m_back(gpus)
+    DP+TP  = ADP - m_p16 tp / gpus + m_back(tp)
+
+Known errors. Printed: up to 1.6 % on one GPU (table 2), 3 % on several. Taken literally, ADP accepts OPT-2.7b on
+four V100s, where table 3 has out of memory: `corrected=True` counts one more fp16 copy for ADP (+ m_p16) and half a
+copy for DP+TP (+ m_p16 / 2), which selects every printed row. The paper measures m_base and does not print it.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memo.estimate.shapes import ModelShape
+from memo.units import MIB
+
+PAGE_BYTES = 2 * MIB
+
+CHUNK_PARAMETERS = 32 * MIB
+"""cs: assumed; Colossal-AI searches sizes of this order."""
+
+BASE_BYTES = 850 * MIB
+"""m_base: with it both rows of table 2 come out, to 8 MiB, at whole batches: OPT-125m at 86, bloom-560m at 10."""
+
+
+class Method(StrEnum):
+    """In the order that breaks ties."""
+
+    CDP = "CDP"
+    ADP = "ADP"
+    TP = "TP"
+    DP_TP = "DP+TP"
+
+
+CPU_OFFLOADING = "CPU offloading"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is fine-tuned, and where.
+
+    Attributes:
+        tp: tensor-parallel ranks of DP+TP.
+        logit_bytes: 2, or 4 for models that make fp32 logits.
+    """
+
+    shape: ModelShape
+    seq_length: int
+    gpus: int
+    tp: int = 2
+    corrected: bool = False
+    logit_bytes: int = 2
+    base_bytes: int = BASE_BYTES
+    chunk_parameters: int = CHUNK_PARAMETERS
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The paper's terms for one GPU, in bytes, before any division."""
+
+    base: int
+    parameters_fp16: int
+    parameters_fp32: int
+    optimizer: int
+    outputs: int
+    head: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes of one GPU under one method."""
+
+    states_bytes: float
+    activation_bytes: float
+    base_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        return self.states_bytes + self.activation_bytes + self.base_bytes
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Algorithm 1's answer.
+
+    Attributes:
+        choice: a Method, or CPU_OFFLOADING when none fits a batch of 1.
+        batch: the largest of that method, 0 with CPU_OFFLOADING.
+        batches: the largest of each method.
+    """
+
+    choice: str
+    batch: int
+    batches: dict[Method, int]
+
+
+def terms(setting: Setting, batch: int) -> Terms:
+    """m_base, m_p16, m_p32, m_os, m_out and m_lm."""
+    shape, tokens = setting.shape, batch * setting.seq_length
+    embed = shape.embedding
+    other = shape.parameters - shape.embedding - shape.head
+    chunked = embed + -(-other // setting.chunk_parameters) * setting.chunk_parameters
+    both, fp16 = _pages(6 * chunked), _pages(2 * chunked)
+    embeddings = [embed] + [shape.position_table] * (shape.positions > 0)
+    operators = [*embeddings, *shape.linears * shape.layers] + [shape.head] * (not shape.tied)
+    logits = [batch * setting.seq_length, *[batch * (setting.seq_length - 1)] * 2]
+    return Terms(
+        base=setting.base_bytes,
+        parameters_fp16=fp16,
+        parameters_fp32=both - fp16,
+        optimizer=sum(_pages(8 * count) for count in operators),
+        outputs=_pages((len(embeddings) + shape.layers) * tokens * shape.hidden * 2),
+        head=sum(_pages(count * shape.vocab * setting.logit_bytes) for count in logits) + 2 * (shape.head or embed),
+    )
+
+
+def peak(setting: Setting, method: Method, batch: int) -> Peak:
+    """Peak memory of one GPU; `batch` is that of one data-parallel rank."""
+    t = terms(setting, batch)
+    gpus, fp16 = setting.gpus, t.parameters_fp16
+    all_states = fp16 + t.parameters_fp32 + t.optimizer
+    activations: float = t.outputs + t.head
+    if method == Method.CDP:
+        states: float = all_states
+    elif method == Method.TP:
+        states = all_states / gpus
+        activations += _gather_bytes(setting, batch, gpus)
+    elif method == Method.ADP:
+        states = fp16 * (2 if setting.corrected else 1) + (t.parameters_fp32 + t.optimizer) / gpus
+    else:
+        copies = 1 - setting.tp / gpus + (0.5 if setting.corrected else 0)
+        states = fp16 * copies + (t.parameters_fp32 + t.optimizer) / gpus
+        activations += _gather_bytes(setting, batch, setting.tp)
+    return Peak(states, activations, t.base)
+
+
+def select(setting: Setting, capacity_bytes: float) -> Selection:
+    """Algorithm 1: the method with the highest score of its largest batch that fits.
+
+    CPU offloading where all scores are 0, as the text says; line 23 of the printed algorithm tests TP's score alone.
+    """
+    weights = {Method.CDP: 1.5 * setting.gpus, Method.ADP: setting.gpus, Method.TP: 1}
+    weights[Method.DP_TP] = setting.gpus / setting.tp
+    batches = {method: _largest_batch(setting, method, capacity_bytes) for method in Method}
+    best = max(Method, key=lambda method: batches[method] * weights[method])  # the first of equals
+    if not batches[best]:
+        return Selection(CPU_OFFLOADING, 0, batches)
+    return Selection(best, batches[best], batches)
+
+
+def _largest_batch(setting: Setting, method: Method, capacity_bytes: float) -> int:
+    """By doubling and bisection: the peak grows with the batch."""
+
+    def fits(batch: int) -> bool:
+        return peak(setting, method, batch).total_bytes <= capacity_bytes
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _gather_bytes(setting: Setting, batch: int, tp: int) -> int:
+    """m_back: each layer's outputs of the other tp - 1 ranks."""
+    shape = setting.shape
+    return _pages(math.ceil(shape.layers * batch * setting.seq_length * shape.hidden * 2 * (tp - 1) / tp))
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES

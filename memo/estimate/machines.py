@@ -1,0 +1,37 @@
+"""Machines by the names that tables and people use: `a100-40gb`, `H200-141GB`, `a100` beside its memory, or a file."""
+
+import difflib
+
+from memo.errors import ConfigError
+from memo.estimate.hardware import Hardware
+from memo.estimate.hardware_file import read_hardware
+from memo.estimate.hardware_table import HARDWARE
+
+DEFAULT = "a800-80"
+"""MEMO's."""
+
+SAME_MEMORY = {"a100-80": "a800-80"}
+"""An A800 is an A100 with a slower link to its neighbours."""
+
+
+def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
+    """The GPU machine of that name, with or without `gb`; a name without memory takes the one with `memory_gib`.
+
+    A name that ends in .toml is a file of `memo.estimate.hardware_file`. Raises ConfigError with the nearest name, or
+    with what is wrong in the file.
+    """
+    if name.endswith(".toml"):
+        return read_hardware(name)
+    machines = {key: machine for key, machine in HARDWARE.items() if machine.device == "cuda"}
+    wanted = (name or DEFAULT).strip().lower().removesuffix("gib").removesuffix("gb")
+    family = wanted.rpartition("-")[0]
+    for key in (wanted, SAME_MEMORY.get(wanted, ""), family):
+        if key in machines:
+            return machines[key]
+    kin = [machine for key, machine in machines.items() if key.startswith(f"{wanted}-")]
+    fitting = [machine for machine in kin if memory_gib in (None, machine.memory_gib)]
+    if fitting:
+        return fitting[0]
+    near = difflib.get_close_matches(wanted, machines, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise ConfigError(f"no such machine: {hint}use one of {', '.join(machines)}")

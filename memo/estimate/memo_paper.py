@@ -1,0 +1,77 @@
+"""What the MEMO paper (arXiv 2407.12117) counts: skeletal activations, host memory, MFU.
+
+Skeletal activations of a GPT layer in units of b s h (section 3): input 1, input norm 1, q k v 3, attention output 1,
+residual 1, norm 1, fc1 4, GELU 4: 16 in all, in half precision 32 b s h bytes. Input and attention output always
+move to the host, of the other 14 units the first alpha of the tokens (section 4.1); the last two layers never move.
+The program that chooses alpha is `memo.planner.alpha.solve_paper`.
+
+Known errors: log-sum-exp, RoPE's copies of q and k and gated MLPs are not counted. Read literally, the full swap of
+table 4 at 384K tokens needs 1440 GiB of the 2 TB of a node, yet is marked out of host memory: PyTorch's pinned
+allocator rounds each block up to a power of two, which `host_bytes(..., powers_of_two=True)` counts.
+"""
+
+from memo.config import ModelConfig
+from memo.estimate.flops import model_flops_per_token
+
+UNITS = {
+    "input": 1,
+    "attention_norm": 1,
+    "qkv": 3,
+    "attention_out": 1,
+    "residual": 1,
+    "mlp_norm": 1,
+    "fc1": 4,
+    "activation": 4,
+}
+"""Units of b s h in one layer; the first and the fourth always move."""
+
+ALWAYS = ("input", "attention_out")
+RESIDENT_LAYERS = 2
+"""The last layers, whose backward comes before their rounding buffer is needed again."""
+
+
+def unit_bytes(model: ModelConfig, num_tokens: int, tp: int = 1, cp: int = 1) -> float:
+    """b s h in half precision on one GPU; `num_tokens` is b s of the whole sequence."""
+    return 2 * num_tokens * model.hidden_size / (tp * cp)
+
+
+def layer_bytes(model: ModelConfig, num_tokens: int, tp: int = 1, cp: int = 1) -> float:
+    """All skeletal activations of one layer on one GPU."""
+    return sum(UNITS.values()) * unit_bytes(model, num_tokens, tp, cp)
+
+
+def always_bytes(model: ModelConfig, num_tokens: int, tp: int = 1, cp: int = 1) -> float:
+    """S_input + S_attn of equations 2 and 3."""
+    return sum(UNITS[name] for name in ALWAYS) * unit_bytes(model, num_tokens, tp, cp)
+
+
+def other_bytes(model: ModelConfig, num_tokens: int, tp: int = 1, cp: int = 1) -> float:
+    """S_others: what alpha divides."""
+    return layer_bytes(model, num_tokens, tp, cp) - always_bytes(model, num_tokens, tp, cp)
+
+
+def host_bytes(
+    model: ModelConfig, num_tokens: int, alpha: float, tp: int = 1, cp: int = 1, *, powers_of_two: bool = False
+) -> float:
+    """Host memory of one GPU: the left side of equation 3, (n - 2) (S_always + alpha S_others).
+
+    Args:
+        powers_of_two: each tensor is a pinned block of PyTorch's allocator, which rounds it up.
+    """
+    unit = unit_bytes(model, num_tokens, tp, cp)
+    blocks = [unit * count * (1.0 if name in ALWAYS else alpha) for name, count in UNITS.items()]
+    layer = sum(_next_power_of_two(block) if powers_of_two else block for block in blocks)
+    return max(0, model.num_layers - RESIDENT_LAYERS) * layer
+
+
+def mfu_percent(model: ModelConfig, seq_length: int, tgs: float, peak_flops: float = 312e12) -> float:
+    """Model FLOPs utilisation of `tgs` tokens per GPU per second; A100s' dense bf16 peak unless told.
+
+    Source: section 5.1 and table 3, which count P = 12 n h^2 + v h and the causal half of attention.
+    """
+    return 100 * tgs * model_flops_per_token(model, seq_length) / peak_flops
+
+
+def _next_power_of_two(num_bytes: float) -> float:
+    """512 -> 512, 513 -> 1024; 0 stays."""
+    return 0.0 if num_bytes <= 0 else float(1 << (max(1, int(-(-num_bytes // 1))) - 1).bit_length())

@@ -1,0 +1,252 @@
+"""`memo estimate`: tables of cases, one case, and every refusal."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memo.cli.estimate import ADDED
+from memo.cli.main import main
+from memo.estimate.cases import COLUMNS
+from memo.estimate.hardware_table import HARDWARE
+
+Capture = pytest.CaptureFixture[str]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def table(tmp_path: Path, rows: list[dict[str, str]], *flags: str) -> list[dict[str, str]]:
+    source, target = write(tmp_path / "in.csv", rows), tmp_path / "out.csv"
+    assert main(["estimate", "--cases", str(source), "--out", str(target), *flags]) == 0
+    with target.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def refusal(argv: list[str], capsys: Capture) -> str:
+    with pytest.raises(SystemExit) as refused:
+        main(["estimate", *argv])
+    assert refused.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    return message.removeprefix("error: ")
+
+
+def test_a_table_of_all_methods(tmp_path: Path, capsys: Capture) -> None:
+    """Columns in any order, some absent; others pass through."""
+    shared = {"note": "a, b", "seq_len": "8192", "tp": "", "model": "llama-3.1-8b"}
+    rows = [
+        {**shared, "method": "eq18", "tp": "2", "gpus": "4", "gpu_memory_gib": "94"},
+        {**shared, "method": "memo", "tp": "2", "gpus": "4", "gpu_memory_gib": "94"},
+        {**shared, "method": "llmem", "tp": "4", "gpus": "4", "gpu_memory_gib": "94"},
+        {**shared, "method": "dnnmem", "gpus": "1", "gpu_memory_gib": "40"},
+        {**shared, "method": "memo", "tp": "8", "gpus": "8", "gpu_memory_gib": "80"},
+    ]
+    found = table(tmp_path, rows)
+    assert list(found[0]) == [*rows[0], *ADDED]
+    assert [row["note"] for row in found] == ["a, b"] * 5
+    assert (found[0]["states_gib"], found[0]["activations_gib"]) == ("44.874069", "22.644531")
+    assert found[0]["total_gib"] == "67.518600"
+    assert [row["verdict"] for row in found] == ["fits", "fits", "fits", "oom", "fits"]
+    assert all(row["host_gib"] == "0.000000" for row in found)
+    assert float(found[1]["total_gib"]) > float(found[1]["states_gib"]) + float(found[1]["activations_gib"])
+    assert "passed through unread: note;" in capsys.readouterr().out
+
+
+def test_host_memory_and_verdict_oohm(tmp_path: Path) -> None:
+    base = {"model": "gpt-7b", "tp": "4", "cp": "2", "gpus": "8", "hardware": "a800-80"}
+    rows = [
+        {**base, "seq_len": str(k << 10), "alpha": alpha, "host_memory_gib": host}
+        for k, alpha, host in ((256, "1", ""), (256, "1", "500"), (256, "0", "500"), (256, "off", "500"))
+    ]
+    found = table(tmp_path, rows)
+    assert [row["verdict"] for row in found] == ["fits", "oohm", "fits", "oom"]
+    # 8 ranks x 30 layers: ten units of b s h (norms and GELU's output stay) of 1/4 GiB, log-sum-exp of 4 MiB.
+    assert float(found[0]["host_gib"]) == pytest.approx(8 * 30 * (10 / 4 + 4 / 1024), abs=1e-6)
+    assert found[3]["host_gib"] == "0.000000"
+
+
+def test_out_may_be_the_same_file(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.csv", [{"model": "gpt-7b", "verdict": "perhaps"}])
+    assert main(["estimate", "--cases", str(source), "--out", str(source)]) == 0
+    assert main(["estimate", "--cases", str(source), "--out", str(source)]) == 0
+    with source.open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["verdict"] == "oom" and list(row)[:2] == ["model", "verdict"]
+
+
+def test_the_corrected_llmem_is_an_option(tmp_path: Path) -> None:
+    rows = [{"method": "llmem", "model": "llama-3.1-8b", "gpus": "4", "seq_len": "512"}]
+    literal = float(table(tmp_path, rows)[0]["total_gib"])
+    corrected = float(table(tmp_path, rows, "--llmem-corrected")[0]["total_gib"])
+    assert corrected - literal == pytest.approx(8.03e9 * 2 / 2**30, rel=0.1)
+
+
+def test_a_config_json_is_a_model(tmp_path: Path, capsys: Capture) -> None:
+    config = tmp_path / "config.json"
+    values = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "ffn_dim": 8192,
+        "vocab_size": 50272,
+    }
+    config.write_text(json.dumps(dict(model_type="opt", **values)))
+    for name in (config, tmp_path):
+        assert main(["estimate", "--model", str(name), "--json", "--seq-len", "512"]) == 0
+        assert json.loads(capsys.readouterr().out)["parameters"] == 1_315_758_080
+
+
+def test_one_case_as_json_and_as_a_table(capsys: Capture) -> None:
+    argv = ["estimate", "--model", "llama-3.1-8b", "--tp", "2", "--gpus", "4", "--hardware", "h100-94gb"]
+    assert main([*argv, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    parts = {name: num_bytes for name, num_bytes in found["parts_bytes"].items() if name != "host"}
+    assert sum(parts.values()) / 2**30 == pytest.approx(found["total_gib"])
+    assert (found["verdict"], found["gpu_memory_gib"], found["seq_len"]) == ("fits", 94, 8192)
+    assert set(ADDED) <= set(found) and set(COLUMNS) <= set(found)
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert f"{found['total_gib']:,.3f} GiB" in printed and "verdict: fits (calibrated on" in printed
+    for part in parts:
+        assert f"\n  {part} " in printed
+    assert main([*argv, "--alpha", "0.5"]) == 0
+    assert "host, one node" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ({"tp": "two"}, "line 3: tp is 'two': give a whole number above 0, such as 8, or leave it empty"),
+        ({"tp": "0"}, "line 3: tp is '0': give a whole number"),
+        ({"mbs": "-1"}, "line 3: mbs is '-1': give a whole number"),
+        ({"mbs": "1.5"}, "line 3: mbs is '1.5': give a whole number"),
+        ({"seq_len": "²"}, "line 3: seq_len is '²': give a whole number"),
+        ({"seq_len": "9" * 20}, "line 3: seq_len is '99999999999999999999': give a whole number"),
+        ({"gpus": "6"}, "line 3: gpus is '6': does not divide by tp 2 x cp 1 x pp 2 = 4: give a multiple"),
+        ({"alpha": "1.5"}, "line 3: alpha is '1.5': it is a share: give 0 to 1, or off"),
+        ({"alpha": "nan"}, "line 3: alpha is 'nan': it is a share"),
+        ({"alpha": "auto"}, "line 3: alpha is 'auto': it is a share"),
+        ({"gpu_memory_gib": "80GB"}, "line 3: gpu_memory_gib is '80GB': give GiB above 0, such as 80"),
+        ({"gpu_memory_gib": "0"}, "line 3: gpu_memory_gib is '0': give GiB above 0"),
+        ({"host_memory_gib": "inf"}, "line 3: host_memory_gib is 'inf': give GiB above 0"),
+        ({"method": "eq17"}, "line 3: method is 'eq17': use one of memo, eq18, llmem, dnnmem"),
+        ({"model": "gpt-8b"}, "line 3: model is 'gpt-8b': no such preset: did you mean 'gpt-7b'?"),
+        ({"model": ""}, "line 3: model is '': no model is named: give a preset"),
+        ({"model": "nowhere.json"}, "line 3: model is 'nowhere.json': nowhere.json: the file does not exist"),
+        ({"hardware": "h1000"}, "line 3: hardware is 'h1000': no such machine: "),
+        ({"hardware": "cpu"}, "line 3: hardware is 'cpu': no such machine: "),
+        ({"hardware": "a100", "gpu_memory_gib": "41"}, "line 3: hardware is 'a100': no such machine: did you mean 'a1"),
+        ({"recompute": "some"}, "line 3: recompute is 'some': use one of none, selective, full"),
+        ({"recompute": "full", "alpha": "0"}, "line 3: recompute is 'full': fights with alpha 0.0, which decides"),
+        ({"loss_chunk_size": "-1"}, "line 3: loss_chunk_size is '-1': give a whole number"),
+        # What only a run of memo's cares about.
+        ({"tp": "64", "gpus": "128"}, "line 3: --num-attention-heads 32 does not divide by tp 64: use tp 1, 2, 4 or 8"),
+        ({"seq_len": "1001"}, "line 3: seq_len 1001 does not divide by tp 2: use seq_len 1000 or 1002"),
+        ({"alpha": "0.5", "seq_len": "1002"}, "line 3: seq_len 1002 does not divide by tp 2 x --offload-tiles 8 = 16"),
+        ({"pp": "5", "gpus": "10"}, "line 3: --num-layers 32 does not divide by pp 5"),
+        ({"global_batch_size": "3"}, "line 3: global_batch_size 3 does not divide by mbs 1 x dp 2"),
+        ({"method": "llmem"}, "line 3: cp 1, pp 2: llmem knows data and tensor parallelism alone: set both to 1"),
+        ({"method": "dnnmem"}, "line 3: gpus 8: dnnmem knows one GPU alone: set gpus to 1"),
+    ],
+)
+def test_bad_cells(cells: dict[str, str], says: str, tmp_path: Path, capsys: Capture) -> None:
+    good = dict.fromkeys(COLUMNS, "") | {"model": "llama-3.1-8b", "tp": "2", "pp": "2", "gpus": "8"}
+    source = write(tmp_path / "in.csv", [good, good | cells])
+    message = refusal(["--cases", str(source), "--out", str(tmp_path / "out.csv")], capsys)
+    assert message.startswith(f"{source}: {says}")
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tp,gpus\n2,4\n", "line 1: there is no column model: add it, and any of method, model"),
+        ("", "line 1: there is no column model"),
+        ("model,tp,model\na,1,b\n", "the column model stands there twice: keep one"),
+        ("model,tp\ngpt-7b,1,9\n", "line 2: '9' stands beyond the last column: remove it, or quote commas"),
+        ("model\n\xff\n", "not a CSV file in UTF-8"),
+    ],
+)
+def test_bad_files(text: str, says: str, tmp_path: Path, capsys: Capture) -> None:
+    source = tmp_path / "in.csv"
+    source.write_bytes(text.encode("latin-1"))
+    assert says in refusal(["--cases", str(source), "--out", str(tmp_path / "out.csv")], capsys)
+
+
+def test_short_rows_and_a_byte_order_mark_are_fine(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("\ufeff model ,tp,gpus\ngpt-7b\n\ngpt-7b,8,8\n", encoding="utf-8")
+    assert main(["estimate", "--cases", str(source), "--out", str(target)]) == 0
+    with target.open() as file:
+        assert [row["verdict"] for row in csv.DictReader(file)] == ["oom", "fits"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--cases", "nowhere.csv", "--out", "x"], "--cases nowhere.csv: the file does not exist: give the path"),
+        (["--cases", "a.csv"], "--cases a.csv needs a file for the answers, but --out is not given"),
+        (["--out", "b.csv"], "--out b.csv takes the answers to a file, but --cases is not given"),
+        (["--cases", "a.csv", "--out", "b.csv", "--tp", "2"], "--tp fights with --cases a.csv, whose rows say it"),
+        (["--cases", "a.csv", "--out", "b.csv", "--json"], "--json fights with --cases a.csv"),
+        ([], "memo estimate: model is '': no model is named"),
+        (["--model", "gpt-7b", "--tp", "x"], "memo estimate: tp is 'x'"),
+        (["--model", "gpt-7b", "--tp", "3"], "memo estimate: --num-attention-heads 32 does not divide by tp 3"),
+    ],
+)
+def test_bad_flags(argv: list[str], says: str, capsys: Capture) -> None:
+    assert refusal(argv, capsys).startswith(says)
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
+    source = write(tmp_path / "in.csv", [{"model": "gpt-7b"}])
+    target = tmp_path / "in.csv" / "out.csv"
+    assert f"--out {target}: " in refusal(["--cases", str(source), "--out", str(target)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "found"),
+    [
+        ("a100-40gb", "", "a100-40"),
+        ("A100-40", "", "a100-40"),
+        ("H100-94GiB", "", "h100-94"),
+        ("a100-80gb", "", "a800-80"),
+        ("h200-141gb", "", "h200"),
+        ("h100", "80", "h100-80"),
+        ("h100", "94", "h100-94"),
+        ("", "", "a800-80"),
+    ],
+)
+def test_machines_by_the_names_people_use(name: str, memory_gib: str, found: str, capsys: Capture) -> None:
+    argv = ["--hardware", name, "--gpu-memory-gib", memory_gib]
+    assert main(["estimate", "--model", "gpt-tiny", "--json", *argv]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["hardware"] == found
+    assert result["gpu_memory_gib"] == float(memory_gib or HARDWARE[found].memory_gib)
+
+
+def test_a_machine_of_ones_own(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('like = "h100-80"\nmemory_gib = 20\n')
+    assert main(["estimate", "--model", "llama-3.1-8b", "--hardware", str(file), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["hardware"], result["gpu_memory_gib"], result["verdict"]) == ("mine", 20, "oom")
+    assert "nowhere.toml" in refusal(["--model", "gpt-7b", "--hardware", "nowhere.toml"], capsys)
+
+
+def test_no_torch() -> None:
+    code = (
+        "import sys\nfrom memo.cli.main import main\nmain(['estimate', '--model', 'gpt-7b', '--tp', '8'])\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules and 'pulp' not in sys.modules"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert process.returncode == 0, process.stderr

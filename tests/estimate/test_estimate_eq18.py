@@ -1,0 +1,62 @@
+"""Equation 18 against every printed cell, and its zones against every measured one."""
+
+import pytest
+from golden import golden_rows, p4d_cells
+
+from memo.config import preset
+from memo.estimate.answer import Answer, answer
+from memo.estimate.cases import read_case
+from memo.estimate.eq18 import Layout, Zone, eq18, zone
+from memo.estimate.shapes import shape_of
+from memo.estimate.verdict import Verdict
+from memo.units import GIB
+
+
+def ask(row: dict[str, str]) -> Answer:
+    return answer(read_case(p4d_cells(row, "eq18"), "test"))
+
+
+def test_every_printed_cell_of_table_2() -> None:
+    rows = [row for row in golden_rows("p4d_table02_estimate") if row["status"] == "ok"]
+    assert len(rows) == 147
+    for row in rows:
+        assert ask(row).total_bytes / GIB == pytest.approx(float(row["estimate_gb"]), abs=0.0075), row
+
+
+def test_anchor() -> None:
+    shape = shape_of(preset("llama-3.1-8b"), "", 8192)
+    estimate = eq18(shape, Layout(8192, tp=2, cp=1, pp=1, micro_batch=1, gpus=4))
+    assert estimate.states_bytes / GIB == pytest.approx(44.874069, abs=5e-7)
+    assert estimate.activation_bytes / GIB == pytest.approx(22.644531, abs=5e-7)
+    assert eq18(shape, Layout(8192, 1, 2, 1, 1, 4)).total_bytes / GIB == pytest.approx(89.95, abs=0.005)
+
+
+@pytest.mark.parametrize(("name", "figures"), [("llama-3.1-8b", 8_030_261_248), ("llama-3.1-70b", 70_553_706_496)])
+def test_states_count_all_parameters(name: str, figures: int) -> None:
+    states = eq18(shape_of(preset(name), "", 8192), Layout(8192, 1, 1, 1, 1, 1)).states_bytes
+    assert states == pytest.approx(18 * figures, rel=1e-12)
+
+
+@pytest.mark.parametrize("table", ["p4d_table03_measured", "p4d_table04_measured"])
+def test_zones_have_no_violation(table: str) -> None:
+    """Green never ran out of memory, red always did; the words of the verdict are the zones'."""
+    seen = set()
+    for row in golden_rows(table):
+        if row["status"] == "not_run":
+            continue
+        result = ask(row)
+        colour = zone(result.total_bytes, float(row["gpu_mem_gb"]) * GIB)
+        seen.add((colour, row["status"]))
+        words = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Verdict.OOM}
+        assert result.verdict == words[colour]
+    assert (Zone.GREEN, "oom") not in seen and (Zone.RED, "ok") not in seen
+    assert {colour for colour, _ in seen} == set(Zone)
+
+
+def test_borders_of_the_zones() -> None:
+    assert [zone(need, 100) for need in (80, 80.001, 100, 100.001)] == [
+        Zone.GREEN,
+        Zone.YELLOW,
+        Zone.YELLOW,
+        Zone.RED,
+    ]

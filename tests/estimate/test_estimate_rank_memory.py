@@ -1,0 +1,198 @@
+"""Memory of one rank on a GPU: the executor's own layout, plans and a real layer say the same as the closed forms."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from golden import golden_rows
+
+from memo.config import RunConfig, preset
+from memo.estimate.answer import answer, run_config
+from memo.estimate.calibration import CONTEXT_GIB, CP_GIB, STEP_BYTES
+from memo.estimate.cases import read_case
+from memo.estimate.memory import layer_activation_bytes
+from memo.estimate.rank_memory import components, node_host_bytes, rank_memory, worst_rank
+from memo.estimate.shapes import shape_of
+from memo.estimate.swap_memory import num_records, slot_bytes, swap_bytes
+from memo.estimate.verdict import Verdict
+from memo.executor.slots import LayerSizes, plan_slot
+from memo.parallel.schedule import Pipeline, one_f_one_b
+from memo.planner.swap import layer_ops, swap_plan
+from memo.skeleton import moves_in_part, skeletal_tensors
+from memo.units import GIB
+
+
+def run(name: str, **values: object) -> RunConfig:
+    base = {"device": "cuda", "vocab_size": 1024, "params_dtype": "bf16", "offload_alpha": "off", "seq_length": 1024}
+    return RunConfig(model=preset(name)).override({**base, **values})
+
+
+@pytest.mark.parametrize("policy", ["auto", "paper"])
+@pytest.mark.parametrize("alpha", [0.0, 0.125, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gpt-tiny", {}),
+        ("llama-tiny", {"tp": 2, "cp": 2, "mbs": 3}),
+        ("qwen3-tiny", {"seq_length": 4096 - 1024, "offload_tiles": 4}),
+        ("gpt2-tiny", {"seq_length": 40, "offload_tiles": 4}),  # log-sum-exp, 640 bytes, needs padding
+    ],
+)
+def test_slots_are_the_executors_to_the_byte(name: str, values: dict[str, object], alpha: float, policy: str) -> None:
+    config = run(name, **values, offload_alpha=alpha, offload_policy=policy)
+    parallel, tiles = config.parallel, config.memory.offload_tiles
+    tensors = skeletal_tensors(config.model)
+    moved = {t.group: int(alpha * tiles) for t in tensors if t.kind != "always" and moves_in_part(t, policy)}  # type: ignore[arg-type]
+    sizes = LayerSizes(
+        config.data.seq_length // parallel.cp, config.training.micro_batch_size, parallel.tp, tiles, torch.bfloat16
+    )
+    layout = plan_slot(tensors, sizes, moved)
+    closed = slot_bytes(config, alpha)
+    assert (closed.slot, closed.moved, closed.workspace) == (
+        layout.slot_bytes,
+        layout.moved_bytes,
+        layout.workspace_bytes,
+    )
+
+
+SCHEDULES = [
+    (stages, chunks, microbatches, layers)
+    for stages in (1, 2, 4)
+    for chunks in (1, 2, 3)
+    for microbatches in (1, 2, 4, 12)
+    for layers in (1, 2, 5)
+    if chunks == 1 or (stages > 1 and microbatches % stages == 0)
+]
+
+
+@pytest.mark.parametrize(("stages", "chunks", "microbatches", "layers"), SCHEDULES)
+def test_records_and_slots_are_the_plans(stages: int, chunks: int, microbatches: int, layers: int) -> None:
+    num_layers = layers * stages * chunks
+    config = run(
+        "gpt-tiny", pp=stages, vpp=chunks, num_layers=num_layers, gbs=microbatches, offload_alpha=0.0, seq_length=512
+    )
+    pipeline = Pipeline(stages, chunks, microbatches)
+    for stage in range(stages):
+        plan = swap_plan(layer_ops(pipeline, stage, num_layers, one_f_one_b(pipeline, stage)))
+        estimated = num_records(config, stages, stage)
+        assert plan.num_records <= estimated <= plan.num_records + 1
+        if stages == 1 or (stage == stages - 1 and chunks == 1):
+            assert estimated == plan.num_records
+        layout = slot_bytes(config, 0.0)
+        buffers = swap_bytes(config, stages, stage, 0.0).rounding_buffers
+        assert buffers == plan.num_slots * layout.slot + layout.workspace
+
+
+def test_components_of_a_plain_run() -> None:
+    """Llama 3.1 8B on 8 GPUs, tp 2, cp 2: every term by hand."""
+    config = run("llama-3.1-8b", vocab_size=128256, tp=2, cp=2, seq_length=8192, gbs=2)
+    shape = shape_of(config.model, "", 8192)
+    memory = rank_memory(config, shape, 8, 0, whole_logits=True)
+    replicated = 65 * 4096
+    parameters = (8_030_261_248 - replicated) // 2 + replicated
+    assert (memory.weights, memory.gradients) == (2 * parameters, 4 * parameters)
+    assert memory.optimizer == 12 * parameters / 4
+    assert memory.skeletal == 32 * layer_activation_bytes(config)
+    assert memory.rounding_buffers == memory.host == 0
+    hidden = 4096 * 4096 * 2
+    assert memory.transient == 4 * hidden // 2 + 4096 * 128256 // 2 * 10
+    assert memory.communication == pytest.approx(CP_GIB * GIB + STEP_BYTES * parameters / 4, abs=1)
+    assert memory.context == pytest.approx(CONTEXT_GIB * GIB, abs=1)
+    parts = components(memory)
+    assert memory.total == sum(parts.values()) - parts["host"]
+    assert memory.total == memory.states + memory.activations + memory.communication + memory.context
+
+
+def test_a_chunked_loss_takes_less_and_does_not_grow_with_the_sequence() -> None:
+    config = run("llama-3.1-8b", vocab_size=128256, seq_length=32768)
+    shape = shape_of(config.model, "", 32768)
+    whole, chunked = (rank_memory(config, shape, 1, 0, whole_logits=flag) for flag in (True, False))
+    assert whole.transient > 32768 * 128256 * 10
+    assert chunked.transient < whole.transient / 3
+    assert replace(whole, transient=0) == replace(chunked, transient=0)
+
+
+def test_recomputation_keeps_less() -> None:
+    base = {"seq_length": 8192, "num_layers": 8, "hidden_size": 512}
+    shape = shape_of(run("gpt-tiny", **base).model, "", 8192)
+
+    def kept(granularity: str) -> int:
+        return rank_memory(run("gpt-tiny", **base, recompute_granularity=granularity), shape, 1, 0).skeletal
+
+    assert kept("full") == 8 * 8192 * 512 * 2
+    assert kept("none") - kept("selective") == 8 * 8192 * 4 * 4  # log-sum-exp of 4 heads, fp32
+    full, none = (
+        rank_memory(run("gpt-tiny", **base, recompute_granularity=granularity), shape, 1, 0)
+        for granularity in ("full", "none")
+    )
+    assert full.transient > none.transient
+    assert full.total < none.total
+
+
+def test_stages_differ() -> None:
+    config = run("llama-tiny", pp=4, gbs=8, num_layers=8, vocab_size=50257, seq_length=2048)
+    shape = shape_of(config.model, "", 2048)
+    stages = [rank_memory(config, shape, 4, stage) for stage in range(4)]
+    layer = layer_activation_bytes(config)
+    assert [stage.skeletal for stage in stages] == [2 * layer * flying for flying in (4, 3, 2, 1)]
+    assert stages[0].weights > stages[1].weights == stages[2].weights < stages[3].weights
+    assert worst_rank(config, shape, 4) in (stages[0], stages[3])
+    assert worst_rank(config, shape, 4).total == max(stage.total for stage in stages)
+
+
+def test_swapping_moves_activations_to_the_host() -> None:
+    base = {"num_layers": 8, "hidden_size": 1024, "num_attention_heads": 8, "seq_length": 65536, "vocab_size": 50257}
+    shape = shape_of(run("gpt-tiny", **base).model, "", 65536)
+    plain = rank_memory(run("gpt-tiny", **base), shape, 1, 0)
+    shares = [rank_memory(run("gpt-tiny", **base, offload_alpha=alpha), shape, 1, 0) for alpha in (0.0, 0.5, 1.0)]
+    assert all(memory.total < plain.total and memory.skeletal == 0 for memory in shares)
+    assert shares[0].host < shares[1].host < shares[2].host
+    assert shares[0].rounding_buffers < shares[1].rounding_buffers < shares[2].rounding_buffers
+    unit = 65536 * 1024 * 2
+    lse = 65536 * 8 * 4
+    assert [memory.host for memory in shares] == [6 * (2 * unit + lse), 6 * (6 * unit + lse), 6 * (10 * unit + lse)]
+
+
+def test_host_memory_of_a_node_takes_the_most_demanding_stages() -> None:
+    config = run("gpt-tiny", pp=2, num_layers=8, gbs=4, offload_alpha=1.0)
+    first, last = (swap_bytes(config, 8, stage, 1.0).host for stage in (0, 1))
+    assert first > last
+    assert node_host_bytes(config, 8, 2, 1.0) == 2 * first
+    assert node_host_bytes(config, 8, 6, 1.0) == 4 * first + 2 * last
+    assert node_host_bytes(config, 8, 16, 1.0) == 4 * first + 4 * last
+
+
+MEMO_MODELS = {"7B": "gpt-7b", "13B": "gpt-13b", "30B": "gpt-30b", "65B": "gpt-65b"}
+
+
+def memo_cells(row: dict[str, str], **more: str) -> dict[str, str]:
+    length = str(int(row["seq_k"]) << 10)
+    sizes = {name: row[name] for name in ("tp", "cp", "pp", "gpus")}
+    return {**sizes, "model": MEMO_MODELS[row["model"]], "seq_len": length, "hardware": "a800-80", **more}
+
+
+def test_what_memo_ran_fits() -> None:
+    """Table 7, strategies and alphas as printed. One row cannot: 65B / tp 4 with fp32 gradients is 90 GiB of states."""
+    rows = [row for row in golden_rows("memo_table7_memo") if row["status"] == "ok"]
+    verdicts = {
+        (row["model"], row["seq_k"]): answer(read_case(memo_cells(row, alpha=row["alpha"]), "t")).verdict
+        for row in rows
+    }
+    assert [key for key, verdict in verdicts.items() if verdict != Verdict.FITS] == [("65B", "128")]
+
+
+def test_what_megatron_ran_with_full_recomputation_fits() -> None:
+    rows = [row for row in golden_rows("memo_table6_megatron") if row["status"] == "ok"]
+    assert len(rows) == 19
+    for row in rows:
+        assert answer(read_case(memo_cells(row, recompute="full"), "t")).verdict == Verdict.FITS, row
+
+
+def test_batches_fill_the_pipeline_unless_told() -> None:
+    """Fewer microbatches than stages keep fewer activations, so a case that names none must not assume few."""
+    cells = {"model": "llama-3.1-8b", "pp": "4", "gpus": "8", "hardware": "h100-94gb"}
+    named = answer(read_case({**cells, "global_batch_size": "1024"}, "t"))
+    assert answer(read_case(cells, "t")).total_bytes == named.total_bytes
+    assert answer(read_case({**cells, "global_batch_size": "2"}, "t")).total_bytes < named.total_bytes
+    interleaved = run_config(read_case({**cells, "vpp": "2"}, "t"))
+    assert interleaved.training.global_batch_size == 2 * 8

@@ -1,0 +1,107 @@
+"""Shapes of published models: exact parameters, against printed totals and against transformers itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from memo.config import PRESETS, RunConfig, preset
+from memo.errors import ConfigError
+from memo.estimate.hf_config import FAMILIES, read_hf_config, shape_from_hf
+from memo.estimate.parameters import count_parameters, stage_parameters
+from memo.estimate.rank_memory import stage_parameter_count
+from memo.estimate.shapes import model_config_of, shape_of
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "architectures.json").read_text())
+OFTEN_IN_DOUBT = {
+    "llama-biases": dict(GOLDEN["llama3-8b"]["config"], attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "qwen3-bias": dict(GOLDEN["qwen3-8b"]["config"], attention_bias=True),
+    "opt-narrow-untied": dict(GOLDEN["opt-350m"]["config"], tie_word_embeddings=False),
+    "opt-no-bias": dict(GOLDEN["opt-125m"]["config"], enable_bias=False),
+    "neox-no-bias": dict(GOLDEN["pythia-1b"]["config"], attention_bias=False),
+    "bigcode-many-heads": dict(GOLDEN["santacoder"]["config"], multi_query=False),
+    "gemma-untied-head": dict(GOLDEN["gemma-2b"]["config"], tie_word_embeddings=False),
+}
+"""Settings of the families that no published model above uses."""
+
+
+def counted_by_transformers(values: dict[str, Any]) -> int:
+    fields = {name: value for name, value in values.items() if name != "model_type"}
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    config = CONFIG_MAPPING[values["model_type"]](**ids, **fields)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    assert shape_from_hf(GOLDEN[name]["config"], name).parameters == GOLDEN[name]["parameters"]
+
+
+def test_every_family_has_a_published_model() -> None:
+    assert {entry["config"]["model_type"] for entry in GOLDEN.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", [*GOLDEN, *OFTEN_IN_DOUBT])
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    values = OFTEN_IN_DOUBT.get(name) or GOLDEN[name]["config"]
+    assert shape_from_hf(values, name).parameters == counted_by_transformers(values)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_shapes_of_presets_count_as_their_configuration(name: str, tp: int, pp: int) -> None:
+    config = RunConfig(model=preset(name)).override({"vocab_size": 50257, "seq_length": 512, "tp": tp, "pp": pp})
+    shape = shape_of(config.model, name, 512)
+    assert shape.parameters == count_parameters(config).total
+    for stage in range(pp):
+        assert stage_parameter_count(config, shape, stage) == stage_parameters(config, stage)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mistral-7b", "qwen2-7b", "qwen3-8b"])
+def test_models_that_memo_runs_keep_their_parameters(name: str) -> None:
+    shape = shape_from_hf(GOLDEN[name]["config"], name)
+    assert count_parameters(RunConfig(model=model_config_of(shape))).total == shape.parameters
+
+
+def test_a_directory_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(GOLDEN["gpt2"]["config"]))
+    assert read_hf_config(tmp_path) == read_hf_config(file) == shape_from_hf(GOLDEN["gpt2"]["config"], str(file))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "mamba"}, "x: model_type is 'mamba', which has no rules here: use llama, mistral"),
+        ({"model_type": None}, "x: model_type is None"),
+        ({"hidden_size": None}, "x: hidden_size is missing: add it, a whole number above 0"),
+        ({"vocab_size": "32k"}, "x: vocab_size is '32k': give a whole number above 0"),
+        ({"num_hidden_layers": True}, "x: num_hidden_layers is True"),
+        ({"intermediate_size": -1}, "x: intermediate_size is -1"),
+        ({"tie_word_embeddings": "no"}, "x: tie_word_embeddings is 'no': give true or false"),
+        ({"num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
+        ({"num_key_value_heads": 5}, "x: 32 attention heads do not divide into 5 key/value heads: mend num_key"),
+    ],
+)
+def test_refused(change: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        shape_from_hf({**GOLDEN["llama3-8b"]["config"], **change}, "x")
+    assert says in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.json: the file does not exist: give the path of a config\.json"):
+        read_hf_config("nowhere.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        read_hf_config(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="holds a list, not an object"):
+        read_hf_config(tmp_path)

@@ -1,0 +1,18 @@
+"""Rows of the printed tables under tests/golden."""
+
+import csv
+from pathlib import Path
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def golden_rows(name: str) -> list[dict[str, str]]:
+    """All rows of tests/golden/`name`.csv."""
+    with (GOLDEN / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def p4d_cells(row: dict[str, str], method: str) -> dict[str, str]:
+    """A row of the 4D paper's tables as a case of `memo estimate`."""
+    sizes = {name: row[name] for name in ("model", "seq_len", "tp", "cp", "pp", "mbs", "gpus")}
+    return {**sizes, "method": method, "hardware": row["gpu"], "gpu_memory_gib": row["gpu_mem_gb"]}
