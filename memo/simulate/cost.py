@@ -1,0 +1,47 @@
+"""Seconds of compute on one rank, by what they are spent on."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds that the compute row of a rank is taken; what hides under something else is not in it.
+
+    Attributes:
+        matmul: matrix products.
+        attention: its kernels.
+        elementwise: norms, activations, RoPE, sums, copies on the device, the loss: bound by memory.
+        tensor: collectives of tp and its sequence parallelism.
+        context: messages and collectives of cp.
+    """
+
+    matmul: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.matmul + self.attention + self.elementwise + self.tensor + self.context
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.matmul + other.matmul,
+            self.attention + other.attention,
+            self.elementwise + other.elementwise,
+            self.tensor + other.tensor,
+            self.context + other.context,
+        )
+
+    def __mul__(self, times: float) -> "Cost":
+        return Cost(
+            self.matmul * times,
+            self.attention * times,
+            self.elementwise * times,
+            self.tensor * times,
+            self.context * times,
+        )
+
+
+NOTHING = Cost()

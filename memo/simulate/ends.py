@@ -1,0 +1,134 @@
+"""What a step costs beside its layers: embedding and loss at the ends of the model, then data parallelism and AdamW.
+
+Follows `memo.parallel.tensor`, `memo.parallel.loss`, `memo.parallel.data` and `memo.train.optimizer`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import data_parallel_size, vocab_rows_per_rank
+from memo.estimate.parameters import layer_parameters, stage_parameters
+from memo.simulate.cost import Cost
+from memo.simulate.kernels import Group, Kernels
+
+_ADAM_BYTES = 28
+"""A parameter in fp32: weight, gradient and two moments read, all but the gradient written."""
+
+
+@dataclass(frozen=True)
+class EndCost:
+    """One microbatch at one end of the model."""
+
+    forward: Cost
+    backward: Cost
+
+
+@dataclass(frozen=True)
+class UpdateCost:
+    """After the last backward of a stage, seconds.
+
+    Attributes:
+        bucket_s: to reduce-scatter the gradients of one layer.
+        rest_s: to reduce-scatter those of the ends, which come last or first.
+        overlaps: a bucket is reduced while backward goes on with the layers below (--overlap-grad-reduce).
+        optimizer_s: norm of the gradients, AdamW, weights cast.
+        gather_s: all-gather of the new weights.
+    """
+
+    bucket_s: float
+    rest_s: float
+    overlaps: bool
+    optimizer_s: float
+    gather_s: float
+
+    def exposed_s(self, num_layers: int, backward_s: float) -> float:
+        """Reduction that is left when the last backward, through `num_layers` of `backward_s` each, has ended."""
+        total_s = num_layers * self.bucket_s + self.rest_s
+        if not self.overlaps:
+            return total_s
+        # Buckets queue: either the last one starts when its layer is done, or the queue never empties.
+        queued_s = total_s - self.rest_s - (num_layers - 1) * backward_s
+        return self.rest_s + max(self.bucket_s, queued_s)
+
+
+def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
+    """Look-up and scatter over tp; backward adds into a dense gradient of the table."""
+    tokens = _tokens(config)
+    tp = Group(config.parallel.tp, 1)
+    hidden_bytes = tokens * config.model.hidden_size * kernels.narrow
+    scatter_s = kernels.gather_s(hidden_bytes, tp)
+    table = _head_rows(config) * config.model.hidden_size
+    return EndCost(
+        Cost(elementwise=kernels.memory_s(2 * hidden_bytes, 2), tensor=scatter_s),
+        Cost(
+            elementwise=kernels.memory_s(2 * hidden_bytes + table * (2 * kernels.narrow + 2 * kernels.wide), 3),
+            tensor=scatter_s,
+        ),
+    )
+
+
+def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
+    """Final norm and the chunked loss: backward computes the logits of each chunk again."""
+    tokens, hidden, rows = _tokens(config), config.model.hidden_size, _head_rows(config)
+    tp = Group(config.parallel.tp, 1)
+    chunk = min(config.training.loss_chunk_size, tokens)
+    count = math.ceil(tokens / chunk)
+    logits, table = chunk * rows, rows * hidden
+    chunk_bytes = chunk * hidden * kernels.narrow
+    product_s = kernels.matmul_s(chunk, rows, hidden)
+    gather_s = kernels.gather_s(chunk_bytes, tp)
+    # Logits are written by their product, read once, and in backward overwritten by their gradient.
+    forward_bytes, backward_bytes = logits * kernels.narrow, 2 * logits * kernels.narrow
+    weight_bytes = table * (2 * kernels.narrow + 2 * kernels.wide)
+    norm_s = kernels.memory_s(2 * tokens / tp.size * hidden * kernels.narrow)
+    forward = Cost(
+        matmul=product_s,
+        elementwise=kernels.memory_s(forward_bytes, 2),
+        tensor=gather_s + 2 * kernels.all_reduce_s(chunk * kernels.wide, tp),
+    )
+    backward = Cost(
+        matmul=2 * product_s + kernels.matmul_s(rows, hidden, chunk),
+        elementwise=kernels.memory_s(backward_bytes + weight_bytes, 3),
+        tensor=2 * gather_s,
+    )
+    return EndCost(forward * count + Cost(elementwise=norm_s), backward * count + Cost(elementwise=2 * norm_s))
+
+
+def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> UpdateCost:
+    """ZeRO-1 over dp x cp: gradients in fp32 are reduced to shards, weights gathered from them."""
+    parallel = config.parallel
+    shards = data_parallel_size(config, world_size) * parallel.cp
+    group = Group(shards, parallel.tp)
+    parameters = stage_parameters(config, stage)
+    layer = layer_parameters(config.model)
+    per_layer = layer.split // parallel.tp + layer.replicated
+    num_layers = config.model.num_layers // parallel.pp
+    rest = parameters - num_layers * per_layer
+    shard = parameters / shards
+    adam = shard * (_ADAM_BYTES * kernels.wide / 4 + 3 * kernels.wide + kernels.narrow)
+    return UpdateCost(
+        bucket_s=kernels.gather_s(per_layer * kernels.wide, group),
+        rest_s=kernels.gather_s(rest * kernels.wide, group) + _tied_s(config, kernels, world_size, stage),
+        overlaps=parallel.overlap_grad_reduce,
+        optimizer_s=kernels.memory_s(adam, 8) + 3 * kernels.all_reduce_s(8, Group(world_size, 1)),
+        gather_s=kernels.gather_s(parameters * kernels.narrow, group),
+    )
+
+
+def _tied_s(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> float:
+    """First and last stage add up the gradients of one matrix, each rank its shard."""
+    parallel = config.parallel
+    if parallel.pp == 1 or config.model.untie_embeddings_and_output_weights or stage not in (0, parallel.pp - 1):
+        return 0.0
+    shards = data_parallel_size(config, world_size) * parallel.cp
+    num_bytes = _head_rows(config) * config.model.hidden_size * kernels.wide / shards
+    return kernels.all_reduce_s(num_bytes, Group(2, world_size // 2))
+
+
+def _tokens(config: RunConfig) -> int:
+    return config.data.seq_length * config.training.micro_batch_size // config.parallel.cp
+
+
+def _head_rows(config: RunConfig) -> int:
+    return vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp)

@@ -1,0 +1,114 @@
+"""Seconds of one kernel or collective on one rank: the peaks of `Hardware` times the shares of its `Efficiency`."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from memo.config.training import Dtype
+from memo.estimate.hardware import Hardware
+from memo.units import DTYPE_BYTES
+
+_LARGE_HEAD = 128
+"""Head size that attention's efficiencies are stated for."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate: `size` of them, `stride` apart in the grid."""
+
+    size: int
+    stride: int
+
+    def members_per_node(self, ranks_per_node: int) -> int:
+        """Members on the node of the first; ranks fill nodes in order."""
+        return max(1, min(self.size, ranks_per_node // self.stride))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Times on one machine in one dtype."""
+
+    hardware: Hardware
+    dtype: Dtype
+
+    @cached_property
+    def narrow(self) -> int:
+        """Bytes of an element of weights and activations."""
+        return DTYPE_BYTES[self.dtype]
+
+    @cached_property
+    def wide(self) -> int:
+        """Bytes of an element of sums and gradients: fp32, and fp64 for fp64."""
+        return max(4, self.narrow)
+
+    @cached_property
+    def kernel_s(self) -> float:
+        return self.hardware.efficiency.kernel_s
+
+    @cached_property
+    def _matmul_flops(self) -> float:
+        return self.hardware.peak_flops(self.dtype) * self.hardware.efficiency.matmul
+
+    @cached_property
+    def _memory_bytes_per_s(self) -> float:
+        return self.hardware.memory_gb_per_s * 1e9 * self.hardware.efficiency.memory
+
+    def matmul_s(self, m: float, n: float, k: float) -> float:
+        """[m, k] x [k, n]. Small sizes fill the device badly: each costs a factor size / (size + half size)."""
+        half = self.hardware.efficiency.matmul_half_size
+        # 2 m n k FLOPs over the product of the three factors.
+        return 2.0 * (m + half) * (n + half) * (k + half) / self._matmul_flops + self.kernel_s
+
+    def attention_s(self, flops: float, head_dim: int, backward: bool) -> float:
+        """`flops` as the mathematics needs them: what backward computes again is in its efficiency."""
+        efficiency = self.hardware.efficiency
+        share = efficiency.attention_backward if backward else efficiency.attention_forward
+        half = efficiency.attention_half_head
+        share *= head_dim / (head_dim + half) * (_LARGE_HEAD + half) / _LARGE_HEAD
+        return flops / (self.hardware.peak_flops(self.dtype) * share) + self.kernel_s
+
+    def memory_s(self, num_bytes: float, num_kernels: int = 1) -> float:
+        """Kernels that read and write `num_bytes` together and compute next to nothing."""
+        return num_bytes / self._memory_bytes_per_s + num_kernels * self.kernel_s
+
+    def gather_s(self, num_bytes: float, group: Group) -> float:
+        """All-gather to, or reduce-scatter from, `num_bytes` on every rank."""
+        if group.size == 1:
+            return 0.0
+        rate = self._collective_bytes_per_s(group)
+        return num_bytes * (group.size - 1) / group.size / rate + self.hardware.efficiency.collective_s
+
+    def all_reduce_s(self, num_bytes: float, group: Group) -> float:
+        return 2.0 * self.gather_s(num_bytes, group)
+
+    def all_to_all_s(self, num_bytes: float, group: Group) -> float:
+        """Every rank sends `num_bytes` in all, its own part included."""
+        if group.size == 1:
+            return 0.0
+        efficiency = self.hardware.efficiency
+        members = group.members_per_node(self.hardware.gpus_per_node)
+        inside = num_bytes * (members - 1) / group.size / (self.hardware.node_gb_per_s * 1e9 * efficiency.node)
+        outside = num_bytes * (group.size - members) / group.size
+        outside /= self.hardware.network_gb_per_s * 1e9 * efficiency.network
+        return max(inside, outside) + efficiency.collective_s
+
+    def message_s(self, num_bytes: float, group: Group) -> float:
+        """One message to the next rank of the group; the slowest pair counts."""
+        if group.size == 1:
+            return 0.0
+        efficiency = self.hardware.efficiency
+        rate = self.hardware.node_gb_per_s * efficiency.node
+        if not self._is_in_node(group):
+            rate = self.hardware.network_gb_per_s * efficiency.network
+        return num_bytes / (rate * 1e9) + efficiency.collective_s
+
+    def _is_in_node(self, group: Group) -> bool:
+        return group.size * group.stride <= self.hardware.gpus_per_node
+
+    def _collective_bytes_per_s(self, group: Group) -> float:
+        """Rings enter and leave a node once, over the network parts of all members there."""
+        hardware = self.hardware
+        node = hardware.node_gb_per_s * hardware.efficiency.node
+        if self._is_in_node(group):
+            return node * 1e9
+        members = group.members_per_node(hardware.gpus_per_node)
+        return min(node, hardware.network_gb_per_s * hardware.efficiency.network * members) * 1e9

@@ -1,0 +1,258 @@
+"""What one transformer layer costs on one rank: every product, kernel and collective of the runtime, in order.
+
+Follows `memo.model.layer`, `memo.parallel.tensor` and `memo.parallel.context`, and `memo.executor.layer` where a
+swap plan runs. Collectives count where the runtime waits for them: those of a column-parallel matrix hide under
+its two products in backward, ring messages under the attention of their step, all others under nothing.
+
+Shapes on one rank: t = s b / cp tokens gathered, n = t / tp tokens between matrices; q, kv, fc1, ffn widths / tp.
+Known error: documents are not packed, attention is that of one causal document. Elementwise work counts as fused
+kernels do it, each tensor read and written once; where torch composes it of several kernels (RoPE, SwiGLU, the
+sums of a ring, the loss) it takes up to three times as long.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_a2a_size, resolved_offload_tiles
+from memo.simulate.cost import Cost
+from memo.simulate.kernels import Group, Kernels
+
+_RING_KERNELS = 8
+"""Kernels of one ring step besides attention: two blocks, their sums, the exchange of keys and values."""
+_SUM_PASSES = 2.5
+"""Over an fp32 sum, to add a part in bf16: the part read, the sum read and written."""
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer and microbatch on one rank.
+
+    Attributes:
+        backward: without any recomputation of skeletal activations.
+        recompute: by group of `memo.skeleton`, to rebuild all tokens of it in backward.
+    """
+
+    forward: Cost
+    backward: Cost
+    recompute: dict[str, Cost] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerModel:
+    """Sizes of one layer on one rank, and the times of its pieces."""
+
+    config: RunConfig
+    kernels: Kernels
+    tiles: int = 1
+    """Parts of the sequence that are computed at a time (memo.executor.layer)."""
+
+    @cached_property
+    def tokens(self) -> float:
+        return self.config.data.seq_length * self.config.training.micro_batch_size / self.config.parallel.cp
+
+    @cached_property
+    def tp(self) -> Group:
+        return Group(self.config.parallel.tp, 1)
+
+    @cached_property
+    def q(self) -> float:
+        return self.config.model.num_attention_heads * self.config.model.head_dim / self.tp.size
+
+    @cached_property
+    def kv(self) -> float:
+        """Of k alone, or v."""
+        return self.config.model.kv_heads * self.config.model.head_dim / self.tp.size
+
+    @cached_property
+    def ffn(self) -> float:
+        return self.config.model.ffn_size / self.tp.size
+
+    @cached_property
+    def fc1(self) -> float:
+        return self.ffn * (2 if self.config.model.gated else 1)
+
+    # Pieces of forward.
+
+    def product(self, n: float, k: float) -> float:
+        """All tokens through one matrix, tile by tile."""
+        return self.tiles * self.kernels.matmul_s(self.tokens / self.tiles, n, k)
+
+    def weight_product(self, n: float, k: float) -> float:
+        """A weight gradient, summed over all tokens, tile by tile."""
+        return self.tiles * self.kernels.matmul_s(n, k, self.tokens / self.tiles)
+
+    def weight_sum(self, n: float, k: float) -> float:
+        """Adding a weight gradient to the main gradient: written and read narrow, the sum read and written wide."""
+        kernels = self.kernels
+        return self.tiles * kernels.memory_s(n * k * 2 * (kernels.narrow + kernels.wide), 1)
+
+    def hidden_s(self, passes: float, num_kernels: int = 1) -> float:
+        """Passes over [n, h]."""
+        num_bytes = passes * self.tokens / self.tp.size * self.config.model.hidden_size * self.kernels.narrow
+        return self.kernels.memory_s(num_bytes, num_kernels * self.tiles)
+
+    def inner_s(self, passes_of_fc1: float, passes_of_ffn: float, num_kernels: int = 1) -> float:
+        """Passes over [t, fc1] and [t, ffn]."""
+        num_bytes = self.tokens * (passes_of_fc1 * self.fc1 + passes_of_ffn * self.ffn) * self.kernels.narrow
+        return self.kernels.memory_s(num_bytes, num_kernels * self.tiles)
+
+    def gather_s(self) -> float:
+        """All-gather or reduce-scatter of [t, h] over tp."""
+        num_bytes = self.tokens / self.tiles * self.config.model.hidden_size * self.kernels.narrow
+        return self.tiles * self.kernels.gather_s(num_bytes, self.tp)
+
+    def rope_s(self) -> float:
+        if self.config.model.position_embedding_type != "rope":
+            return 0.0
+        passes = 4 if self.config.model.qk_layernorm else 2
+        num_bytes = passes * self.tokens * (self.q + self.kv) * self.kernels.narrow
+        return self.kernels.memory_s(num_bytes, passes * self.tiles)
+
+    def activation_s(self) -> float:
+        return self.inner_s(1, 1)
+
+    def activation_backward_s(self) -> float:
+        return self.inner_s(2, 1)
+
+    # The layer.
+
+    @cached_property
+    def qkv_forward(self) -> Cost:
+        hidden = self.config.model.hidden_size
+        return Cost(
+            matmul=self.product(self.q + 2 * self.kv, hidden),
+            elementwise=self.hidden_s(2) + self.rope_s(),
+            tensor=self.gather_s(),
+        )
+
+    @cached_property
+    def residual_forward(self) -> Cost:
+        hidden = self.config.model.hidden_size
+        return Cost(matmul=self.product(hidden, self.q), elementwise=self.hidden_s(3), tensor=self.gather_s())
+
+    @cached_property
+    def fc1_forward(self) -> Cost:
+        return Cost(matmul=self.product(self.fc1, self.config.model.hidden_size))
+
+    @cached_property
+    def forward(self) -> Cost:
+        rest = Cost(
+            matmul=self.product(self.config.model.hidden_size, self.ffn),
+            elementwise=self.hidden_s(5, 2) + self.activation_s(),  # norm, and the sum at the end
+            tensor=2 * self.gather_s(),
+        )
+        attention = attention_cost(self, backward=False)
+        return self.qkv_forward + attention + self.residual_forward + self.fc1_forward + rest
+
+    @cached_property
+    def plain_backward(self) -> Cost:
+        hidden = self.config.model.hidden_size
+        column = self._column_backward(self.q + 2 * self.kv) + self._column_backward(self.fc1)
+        row = Cost(tensor=2 * self.gather_s())
+        for width in (self.q, self.ffn):
+            row += Cost(
+                matmul=self.product(width, hidden) + self.weight_product(hidden, width),
+                elementwise=self.weight_sum(hidden, width),
+            )
+        elementwise = self.hidden_s(3 * 2 + 3 * 2, 4) + self.rope_s() + self.activation_backward_s()
+        return attention_cost(self, backward=True) + column + row + Cost(elementwise=elementwise)
+
+    def _column_backward(self, width: float) -> Cost:
+        """Gathering hides under the product of the input's gradient, scattering under that of the weight's."""
+        hidden = self.config.model.hidden_size
+        to_input, to_weight = self.product(hidden, width), self.weight_product(width, hidden)
+        gather_s = self.gather_s()
+        return Cost(
+            matmul=to_input + to_weight,
+            elementwise=self.weight_sum(width, hidden),
+            tensor=max(0.0, gather_s - to_input) + max(0.0, gather_s - to_weight),
+        )
+
+    @cached_property
+    def replays(self) -> Cost:
+        """What a backward under a swap plan does again in any case: norms, heads, activation; two gathers wait."""
+        elementwise = self.hidden_s(4, 2) + self.rope_s() + self.activation_s()
+        return Cost(elementwise=elementwise, tensor=2 * self.gather_s())
+
+
+def plain_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
+    """A layer whose activations stay on the device, under --recompute-granularity."""
+    model = LayerModel(config, kernels)
+    backward = model.plain_backward
+    if config.memory.recompute_granularity == "full":
+        backward += model.forward
+    elif config.memory.recompute_granularity == "selective":
+        backward += attention_cost(model, backward=False)
+    return LayerCost(model.forward, backward)
+
+
+def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
+    """A layer under a swap plan, in tiles; `recompute` by group."""
+    model = LayerModel(config, kernels, resolved_offload_tiles(config))
+    recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_forward}
+    if config.memory.offload_policy == "paper":
+        recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved
+    copies = Cost(
+        elementwise=model.hidden_s(4, 2) + model.kernels.memory_s(2 * model.tokens * model.q * kernels.narrow)
+    )
+    return LayerCost(model.forward + copies, model.plain_backward + model.replays, recompute)
+
+
+def attention_cost(model: LayerModel, backward: bool) -> Cost:
+    """Causal attention of one rank: zigzag gives each cp rank the same share of the triangle."""
+    config, kernels = model.config, model.kernels
+    shape, parallel = config.model, config.parallel
+    seq_length, batch = config.data.seq_length, config.training.micro_batch_size
+    flops = 2.0 * seq_length * seq_length * batch * model.q / parallel.cp * (2 if backward else 1)
+    seconds = kernels.attention_s(flops, shape.head_dim, backward)
+    if parallel.cp == 1:
+        return Cost(attention=seconds)
+    a2a_size = resolved_a2a_size(config)
+    ring = Group(parallel.cp // a2a_size, parallel.tp * a2a_size)
+    cost = Cost(attention=seconds)
+    if a2a_size > 1:
+        cost += _head_exchange(model, Group(a2a_size, parallel.tp), backward)
+    if ring.size == 1:
+        return cost
+    if parallel.cp_comm_type == "all_gather":
+        return cost + _gathered(model, ring, backward)
+    return cost + _ring(model, ring, seconds / ring.size, backward)
+
+
+def _head_exchange(model: LayerModel, group: Group, backward: bool) -> Cost:
+    """q, k, v there and the output back; in backward also the output, its gradient and theirs."""
+    kernels = model.kernels
+    there = (3 * model.q if backward else model.q) + 2 * model.kv
+    back = model.q + 2 * model.kv if backward else model.q
+    sizes = [model.tokens * width * kernels.narrow for width in (there, back)]
+    copies = sum(kernels.memory_s(4 * size, 4) for size in sizes)
+    return Cost(elementwise=copies, context=sum(kernels.all_to_all_s(size, group) for size in sizes))
+
+
+def _gathered(model: LayerModel, group: Group, backward: bool) -> Cost:
+    """Keys and values of all ranks; their gradients come back in fp32."""
+    kernels = model.kernels
+    elements = model.tokens * 2 * model.kv * group.size
+    context = kernels.gather_s(elements * kernels.narrow, group)
+    elementwise = kernels.memory_s(4 * elements * kernels.narrow, 4)
+    sums = kernels.memory_s(_SUM_PASSES * model.tokens * model.q * kernels.wide, _RING_KERNELS)
+    if backward:
+        context += kernels.gather_s(elements * kernels.wide, group)
+        elementwise += kernels.memory_s(_SUM_PASSES * elements * kernels.wide, 4)
+    return Cost(elementwise=elementwise + sums, context=context)
+
+
+def _ring(model: LayerModel, group: Group, step_s: float, backward: bool) -> Cost:
+    """Each step sends keys and values on, in backward their fp32 gradients too, while its blocks are computed."""
+    kernels = model.kernels
+    kv = model.tokens * 2 * model.kv
+    message_s = kernels.message_s(kv * (kernels.narrow + (kernels.wide if backward else 0)), group)
+    # In all but the first step half of the scores are left out: three quarters of the queries are met on average.
+    sums = _SUM_PASSES * model.tokens * model.q * kernels.wide * (0.25 + 0.75 * group.size)
+    if backward:
+        sums += _SUM_PASSES * kv * kernels.wide * group.size
+    exposed_s = (group.size - 1) * max(0.0, message_s - step_s)
+    if backward:
+        exposed_s += kernels.message_s(kv * kernels.wide, group)  # the last hop home hides under nothing
+    return Cost(elementwise=kernels.memory_s(sums, _RING_KERNELS * group.size), context=exposed_s)

@@ -1,0 +1,121 @@
+"""Everything that decides the time of a step, worked out once: the input of the prediction and of the trace."""
+
+from dataclasses import dataclass, replace
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_dtype
+from memo.estimate.hardware import Hardware
+from memo.parallel.schedule import Action, Pipeline
+from memo.planner.problem import SwapSolution
+from memo.simulate.cost import NOTHING, Cost
+from memo.simulate.ends import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
+from memo.simulate.kernels import Group, Kernels
+from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
+from memo.simulate.streams import LayerTimes
+from memo.simulate.swapping import choose, layer_times, pipeline_of, swap_problem
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """The costs of one step on every stage.
+
+    Attributes:
+        layer: without the recomputation of skeletal activations under a swap plan.
+        recompute: that recomputation, in the backward of one layer.
+        embedding, loss: the ends of the model, one microbatch.
+        message_s: between neighbouring stages.
+        times: of one layer and its copies; copies of 0 s where nothing moves.
+        updates: by stage.
+        peak_flops: of one rank, FLOP/s.
+        swap: what moves (planned for the first stage); None where no swap plan runs.
+    """
+
+    pipeline: Pipeline
+    num_layers: int
+    layer: LayerCost
+    recompute: Cost
+    embedding: EndCost
+    loss: EndCost
+    message_s: float
+    times: LayerTimes
+    updates: tuple[UpdateCost, ...]
+    peak_flops: float
+    swap: SwapSolution | None
+
+    @property
+    def layers_per_chunk(self) -> int:
+        return self.num_layers // (self.pipeline.stages * self.pipeline.chunks)
+
+    @property
+    def layers_per_stage(self) -> int:
+        return self.num_layers // self.pipeline.stages
+
+    def embedding_s(self, stage: int, action: Action) -> float:
+        """Seconds of the embedding in an action, 0 where it has none."""
+        return _end_s(self.embedding, action) if self.pipeline.virtual_stage(stage, action.chunk) == 0 else 0.0
+
+    def loss_s(self, stage: int, action: Action) -> float:
+        """Seconds of the loss in an action, 0 where it has none."""
+        is_last = self.pipeline.virtual_stage(stage, action.chunk) == self.pipeline.last_virtual_stage
+        return _end_s(self.loss, action) if is_last else 0.0
+
+    def action_s(self, stage: int, action: Action) -> float:
+        """Seconds of an action that waits for no copy."""
+        layer_s = self.times.forward_s if action.kind == "F" else self.times.backward_s
+        return self.layers_per_chunk * layer_s + self.embedding_s(stage, action) + self.loss_s(stage, action)
+
+
+def step_model(config: RunConfig, world_size: int, hardware: Hardware, alpha: float | None = None) -> StepModel:
+    """Arguments and errors as of `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
+    dtype = resolved_dtype(config, hardware.device)
+    if config.hardware.peak_tflops is not None:
+        hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
+    kernels = Kernels(hardware, dtype)
+    parallel = config.parallel
+    layer, recompute, times, swap = _layer(config, world_size, kernels, alpha)
+    tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
+    wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow
+    return StepModel(
+        pipeline=pipeline_of(config, world_size),
+        num_layers=config.model.num_layers,
+        layer=layer,
+        recompute=recompute,
+        embedding=embedding_cost(config, kernels),
+        loss=loss_cost(config, kernels),
+        message_s=kernels.message_s(wire_bytes, Group(parallel.pp, world_size // parallel.pp)),
+        times=times,
+        updates=_updates(config, kernels, world_size),
+        peak_flops=hardware.peak_flops(dtype),
+        swap=swap,
+    )
+
+
+def _layer(
+    config: RunConfig, world_size: int, kernels: Kernels, alpha: float | None
+) -> tuple[LayerCost, Cost, LayerTimes, SwapSolution | None]:
+    """A layer as it is executed: plain, or under a swap plan with what that recomputes and copies."""
+    asked: float | str = config.memory.offload_alpha if alpha is None else alpha
+    if asked != "off" and (alpha is not None or config.memory.swaps):
+        layer = swapped_layer(config, kernels)
+        problem = swap_problem(config, world_size, kernels.hardware, layer)
+        swap = choose(problem, asked)
+        if not (swap.moves_nothing_is_best and asked == "auto"):
+            recompute = NOTHING
+            for name, cost in layer.recompute.items():
+                recompute += cost * (1.0 - swap.tiles[name] / problem.tiles)
+            return layer, recompute, layer_times(problem, swap, kernels.hardware), swap
+    layer = plain_layer(config, kernels)
+    return layer, NOTHING, LayerTimes(layer.forward.total_s, layer.backward.total_s), None
+
+
+def _updates(config: RunConfig, kernels: Kernels, world_size: int) -> tuple[UpdateCost, ...]:
+    """By stage; those between the first and the last are alike."""
+    stages = config.parallel.pp
+    first, last = (update_cost(config, kernels, world_size, stage) for stage in (0, stages - 1))
+    if stages <= 2:
+        return (first, last)[:stages]
+    return first, *[update_cost(config, kernels, world_size, 1)] * (stages - 2), last
+
+
+def _end_s(end: EndCost, action: Action) -> float:
+    return (end.forward if action.kind == "F" else end.backward).total_s

@@ -1,0 +1,155 @@
+"""Which share of the activations a simulated run moves, and what its layers and copies take then."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from memo.config import RunConfig
+from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
+from memo.errors import PlanError
+from memo.estimate.hardware import Hardware
+from memo.estimate.memory import estimate_memory
+from memo.parallel.schedule import Pipeline, one_f_one_b
+from memo.planner.alpha import solve_at
+from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict, stay
+from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
+from memo.planner.swap import SwapPlan, layer_ops, swap_plan
+from memo.simulate.layer import LayerCost
+from memo.simulate.pipeline import steady_microbatches
+from memo.simulate.streams import LayerTimes
+from memo.skeleton import layer_bytes
+
+_GRID_TOLERANCE = 1e-9
+"""In tiles: 0.3 x 10 is 2.9999999999999996."""
+
+
+def pipeline_of(config: RunConfig, world_size: int) -> Pipeline:
+    return Pipeline(config.parallel.pp, config.parallel.vpp, num_microbatches(config, world_size))
+
+
+def stage_plan(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:
+    """The swap plan of one stage over all microbatches of `pipeline`."""
+    return swap_plan(layer_ops(pipeline, stage, num_layers, one_f_one_b(pipeline, stage)))
+
+
+@lru_cache(maxsize=256)
+def steady_plan(short: Pipeline, stage: int, num_layers: int) -> SwapPlan:
+    """The same for a shortened pipeline; a search asks for the same few again and again."""
+    return stage_plan(short, stage, num_layers)
+
+
+def shortened(pipeline: Pipeline) -> Pipeline:
+    """The same pipeline with only as many microbatches as the steady phase takes to show."""
+    return replace(pipeline, microbatches=steady_microbatches(pipeline))
+
+
+def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: LayerCost) -> SwapProblem:
+    """What `memo.train.swap` would profile and plan on the first stage, which holds most, from modelled times.
+
+    Args:
+        layer: of `memo.simulate.layer.swapped_layer`.
+    """
+    parallel, memory = config.parallel, config.memory
+    pipeline = pipeline_of(config, world_size)
+    short = shortened(pipeline)
+    plan = steady_plan(short, 0, config.model.num_layers)
+    dtype = resolved_dtype(config, hardware.device)
+    num_tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
+    sizes = layer_bytes(config.model, num_tokens, parallel.tp, dtype, memory.offload_policy)
+    estimate = estimate_memory(
+        replace(config, hardware=replace(config.hardware, device=hardware.device)), world_size, 0
+    )
+    states = estimate.weights + estimate.gradients + estimate.optimizer + estimate.runtime
+    passes = config.model.num_layers // parallel.pp * pipeline.microbatches
+    return SwapProblem(
+        policy=memory.offload_policy,
+        tiles=resolved_offload_tiles(config),
+        always=sizes.always,
+        groups=swap_groups(sizes, {name: cost.total_s for name, cost in layer.recompute.items()}, plan.num_slots),
+        never=sizes.never,
+        forward_s=layer.forward.total_s,
+        backward_s=layer.backward.total_s,
+        offload=_link(hardware.offload_gb_per_s, hardware),
+        prefetch=_link(hardware.prefetch_gb_per_s, hardware),
+        num_passes=passes,
+        num_moves=plan.num_offloads * pipeline.microbatches // short.microbatches,
+        num_records=plan.num_records,
+        host_bytes=host_bytes_of_rank(config, world_size, hardware),
+        device_bytes=max(0, hardware.memory_bytes - states - estimate.ends - estimate.workspace),
+        fixed_buffer_bytes=fixed_buffer_bytes(sizes, plan.num_slots),
+        resident_bytes=estimate.activations,
+    )
+
+
+def host_bytes_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -> int:
+    """--offload-host-memory-gb, else all of the node's, divided by its ranks."""
+    given = config.memory.offload_host_memory_gb
+    node_bytes = hardware.host_memory_bytes if given is None else int(given * (1 << 30))
+    return node_bytes // min(world_size, hardware.gpus_per_node)
+
+
+def choose(problem: SwapProblem, alpha: float | str) -> SwapSolution:
+    """What moves: a given share of every group, rounded down to tiles, or for "auto" what limits and times allow.
+
+    A given share is taken at its word: whether it fits is for an estimate of memory to say. "auto" answers as
+    `memo.planner.alpha.solve`, but without a linear program: tiles are given one by one to the group that saves the
+    most recomputation a byte and still fits. With several limits at once that may move a few tiles less.
+
+    Raises:
+        PlanError: a share outside [0, 1]; for "auto" also rounding buffers that do not fit on the device.
+        HostMemoryError: for "auto", what always moves does not fit in host memory.
+    """
+    if not isinstance(alpha, str):
+        if not 0 <= alpha <= 1:
+            raise PlanError(f"alpha is {alpha}, but it is a share of the tokens: give 0 to 1")
+        tiles = problem.uniform(int(alpha * problem.tiles + _GRID_TOLERANCE))
+        return predict(problem, tiles, {group.name: float(alpha) for group in problem.groups}, Limit.REQUEST)
+    if problem.fits_resident:
+        return stay(problem)
+    tiles = dict(solve_at(problem, 0.0).tiles)
+    bundles = [list(problem.groups)] if problem.policy == "paper" else [[g] for g in problem.groups if g.recompute_s]
+    bundles.sort(key=lambda groups: groups[0].recompute_s / max(1, groups[0].num_bytes), reverse=True)
+    limit = Limit.EVERYTHING if problem.num_moves else Limit.NO_MOVES
+    for groups in bundles:
+        while tiles[groups[0].name] < problem.tiles:
+            more = {**tiles, **{group.name: tiles[group.name] + 1 for group in groups}}
+            broken = problem.violated(more)
+            if broken:
+                limit = broken[0]
+                break
+            tiles = more
+    return predict(problem, tiles, {name: count / problem.tiles for name, count in tiles.items()}, limit)
+
+
+def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware) -> LayerTimes:
+    """Compute of one layer with its recomputation, and its copies."""
+    return LayerTimes(
+        problem.forward_s,
+        problem.backward_s + solution.recompute_s,
+        solution.moved_bytes / (hardware.offload_gb_per_s * 1e9),
+        solution.moved_bytes / (hardware.prefetch_gb_per_s * 1e9),
+        hardware.copies_overlap,
+    )
+
+
+def copies_s(short: Pipeline, stage: int, num_layers: int, times: LayerTimes) -> float:
+    """Seconds that the copies of one microbatch take on a stage, both directions."""
+    plan = steady_plan(short, stage, num_layers)
+    return plan.num_offloads / short.microbatches * (times.offload_s + times.prefetch_s)
+
+
+def always_hidden(times: LayerTimes, pipeline: Pipeline) -> bool:
+    """Whether no copy can ever hold compute up.
+
+    One stage offloads in forward and prefetches in backward: each copy has one layer operation to hide under. With
+    several stages forward and backward alternate, and a slot is emptied and filled again under one operation.
+    """
+    if not times.copies_overlap:
+        return times.offload_s + times.prefetch_s == 0.0
+    if pipeline.stages == 1:
+        return times.offload_s <= times.forward_s and times.prefetch_s <= times.backward_s
+    return times.offload_s + times.prefetch_s <= min(times.forward_s, times.backward_s)
+
+
+def _link(gb_per_s: float, hardware: Hardware) -> Link:
+    rate = gb_per_s * 1e9
+    return Link(rate, rate if hardware.copies_overlap else 0.0)

@@ -1,0 +1,89 @@
+"""The whole simulated step as spans: every layer, copy, reduction and update of every stage.
+
+Nothing is shortened here: all microbatches run, layer by layer, on the streams of their stage, so this is also what
+the fast prediction is tested against.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from memo.artifacts import files
+from memo.config import RunConfig
+from memo.estimate.hardware import Hardware
+from memo.simulate.model import StepModel, step_model
+from memo.simulate.pipeline import program, run
+from memo.simulate.stage import Stage
+from memo.simulate.streams import StageStreams
+from memo.simulate.swapping import stage_plan
+
+ROWS = ("compute", "offload", "prefetch", "data")
+"""data: reduction of gradients and gathering of weights over dp x cp."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work on one row of one stage; every rank of the stage does the same."""
+
+    stage: int
+    row: str
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """All spans of a step, and what it comes to.
+
+    Attributes:
+        pipeline_s: from the first forward to the last backward.
+        stall_s: by stage, what compute waits for copies.
+    """
+
+    spans: tuple[Span, ...]
+    step_time_s: float
+    pipeline_s: float
+    stall_s: tuple[float, ...]
+
+
+def simulate_step(config: RunConfig, world_size: int, hardware: Hardware, alpha: float | None = None) -> SimulatedStep:
+    """Simulate one step event by event; arguments and errors as of `memo.simulate.predict.predict_step`."""
+    return simulate(step_model(config, world_size, hardware, alpha))
+
+
+def simulate(model: StepModel) -> SimulatedStep:
+    """Simulate one step of given costs."""
+    pipeline, spans = model.pipeline, []
+
+    def record(stage: int, row: str, name: str, start_s: float, end_s: float) -> None:
+        spans.append(Span(stage, row, name, start_s, end_s))
+
+    plans = [stage_plan(pipeline, index, model.num_layers) for index in range(pipeline.stages)]
+    streams = [StageStreams(plan, model.times) for plan in plans]
+    stages = [Stage(index, model, streams[index], partial(record, index)) for index in range(pipeline.stages)]
+    clock = run(
+        program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.action, ready_s), model.message_s
+    )
+    ends = [stage.finish_reduction(clock.ends[stage.index][-1]) for stage in stages]
+    # The norm of the gradients is of the whole model: all stages meet there.
+    step_s = max(stage.optimize(max(ends)) for stage in stages)
+    return SimulatedStep(tuple(spans), step_s, clock.makespan_s, tuple(stream.stall_s for stream in streams))
+
+
+def write_trace(spans: Sequence[Span], path: str | Path) -> None:
+    """Chrome's trace format, which https://ui.perfetto.dev opens: a process a stage, a thread a row.
+
+    Raises ArtifactError when the file cannot be written.
+    """
+    events: list[dict[str, Any]] = []
+    for stage in sorted({span.stage for span in spans}):
+        events.append({"ph": "M", "pid": stage, "tid": 0, "name": "process_name", "args": {"name": f"stage {stage}"}})
+        for at, row in enumerate(ROWS):
+            events.append({"ph": "M", "pid": stage, "tid": at, "name": "thread_name", "args": {"name": row}})
+    for span in spans:
+        times = {"ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6}
+        events.append({"ph": "X", "pid": span.stage, "tid": ROWS.index(span.row), "name": span.name, **times})
+    files.write(path, "chrome_trace", 1, {"displayTimeUnit": "ms", "traceEvents": events})

@@ -1,0 +1,89 @@
+"""Machines from TOML files, and the table of known ones."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from memo.errors import ConfigError
+from memo.estimate.hardware import Efficiency
+from memo.estimate.hardware_file import read_hardware
+from memo.estimate.hardware_table import HARDWARE
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "ours.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_fields_replace_those_of_the_machine_it_is_like(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        'like = "h100-80"\nmemory_gib = 96\ngpus_per_node = 4\npeak_tflops.bf16 = 800\n[efficiency]\nmatmul = 0.7\n',
+    )
+    machine, base = read_hardware(path), HARDWARE["h100-80"]
+    assert (machine.name, machine.memory_gib, machine.gpus_per_node) == ("ours", 96.0, 4)
+    assert machine.peak_flops("bf16") == 800e12
+    assert machine.peak_flops("fp64") == base.peak_flops("fp64")
+    assert machine.efficiency.matmul == 0.7
+    assert machine.efficiency.memory == base.efficiency.memory
+    assert machine.network_gb_per_s == base.network_gb_per_s
+    assert str(path) in machine.source
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("memory_gib = 1", 'there is no `like`: name the nearest machine, such as like = "h100-80"'),
+        ('like = "h100"', "like is 'h100', which is no machine of the table"),
+        ('like = "h200"\nmemory_gb = 3', "there is no field 'memory_gb': did you mean 'memory_gib'?"),
+        ('like = "h200"\nmemory_gib = "3"', "memory_gib is '3': give a positive number"),
+        ('like = "h200"\nmemory_gib = 0', "memory_gib is 0: give a positive number"),
+        ('like = "h200"\nmemory_gib = nan', "memory_gib is nan: give a positive number"),
+        ('like = "h200"\nmemory_gib = true', "memory_gib is True: give a positive number"),
+        ('like = "h200"\ngpus_per_node = 7.5', "gpus_per_node is 7.5: give a whole number, such as 8"),
+        ('like = "h200"\ncopies_overlap = 1', "copies_overlap is 1: give true or false"),
+        ('like = "h200"\ndevice = "tpu"', "device is 'tpu': give one of cuda, cpu"),
+        ('like = "h200"\nname = 3', "name is 3: give a text"),
+        ('like = "h200"\nefficiency = 3', "efficiency is 3, but it is a table: write [efficiency]"),
+        ('like = "h200"\n[efficiency]\nmatmull = 0.5', "there is no field 'matmull': did you mean 'matmul'?"),
+        (
+            'like = "h200"\n[efficiency]\nmatmul = 1.5',
+            "efficiency.matmul is 1.5, but it is a share of a peak: give 0 to 1",
+        ),
+        ('like = "h200"\n[peak_tflops]\nfp8 = 1', "there is no field 'fp8'"),
+        ('like = "h200"\n[peak_tflops]\nbf16 = -1', "peak_tflops.bf16 is -1: give a positive number"),
+        ("like = ", "not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_field_value_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_hardware(path)
+    assert str(caught.value).startswith(f"--hardware {path}")
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the file does not exist: give the path of a TOML file, or one of a100-40"):
+        read_hardware(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_known_machines_are_complete(name: str) -> None:
+    machine = HARDWARE[name]
+    assert machine.name == name
+    assert machine.source
+    assert machine.efficiency.source
+    for share in fields(Efficiency):
+        value = getattr(machine.efficiency, share.name)
+        assert isinstance(value, str) or value > 0
+    assert {"bf16", "fp32", "fp64"} == set(machine.peak_tflops)
+
+
+def test_every_fitted_number_is_named_in_its_source() -> None:
+    for name in ("a800-80", "h100-94"):
+        source = HARDWARE[name].efficiency.source
+        assert "fitted" in source
+        assert "matmul" in source

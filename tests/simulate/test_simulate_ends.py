@@ -1,0 +1,99 @@
+"""What a step costs beside its layers, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from memo.config import RunConfig, preset
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.parameters import stage_parameters
+from memo.simulate.ends import embedding_cost, loss_cost, update_cost
+from memo.simulate.kernels import Kernels
+
+IDEAL = Kernels(
+    replace(
+        HARDWARE["a800-80"],
+        memory_gb_per_s=1000,
+        node_gb_per_s=100,
+        network_gb_per_s=10,
+        efficiency=replace(
+            HARDWARE["a800-80"].efficiency,
+            matmul=1.0,
+            matmul_half_size=0,
+            memory=1.0,
+            node=1.0,
+            network=1.0,
+            kernel_s=0,
+            collective_s=0,
+        ),
+    ),
+    "bf16",
+)
+
+
+def config(**values: object) -> RunConfig:
+    base = {"seq_length": 65536, "offload_alpha": "off", "device": "cuda"}
+    return RunConfig(model=preset("llama-3.1-8b")).override({**base, **values})
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 4}, {"cp": 2, "mbs": 2}])
+def test_the_loss_multiplies_four_times_by_the_head(layout: dict[str, int]) -> None:
+    """Logits, again in backward, and both gradients: whatever the chunks, all tokens of the rank."""
+    run = config(**layout)
+    tokens = 65536 * run.training.micro_batch_size // run.parallel.cp
+    once_s = 2 * tokens * 128256 * 4096 / run.parallel.tp / 312e12
+    for chunk in (512, 4096):
+        cost = loss_cost(run.override({"loss_chunk_size": chunk}), IDEAL)
+        assert cost.forward.matmul == pytest.approx(once_s, rel=0.001)
+        assert cost.backward.matmul == pytest.approx(3 * once_s, rel=0.001)
+        hidden_s = tokens * 4096 * 2 / 100e9 * (run.parallel.tp - 1) / run.parallel.tp
+        assert cost.backward.tensor == pytest.approx(2 * hidden_s)
+
+
+def test_a_chunk_adds_its_weight_gradient() -> None:
+    """Fewer, larger chunks pass over the head's gradient less often: 2 x (2 + 4) bytes an element each time."""
+    small, large = (loss_cost(config(loss_chunk_size=chunk), IDEAL).backward.elementwise for chunk in (1024, 2048))
+    assert small - large == pytest.approx(32 * 128256 * 4096 * 12 / 1e12)
+
+
+def test_embedding_gathers_and_adds_into_its_whole_gradient() -> None:
+    cost = embedding_cost(config(tp=4), IDEAL)
+    assert cost.forward.matmul == 0.0
+    assert cost.forward.tensor == pytest.approx(65536 * 4096 * 2 * 3 / 4 / 100e9)
+    assert cost.backward.elementwise - cost.forward.elementwise == pytest.approx(128256 / 4 * 4096 * 12 / 1e12)
+
+
+def test_adam_updates_a_shard() -> None:
+    """Weight, gradient, moments: 28 bytes; gradients read for the norm, scaled; the weight cast: 14 more."""
+    run = config(tp=4, cp=2)
+    for ranks, shards in ((8, 2), (64, 16)):
+        update = update_cost(run, IDEAL, ranks, stage=0)
+        expected_s = stage_parameters(run, 0) / shards * (28 + 14) / 1e12
+        assert update.optimizer_s == pytest.approx(expected_s, rel=0.001)
+
+
+def test_reduction_is_of_wide_gradients_and_gathering_of_narrow_weights() -> None:
+    run = config(tp=4, cp=2)
+    update = update_cost(run, IDEAL, 8, stage=0)
+    parameters = stage_parameters(run, 0)
+    assert 32 * update.bucket_s + update.rest_s == pytest.approx(parameters * 4 / 2 / 100e9)
+    assert update.gather_s == pytest.approx(parameters * 2 / 2 / 100e9)
+    # Over eight nodes each group has two members a node, and with them two parts of the network.
+    spread = update_cost(run, IDEAL, 64, stage=0)
+    assert spread.gather_s == pytest.approx(parameters * 2 * 15 / 16 / 20e9)
+
+
+def test_one_rank_reduces_and_gathers_nothing() -> None:
+    update = update_cost(config(), IDEAL, 1, stage=0)
+    assert (update.bucket_s, update.rest_s, update.gather_s) == (0.0, 0.0, 0.0)
+    assert update.optimizer_s > 0.0
+
+
+def test_a_tied_matrix_is_added_up_between_first_and_last_stage() -> None:
+    tied = config(pp=4, untie_embeddings_and_output_weights=False)
+    first, middle, last = (update_cost(tied, IDEAL, 8, stage) for stage in (0, 1, 3))
+    untied = [update_cost(config(pp=4), IDEAL, 8, stage) for stage in (0, 1, 3)]
+    table_bytes = 128256 * 4096 * 4 / 2
+    assert first.rest_s - untied[0].rest_s == pytest.approx(table_bytes / 100e9)  # all-reduce of two: once the bytes
+    assert last.rest_s > untied[2].rest_s
+    assert middle.rest_s == untied[1].rest_s

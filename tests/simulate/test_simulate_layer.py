@@ -1,0 +1,112 @@
+"""The cost of a layer: which products, bytes and collectives are in it, and what hides."""
+
+from dataclasses import replace
+
+import pytest
+
+from memo.config import RunConfig, preset
+from memo.estimate.flops import model_flops_per_token
+from memo.estimate.hardware import Hardware
+from memo.estimate.hardware_table import HARDWARE
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer import LayerModel, attention_cost, plain_layer, swapped_layer
+
+IDEAL = replace(
+    HARDWARE["a800-80"],
+    efficiency=replace(
+        HARDWARE["a800-80"].efficiency,
+        matmul=1.0,
+        matmul_half_size=0,
+        attention_forward=1.0,
+        attention_backward=1.0,
+        kernel_s=0,
+        collective_s=0,
+    ),
+)
+"""Products and attention at the peak, so that seconds count FLOPs."""
+
+
+def config(model: str = "llama-3.1-8b", **values: object) -> RunConfig:
+    base = {"seq_length": 65536, "offload_alpha": "off", "device": "cuda"}
+    return RunConfig(model=preset(model)).override({**base, **values})
+
+
+def kernels(hardware: Hardware = IDEAL) -> Kernels:
+    return Kernels(hardware, "bf16")
+
+
+@pytest.mark.parametrize("model", ["gpt-7b", "llama-3.1-8b"])
+@pytest.mark.parametrize("layout", [{}, {"tp": 4}, {"cp": 4}, {"tp": 2, "cp": 2, "mbs": 2}])
+def test_products_and_attention_are_the_model_flops(model: str, layout: dict[str, int]) -> None:
+    run = config(model, **layout)
+    layer = plain_layer(run, kernels())
+    shape, s = run.model, run.data.seq_length
+    head = 6 * shape.hidden_size * shape.vocabulary
+    flops = (model_flops_per_token(shape, s) - head) / shape.num_layers * s * run.training.micro_batch_size
+    seconds = flops / (run.parallel.tp * run.parallel.cp) / 312e12
+    both = layer.forward + layer.backward
+    assert both.matmul + both.attention == pytest.approx(seconds)
+    assert layer.backward.matmul == pytest.approx(2 * layer.forward.matmul)
+
+
+def test_recomputation_adds_a_forward_or_attention() -> None:
+    none, full, selective = (
+        plain_layer(config(tp=2, cp=2, recompute_granularity=kind), kernels()) for kind in ("none", "full", "selective")
+    )
+    assert full.backward.total_s == pytest.approx(none.backward.total_s + none.forward.total_s)
+    attention = attention_cost(LayerModel(config(tp=2, cp=2), kernels()), backward=False)
+    assert selective.backward.total_s == pytest.approx(none.backward.total_s + attention.total_s)
+
+
+def test_a_swapped_layer_recomputes_the_products_of_its_groups() -> None:
+    """qkv, projection and fc1: 3 + 1 + 4 of the 12 h^2 weights of a GPT; fc2 is never repeated."""
+    run = config("gpt-7b", tp=2, offload_alpha=0.0)
+    plain, swapped = plain_layer(run, kernels()), swapped_layer(run, kernels())
+    assert swapped.forward.matmul == pytest.approx(plain.forward.matmul)
+    again = sum(cost.matmul for cost in swapped.recompute.values())
+    assert again == pytest.approx(plain.forward.matmul * 8 / 12)
+    assert sum(cost.attention for cost in swapped.recompute.values()) == 0.0
+    assert list(swapped.recompute) == ["qkv", "residual", "fc1"]
+    paper = swapped_layer(config("gpt-7b", tp=2, offload_alpha=0.0, offload_policy="paper"), kernels())
+    assert set(paper.recompute) == {"qkv", "residual", "fc1", "norm", "activation"}
+
+
+def test_collectives_of_tp_wait_where_nothing_hides_them() -> None:
+    """Four forward; backward two of row-parallel matrices, those of column-parallel ones under two products."""
+    run = config("gpt-7b", tp=4)
+    one_s = LayerModel(run, kernels()).gather_s()
+    layer = plain_layer(run, kernels())
+    assert layer.forward.tensor == pytest.approx(4 * one_s)
+    assert layer.backward.tensor == pytest.approx(2 * one_s)
+    slow = plain_layer(run, kernels(replace(IDEAL, node_gb_per_s=IDEAL.node_gb_per_s / 1000)))
+    # Nothing hides any more but what the products themselves take.
+    both = slow.forward.tensor + slow.backward.tensor
+    columns = 2 * (3 + 4) / 24 * layer.backward.matmul * 2 / 2
+    assert both == pytest.approx(10 * 1000 * one_s - 2 * columns, rel=0.02)
+    assert plain_layer(config("gpt-7b"), kernels()).forward.tensor == 0.0
+
+
+def test_ring_messages_hide_under_attention() -> None:
+    hidden = attention_cost(LayerModel(config(cp=4), kernels()), backward=False)
+    assert hidden.context == 0.0
+    slow = replace(IDEAL, node_gb_per_s=0.01)
+    exposed = attention_cost(LayerModel(config(cp=4), kernels(slow)), backward=False)
+    message_s = 65536 / 4 * 2 * 1024 * 2 / (slow.node_gb_per_s * 1e9 * slow.efficiency.node)
+    assert exposed.context == pytest.approx(3 * (message_s - exposed.attention / 4))
+
+
+@pytest.mark.parametrize("kind", ["p2p", "all_gather", "a2a", "a2a+p2p"])
+def test_every_kind_of_context_parallelism_computes_the_same_attention(kind: str) -> None:
+    run = config("gpt-7b", cp=4, cp_comm_type=kind)
+    alone = attention_cost(LayerModel(config("gpt-7b"), kernels()), backward=True)
+    cost = attention_cost(LayerModel(run, kernels()), backward=True)
+    assert cost.attention == pytest.approx(alone.attention / 4)
+    assert cost.context > 0.0
+    assert cost.elementwise > 0.0
+    assert (alone.context, alone.elementwise) == (0.0, 0.0)
+
+
+def test_tiles_cost_kernels_and_small_products() -> None:
+    small = config("gpt-7b", seq_length=8192, tp=8, offload_alpha=0.0)
+    few, many = (swapped_layer(small.override({"offload_tiles": n}), kernels(HARDWARE["a800-80"])) for n in (1, 8))
+    assert many.forward.total_s > few.forward.total_s

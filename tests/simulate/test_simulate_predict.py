@@ -1,0 +1,198 @@
+"""The prediction of a step: its parts, degenerate cases, and agreement with the simulation of every event."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from memo.config import RunConfig, preset
+from memo.config.checks import check
+from memo.errors import ConfigError, HostMemoryError, PlanError
+from memo.estimate.flops import step_flops
+from memo.estimate.hardware import Hardware
+from memo.estimate.hardware_table import HARDWARE
+from memo.planner.alpha import solve
+from memo.planner.problem import SwapProblem
+from memo.simulate import predict_step
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer import swapped_layer
+from memo.simulate.model import step_model
+from memo.simulate.swapping import choose, swap_problem
+from memo.simulate.trace import simulate_step
+
+A800 = HARDWARE["a800-80"]
+
+
+def config(model: str = "gpt-7b", **values: object) -> RunConfig:
+    base = {"seq_length": 65536, "offload_alpha": "off", "device": "cuda", "mock_data": True}
+    return RunConfig(model=preset(model)).override({**base, **values})
+
+
+def checked(world_size: int, model: str = "gpt-7b", **values: object) -> RunConfig:
+    run = config(model, **values)
+    check(run, world_size)
+    return run
+
+
+def test_parts_sum_to_the_step_and_rates_agree() -> None:
+    run = checked(32, tp=4, cp=2, pp=2, gbs=16, offload_alpha=0.5)
+    step = predict_step(run, 32, A800)
+    assert sum(step.seconds.values()) == pytest.approx(step.step_time_s)
+    assert min(step.seconds.values()) >= 0.0
+    assert step.tgs * 32 * step.step_time_s == pytest.approx(16 * 65536)
+    assert step.tflops_per_gpu * 1e12 * 32 * step.step_time_s == pytest.approx(step_flops(run, 32))
+    assert step.mfu_percent == pytest.approx(100 * step.tflops_per_gpu / 312)
+
+
+def test_recomputation_is_that_of_the_chosen_tiles() -> None:
+    for alpha in (0.0, 0.5, 1.0):
+        step = predict_step(checked(8, tp=4, cp=2, gbs=3, offload_alpha=alpha), 8, A800)
+        assert step.swap is not None
+        assert step.seconds["recompute"] == pytest.approx(step.swap.recompute_s * 32 * 3)
+        assert (step.seconds["recompute"] > 0) == (alpha < 1)
+
+
+LAYOUTS = [
+    {"tp": 1, "cp": 1, "pp": 1, "vpp": 1},
+    {"tp": 4, "cp": 2, "pp": 1, "vpp": 1},
+    {"tp": 2, "cp": 2, "pp": 2, "vpp": 1},
+    {"tp": 2, "cp": 1, "pp": 4, "vpp": 2},
+    {"tp": 1, "cp": 1, "pp": 8, "vpp": 1},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("alpha", ["off", 0.0, 1.0])
+def test_prediction_is_what_the_simulation_of_every_event_gives(layout: dict[str, int], alpha: object) -> None:
+    """Also where copies do not hide (alpha 1 at 32K). What of a step is waiting for copies and what for other stages
+    is less certain than the step: warm-up and cool-down wait otherwise than the steady phase."""
+    ranks = layout["tp"] * layout["cp"] * layout["pp"] * 2
+    for microbatches, seq_length in itertools.product((layout["pp"], 24), (32768, 262144)):
+        run = checked(ranks, **layout, seq_length=seq_length, offload_alpha=alpha, gbs=2 * microbatches)
+        predicted, simulated = predict_step(run, ranks, A800), simulate_step(run, ranks, A800)
+        assert predicted.step_time_s == pytest.approx(simulated.step_time_s, rel=0.005)
+        assert predicted.seconds["copies"] == pytest.approx(
+            sum(simulated.stall_s) / layout["pp"], rel=0.15, abs=0.005 * predicted.step_time_s
+        )
+
+
+def test_copies_that_do_not_hide_are_waited_for() -> None:
+    short = predict_step(config(tp=4, cp=2, offload_alpha=1.0, offload_policy="paper"), 8, A800)
+    assert short.hidden_share < 0.8
+    assert short.seconds["copies"] > 0.2 * short.step_time_s
+    long = predict_step(config(tp=4, cp=2, seq_length=524288, offload_alpha=1.0), 8, A800)
+    assert long.hidden_share == 1.0
+    assert long.seconds["copies"] == 0.0
+
+
+def test_a_link_without_end_hides_everything_and_none_hides_nothing() -> None:
+    run = config(tp=4, cp=2, offload_alpha=1.0)
+    endless = replace(A800, offload_gb_per_s=1e9, prefetch_gb_per_s=1e9)
+    assert predict_step(run, 8, endless).hidden_share == pytest.approx(1.0)
+    hardly = replace(A800, offload_gb_per_s=1e-3, prefetch_gb_per_s=1e-3)
+    slow = predict_step(run, 8, hardly)
+    assert slow.hidden_share < 0.01
+    # Then copies are all that counts: 30 of 32 layers each way, one stream a direction, one after the other.
+    assert slow.swap is not None
+    assert slow.step_time_s == pytest.approx(2 * 30 * slow.swap.moved_bytes / 1e6, rel=0.05)
+
+
+def test_one_layer_on_one_rank() -> None:
+    run = checked(1, num_layers=1, seq_length=8192, offload_alpha=1.0)
+    step = predict_step(run, 1, A800)
+    assert (step.bubble_share, step.seconds["copies"], step.seconds["pipeline"]) == (0.0, 0.0, pytest.approx(0.0))
+    assert step.step_time_s == pytest.approx(simulate_step(run, 1, A800).step_time_s)
+
+
+def test_twice_the_microbatches_take_twice_the_time_of_one_stage() -> None:
+    one, two = (predict_step(config(tp=8, gbs=n, overlap_grad_reduce=False), 8, A800) for n in (8, 16))
+    rest = one.seconds["data"] + one.seconds["optimizer"]
+    assert two.step_time_s - rest == pytest.approx(2 * (one.step_time_s - rest))
+
+
+def test_bubble_of_a_uniform_pipeline() -> None:
+    """A model whose ends weigh next to nothing: the textbook's share, but for messages."""
+    run = checked(4, pp=4, gbs=12, vocab_size=64, seq_length=131072)
+    assert predict_step(run, 4, A800).bubble_share == pytest.approx(3 / (12 + 3), abs=0.005)
+
+
+def test_reductions_hide_under_the_last_backward_only_if_asked() -> None:
+    overlapped, not_overlapped = (
+        predict_step(config(tp=4, gbs=8, seq_length=8192, overlap_grad_reduce=flag), 32, A800) for flag in (True, False)
+    )
+    assert overlapped.seconds["data"] < not_overlapped.seconds["data"]
+    update = step_model(config(tp=4), 32, A800).updates[0]
+    assert update.exposed_s(32, backward_s=1e9) == pytest.approx(update.bucket_s + update.rest_s)
+    assert update.exposed_s(32, backward_s=0.0) == pytest.approx(32 * update.bucket_s + update.rest_s)
+    late = replace(update, overlaps=False)
+    assert late.exposed_s(32, backward_s=1e9) == pytest.approx(32 * update.bucket_s + update.rest_s)
+
+
+def problem_for(run: RunConfig, ranks: int, hardware: Hardware) -> SwapProblem:
+    layer = swapped_layer(run, Kernels(hardware, "bf16"))
+    return swap_problem(run, ranks, hardware, layer)
+
+
+@pytest.mark.parametrize("policy", ["auto", "paper"])
+def test_auto_moves_what_the_linear_program_moves(policy: str) -> None:
+    """Where it moves less, the recomputation that it saves is at most a tile of the best group smaller."""
+    compared = 0
+    for seq_length, gb_per_s in itertools.product((262144, 524288, 1048576), (5.0, 10.0, 20.0, 60.0)):
+        machine = replace(A800, offload_gb_per_s=gb_per_s, prefetch_gb_per_s=gb_per_s)
+        run = config(tp=8, seq_length=seq_length, offload_alpha="auto", offload_policy=policy)
+        problem = problem_for(run, 8, machine)
+        if problem.fits_resident:
+            continue
+        compared += 1
+        ours, best = choose(problem, "auto"), solve(problem)
+        tile_s = max(group.recompute_s for group in problem.groups) / problem.tiles
+        assert problem.violated(ours.tiles) in ([], problem.violated(problem.uniform(0)))
+        assert ours.recompute_s <= best.recompute_s + tile_s
+    assert compared >= 8
+
+
+def test_auto_moves_nothing_where_all_fits() -> None:
+    step = predict_step(config(tp=8, seq_length=8192, offload_alpha="auto"), 8, HARDWARE["h200"])
+    off = predict_step(config(tp=8, seq_length=8192, offload_alpha="off"), 8, HARDWARE["h200"])
+    assert step.swap is None
+    assert step.step_time_s == off.step_time_s
+
+
+def test_an_argument_overrides_the_configuration() -> None:
+    run = config(tp=8, seq_length=524288, offload_alpha="auto")
+    assert predict_step(run, 8, A800, alpha=0.25).step_time_s == pytest.approx(
+        predict_step(config(tp=8, seq_length=524288, offload_alpha=0.25), 8, A800).step_time_s
+    )
+
+
+def test_a_share_outside_0_to_1_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"alpha is 1\.5, but it is a share of the tokens: give 0 to 1"):
+        predict_step(config(), 8, A800, alpha=1.5)
+
+
+def test_auto_says_what_does_not_fit() -> None:
+    run = config(tp=8, seq_length=1048576, offload_alpha="auto")
+    with pytest.raises(HostMemoryError, match="host memory"):
+        predict_step(run, 8, replace(A800, host_memory_gib=1))
+    with pytest.raises(PlanError, match="device memory"):
+        predict_step(run, 8, replace(A800, memory_gib=20))
+
+
+def test_a_dtype_that_the_machine_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no peak for --dtype fp64"):
+        predict_step(config(params_dtype="fp64"), 8, replace(A800, peak_tflops={"bf16": 312.0}))
+
+
+def test_a_cpu_is_slow_and_its_copies_take_turns() -> None:
+    run = config("llama-tiny", seq_length=4096, vocab_size=257, offload_alpha=0.5, device="cpu")
+    step = predict_step(run, 1, HARDWARE["cpu"])
+    assert step.hidden_share == pytest.approx(0.0, abs=1e-9)
+    assert step.seconds["copies"] > 0.0
+    assert step.step_time_s == pytest.approx(simulate_step(run, 1, HARDWARE["cpu"]).step_time_s)
+
+
+def test_a_given_peak_replaces_the_table() -> None:
+    run = config(tp=8, peak_tflops=624.0)
+    step, plain = predict_step(run, 8, A800), predict_step(config(tp=8), 8, A800)
+    assert step.seconds["matmul"] < 0.6 * plain.seconds["matmul"]
+    assert step.mfu_percent == pytest.approx(100 * step.tflops_per_gpu / 624.0)
