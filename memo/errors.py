@@ -49,6 +49,14 @@ class HostMemoryError(ResourceError):
     """Activations that do not fit in host memory; names what is needed, what there is, and the remedy."""
 
 
+class ClosedError(MemoError, RuntimeError):
+    """A trainer that is used after its close()."""
+
+
+class AllocatorError(MemoError, RuntimeError):
+    """The native allocator cannot be built for the running torch, or put into it; names the reason."""
+
+
 class RaceError(MemoError, RuntimeError):
     """Two accesses to one buffer that no event orders, at least one of them a write."""
 

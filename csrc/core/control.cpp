@@ -1,0 +1,115 @@
+#include "control.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <string>
+
+namespace memo {
+
+PlannedCore& core() {
+  static auto* const only = new PlannedCore;
+  return *only;
+}
+
+namespace {
+
+// Runs a step of the set-up; exceptions end here, Python's caller knows none.
+template <class Step>
+const char* guarded(Step step) {
+  static thread_local std::string message;
+  try {
+    message = step();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  return message.empty() ? nullptr : message.c_str();
+}
+
+// The arena at its new size; a message where blocks of the old one are alive and the new plan does not fit in it.
+std::string exchange_arena(int64_t num_bytes) {
+  const Statistics now = core().statistics();
+  const auto old = core().unload_arena();
+  if (!old.has_value()) {
+    if (num_bytes <= now.arena_bytes) return "";
+    return std::to_string(now.live_blocks) + " planned blocks are alive in an arena of " +
+           std::to_string(now.arena_bytes) + " bytes, and the new plan needs " + std::to_string(num_bytes) +
+           ": drop the tensors of the last iteration first";
+  }
+  if (*old != nullptr) give_arena(*old);
+  if (num_bytes == 0) return "";
+  core().set_stream(bind_stream());
+  try {
+    core().set_arena(take_arena(static_cast<size_t>(num_bytes)), static_cast<size_t>(num_bytes));
+  } catch (const std::exception& error) {
+    const std::string told = error.what();
+    return "there is no memory for an arena of " + std::to_string(num_bytes) + " bytes (" +
+           told.substr(0, told.find('\n')) + "): leave more free, or train shorter sequences";
+  }
+  return "";
+}
+
+}  // namespace
+}  // namespace memo
+
+const char memo_build_key[] = MEMO_BUILD_KEY;
+
+using memo::core;
+using memo::guarded;
+
+MEMO_API const char* memo_install() {
+  static std::once_flag once;
+  return guarded([] {
+    std::call_once(once, memo::install);
+    return "";
+  });
+}
+
+MEMO_API const char* memo_load_plan(const int64_t* sizes_and_offsets, int64_t num_requests, const int64_t* phase_ends,
+                                    int64_t num_phases, int64_t min_bytes, int64_t alignment_bytes,
+                                    int64_t arena_bytes) {
+  return guarded([=]() -> std::string {
+    memo::Plan plan{{}, {phase_ends, phase_ends + num_phases}, min_bytes, alignment_bytes, arena_bytes};
+    plan.requests.reserve(static_cast<size_t>(num_requests));
+    for (int64_t i = 0; i < num_requests; ++i) {
+      plan.requests.push_back({sizes_and_offsets[2 * i], sizes_and_offsets[2 * i + 1]});
+    }
+    if (const auto fault = find_fault(plan)) return *fault;
+    core().load({});  // no new planned blocks from here on
+    const std::string refusal = memo::exchange_arena(arena_bytes);
+    if (!refusal.empty()) return refusal;
+    core().load(std::move(plan));
+    return "";
+  });
+}
+
+MEMO_API const char* memo_unload_plan() {
+  return guarded([]() -> std::string {
+    core().load({});
+    return memo::exchange_arena(0);
+  });
+}
+
+MEMO_API const char* memo_set_mode(int mode) {
+  return guarded([=] {
+    const auto next = static_cast<memo::Mode>(mode);
+    if (next == memo::Mode::kRecord && core().arena() == nullptr) core().set_stream(memo::bind_stream());
+    core().set_mode(next);
+    return "";
+  });
+}
+
+MEMO_API void memo_begin_iteration() { core().begin_iteration(); }
+MEMO_API void memo_mark(int64_t phase) { core().mark(phase); }
+MEMO_API void memo_end_iteration() { core().end_iteration(); }
+
+MEMO_API int64_t memo_num_events() { return core().num_events(); }
+
+MEMO_API void memo_copy_events(memo::Event* out) {
+  const auto events = core().events();
+  std::copy(events.begin(), events.end(), out);
+}
+
+MEMO_API void memo_statistics(memo::Statistics* out) { *out = core().statistics(); }
+MEMO_API void memo_reset_statistics() { core().reset_statistics(); }
+MEMO_API void memo_set_poison(int is_on) { core().set_fill(is_on != 0 ? memo::fill_with_nan : nullptr); }

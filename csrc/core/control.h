@@ -1,0 +1,45 @@
+// What a device gives to the plan, and the plain C functions by which Python controls it.
+//
+// Each device is a shared library of its own: core/, and one file that defines install(), take_arena(), give_arena(),
+// bind_stream() and fill_with_nan().
+#pragma once
+
+#include <cstddef>
+
+#include "planned_core.h"
+
+namespace memo {
+
+// One a process and never destroyed: c10's deleters are plain functions, and threads free blocks until the very end.
+PlannedCore& core();
+
+// --- defined by the device; errors are thrown
+
+void install();  // once
+char* take_arena(size_t num_bytes);
+void give_arena(char* arena);
+StreamId bind_stream();  // the current one, which is the arena's from here on
+void fill_with_nan(void* block, size_t num_bytes);
+
+}  // namespace memo
+
+// --- called by memo/allocator/library.py. `const char*` is nullptr, or what went wrong, valid until the next call.
+
+#define MEMO_API extern "C" __attribute__((visibility("default")))
+
+extern "C" __attribute__((visibility("default"))) const char memo_build_key[];  // as memo/allocator/build.py made it
+
+MEMO_API const char* memo_install();
+MEMO_API const char* memo_load_plan(const int64_t* sizes_and_offsets, int64_t num_requests, const int64_t* phase_ends,
+                                    int64_t num_phases, int64_t min_bytes, int64_t alignment_bytes, int64_t arena_bytes);
+// Stops planning; the arena is given back unless blocks in it are alive.
+MEMO_API const char* memo_unload_plan();
+MEMO_API const char* memo_set_mode(int mode);
+MEMO_API void memo_begin_iteration();
+MEMO_API void memo_mark(int64_t phase);
+MEMO_API void memo_end_iteration();
+MEMO_API int64_t memo_num_events();
+MEMO_API void memo_copy_events(memo::Event* out);  // room for memo_num_events()
+MEMO_API void memo_statistics(memo::Statistics* out);
+MEMO_API void memo_reset_statistics();
+MEMO_API void memo_set_poison(int is_on);

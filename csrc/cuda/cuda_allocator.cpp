@@ -1,0 +1,201 @@
+// torch's CUDA caching allocator with a plan over it.
+//
+// The caching allocator stays below: it holds the arena as one block, serves whatever is not planned, and keeps its
+// statistics, snapshots, expandable segments and pools. CUDAPluggableAllocator would lose all of these.
+//
+// Addresses are used again in the order of one stream, the one that was current when the arena was taken. Requests
+// made under another stream are native. A planned block that another stream uses (record_stream) leaves an event of
+// that stream when it is freed, and the arena's stream waits for it before the address is used again.
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "../core/control.h"
+#include "../core/pending_events.h"
+#include "delegating_allocator.h"
+
+namespace memo {
+namespace {
+
+struct DestroyEvent {
+  void operator()(cudaEvent_t event) const { C10_CUDA_CHECK_WARN(cudaEventDestroy(event)); }
+};
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
+
+// Which streams besides the arena's use a live planned block.
+class OtherStreams {
+ public:
+  void add(void* block, cudaStream_t stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<cudaStream_t>& streams = streams_[block];
+    if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+    count_.store(streams_.size(), std::memory_order_release);
+  }
+
+  std::vector<cudaStream_t> take(void* block) {
+    if (count_.load(std::memory_order_acquire) == 0) return {};  // nearly always
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto node = streams_.extract(block);
+    count_.store(streams_.size(), std::memory_order_release);
+    return node.empty() ? std::vector<cudaStream_t>{} : std::move(node.mapped());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, std::vector<cudaStream_t>> streams_;
+  std::atomic<size_t> count_{0};
+};
+
+// One a process and never destroyed, for the reason that core() gives.
+struct Device {
+  caching::CUDAAllocator* native = nullptr;   // set once, before the first call of what is below
+  std::atomic<DeviceIndex> index{-1};         // of the GPU that is planned
+  std::atomic<cudaStream_t> stream{nullptr};  // of the arena
+  std::atomic<int> num_open_pools{0};         // graphs and user pools ask for memory of their own
+  OtherStreams other_streams;
+  PendingEvents<Event> pending;
+
+  void wait_for_readers(const void* block, size_t num_bytes) {
+    pending.take(block, num_bytes, [this](const Event& event) {
+      C10_CUDA_CHECK(cudaStreamWaitEvent(stream.load(), event.get(), 0));
+    });
+  }
+};
+
+Device& device() {
+  static auto* const only = new Device;
+  return *only;
+}
+
+void leave_events(void* block) {
+  for (cudaStream_t stream : device().other_streams.take(block)) {
+    const c10::cuda::CUDAGuard guard(device().index.load());
+    cudaEvent_t event = nullptr;
+    C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    Event owned(event);
+    C10_CUDA_CHECK(cudaEventRecord(event, stream));
+    device().pending.add(block, core().num_bytes_of(block), std::move(owned));
+  }
+}
+
+// Serves as c10's raw deleter: finds by the address whose block it is, so blocks from before install() are welcome.
+void release_block(void* block) {
+  if (block == nullptr) return;
+  if (core().in_arena(block)) leave_events(block);  // before the address is free
+  if (!core().release(block)) device().native->raw_deleter()(block);
+}
+
+class PlannedCudaAllocator final : public DelegatingAllocator {
+ public:
+  using DelegatingAllocator::DelegatingAllocator;
+
+  c10::DataPtr allocate(size_t num_bytes) override {
+    const DeviceIndex current = c10::cuda::current_device();
+    const bool may_plan = num_bytes != 0 && current == device().index && device().num_open_pools == 0;
+    if (!may_plan) return native_->allocate(num_bytes);
+    const auto stream = reinterpret_cast<StreamId>(c10::cuda::getCurrentCUDAStream(current).stream());
+    if (void* block = core().request(num_bytes, stream)) {
+      device().wait_for_readers(block, num_bytes);
+      return {block, block, &release_block, c10::Device(c10::DeviceType::CUDA, current)};
+    }
+    c10::DataPtr block = native_->allocate(num_bytes);
+    core().note_native(block.get(), num_bytes, stream);
+    // So that recording sees it freed. The deleter is the native one: the context is the block itself.
+    (void)block.compare_exchange_deleter(native_->raw_deleter(), &release_block);
+    return block;
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release_block; }
+  void raw_delete(void* block) override { release_block(block); }
+
+  using DelegatingAllocator::recordStream;
+  void recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) override {
+    if (block.get_deleter() != &release_block) return native_->recordStream(block, stream);
+    if (core().in_arena(block.get())) {
+      if (stream.stream() != device().stream) device().other_streams.add(block.get(), stream.stream());
+      return;
+    }
+    // The native allocator ignores blocks whose deleter is not its own.
+    const Borrowed lent{{block.get(), block.get(), native_->raw_deleter(), block.device()}};
+    native_->recordStream(lent.block, stream);
+  }
+
+  void* getBaseAllocation(void* block, size_t* size) override {
+    return native_->getBaseAllocation(native_block(block), size);
+  }
+
+  caching::ShareableHandle shareIpcHandle(void* block) override {
+    TORCH_CHECK(!core().in_arena(block), "a planned block cannot be shared with other processes: clone the tensor "
+                "outside of the training iteration first");
+    return native_->shareIpcHandle(block);
+  }
+
+#if MEMO_TORCH_IS(2, 12)
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* block) override {
+    return native_->getContextForPointer(native_block(const_cast<void*>(block)));
+  }
+#endif
+#if MEMO_TORCH_IS(2, 14)
+  void annotateMemory(const void* block, const std::string& metadata) override {
+    native_->annotateMemory(native_block(const_cast<void*>(block)), metadata);
+  }
+#endif
+
+  void beginAllocateToPool(DeviceIndex index, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+    ++device().num_open_pools;
+    native_->beginAllocateToPool(index, pool, std::move(filter));
+  }
+  void endAllocateToPool(DeviceIndex index, MempoolId_t pool) override {
+    native_->endAllocateToPool(index, pool);
+    --device().num_open_pools;
+  }
+
+ private:
+  struct Borrowed {
+    c10::DataPtr block;
+    ~Borrowed() { (void)block.release_context(); }
+  };
+
+  // What the native allocator knows the block by: blocks in the arena are parts of one block of its.
+  static void* native_block(void* block) { return core().in_arena(block) ? core().arena() : block; }
+};
+
+}  // namespace
+
+void install() {
+  caching::CUDAAllocator* found = caching::get();
+  if (found->name() != "native") {
+    throw std::runtime_error("torch's CUDA allocator is '" + found->name() +
+                             "', and plans go over 'native': set PYTORCH_ALLOC_CONF without a backend");
+  }
+  device().native = found;
+  caching::allocator.store(new PlannedCudaAllocator(found));  // never destroyed, as core() says
+}
+
+char* take_arena(size_t num_bytes) { return static_cast<char*>(device().native->raw_alloc(num_bytes)); }
+void give_arena(char* arena) { device().native->raw_delete(arena); }
+
+StreamId bind_stream() {
+  const DeviceIndex current = c10::cuda::current_device();
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(current).stream();
+  device().index = current;
+  device().stream = stream;
+  return reinterpret_cast<StreamId>(stream);
+}
+
+void fill_with_nan(void* block, size_t num_bytes) {
+  device().wait_for_readers(block, num_bytes);
+  C10_CUDA_CHECK(cudaMemsetAsync(block, 0xff, num_bytes, device().stream.load()));
+}
+
+}  // namespace memo

@@ -1,0 +1,345 @@
+// The rules of the planned core, one at a time.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "../core/pending_events.h"
+#include "../core/planned_core.h"
+#include "check.h"
+
+using namespace memo;
+
+namespace {
+
+constexpr int64_t kArenaBytes = 4096;
+
+// A core in planned mode with an arena. Phase 0: 100 bytes at 0, 200 native, 300 at 128; phase 1: 100 at 0.
+struct Planned {
+  alignas(64) std::array<char, kArenaBytes> arena{};
+  PlannedCore core;
+
+  Planned() : Planned(Plan{{{100, 0}, {200, kNative}, {300, 128}, {100, 0}}, {3, 4}, 64, 64, kArenaBytes}) {}
+  explicit Planned(Plan plan) {
+    CHECK(!find_fault(plan));
+    core.set_arena(arena.data(), arena.size());
+    core.load(std::move(plan));
+    core.set_mode(Mode::kPlanned);
+  }
+
+  void begin(int64_t phase) {
+    core.begin_iteration();
+    core.mark(phase);
+  }
+  void* at(int64_t offset) { return arena.data() + offset; }
+  int64_t fallbacks(Reason reason) const { return core.statistics().fallbacks[static_cast<int64_t>(reason)]; }
+  int64_t all_fallbacks() const {
+    int64_t sum = 0;
+    for (int64_t count : core.statistics().fallbacks) sum += count;
+    return sum;
+  }
+};
+
+void test_plan_is_served_in_order() {
+  Planned t;
+  for (int iteration = 0; iteration < 3; ++iteration) {
+    t.begin(0);
+    CHECK(t.core.request(100) == t.at(0));
+    CHECK(t.core.request(200) == nullptr);
+    CHECK(t.core.request(300) == t.at(128));
+    CHECK(t.core.release(t.at(0)));
+    t.core.mark(1);
+    CHECK(t.core.request(100) == t.at(0));
+    CHECK(t.core.release(t.at(0)));
+    CHECK(t.core.release(t.at(128)));
+    t.core.end_iteration();
+  }
+  const Statistics s = t.core.statistics();
+  CHECK(s.requests == 12 && s.hits == 9 && s.native == 3 && s.unasked == 0 && s.outside == 0);
+  CHECK(t.all_fallbacks() == 0 && s.live_bytes == 0 && s.live_blocks == 0);
+  CHECK(s.peak_bytes == 400 && s.arena_bytes == kArenaBytes);
+}
+
+void test_small_requests_are_neither_planned_nor_counted() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(63) == nullptr);
+  CHECK(t.core.statistics().requests == 0);
+  CHECK(t.core.request(100) == t.at(0));
+}
+
+void test_wrong_size_holds_the_cursor() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(101) == nullptr);
+  CHECK(t.core.request(300) == nullptr);  // planned, but not yet: no look-ahead
+  CHECK(t.fallbacks(Reason::kSize) == 2);
+  CHECK(t.core.request(100) == t.at(0));
+  CHECK(t.core.request(300) == nullptr);
+  const Statistics s = t.core.statistics();
+  const Mismatch* first = s.first[static_cast<int64_t>(Reason::kSize)];
+  CHECK(first[0].phase == 0 && first[0].position == 0 && first[0].expected_bytes == 100 && first[0].found_bytes == 101);
+  CHECK(first[2].phase == 0 && first[2].position == 1 && first[2].expected_bytes == 200 && first[2].found_bytes == 300);
+}
+
+void test_next_phase_finds_its_place_again() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(999) == nullptr);
+  t.core.mark(1);
+  CHECK(t.core.request(100) == t.at(0));
+  CHECK(t.core.statistics().unasked == 3);
+  t.core.end_iteration();
+  CHECK(t.core.statistics().unasked == 3);
+}
+
+void test_exhausted_phase() {
+  Planned t;
+  t.begin(1);
+  CHECK(t.core.request(100) == t.at(0));
+  CHECK(t.core.request(100) == nullptr);
+  CHECK(t.fallbacks(Reason::kExhausted) == 1);
+  const Mismatch first = t.core.statistics().first[static_cast<int64_t>(Reason::kExhausted)][0];
+  CHECK(first.phase == 1 && first.position == 1 && first.expected_bytes == 0 && first.found_bytes == 100);
+}
+
+void test_live_block_is_never_given_twice_and_the_plan_goes_on() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(100) == t.at(0));
+  t.begin(0);  // the iteration was cut short; its block lives on
+  CHECK(t.core.request(100) == nullptr);
+  CHECK(t.fallbacks(Reason::kOverlap) == 1);
+  CHECK(t.core.request(200) == nullptr);
+  CHECK(t.core.request(300) == t.at(128));
+  CHECK(t.all_fallbacks() == 1);
+  CHECK(t.core.release(t.at(0)));
+  t.core.mark(1);
+  CHECK(t.core.request(100) == t.at(0));
+}
+
+void test_only_the_thread_that_marked_is_planned() {
+  Planned t;
+  t.begin(0);
+  std::thread([&] { CHECK(t.core.request(100) == nullptr); }).join();
+  CHECK(t.fallbacks(Reason::kThread) == 1);
+  CHECK(t.core.request(100) == t.at(0));
+  std::thread([&] {
+    CHECK(t.core.release(t.at(0)));  // frees count from anywhere
+    t.core.mark(1);                  // as autograd's thread does
+    CHECK(t.core.request(100) == t.at(0));
+  }).join();
+  CHECK(t.all_fallbacks() == 1);
+}
+
+void test_only_the_stream_of_the_arena_is_planned() {
+  Planned t;
+  t.core.set_stream(7);
+  t.begin(0);
+  CHECK(t.core.request(100, 8) == nullptr);
+  CHECK(t.fallbacks(Reason::kStream) == 1);
+  CHECK(t.core.request(100, 7) == t.at(0));
+}
+
+void test_outside_of_phases_nothing_is_planned() {
+  Planned t;
+  CHECK(t.core.request(100) == nullptr);  // before the iteration
+  t.core.mark(0);
+  CHECK(t.core.request(100) == nullptr);  // a mark without an iteration
+  t.core.begin_iteration();
+  CHECK(t.core.request(100) == nullptr);  // before the first phase
+  for (int64_t unknown : {kNoPhase, int64_t{2}}) {
+    t.core.mark(unknown);
+    CHECK(t.core.request(100) == nullptr);
+  }
+  t.core.mark(0);
+  t.core.end_iteration();
+  CHECK(t.core.request(100) == nullptr);
+  const Statistics s = t.core.statistics();
+  CHECK(s.outside == 6 && s.requests == 0 && s.unasked == 3);
+}
+
+void test_other_modes_serve_nothing_but_free_everything() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(100) == t.at(0));
+  for (Mode mode : {Mode::kPassthrough, Mode::kRecord}) {
+    t.core.set_mode(mode);
+    t.begin(0);
+    CHECK(t.core.request(100) == nullptr);
+  }
+  CHECK(t.core.statistics().requests == 1);
+  CHECK(t.core.release(t.at(0)));
+  CHECK(t.core.statistics().live_blocks == 0);
+}
+
+void test_foreign_addresses_are_left_to_the_native_allocator() {
+  Planned t;
+  char other = 0;
+  CHECK(!t.core.release(&other));
+  CHECK(!t.core.in_arena(t.arena.data() - 1) && t.core.in_arena(t.arena.data()));
+  CHECK(t.core.in_arena(t.arena.data() + kArenaBytes - 1) && !t.core.in_arena(t.arena.data() + kArenaBytes));
+  PlannedCore without_arena;
+  CHECK(!without_arena.in_arena(nullptr) && !without_arena.in_arena(&other));
+}
+
+void test_arena_stays_while_blocks_live() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(100) == t.at(0));
+  t.core.load({});
+  CHECK(!t.core.unload_arena().has_value());
+  CHECK(t.core.release(t.at(0)));
+  CHECK(t.core.unload_arena() == t.arena.data());
+  CHECK(t.core.unload_arena() == nullptr);
+  CHECK(!t.core.in_arena(t.at(0)));
+}
+
+void test_freed_blocks_are_filled() {
+  Planned t;
+  t.core.set_fill([](void* block, size_t num_bytes) { std::memset(block, 0xff, num_bytes); });
+  t.begin(0);
+  CHECK(t.core.request(100) == t.at(0));
+  CHECK(t.arena[99] == 0);
+  CHECK(t.core.release(t.at(0)));
+  CHECK(t.arena[0] == '\xff' && t.arena[99] == '\xff' && t.arena[100] == 0);
+}
+
+void test_statistics_start_again() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(100) == t.at(0));
+  CHECK(t.core.request(1000) == nullptr);
+  t.core.reset_statistics();
+  const Statistics s = t.core.statistics();
+  CHECK(s.requests == 0 && s.hits == 0 && t.all_fallbacks() == 0);
+  CHECK(s.live_bytes == 100 && s.live_blocks == 1 && s.peak_bytes == 100);
+}
+
+void test_only_the_first_mismatches_are_named() {
+  Planned t;
+  t.begin(0);
+  for (int64_t i = 0; i < 2 * kNumNamed; ++i) CHECK(t.core.request(1000 + i) == nullptr);
+  const Statistics s = t.core.statistics();
+  CHECK(s.fallbacks[0] == 2 * kNumNamed && s.first[0][kNumNamed - 1].found_bytes == 1000 + kNumNamed - 1);
+  CHECK(s.first[1][0].found_bytes == 0);  // the next reason's
+}
+
+void test_recording() {
+  PlannedCore core;
+  char before, a, b, c;
+  core.set_stream(7);
+  core.set_mode(Mode::kRecord);
+  core.note_native(&before, 1, 7);  // outside of the iteration
+  core.begin_iteration();
+  core.mark(0);
+  CHECK(core.request(10, 7) == nullptr);
+  core.note_native(&a, 10, 7);
+  core.note_native(&c, 5, 8);                                     // on another stream
+  std::thread([&] { core.note_native(&b, 6, 7); }).join();        // in another thread
+  CHECK(!core.release(&before) && !core.release(&b) && !core.release(&c));
+  core.mark(1);
+  core.note_native(&b, 20, 7);
+  std::thread([&] { CHECK(!core.release(&a)); }).join();
+  core.note_native(&a, 30, 7);  // the same address, another request
+  core.note_native(nullptr, 0, 7);
+  CHECK(!core.release(&a));
+  CHECK(!core.release(&a));  // now somebody else's, who was not recorded
+  core.end_iteration();
+  CHECK(!core.release(&b));  // too late: it outlived the iteration
+  const std::vector<Event> events = core.events();
+  const std::vector<std::array<int64_t, 3>> expected = {{0, 0, 10}, {1, 1, 20}, {1, 0, 0}, {1, 2, 30}, {1, 2, 0}};
+  CHECK(events.size() == expected.size() && core.num_events() == 5);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    CHECK(events[i].phase == expected[i][0] && events[i].id == expected[i][1] && events[i].num_bytes == expected[i][2]);
+  }
+  core.begin_iteration();
+  CHECK(core.num_events() == 0);
+}
+
+void test_faults_of_plans() {
+  const auto says = [](const Plan& plan, const char* text) {
+    const auto fault = find_fault(plan);
+    return fault.has_value() && *fault == text;
+  };
+  CHECK(!find_fault({}));
+  CHECK(!find_fault({{{4096, 0}}, {1}, 1, 64, 4096}));
+  CHECK(says({{{1, 0}}, {1, 0}, 1, 1, 1}, "the phases are not in order"));
+  CHECK(says({{{1, 0}}, {0}, 1, 1, 1}, "the phases do not hold all requests"));
+  CHECK(says({{}, {}, 1, 0, 1}, "alignment_bytes is 0"));
+  CHECK(says({{{10, 0}}, {1}, 11, 1, 99}, "request 0 has 10 bytes, but min_bytes is 11"));
+  CHECK(says({{{0, 0}}, {1}, 0, 1, 99}, "request 0 has 0 bytes, but min_bytes is 0"));
+  CHECK(says({{{1, 0}, {1, 63}}, {2}, 1, 64, 99}, "request 1 has offset 63, not a multiple of alignment_bytes 64"));
+  CHECK(says({{{1, -2}}, {1}, 1, 1, 99}, "request 0 has offset -2, not a multiple of alignment_bytes 1"));
+  CHECK(says({{{36, 64}}, {1}, 1, 64, 99}, "request 0 ends at 64 + 36, behind arena_bytes 99"));
+  CHECK(find_fault({{{INT64_MAX, 64}}, {1}, 1, 64, INT64_MAX}).has_value());
+}
+
+void test_pending_events_are_waited_for_once() {
+  PendingEvents<int> pending;
+  const std::array<char, 1000> arena{};
+  std::vector<int> waited;
+  const auto take = [&](int begin, int num_bytes) {
+    waited.clear();
+    pending.take(arena.data() + begin, num_bytes, [&](int event) { waited.push_back(event); });
+    return waited.size();
+  };
+  pending.add(arena.data() + 100, 100, 1);
+  pending.add(arena.data() + 200, 100, 2);
+  pending.add(arena.data() + 400, 1, 3);
+  CHECK(take(0, 100) == 0 && take(300, 100) == 0 && take(401, 99) == 0);
+  CHECK(take(199, 2) == 2 && waited[0] + waited[1] == 3);
+  CHECK(take(100, 200) == 0);
+  CHECK(take(0, 1000) == 1 && waited[0] == 3);
+  CHECK(take(0, 1000) == 0);
+}
+
+void expect_abort(const std::function<void()>& action) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::freopen("/dev/null", "w", stderr);
+    action();
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+void test_double_free_ends_the_program() {
+  Planned t;
+  t.begin(0);
+  CHECK(t.core.request(100) == t.at(0));
+  expect_abort([&] { t.core.release(t.at(1)); });
+  CHECK(t.core.release(t.at(0)));
+  expect_abort([&] { t.core.release(t.at(0)); });
+}
+
+}  // namespace
+
+int main() {
+  test_double_free_ends_the_program();  // forks, so before there are threads
+  test_plan_is_served_in_order();
+  test_small_requests_are_neither_planned_nor_counted();
+  test_wrong_size_holds_the_cursor();
+  test_next_phase_finds_its_place_again();
+  test_exhausted_phase();
+  test_live_block_is_never_given_twice_and_the_plan_goes_on();
+  test_only_the_thread_that_marked_is_planned();
+  test_only_the_stream_of_the_arena_is_planned();
+  test_outside_of_phases_nothing_is_planned();
+  test_other_modes_serve_nothing_but_free_everything();
+  test_foreign_addresses_are_left_to_the_native_allocator();
+  test_arena_stays_while_blocks_live();
+  test_freed_blocks_are_filled();
+  test_statistics_start_again();
+  test_only_the_first_mismatches_are_named();
+  test_recording();
+  test_faults_of_plans();
+  test_pending_events_are_waited_for_once();
+  std::puts("core: all rules hold");
+}

@@ -1,0 +1,160 @@
+"""Build the native allocator against the running torch: once, into the user's cache folder.
+
+A library serves exactly the torch it was built against, because torch's allocator classes change between versions.
+So its name carries a key made of everything that it depends on; another torch, or another csrc/, means another key.
+`python setup.py build_ext --inplace` builds ahead, beside this file, and is found first where its key fits.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+
+from memo.errors import AllocatorError
+
+Device = Literal["cpu", "cuda"]
+DEVICES: tuple[Device, ...] = get_args(Device)
+
+PACKAGE = Path(__file__).parent
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+BINDINGS: dict[Device, str] = {"cpu": "torch/cpu_allocator.cpp", "cuda": "cuda/cuda_allocator.cpp"}
+LIBRARIES: dict[Device, tuple[str, ...]] = {"cpu": ("-lc10",), "cuda": ("-lc10", "-lc10_cuda")}
+COMPILE_TIMEOUT_S = 600
+NUM_SHOWN_LINES = 5
+
+
+def library(device: Device) -> Path:
+    """The shared library for the running torch; builds it, which takes seconds, where there is none yet.
+
+    May be called by all ranks at once: one of a node builds, the others wait. Raises AllocatorError.
+    """
+    key = build_key(device)
+    for ahead in PACKAGE.glob(f"{extension_name(device)}*.so"):
+        if key.encode() in ahead.read_bytes():
+            return ahead
+    folder = cache_folder()
+    target = folder / f"{device}-{key}.so"
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_suffix(".lock")):
+            if not target.exists():
+                compile_library(device, target)
+    except OSError as error:
+        raise AllocatorError(
+            f"the native allocator cannot be kept in {folder} ({error.strerror or error}): "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    return target
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memo" / "allocator"
+
+
+def extension_name(device: Device) -> str:
+    """Of the library that is built ahead, without the suffix."""
+    return f"_planned_{device}"
+
+
+def build_key(device: Device) -> str:
+    """Names what the library depends on: torch with its CUDA and C++ ABI, the machine, its C library, csrc/, flags.
+
+    Not the compiler: a library that was built ahead serves where there is none.
+    """
+    facts = [torch.__version__, str(torch.compiled_with_cxx11_abi()), platform.machine(), *platform.libc_ver(), *FLAGS]
+    digest = hashlib.sha256("\n".join(facts).encode())
+    root = source_root()
+    for path in sorted(p for folder in ("core", Path(BINDINGS[device]).parent) for p in (root / folder).iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def source_root() -> Path:
+    """csrc/: packed beside this file in an installed memo, at the top of a checkout. Raises AllocatorError."""
+    for root in (PACKAGE / "csrc", PACKAGE.parents[1] / "csrc"):
+        if (root / "core").is_dir():
+            return root
+    raise AllocatorError(f"the sources of the native allocator are not in {PACKAGE / 'csrc'}: install memo again")
+
+
+def compile_library(device: Device, target: Path) -> None:
+    """Write `target` whole or not at all. Raises AllocatorError with the compiler's words, OSError for the folder."""
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
+        partial = Path(folder) / target.name
+        try:
+            done = subprocess.run(
+                command(device, compiler, partial),
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise AllocatorError(
+                f"{compiler} did not build the native allocator within {COMPILE_TIMEOUT_S} s: try again"
+            ) from None
+        if done.returncode != 0:
+            errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            told = "\n".join(errors[:NUM_SHOWN_LINES])
+            raise AllocatorError(f"{compiler} cannot build the native allocator for torch {torch.__version__}:\n{told}")
+        partial.replace(target)
+
+
+def command(device: Device, compiler: str, output: Path, *extra_flags: str) -> list[str]:
+    """What compiles and links the library in one go."""
+    root, home = source_root(), Path(torch.__file__).parent
+    includes = [home / "include", *([cuda_include()] if device == "cuda" else [])]
+    sources = [*sorted((root / "core").glob("*.cpp")), root / BINDINGS[device]]
+    return [
+        *(compiler, *FLAGS, *extra_flags),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        f'-DMEMO_BUILD_KEY="{build_key(device)}"',
+        *(f"-I{include}" for include in includes),
+        *map(str, sources),
+        *("-o", str(output), f"-L{home / 'lib'}", *LIBRARIES[device]),
+    ]
+
+
+def find_compiler() -> str:
+    """Raises AllocatorError."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise AllocatorError("there is no C++ compiler for the native allocator: install g++ or set CXX")
+
+
+def cuda_include() -> Path:
+    """The folder of cuda_runtime_api.h. Raises AllocatorError."""
+    nvcc = shutil.which("nvcc")
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1]]
+    folders = [Path(home) / "include" for home in [*homes, "/usr/local/cuda"] if home]
+    # CUDA's packages on PyPI lie beside torch.
+    folders += sorted(Path(torch.__file__).parents[1].glob("nvidia/*/include"))
+    for folder in folders:
+        if (folder / "cuda_runtime_api.h").exists():
+            return folder
+    raise AllocatorError(
+        "there is no cuda_runtime_api.h for the native allocator: install CUDA's headers, set CUDA_HOME"
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process of this machine at a time; others wait. The lock ends with its process."""
+    with open(path, "w") as file:
+        # Some network file systems know no locks: then several build, and the last to finish replaces the same file.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

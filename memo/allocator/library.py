@@ -1,0 +1,116 @@
+"""The native allocator's C functions (csrc/core/control.h), loaded into this process."""
+
+import ctypes
+import enum
+from collections.abc import Sequence
+from pathlib import Path
+
+from memo.errors import AllocatorError, PlanError
+
+REASONS = ("size", "thread", "stream", "overlap", "exhausted")
+"""Why a request of a planned phase was served natively; the order of enum Reason in csrc/core/statistics.h."""
+NUM_NAMED = 4
+
+OUTSIDE = -1
+"""Number of a phase that the plan does not have."""
+
+
+class Mode(enum.IntEnum):
+    PASSTHROUGH, RECORD, PLANNED = range(3)
+
+
+class RawEvent(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("phase", "id", "num_bytes")]
+
+
+class RawMismatch(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("phase", "position", "expected_bytes", "found_bytes")]
+
+
+COUNTS = ("requests", "hits", "native", "unasked", "outside", "arena_bytes", "live_blocks", "live_bytes", "peak_bytes")
+
+
+class RawStatistics(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in COUNTS),
+        ("fallbacks", ctypes.c_int64 * len(REASONS)),
+        ("first", RawMismatch * NUM_NAMED * len(REASONS)),
+    ]
+
+
+class NativeLibrary:
+    """The loaded library. Its state is the process's: loading it twice gives the same allocator."""
+
+    def __init__(self, path: Path) -> None:
+        """Load it and put its allocator over torch's, where it stays. Raises AllocatorError."""
+        try:
+            self._native = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise AllocatorError(
+                f"the native allocator cannot be loaded ({error}): delete {path}, then it is built again"
+            ) from None
+        i64, pointer = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
+        self._declare("install", ctypes.c_char_p)
+        self._declare("load_plan", ctypes.c_char_p, pointer, i64, pointer, i64, i64, i64, i64)
+        self._declare("unload_plan", ctypes.c_char_p)
+        self._declare("set_mode", ctypes.c_char_p, ctypes.c_int)
+        self._declare("num_events", i64)
+        self._declare("copy_events", None, ctypes.POINTER(RawEvent))
+        self._declare("statistics", None, ctypes.POINTER(RawStatistics))
+        self._declare("set_poison", None, ctypes.c_int)
+        self._declare("reset_statistics", None)
+        # Called for every phase: without the detour over a method.
+        self.begin_iteration = self._declare("begin_iteration", None)
+        self.mark = self._declare("mark", None, i64)
+        self.end_iteration = self._declare("end_iteration", None)
+        if refusal := self._native.memo_install():
+            raise AllocatorError(f"the native allocator cannot be put into torch: {refusal.decode()}")
+
+    def _declare(self, name: str, result: type | None, *arguments: type) -> "ctypes._NamedFuncPointer":
+        function = getattr(self._native, f"memo_{name}")
+        function.restype, function.argtypes = result, arguments
+        return function
+
+    def load_plan(
+        self,
+        sizes_and_offsets: Sequence[tuple[int, int]],
+        phase_ends: Sequence[int],
+        *,
+        min_bytes: int,
+        alignment_bytes: int,
+        arena_bytes: int,
+    ) -> None:
+        """Take the arena; the mode is PASSTHROUGH until it is set. Raises PlanError."""
+        flat = [number for pair in sizes_and_offsets for number in pair]
+        requests = (ctypes.c_int64 * len(flat))(*flat)
+        ends = (ctypes.c_int64 * len(phase_ends))(*phase_ends)
+        limits = (min_bytes, alignment_bytes, arena_bytes)
+        self._check(self._native.memo_load_plan(requests, len(flat) // 2, ends, len(ends), *limits))
+
+    def unload_plan(self) -> None:
+        """The arena is given back unless blocks in it are alive. The mode is PASSTHROUGH."""
+        self._check(self._native.memo_unload_plan())
+
+    def set_mode(self, mode: Mode) -> None:
+        self._check(self._native.memo_set_mode(int(mode)))
+
+    def set_poison(self, is_on: bool) -> None:
+        self._native.memo_set_poison(int(is_on))
+
+    def events(self) -> Sequence[RawEvent]:
+        """Of the last recorded iteration."""
+        events = (RawEvent * self._native.memo_num_events())()
+        self._native.memo_copy_events(events)
+        return events
+
+    def statistics(self) -> RawStatistics:
+        found = RawStatistics()
+        self._native.memo_statistics(ctypes.byref(found))
+        return found
+
+    def reset_statistics(self) -> None:
+        self._native.memo_reset_statistics()
+
+    def _check(self, error: bytes | None) -> None:
+        if error is not None:
+            raise PlanError(f"the memory plan cannot be used: {error.decode(errors='replace')}")

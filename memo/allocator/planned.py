@@ -1,0 +1,206 @@
+"""torch's memory under a plan: record what an iteration asks for, then serve every iteration from planned addresses.
+
+    allocator = PlannedAllocator.install("cpu")
+    with allocator.record() as recording:
+        train_step()                            # marks its phases, see below
+    plan = solve(recording.trace)               # memo.planner
+    allocator.use(plan)
+    for _ in range(steps):
+        train_step()
+
+    def train_step():
+        with allocator.iteration():
+            allocator.mark("layer_forward", layer=0, microbatch=0)
+            ...
+
+What does not go as planned is served by torch's own allocator and counted; it costs memory, never correctness.
+"""
+
+import collections
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memo.allocator import build
+from memo.allocator.library import OUTSIDE, Mode, NativeLibrary, RawEvent
+from memo.allocator.statistics import Statistics, from_raw
+from memo.artifacts.memory_plan import MemoryPlan
+from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace, check_trace
+from memo.errors import AllocatorError, PlanError, TraceError
+
+ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
+"""What torch's own allocators promise, and kernels rely on."""
+
+PhaseName = tuple[str, int, int]
+
+
+class Recording:
+    """What `PlannedAllocator.record` saw, once it is over."""
+
+    def __init__(self) -> None:
+        self._trace: Trace | None = None
+
+    @property
+    def trace(self) -> Trace:
+        """Raises TraceError before the end."""
+        if self._trace is None:
+            raise TraceError("the recording has no trace before it ends: leave `with allocator.record()` first")
+        return self._trace
+
+
+class PlannedAllocator:
+    """The planned allocator of one device type of this process.
+
+    It stays over torch's allocator until the process ends and passes everything on unless it records or plans. One
+    instance a device type is enough; a second one would share the native state, but not the names of the phases.
+    """
+
+    def __init__(self, library: NativeLibrary, device: build.Device) -> None:
+        self.device = device
+        self._library = library
+        self._mode = Mode.PASSTHROUGH
+        self._plan: MemoryPlan | None = None
+        self._places: dict[PhaseName, list[int]] = {}
+        self._recorded: list[PhaseName] = []
+        self._num_recorded = 0
+        self._seen: collections.Counter[PhaseName] = collections.Counter()
+
+    @classmethod
+    def install(cls, device: build.Device) -> "PlannedAllocator":
+        """Build the native part if need be, and put it into torch.
+
+        Raises AllocatorError with the reason where that cannot be; training can go on without.
+        """
+        if device not in build.DEVICES:
+            raise AllocatorError(f"device = {device!r} has no planned allocator: give one of {build.DEVICES}")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise AllocatorError("device = 'cuda', but torch finds no CUDA device: give 'cpu'")
+        return cls(NativeLibrary(build.library(device)), device)
+
+    @contextlib.contextmanager
+    def record(self, run: dict[str, Any] | None = None) -> Iterator[Recording]:
+        """Record the one iteration that runs inside; `run` describes it for people.
+
+        Only requests of the thread that marked the phase are recorded, on CUDA only those for the stream that is
+        current now: as they will be planned. A plan that is in use rests meanwhile. Raises TraceError at the end for
+        no iteration, for several, and for one without requests.
+        """
+        before, self._num_recorded = self._mode, 0
+        recording = Recording()
+        self._set_mode(Mode.RECORD)
+        try:
+            yield recording
+        finally:
+            self._set_mode(before)
+        if self._num_recorded != 1:
+            raise TraceError(f"{self._num_recorded} iterations ran while recording: run one `with iteration()`")
+        phases = _phases(self._recorded, self._library.events())
+        trace = Trace(self.device, "recorded", phases, run or {})
+        check_trace(trace)
+        recording._trace = trace
+
+    def use(self, plan: MemoryPlan) -> None:
+        """Take the plan's arena and serve from it, from the next iteration on; an earlier plan ends.
+
+        Raises PlanError for a plan that does not fit this device, whose addresses make no sense, or whose arena
+        cannot be had; then everything is passed on.
+        """
+        if self._mode is Mode.RECORD:
+            raise PlanError("a memory plan cannot be loaded while recording: leave `with allocator.record()` first")
+        if plan.device != self.device:
+            raise PlanError(f"the memory plan is for device {plan.device!r}, not {self.device!r}: plan this one")
+        alignment_bytes = ALIGNMENT_BYTES[self.device]
+        if plan.alignment_bytes % alignment_bytes:
+            raise PlanError(
+                f"the memory plan has alignment_bytes = {plan.alignment_bytes}, but {self.device} needs a multiple of "
+                f"{alignment_bytes}: plan with that"
+            )
+        self._forget_plan()
+        requests: list[tuple[int, int]] = []
+        ends = []
+        for phase in plan.phases:
+            requests += phase.requests
+            ends.append(len(requests))
+        self._library.load_plan(
+            requests,
+            ends,
+            min_bytes=plan.min_bytes,
+            alignment_bytes=plan.alignment_bytes,
+            arena_bytes=plan.arena_bytes,
+        )
+        self._plan = plan
+        for index, phase in enumerate(plan.phases):
+            self._places.setdefault((phase.kind, phase.layer, phase.microbatch), []).append(index)
+        self.reset_statistics()
+        self._set_mode(Mode.PLANNED)
+
+    def stop(self) -> None:
+        """Pass everything on again. The arena is given back, unless blocks in it are alive."""
+        self._forget_plan()
+        self._library.unload_plan()
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Around one training iteration. Outside, nothing is planned: evaluation and checkpoints are passed on."""
+        self._seen.clear()
+        if self._mode is Mode.RECORD:
+            self._recorded.clear()
+            self._num_recorded += 1
+        self._library.begin_iteration()
+        try:
+            yield
+        finally:
+            self._library.end_iteration()
+
+    def mark(self, kind: str, layer: int = -1, microbatch: int = -1) -> None:
+        """A phase begins, and the one before ends; the plan finds its place by the name.
+
+        Call it in the thread that will ask for memory: on CUDA, backward runs in autograd's. A name that comes
+        several times in an iteration means the plan's phases of that name one after another; a name that the plan
+        does not have is passed on.
+        """
+        if self._mode is Mode.PASSTHROUGH:
+            return
+        name = (kind, layer, microbatch)
+        if self._mode is Mode.RECORD:
+            self._recorded.append(name)
+            index = len(self._recorded) - 1
+        else:
+            places, turn = self._places.get(name, ()), self._seen[name]
+            index = places[turn] if turn < len(places) else OUTSIDE
+            self._seen[name] += 1
+        self._library.mark(index)
+
+    @property
+    def is_planned(self) -> bool:
+        return self._mode is Mode.PLANNED
+
+    @property
+    def statistics(self) -> Statistics:
+        return from_raw(self._library.statistics(), self._plan)
+
+    def reset_statistics(self) -> None:
+        self._library.reset_statistics()
+
+    def set_poison(self, is_on: bool) -> None:
+        """For tests: overwrite freed planned blocks with NaN."""
+        self._library.set_poison(is_on)
+
+    def _set_mode(self, mode: Mode) -> None:
+        self._library.set_mode(mode)
+        self._mode = mode
+
+    def _forget_plan(self) -> None:
+        self._set_mode(Mode.PASSTHROUGH)
+        self._plan = None
+        self._places = {}
+        self.reset_statistics()
+
+
+def _phases(names: list[PhaseName], raw: collections.abc.Sequence[RawEvent]) -> tuple[Phase, ...]:
+    events: list[list[Event]] = [[] for _ in names]
+    for event in raw:
+        events[event.phase].append(Malloc(event.id, event.num_bytes) if event.num_bytes else Free(event.id))
+    return tuple(Phase(*name, tuple(found)) for name, found in zip(names, events, strict=True))

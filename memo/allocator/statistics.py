@@ -1,0 +1,78 @@
+"""What became of the requests that a plan foresees."""
+
+from dataclasses import dataclass
+
+from memo.allocator.library import COUNTS, REASONS, RawStatistics
+from memo.artifacts.memory_plan import MemoryPlan
+from memo.artifacts.trace import Phase
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One request that was not served as planned.
+
+    Attributes:
+        reason: "size": it is not the size that the plan has next; "thread": another thread made it; "stream": another
+            stream was current; "overlap": a block that is still alive lies where it should go; "exhausted": the phase
+            has no request left.
+        position: of the plan's next request in the phase.
+        expected_bytes: its size; 0: none was expected.
+    """
+
+    reason: str
+    phase: Phase
+    position: int
+    expected_bytes: int
+    found_bytes: int
+
+    def __str__(self) -> str:
+        planned = f"{self.expected_bytes:,} bytes" if self.expected_bytes else "nothing"
+        return f"{self.phase}, request {self.position}: {self.reason}: {self.found_bytes:,} bytes, planned {planned}"
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Since the plan was loaded, or since the last reset. Requests below the plan's min_bytes are not counted.
+
+    Attributes:
+        requests: in planned phases; hits + native + all fallbacks.
+        hits: served at their planned address.
+        native: served by the native allocator, as planned.
+        unasked: planned, but the phase ended without them.
+        outside: made outside every planned phase, as evaluation and the loading of data do.
+        arena_bytes: what is reserved.
+        live_blocks, live_bytes: planned blocks in use now.
+        peak_bytes: the largest live_bytes.
+        fallbacks: by reason; served natively. Those of other threads, such as gloo's, are to be expected.
+        mismatches: the first few of each reason.
+    """
+
+    requests: int
+    hits: int
+    native: int
+    unasked: int
+    outside: int
+    arena_bytes: int
+    live_blocks: int
+    live_bytes: int
+    peak_bytes: int
+    fallbacks: dict[str, int]
+    mismatches: tuple[Mismatch, ...]
+
+    @property
+    def num_fallbacks(self) -> int:
+        return sum(self.fallbacks.values())
+
+
+def from_raw(raw: RawStatistics, plan: MemoryPlan | None) -> Statistics:
+    """`plan` names the phases; without one there are no mismatches."""
+    mismatches = []
+    for reason, count, first in zip(REASONS, raw.fallbacks, raw.first, strict=True):
+        for found in list(first)[: count if plan is not None else 0]:
+            assert plan is not None
+            planned = plan.phases[found.phase]
+            phase = Phase(planned.kind, planned.layer, planned.microbatch, ())
+            mismatches.append(Mismatch(reason, phase, found.position, found.expected_bytes, found.found_bytes))
+    counts = {name: int(getattr(raw, name)) for name in COUNTS}
+    fallbacks = dict(zip(REASONS, map(int, raw.fallbacks), strict=True))
+    return Statistics(**counts, fallbacks=fallbacks, mismatches=tuple(mismatches))
