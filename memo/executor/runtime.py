@@ -14,14 +14,24 @@ class SwapRuntime:
     """Rounding buffers as named tensors, driven in the plan's order."""
 
     def __init__(
-        self, plan: SwapPlan, layout: SlotLayout, backend: StreamBackend, device: torch.device, host_bytes: int
+        self,
+        plan: SwapPlan,
+        layout: SlotLayout,
+        backend: StreamBackend,
+        device: torch.device,
+        host_bytes: int,
+        poison: bool = False,
     ) -> None:
-        """`host_bytes` is what this rank may take of the host; HostMemoryError when the plan needs more."""
-        self.plan, self.layout = plan, layout
+        """`host_bytes` is what this rank may take of the host; HostMemoryError when the plan needs more.
+
+        `poison` fills with NaN what is no longer valid in slots, host records and workspace, so that a stale
+        read shows (tests).
+        """
+        self.plan, self.layout, self._poison = plan, layout, poison
         self.pool = HostPool(plan.num_records, layout.moved_bytes, device, host_bytes)
         self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)
-        self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend)
+        self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend, poison)
         self._views = [self._tensors(slot) for slot in self._slots]
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
@@ -30,10 +40,17 @@ class SwapRuntime:
 
     def end(self, kind: str, layer: int) -> None:
         self.swapper.end(kind, layer)
+        self._poison_workspace()
 
     def next_step(self) -> None:
         """Before each training step, also after one that an exception cut short."""
         self.swapper.reset()
+        self._poison_workspace()
+
+    def _poison_workspace(self) -> None:
+        """No operation may find there what another one left, not even its own forward."""
+        if self._poison and self.layout.workspace is not None:
+            self.layout.workspace.view(self._workspace).fill_(float("nan"))
 
     def _tensors(self, slot: Tensor) -> dict[str, Tensor]:
         tensors = {name: place.view(slot) for name, place in self.layout.places.items()}

@@ -11,6 +11,7 @@ from swap_runs import (
     Layers,
     Logged,
     make_swapper,
+    reuse_record,
     run_steps,
     stage_ops,
 )
@@ -21,7 +22,7 @@ from memo.executor.checker import Checked
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import CudaStreams, Stream, StreamBackend, ThreadStreams, VirtualStreams
 from memo.executor.swapper import Swapper
-from memo.planner.swap import LayerOp, SwapPlan, SwapStep, swap_plan
+from memo.planner.swap import LayerOp, SwapStep, swap_plan
 
 ONE_STAGE = SCHEDULES["1 stage, 6 layers, 1 microbatch"]
 
@@ -100,15 +101,6 @@ def test_skipping_an_offload_shows() -> None:
 def test_skipping_a_prefetch_shows() -> None:
     wrong = run_steps(ONE_STAGE, DroppedCopy(VirtualStreams(), Stream.PREFETCH), poison=True)
     assert wrong == [LayerOp("B", 0, 3)]
-
-
-def reuse_record(plan: SwapPlan) -> SwapPlan:
-    """Record 1's tenant goes to record 0, whose own has not come back."""
-    steps = tuple(
-        SwapStep(s.op, s.slot, s.offload, s.prefetch, 0 if s.record == 1 else s.record, s.next_prefetch)
-        for s in plan.steps
-    )
-    return SwapPlan(steps, plan.num_slots, plan.num_records)
 
 
 def test_reusing_a_record_early_is_refused_and_would_spoil_data(monkeypatch: pytest.MonkeyPatch) -> None:

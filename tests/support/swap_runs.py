@@ -10,7 +10,7 @@ from memo.executor.host_pool import HostPool
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.parallel.schedule import Pipeline, one_f_one_b
-from memo.planner.swap import LayerOp, SwapPlan, layer_ops, swap_plan
+from memo.planner.swap import LayerOp, SwapPlan, SwapStep, layer_ops, swap_plan
 
 SLOT_BYTES = 64
 MOVED_BYTES = 40
@@ -72,6 +72,15 @@ def run_steps(
         layers.swapper.next_step()
     backend.synchronize()
     return layers.wrong
+
+
+def reuse_record(plan: SwapPlan) -> SwapPlan:
+    """Record 1's tenant goes to record 0, whose own has not come back."""
+    steps = tuple(
+        SwapStep(s.op, s.slot, s.offload, s.prefetch, 0 if s.record == 1 else s.record, s.next_prefetch)
+        for s in plan.steps
+    )
+    return SwapPlan(steps, plan.num_slots, plan.num_records)
 
 
 @dataclass

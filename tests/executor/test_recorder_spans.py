@@ -1,0 +1,216 @@
+"""The recorder sees what the plan says, at the times at which it happened, and changes nothing."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from layouts import global_pieces, make, one_step_backward, tiny
+from swap_runs import MOVED_BYTES, SCHEDULES, Forwarding, Layers, make_swapper
+from torch import Tensor
+
+from memo.executor.checker import Checked
+from memo.executor.recorder import record
+from memo.executor.streams import (
+    COPY_STREAMS,
+    AccessMode,
+    CudaStreams,
+    Event,
+    Stream,
+    StreamBackend,
+    ThreadStreams,
+    VirtualStreams,
+)
+from memo.planner.swap import LayerOp, swap_plan
+from memo.report.timeline import ROWS, Span, hidden_share, stalled_s
+
+BACKENDS: dict[str, Callable[[], StreamBackend]] = {
+    "eager": VirtualStreams,
+    "lazy": lambda: VirtualStreams("lazy"),
+    "random": lambda: VirtualStreams("random", seed=3),
+    "threads": ThreadStreams,
+    "checked": lambda: Checked(VirtualStreams("lazy")),
+}
+
+
+def record_steps(name: str, backend: StreamBackend, num_steps: int = 2, poison: bool = False) -> list[Span]:
+    layers = Layers(make_swapper(swap_plan(SCHEDULES[name]), backend, poison))
+    with record(layers.swapper) as recorder:
+        for _ in range(num_steps):
+            layers.step()
+            layers.swapper.next_step()
+    assert layers.wrong == []
+    return recorder.spans()
+
+
+@pytest.mark.parametrize("poison", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_operation_and_copy_of_the_plan_is_seen_once(name: str, backend: str, poison: bool) -> None:
+    plan = swap_plan(SCHEDULES[name])
+    spans = record_steps(name, BACKENDS[backend](), num_steps=2, poison=poison)
+    seen = Counter((span.row, str(span.step.op)) for span in spans if span.row != "wait")
+    expected = Counter(("compute", str(step.op)) for step in plan.steps)
+    expected += Counter(("offload", str(step.op)) for step in plan.steps if step.offload)
+    expected += Counter(("prefetch", str(step.op)) for step in plan.steps if step.prefetch)
+    assert seen == Counter({what: 2 * count for what, count in expected.items()})
+    assert [s.step for s in spans if s.row == "compute"] == 2 * list(plan.steps)
+    copies = [span for span in spans if span.row in ("offload", "prefetch")]
+    assert all(span.num_bytes == MOVED_BYTES and span.step.record is not None for span in copies)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_times_are_those_that_the_waits_allow(name: str, backend: str) -> None:
+    spans = record_steps(name, BACKENDS[backend](), num_steps=1)
+    assert all(0 <= span.start_s <= span.end_s for span in spans)
+    for row in ROWS:
+        assert all(first.end_s <= second.start_s for first, second in pairwise(s for s in spans if s.row == row))
+    at = {(span.row, span.step.op): span for span in spans}
+    for span in spans:
+        op = span.step.op
+        if span.row == "offload":
+            assert at["compute", op].end_s <= span.start_s
+        if span.row == "prefetch":
+            assert at["offload", LayerOp("F", *op.key)].end_s <= span.start_s
+            assert span.end_s <= at["compute", op].start_s
+        if span.row == "wait":
+            assert span.end_s <= at["compute", op].start_s
+
+
+class SlowCopies(ThreadStreams):
+    """Every copy takes 10 ms longer."""
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self._issue(stream, lambda: time.sleep(0.01))
+        super().copy(stream, dst, src, dst_name, src_name)
+
+
+def test_waits_and_copies_in_threads_take_the_time_that_they_took() -> None:
+    spans = record_steps("1 stage, 6 layers, 1 microbatch", SlowCopies(), num_steps=1)
+    copies = [span for span in spans if span.row in ("offload", "prefetch")]
+    assert len(copies) == 8 and all(span.duration_s >= 0.01 for span in copies)
+    # Synthetic layers take next to nothing, so forwards 2 .. 5 wait for four offloads that follow each other.
+    assert stalled_s(spans) >= 0.04
+    assert 0 <= hidden_share(spans) < 1
+
+
+class Calls(Forwarding):
+    """Writes down every call and what it was given, but for the events' identity."""
+
+    def __init__(self, backend: StreamBackend) -> None:
+        super().__init__(backend)
+        self.calls: list[tuple[object, ...]] = []
+        self.events: list[Event] = []
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        self.calls.append(("copy", stream, dst_name, src_name, dst.shape))
+        super().copy(stream, dst, src, dst_name, src_name)
+
+    def record(self, stream: Stream) -> Event:
+        self.calls.append(("record", stream))
+        self.events.append(super().record(stream))
+        return self.events[-1]
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        number = None if event is None else self.events.index(event)
+        self.calls.append(("wait", stream, number))
+        super().wait(stream, event)
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        self.calls.append(("access", stream, buffer_name, mode, what))
+        super().access(stream, buffer_name, mode, what)
+
+    def timestamp(self, stream: Stream) -> object:
+        return self.backend.timestamp(stream)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_backend_is_asked_for_the_same_in_the_same_order(name: str) -> None:
+    calls = []
+    for recording in (False, True):
+        backend = Calls(VirtualStreams("lazy"))
+        layers = Layers(make_swapper(swap_plan(SCHEDULES[name]), backend, poison=True))
+        if recording:
+            with record(layers.swapper):
+                layers.step()
+        else:
+            layers.step()
+        calls.append(backend.calls)
+    assert calls[0] == calls[1]
+
+
+def test_a_step_that_was_cut_short_leaves_no_half_operation() -> None:
+    plan = swap_plan(SCHEDULES["1 stage, 5 layers, 2 microbatches"])
+    swapper = make_swapper(plan, VirtualStreams())
+    with record(swapper) as recorder:
+        swapper.begin("F", 0)  # fails in the middle of the very operation that comes first in the next step
+        swapper.reset()
+        layers = Layers(swapper)
+        layers.step(stop_after=3)
+        swapper.reset()
+        layers.step()
+    steps = [span.step for span in recorder.spans() if span.row == "compute"]
+    assert steps == [*plan.steps[:3], *plan.steps]
+
+
+def test_the_backend_comes_back_even_after_an_error() -> None:
+    swapper = make_swapper(swap_plan(SCHEDULES["1 stage, 6 layers, 1 microbatch"]), VirtualStreams())
+    backend = swapper.backend
+    with pytest.raises(ZeroDivisionError), record(swapper) as recorder:
+        assert swapper.backend is recorder
+        raise ZeroDivisionError
+    assert swapper.backend is backend
+
+
+def test_looking_at_a_lazy_stream_runs_no_copy() -> None:
+    backend = VirtualStreams("lazy")
+    source, target = torch.ones(2), torch.zeros(2)
+    for stream in COPY_STREAMS:
+        backend.copy(stream, target, source, "", "")
+        backend.timestamp(stream)
+    assert target.tolist() == [0, 0]
+    backend.synchronize()
+    assert target.tolist() == [1, 1]
+
+
+def test_training_with_threads_is_bit_equal_while_it_is_recorded() -> None:
+    config = tiny("llama-tiny", offload_alpha=0.5, offload_backend="threads", num_layers=4, global_batch_size=2)
+    outcomes, spans = [], []
+    for recording in (False, True):
+        model, feed = make(config, 1)
+        assert model.swap is not None
+        if recording:
+            with record(model.swap.swapper) as recorder:
+                loss = one_step_backward(model, feed)
+            spans = recorder.spans()
+        else:
+            loss = one_step_backward(model, feed)
+        outcomes.append((loss, global_pieces(model, "grad")))
+    (loss, gradients), (recorded_loss, recorded_gradients) = outcomes
+    assert loss == recorded_loss
+    assert all(torch.equal(gradients[name], recorded_gradients[name]) for name in gradients)
+    assert Counter(span.row for span in spans if span.row != "wait") == {"compute": 16, "offload": 4, "prefetch": 4}
+    assert {span.num_bytes for span in spans if span.row == "offload"} == {model.swap.layout.moved_bytes}
+
+
+def test_cuda_timestamps_are_timing_events_on_their_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeEvent:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            self.at_ms = {"current": 2.0, "copy": 5.5}[stream]
+
+        def elapsed_time(self, later: "FakeEvent") -> float:
+            return later.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "copy")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    backend = CudaStreams(torch.device("cuda", 0))
+    compute, offload = backend.timestamp(Stream.COMPUTE), backend.timestamp(Stream.OFFLOAD)
+    assert offload.seconds_since(compute) == pytest.approx(3.5e-3)
+    assert compute.seconds_since(offload) == pytest.approx(-3.5e-3)

@@ -1,0 +1,223 @@
+"""Negative controls: each fault put into a swapped layer must show in the comparison that the other tests rely on.
+
+Stale buffers often hold the right numbers: those of the same layer, one step or one pass before. Only NaN in what is
+no longer valid makes a layer that relies on them fail, so poison has its own controls.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from layouts import tiny
+from swap_runs import DroppedCopy, Forwarding, reuse_record
+from swapped_steps import Step, Workplace, differences, observed, profiled_once
+from torch import Tensor
+
+from memo.executor import swapper
+from memo.executor.layer import Tile, TokenwiseLayer
+from memo.executor.runtime import SwapRuntime
+from memo.executor.slots import SlotLayout
+from memo.executor.streams import Event, Stream, VirtualStreams
+from memo.planner.swap import swap_plan
+from memo.train import swap
+from memo.train.build import ParallelModel
+
+TILES = 4
+SWAPS: dict[str, Any] = {"offload_tiles": TILES, "profile_cache": "off", "params_dtype": "fp32"}
+
+Fault = Callable[[], AbstractContextManager[object]]
+
+
+# Faults of the layer, in backward; layer 0 is one of those that come back from the host.
+
+
+@contextmanager
+def in_backward_of_layer_0(name: str, faulty: Callable[..., Any]) -> Iterator[None]:
+    """`faulty(right, self, ...)` instead of a method `right(self, ...)` of TokenwiseLayer."""
+    right, run_backward = getattr(TokenwiseLayer, name), TokenwiseLayer.run_backward
+
+    def broken_backward(self: TokenwiseLayer, *args: Any) -> Tensor:
+        if self.index != 0:
+            return run_backward(self, *args)
+        with patch.object(TokenwiseLayer, name, lambda *given: faulty(right, *given)):
+            return run_backward(self, *args)
+
+    with patch.object(TokenwiseLayer, "run_backward", broken_backward):
+        yield
+
+
+def skipped_qkv(tile_index: int) -> AbstractContextManager[None]:
+    def skip(right: Callable[..., Any], layer: TokenwiseLayer, kept: Any, tile: Tile, context: Any) -> None:
+        if tile.index != tile_index:
+            right(layer, kept, tile, context)
+
+    return in_backward_of_layer_0("compute_qkv", skip)
+
+
+def skipped_residual() -> AbstractContextManager[None]:
+    def skip(right: Callable[..., Any], layer: TokenwiseLayer, kept: Any, tile: Tile) -> Tensor:
+        return kept["input"][tile.shard] if tile.index == TILES - 1 else right(layer, kept, tile)
+
+    return in_backward_of_layer_0("compute_residual", skip)
+
+
+def another_tile_recalled(name: str) -> AbstractContextManager[None]:
+    """The last tile finds the rows of the first."""
+
+    def recall(right: Callable[..., Any], layer: TokenwiseLayer, asked: str, kept: Any, tile: Tile) -> Any:
+        return right(layer, asked, kept, layer.tiles[0] if (asked, tile.index) == (name, TILES - 1) else tile)
+
+    return in_backward_of_layer_0("_recall", recall)
+
+
+# Faults of the buffers.
+
+
+def believed_moved() -> AbstractContextManager[object]:
+    """Backward takes one tile more of qkv for moved than did."""
+    right = SlotLayout.saved_rows
+
+    def saved_rows(layout: SlotLayout, name: str) -> int:
+        one_tile = layout.places["qkv"].shape[0] // TILES
+        return right(layout, name) + one_tile * (name == "qkv")
+
+    return patch.object(SlotLayout, "saved_rows", saved_rows)
+
+
+def wrong_slot() -> AbstractContextManager[object]:
+    def begin(runtime: SwapRuntime, kind: str, layer: int) -> dict[str, Tensor]:
+        slot = runtime.swapper.begin(kind, layer)
+        return runtime._views[1 - slot if (kind, layer) == ("B", 0) else slot]
+
+    return patch.object(SwapRuntime, "begin", begin)
+
+
+@contextmanager
+def record_reused_early() -> Iterator[None]:
+    """Layer 1's activations go to the record in which layer 0's still lie."""
+    with (
+        patch.object(swap, "swap_plan", lambda ops: reuse_record(swap_plan(ops))),
+        patch.object(swapper, "validate", lambda plan: None),
+    ):
+        yield
+
+
+@dataclass
+class ShortCopy(Forwarding):
+    """Copies on one stream leave out the last 64 bytes."""
+
+    stream: Stream
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        end = dst.numel() - 64 if stream is self.stream and src_name != "poison" else dst.numel()
+        self.backend.copy(stream, dst[:end], src[:end], dst_name, src_name)
+
+
+@dataclass
+class NoWait(Forwarding):
+    """One stream waits for nothing."""
+
+    stream: Stream
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        if stream is not self.stream:
+            self.backend.wait(stream, event)
+
+
+def backend(make: Callable[[], Forwarding]) -> AbstractContextManager[object]:
+    return patch.object(swap, "make_backend", lambda *_, **__: make())
+
+
+FAULTS: dict[str, tuple[float, Fault]] = {
+    "a tile of qkv is not recomputed into the workspace": (0.0, lambda: skipped_qkv(0)),
+    "a tile of qkv is not recomputed beside those that moved": (0.5, lambda: skipped_qkv(2)),
+    "a tile of the residual is not recomputed": (0.5, skipped_residual),
+    "a tile of the residual comes from another's rows": (1.0, lambda: another_tile_recalled("residual")),
+    "a tile of fc1 comes from another's rows": (1.0, lambda: another_tile_recalled("fc1")),
+    "a tile more of qkv is believed to have moved": (0.5, believed_moved),
+    "backward reads the other slot": (0.5, wrong_slot),
+    "a host record is reused early": (0.5, record_reused_early),
+    "an offload is dropped": (0.5, lambda: backend(lambda: DroppedCopy(VirtualStreams(), Stream.OFFLOAD))),
+    "a prefetch is dropped": (0.5, lambda: backend(lambda: DroppedCopy(VirtualStreams(), Stream.PREFETCH))),
+    "offloads stop short": (0.5, lambda: backend(lambda: ShortCopy(VirtualStreams(), Stream.OFFLOAD))),
+    "prefetches stop short": (0.0, lambda: backend(lambda: ShortCopy(VirtualStreams(), Stream.PREFETCH))),
+    "compute waits for no copy": (0.5, lambda: backend(lambda: NoWait(VirtualStreams("lazy"), Stream.COMPUTE))),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_profile(one_thread: None) -> Iterator[None]:
+    with profiled_once():
+        build(4, alpha=0.0)  # no fault may see the layer that is timed
+        yield
+
+
+@functools.cache
+def workplace(num_layers: int) -> Workplace:
+    shape: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "seq_length": 32}
+    return Workplace(tiny("llama-tiny", **shape, num_layers=num_layers, num_query_groups=1, global_batch_size=1), 1)
+
+
+@functools.cache
+def reference(num_layers: int) -> Step:
+    return run(num_layers, build(num_layers, alpha=0.0))
+
+
+def build(num_layers: int, alpha: float) -> ParallelModel:
+    return workplace(num_layers).build(**SWAPS, offload_alpha=alpha)
+
+
+def run(num_layers: int, model: ParallelModel) -> Step:
+    return workplace(num_layers).step(model, workplace(num_layers).batches(TILES))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_shows(name: str) -> None:
+    alpha, fault = FAULTS[name]
+    with observed():
+        assert differences(run(4, build(4, alpha)), reference(4)) == []
+    with observed(copies="eager"), fault():
+        assert differences(run(4, build(4, alpha)), reference(4)) != []
+
+
+# Faults that find the right numbers where the step before, or the forward, left them.
+
+
+def workspace_trusted(model: ParallelModel) -> AbstractContextManager[None]:
+    return skipped_qkv(0)
+
+
+def offload_forgotten(model: ParallelModel) -> AbstractContextManager[object]:
+    assert model.swap is not None
+    engine = model.swap.swapper
+    return patch.object(engine, "backend", DroppedCopy(engine.backend, Stream.OFFLOAD))
+
+
+def write_forgotten(model: ParallelModel) -> AbstractContextManager[object]:
+    """Forward leaves fc1 of the first tile out of the slot."""
+    right = TokenwiseLayer._keep
+
+    def keep(layer: TokenwiseLayer, name: str, value: Tensor, kept: dict[str, Tensor], tile: Tile) -> Tensor:
+        return value if (name, tile.index) == ("fc1", 0) else right(layer, name, value, kept, tile)
+
+    return patch.object(TokenwiseLayer, "_keep", keep)
+
+
+# Layers: with one, its forward and its backward share the workspace; with two, each has a slot of its own.
+@pytest.mark.parametrize(
+    ("num_layers", "alpha", "fault"),
+    [(1, 0.0, workspace_trusted), (4, 0.5, offload_forgotten), (2, 1.0, write_forgotten)],
+)
+def test_only_poison_shows_what_happens_to_be_right(
+    num_layers: int, alpha: float, fault: Callable[[ParallelModel], AbstractContextManager[object]]
+) -> None:
+    for poison in (False, True):
+        with observed(poison, copies="eager"):
+            model = build(num_layers, alpha)
+        assert differences(run(num_layers, model), reference(num_layers)) == []
+        with fault(model):
+            assert bool(differences(run(num_layers, model), reference(num_layers))) is poison

@@ -1,0 +1,145 @@
+"""Many steps in the same buffers: every loss and the final weights are those of alpha = 0, to the last bit.
+
+On one process and in a pipeline, with copies when they are issued and in threads, and with evaluations between the
+steps, which touch no buffer.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from layouts import tiny
+from ranks import run_ranks
+from swapped_steps import Workplace, observed, profiled_once
+from torch import Tensor
+
+import memo
+from memo.config import RunConfig
+from memo.executor.runtime import SwapRuntime
+from memo.train.build import ParallelModel
+from memo.train.trainer import Trainer
+
+TILES = 4
+SWAPS: dict[str, Any] = {"offload_tiles": TILES, "profile_cache": "off"}
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "seq_length": 32, "params_dtype": "fp32"}
+OTHERS = [(0.0, "threads"), (0.25, "virtual"), (0.25, "threads"), (1.0, "virtual"), (1.0, "threads")]
+"""What is compared with alpha = 0 and copies when they are issued."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@dataclass
+class Run:
+    losses: list[Tensor] = field(default_factory=list)
+    evaluations: list[Tensor] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def train(workplace: Workplace, model: ParallelModel, num_steps: int, evaluates: bool = False) -> Run:
+    """Whole training steps on a fresh model, each with another global batch."""
+    run, feed, held_out = Run(), workplace.feed(TILES), workplace.batches()
+    for _ in range(num_steps):
+        run.losses.append(model.forward_backward(feed.next_global_batch()))
+        model.optimizer.step(lr=1e-2)
+        if evaluates:
+            run.evaluations.append(model.forward(held_out))
+    run.weights = {name: value.detach().clone() for name, value in model.data_parallel.parameters.items()}
+    return run
+
+
+def assert_same_bits(actual: Run, expected: Run) -> None:
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual.losses, expected.losses, strict=True))
+    assert not [name for name, value in expected.weights.items() if not torch.equal(actual.weights[name], value)]
+
+
+def contents(runtime: SwapRuntime) -> list[Tensor]:
+    """Every byte that swapping owns, after all copies."""
+    runtime.swapper.backend.synchronize()
+    records = [runtime.pool.record(index) for index in range(runtime.plan.num_records)]
+    return [buffer.clone() for buffer in (*runtime.swapper.slots, runtime._workspace, *records)]
+
+
+# One process.
+
+
+@functools.cache
+def fifty_steps(alpha: float, backend: str) -> Run:
+    config = tiny("llama-tiny", **{**SMALL, **SWAPS, "num_layers": 3, "global_batch_size": 1, "num_query_groups": 1})
+    workplace = Workplace(config, world_size=1)
+    with profiled_once():
+        model = workplace.build(offload_alpha=alpha, offload_backend=backend)
+    run = train(workplace, model, num_steps=50)
+    assert model.swap is not None
+    assert model.swap.swapper.statistics.prefetches == 50 * model.swap.plan.num_prefetches > 0
+    return run
+
+
+@pytest.mark.parametrize(("alpha", "backend"), OTHERS)
+def test_fifty_steps(alpha: float, backend: str) -> None:
+    expected = fifty_steps(0.0, "virtual")
+    assert_same_bits(fifty_steps(alpha, backend), expected)
+    assert expected.losses[-1] < expected.losses[0] - 1, "it must learn, or equal losses say little"
+
+
+def make_trainer(**overrides: Any) -> Trainer:
+    values: dict[str, Any] = {**SMALL, "num_layers": 3, "global_batch_size": 2, "train_iters": 5, "lr": 1e-2}
+    values |= {"mock_data": True, "eval_interval": 100, "eval_iters": 2, "device": "cpu", "num_threads": 1}
+    return memo.Trainer("gpt-tiny", **{**values, "peak_tflops": 1.0, "progress": False, **overrides})
+
+
+def test_evaluation_between_steps_changes_nothing() -> None:
+    losses: dict[bool, list[float]] = {}
+    evaluations: list[float] = []
+    for evaluates in (False, True):
+        with observed():
+            trainer = make_trainer(**SWAPS, offload_alpha=0.25)
+        losses[evaluates] = []
+        for _ in range(5):
+            losses[evaluates].append(trainer.step().lm_loss)
+            if evaluates:
+                evaluations.append(evaluate_beside_buffers(trainer))
+    assert losses[True] == losses[False]
+    assert evaluations[-1] < evaluations[0]
+
+
+def evaluate_beside_buffers(trainer: Trainer) -> float:
+    runtime = trainer.parts.swap
+    assert runtime is not None
+    before, moved = contents(runtime), vars(runtime.swapper.statistics).copy()
+    loss = trainer.evaluate()
+    assert all(torch.equal(now, then) for now, then in zip(contents(runtime), before, strict=True))
+    assert vars(runtime.swapper.statistics) == moved
+    return loss
+
+
+def test_evaluation_is_that_of_the_plain_model() -> None:
+    with observed():
+        swapped = make_trainer(**SWAPS, offload_alpha=0.25)
+    assert evaluate_beside_buffers(swapped) == make_trainer(offload_alpha="off").evaluate()
+
+
+# A pipeline: several microbatches in flight, whose gradients add up.
+
+
+def compare_in_pipeline(config: RunConfig) -> None:
+    workplace = Workplace(config, world_size=2)
+    with profiled_once():
+        expected = train(workplace, workplace.build(offload_alpha=0.0, offload_backend="virtual"), num_steps=10)
+        for alpha, backend in OTHERS:
+            model = workplace.build(offload_alpha=alpha, offload_backend=backend)
+            assert_same_bits(train(workplace, model, num_steps=10), expected)
+        with observed():
+            model = workplace.build(offload_alpha=0.25)
+        run = train(workplace, model, num_steps=10, evaluates=True)
+    assert_same_bits(run, expected)
+    if workplace.mesh.at.pp == 0:
+        assert model.swap is not None and model.swap.swapper.statistics.offloads > 0
+    else:
+        assert run.evaluations[-1] < run.evaluations[0]
+
+
+def test_ten_steps_of_a_pipeline() -> None:
+    config = tiny("gpt-tiny", **{**SMALL, **SWAPS, "num_layers": 4, "global_batch_size": 3, "pp": 2})
+    run_ranks(2, compare_in_pipeline, config, timeout_s=120)

@@ -1,0 +1,126 @@
+"""Training steps of a whole model, plain or under a swap plan, on the rank that runs them."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from layouts import global_pieces
+from torch import Tensor
+
+from memo.config import RunConfig
+from memo.config.checks import check
+from memo.data import GlobalBatchSampler, MockDataset
+from memo.executor.checker import Checked
+from memo.executor.runtime import SwapRuntime
+from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
+from memo.model.transformer import Microbatch, torch_dtype
+from memo.parallel.collectives import all_reduce
+from memo.train import swap
+from memo.train.build import ParallelModel, build, build_mesh
+from memo.train.feed import Feed
+
+CPU = torch.device("cpu")
+SEED = 7
+
+Copies = Literal["eager", "lazy", "random", "threads"]
+"""When copies run: as VirtualStreams' policies, or in threads of their own."""
+
+
+@dataclass
+class Step:
+    """What one step gave on one rank.
+
+    Attributes:
+        gradients: every main gradient by local name: the rank's shard reduced, the rest as the rank summed it.
+        pieces: the reduced gradients by global name (see layouts.global_pieces), and the loss of all ranks.
+    """
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    pieces: dict[str, Tensor]
+
+
+def differences(actual: Step, expected: Step) -> list[str]:
+    """Names of what is not equal to the last bit; a NaN equals nothing."""
+    assert actual.gradients.keys() == expected.gradients.keys()
+    found = [] if torch.equal(actual.loss, expected.loss) else ["loss"]
+    return found + [
+        name for name, theirs in expected.gradients.items() if not torch.equal(actual.gradients[name], theirs)
+    ]
+
+
+@contextmanager
+def observed(poison: bool = True, copies: Copies = "lazy") -> Iterator[None]:
+    """Swapping that is started inside keeps NaN where nothing is valid, and checks the order of all accesses."""
+    runtime = functools.partial(SwapRuntime, poison=poison)
+    with (
+        patch.object(swap, "SwapRuntime", runtime),
+        patch.object(swap, "make_backend", lambda *_, **__: _backend(copies)),
+    ):
+        yield
+
+
+def _backend(copies: Copies) -> StreamBackend:
+    return Checked(ThreadStreams() if copies == "threads" else VirtualStreams(copies, SEED))
+
+
+@contextmanager
+def profiled_once() -> Iterator[None]:
+    """Models built inside share the first one's profile: of a given alpha it decides nothing."""
+    obtain: Callable[..., Any] = swap.obtain
+    kept: list[Any] = []
+
+    def first(*args: Any) -> Any:
+        if not kept:
+            kept.append(obtain(*args))
+        return kept[0]
+
+    with patch.object(swap, "obtain", first):
+        yield
+
+
+class Workplace:
+    """Builds models of one layout on one mesh, and feeds them all the same packed documents."""
+
+    def __init__(self, config: RunConfig, world_size: int) -> None:
+        """`config` says everything but what swaps and in which dtype."""
+        self.config, self.world_size = config, world_size
+        self.mesh = build_mesh(config, dist.get_rank() if dist.is_initialized() else 0, world_size)
+
+    def batches(self, tiles: int = 1) -> list[Microbatch]:
+        """The first global batch, in the order of tokens that this number of tiles asks for."""
+        return self.feed(tiles).next_global_batch()
+
+    def feed(self, tiles: int = 1) -> Feed:
+        seq_length, training = self.config.data.seq_length, self.config.training
+        data = MockDataset(self.config.model.vocabulary, seq_length, SEED, mean_document_length=23)
+        sampler = GlobalBatchSampler(training.global_batch_size or 1, SEED)
+        return Feed(data, sampler, self.mesh, training.micro_batch_size, CPU, tiles)
+
+    def build(self, **overrides: object) -> ParallelModel:
+        config = self.config.override(overrides)
+        check(config, self.world_size)
+        return build(config, self.mesh, torch_dtype(str(config.training.params_dtype)), CPU)
+
+    def step(self, model: ParallelModel, batches: list[Microbatch]) -> Step:
+        """Forward and backward; the weights stay."""
+        loss = model.forward_backward(batches)
+        sharded = model.data_parallel
+        gradients = {name: sharded.main_gradient(p).clone() for name, p in sharded.parameters.items()}
+        pieces = global_pieces(model, "grad")
+        return Step(loss, gradients, pieces | {"loss": self._global(loss)})
+
+    def _global(self, loss: Tensor) -> Tensor:
+        """The ranks' shares added up; tp ranks hold the same share."""
+        return all_reduce(loss.detach().double() * (self.mesh.at.tp == 0), self.mesh.world)
+
+
+def copy_weights(target: ParallelModel, source: ParallelModel) -> None:
+    """The same weights in another dtype: with fp64 as target, what rounding is judged by."""
+    for ours, theirs in zip(target.data_parallel.buckets, source.data_parallel.buckets, strict=True):
+        ours.weights.copy_(theirs.weights)
