@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from memo.errors import RaceError
-from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
+from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
 
 _VERB = {"r": "reads", "w": "writes"}
 
@@ -68,6 +68,9 @@ class Checked:
         """Raises RaceError, as `copy` does, naming the buffer, both accesses and their streams."""
         self._check(stream, buffer_name, mode, what)
         self.backend.access(stream, buffer_name, mode, what)
+
+    def timestamp(self, stream: Stream) -> Timestamp:
+        return self.backend.timestamp(stream)
 
     def synchronize(self) -> None:
         self.backend.synchronize()

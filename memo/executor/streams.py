@@ -1,12 +1,13 @@
 """Streams and events in four calls, for CUDA and for CPU.
 
 The swap engine orders its copies with nothing but `copy`, `record`, `wait` and `access`, so the same engine
-runs on CUDA streams, on a CPU that imitates them deterministically, and on threads.
+runs on CUDA streams, on a CPU that imitates them deterministically, and on threads. `timestamp` only looks on.
 """
 
 import queue
 import random
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +34,13 @@ Event = Any
 """What `record` returned; only the backend that made it looks inside."""
 
 
+class Timestamp(Protocol):
+    """A point of one stream in time, known once the stream has come to it (see `synchronize`)."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Seconds from a timestamp of the same backend, of any stream, to this one."""
+
+
 class StreamBackend(Protocol):
     """Buffers have names only for the race checker; the plain backends ignore them."""
 
@@ -47,6 +55,9 @@ class StreamBackend(Protocol):
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         """Declares that the stream reads or writes a buffer at this point, outside of `copy`."""
+
+    def timestamp(self, stream: Stream) -> Timestamp:
+        """The time at which everything issued on the stream so far has run; orders and delays nothing."""
 
     def synchronize(self) -> None:
         """Returns when everything issued on all streams has run."""
@@ -76,6 +87,9 @@ class CudaStreams:
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         pass
 
+    def timestamp(self, stream: Stream) -> Timestamp:
+        return _CudaTimestamp(self._stream(stream))
+
     def synchronize(self) -> None:
         for stream in Stream:
             self._stream(stream).synchronize()
@@ -85,6 +99,28 @@ class CudaStreams:
             # Asked for at every call: autograd sets the current stream of its thread to that of the forward.
             return torch.cuda.current_stream(self.device)
         return self._streams[stream]
+
+
+class _CudaTimestamp:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record(stream)
+
+    def seconds_since(self, earlier: "_CudaTimestamp") -> float:
+        return earlier.event.elapsed_time(self.event) * 1e-3
+
+
+class _ClockTimestamp:
+    """Of a stream on the CPU: the clock when its turn came."""
+
+    def __init__(self) -> None:
+        self.at_s = float("nan")
+
+    def reach(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def seconds_since(self, earlier: "_ClockTimestamp") -> float:
+        return self.at_s - earlier.at_s
 
 
 class VirtualStreams:
@@ -115,6 +151,14 @@ class VirtualStreams:
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._progress()
+
+    def timestamp(self, stream: Stream) -> Timestamp:
+        stamp = _ClockTimestamp()
+        if stream is Stream.COMPUTE or self.policy == "eager":
+            stamp.reach()
+        else:
+            self._queues[stream].append(stamp.reach)  # without progress: looking on must not make copies run
+        return stamp
 
     def synchronize(self) -> None:
         for stream in COPY_STREAMS:
@@ -180,6 +224,11 @@ class ThreadStreams:
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._raise_errors()
+
+    def timestamp(self, stream: Stream) -> Timestamp:
+        stamp = _ClockTimestamp()
+        self._issue(stream, stamp.reach)
+        return stamp
 
     def synchronize(self) -> None:
         events = [threading.Event() for _ in self._workers]

@@ -1,12 +1,17 @@
-"""When the steps of a swap plan run: a model of three streams, drawn as text (MEMO, Fig. 11)."""
+"""When the steps of a swap plan run, by a model of three streams or as recorded, drawn as text (MEMO, Fig. 11)."""
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from memo.planner.swap import SwapPlan, SwapStep
 
-Row = Literal["compute", "offload", "prefetch"]
-ROWS: tuple[Row, ...] = ("compute", "offload", "prefetch")
+Stream = Literal["compute", "offload", "prefetch"]
+ROWS: tuple[Stream, ...] = ("compute", "offload", "prefetch")
+
+Row = Literal["compute", "offload", "prefetch", "wait"]
+"""A stream at work, or the compute stream standing still until a copy has ended."""
 
 
 @dataclass(frozen=True)
@@ -21,26 +26,43 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Span:
-    """One operation on one stream."""
+    """One operation on one stream, or the wait before it; a prefetch belongs to the backward that it serves.
+
+    `num_bytes` is what a copy moved, where known (`memo.executor.recorder` knows).
+    """
 
     row: Row
     step: SwapStep
     start_s: float
     end_s: float
+    num_bytes: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def label(self) -> str:
+        """F0:3 is the forward of microbatch 0 through layer 3; copies are named without the letter."""
+        op = self.step.op
+        return f"{op.kind if self.row in ('compute', 'wait') else ''}{op.microbatch}:{op.layer}"
 
 
 def simulate_swaps(plan: SwapPlan, times: StepTimes) -> list[Span]:
     """Runs a sound plan on three streams that each work in order, under the waits of `memo.executor.swapper`.
 
     Compute runs whenever it need not wait for a copy; messages between pipeline stages are not modelled.
+    Spans come in the order of issue.
     """
     free = dict.fromkeys(ROWS, 0.0)
     slot_ready = [0.0] * plan.num_slots  # end of the last copy out of or into it
     record_ready = [0.0] * plan.num_records
     spans: list[Span] = []
 
-    def run(row: Row, step: SwapStep, ready_s: float, duration_s: float) -> float:
+    def run(row: Stream, step: SwapStep, ready_s: float, duration_s: float) -> float:
         start_s = max(free[row], ready_s)
+        if row == "compute" and start_s > free[row]:
+            spans.append(Span("wait", step, free[row], start_s))
         free[row] = start_s + duration_s
         spans.append(Span(row, step, start_s, free[row]))
         return free[row]
@@ -61,30 +83,94 @@ def simulate_swaps(plan: SwapPlan, times: StepTimes) -> list[Span]:
     return spans
 
 
-def stalled_s(spans: list[Span]) -> float:
-    """Seconds for which compute waits for copies."""
-    compute = [span for span in spans if span.row == "compute"]
-    busy_s = sum(span.end_s - span.start_s for span in compute)
-    return max((span.end_s for span in compute), default=0.0) - busy_s
+def stalled_s(spans: Sequence[Span]) -> float:
+    """Seconds for which compute stands still until copies have ended."""
+    return sum(span.duration_s for span in spans if span.row == "wait")
+
+
+def copied_s(spans: Sequence[Span]) -> float:
+    """Seconds that the copies of both directions take, together."""
+    return sum(span.duration_s for span in spans if span.row in ("offload", "prefetch"))
+
+
+def hidden_share(spans: Sequence[Span]) -> float:
+    """Of the time that copies take, what passes while a layer computes, 0 to 1; 1 without copies.
+
+    Copies beside other work (embedding, loss, optimizer) do not count as hidden: spans do not show that work.
+    """
+    layers = sorted((span for span in spans if span.row == "compute"), key=lambda span: span.start_s)
+    ends_s = [span.end_s for span in layers]
+    hidden_s = 0.0
+    for copy in spans:
+        if copy.row not in ("offload", "prefetch"):
+            continue
+        at = bisect_right(ends_s, copy.start_s)
+        while at < len(layers) and layers[at].start_s < copy.end_s:
+            hidden_s += min(copy.end_s, layers[at].end_s) - max(copy.start_s, layers[at].start_s)
+            at += 1
+    total_s = copied_s(spans)
+    return hidden_s / total_s if total_s else 1.0
+
+
+@dataclass(frozen=True)
+class Tenancy:
+    """What lies in a slot: from the first byte written to the last one read."""
+
+    slot: int
+    key: tuple[int, int]  # (microbatch, layer)
+    start_s: float
+    end_s: float
+
+
+def tenancies(spans: Sequence[Span]) -> list[Tenancy]:
+    """Who has each slot, and when; spans in the order of issue.
+
+    Activations come with their forward or with a prefetch, and leave with the end of an offload or of their
+    backward.
+    """
+    found: list[Tenancy] = []
+    since: dict[int, tuple[tuple[int, int], float]] = {}
+    for span in spans:
+        slot, key, kind = span.step.slot, span.step.op.key, span.step.op.kind
+        if span.row == "prefetch" or (span.row == "compute" and kind == "F"):
+            since[slot] = key, span.start_s
+        leaves = span.row == "offload" or (span.row == "compute" and kind == "B")
+        if leaves and slot in since and since[slot][0] == key:
+            found.append(Tenancy(slot, key, since.pop(slot)[1], span.end_s))
+    return found
 
 
 def timeline(plan: SwapPlan, times: StepTimes, width: int = 120) -> str:
-    """One line a stream, `width` columns of time; a block begins with `|` and, where it fits, its layer.
+    """The plan as the model of three streams runs it, drawn as `draw_text` does."""
+    return draw_text(simulate_swaps(plan, times), width)
 
-    F0:3 is the forward of microbatch 0 through layer 3; dots are idle time.
+
+def draw_text(spans: Sequence[Span], width: int = 120) -> str:
+    """One line a stream, `width` columns of time; a block begins with `|` and, where it fits, its label.
+
+    Dots are idle time. The last line has the figures.
     """
-    spans = simulate_swaps(plan, times)
-    total_s = max((span.end_s for span in spans), default=0.0)
+    first_s = min((span.start_s for span in spans), default=0.0)
+    total_s = max((span.end_s for span in spans), default=0.0) - first_s
     lines = []
     for row in ROWS:
         cells = ["."] * width
         for span in spans:
             if span.row == row and total_s > 0:
-                first, end = (round(at_s / total_s * width) for at_s in (span.start_s, span.end_s))
-                op = span.step.op
-                label = f"|{op.kind if row == 'compute' else ''}{op.microbatch}:{op.layer}"
+                first, end = (round((at_s - first_s) / total_s * width) for at_s in (span.start_s, span.end_s))
                 length = end - first
+                label = f"|{span.label}"
                 cells[first:end] = (label if len(label) <= length else "|").ljust(length, "-")[:length]
         lines.append(f"{row:<9}" + "".join(cells))
-    lines.append(f"{total_s:.3g} s; compute waits {stalled_s(spans):.3g} s for copies")
-    return "\n".join(lines)
+    return "\n".join([*lines, summary(spans)])
+
+
+def summary(spans: Sequence[Span]) -> str:
+    """One line: how long all took, how long compute waited, and how much of the copies was hidden."""
+    first_s = min((span.start_s for span in spans), default=0.0)
+    total_s = max((span.end_s for span in spans), default=0.0) - first_s
+    text = f"{total_s:.3g} s; compute waits {stalled_s(spans):.3g} s for copies"
+    if copied_s(spans):
+        # Rounded down, so that 100 % says all.
+        text += f", which take {copied_s(spans):.3g} s, {int(hidden_share(spans) * 100 + 1e-6)} % of it under layers"
+    return text

@@ -5,14 +5,27 @@ from itertools import pairwise
 import pytest
 from swap_runs import SCHEDULES, stage_ops
 
-from memo.planner.swap import LayerOp, SwapPlan, swap_plan
-from memo.report.timeline import ROWS, StepTimes, simulate_swaps, stalled_s, timeline
+from memo.planner.swap import LayerOp, SwapPlan, SwapStep, swap_plan
+from memo.report.timeline import (
+    ROWS,
+    Row,
+    Span,
+    StepTimes,
+    Tenancy,
+    copied_s,
+    draw_text,
+    hidden_share,
+    simulate_swaps,
+    stalled_s,
+    tenancies,
+    timeline,
+)
 
 DRAWN = """\
 compute  |F0:0---|F0:1---|F0:2---|F0:3---|B0:3-----------|B0:2-----------|B0:1-----------|B0:0-----------
 offload  ........|0:0----|0:1----........................................................................
 prefetch ................................................|0:1------------|0:0------------................
-12 s; compute waits 0 s for copies"""
+12 s; compute waits 0 s for copies, which take 6 s, 100 % of it under layers"""
 
 
 def test_drawing() -> None:
@@ -70,10 +83,71 @@ def test_no_copy_starts_before_what_it_needs(name: str) -> None:
         if span.row == "prefetch":
             assert span.start_s >= at["offload", LayerOp("F", *step.op.key)].end_s
             assert span.end_s <= at["compute", step.op].start_s
-            earlier = [other for other in spans if other.step.slot == step.slot and other.row != "prefetch"]
+            earlier = [o for o in spans if o.step.slot == step.slot and o.row in ("compute", "offload")]
             # Everything that used the slot before this backward, its offload included, is over.
             before = [other for other in earlier if other.start_s < at["compute", step.op].start_s]
             assert all(other.end_s <= span.start_s for other in before)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("copy_s", [0.5, 1.5, 3.0])
+def test_waits_fill_the_gaps_of_compute(name: str, copy_s: float) -> None:
+    spans = simulate_swaps(swap_plan(SCHEDULES[name]), StepTimes(1.0, 2.0, copy_s, copy_s))
+    compute = sorted((s for s in spans if s.row in ("compute", "wait")), key=lambda s: s.start_s)
+    assert all(first.end_s == second.start_s for first, second in pairwise(compute))
+
+
+def span(row: Row, start_s: float, end_s: float, kind: str = "F", layer: int = 0, slot: int = 0) -> Span:
+    step = SwapStep(LayerOp("F" if kind == "F" else "B", 0, layer), slot)
+    return Span(row, step, start_s, end_s)
+
+
+def test_hidden_share_counts_what_lies_under_layers() -> None:
+    layers = [span("compute", 0, 1), span("wait", 1, 2), span("compute", 2, 3), span("compute", 3, 4)]
+    assert hidden_share(layers) == 1.0  # nothing is copied
+    # 0.5 of the first second, nothing of the second, all of the third and a quarter of the fourth.
+    assert hidden_share([*layers, span("offload", 0.5, 3.25)]) == pytest.approx((0.5 + 1 + 0.25) / 2.75)
+    both = [*layers, span("offload", 2, 4), span("prefetch", 4, 6)]
+    assert copied_s(both) == 4 and hidden_share(both) == 0.5
+    assert hidden_share([*layers, span("prefetch", 1, 2)]) == 0.0
+    assert stalled_s(both) == 1
+
+
+def test_hidden_share_agrees_with_the_stalls_where_copies_never_overlap() -> None:
+    """With one slot each copy is waited for at once, so nothing is hidden; with two and short copies all is."""
+    ops, times = stage_ops(1, 1, 1, 6, 0), StepTimes(1.0, 2.0, 0.5, 0.5)
+    assert hidden_share(simulate_swaps(swap_plan(ops, max_slots=1), times)) == 0.0
+    assert hidden_share(simulate_swaps(swap_plan(ops), times)) == 1.0
+
+
+def test_tenancies_by_hand() -> None:
+    """Four layers: 0 and 1 leave with the offload and come back with the prefetch; 2 and 3 stay."""
+    spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), StepTimes(1.0, 2.0, 0.5, 1.0))
+    expected = {
+        Tenancy(0, (0, 0), 0, 1.5),
+        Tenancy(1, (0, 1), 1, 2.5),
+        Tenancy(0, (0, 2), 2, 8),
+        Tenancy(1, (0, 3), 3, 6),
+        Tenancy(1, (0, 1), 6, 10),
+        Tenancy(0, (0, 0), 8, 12),
+    }
+    assert set(tenancies(spans)) == expected and len(tenancies(spans)) == len(expected)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_slot_has_one_tenant_at_a_time(name: str) -> None:
+    plan = swap_plan(SCHEDULES[name])
+    found = tenancies(simulate_swaps(plan, StepTimes(1.0, 2.0, 1.5, 2.5)))
+    assert len(found) == plan.num_offloads + len(plan.steps) // 2
+    for slot in range(plan.num_slots):
+        own = sorted((t for t in found if t.slot == slot), key=lambda t: t.start_s)
+        assert all(first.end_s <= second.start_s for first, second in pairwise(own))
+
+
+def test_a_drawing_begins_where_the_spans_do() -> None:
+    shifted = draw_text([span("compute", 5, 6), span("compute", 6, 7, "B")], width=12).splitlines()
+    assert shifted[0] == "compute  |F0:0-|B0:0-"
+    assert shifted[-1] == "2 s; compute waits 0 s for copies"
 
 
 def test_an_empty_plan() -> None:

@@ -1,0 +1,172 @@
+"""What swapping costs where nothing hides it: step time and memory at alpha = 1, on a CPU.
+
+    python benchmarks/swap_overhead.py                    # s = 16K, h = 256, 8 layers; quiet machine: half an hour
+    python benchmarks/swap_overhead.py --seq-length 2048  # minutes
+
+Three ways to run the same model, timed in turn, step by step, in one process:
+
+    plain     no swapping: autograd keeps every activation. What a user leaves who turns swapping on
+    resident  token-wise layers with a slot for every layer: the same arithmetic as swap, and no copy
+    swap      token-wise layers, two slots, everything that may move moves
+
+swap over resident is the price of the machinery: copies (on a CPU made by the computing cores themselves), events,
+the order of the plan. The bound is 10 % of a step. swap over plain adds what tiles and recomputation cost or save.
+
+Memory is taken of fresh processes, one a way. Held: slots, workspace and host records, counted on their storages,
+beside what the planner promised. Transient: the allocator's peak within a step above its begin.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import rows
+from torch.profiler import ProfilerActivity, profile
+
+from memo import Trainer
+from memo.config import preset
+from memo.executor.layer import TokenwiseLayer
+from memo.executor.recorder import record
+from memo.executor.runtime import SwapRuntime
+from memo.executor.select import make_backend
+from memo.planner.swap import swap_plan
+from memo.report.timeline import copied_s
+
+WAYS = ("plain", "resident", "swap")
+BOUND = 0.10
+"""Of a step: swap over resident."""
+
+
+def make_trainer(way: str, args: argparse.Namespace) -> Trainer:
+    shape = dataclasses.replace(
+        preset("gpt-tiny"), num_layers=args.layers, hidden_size=args.hidden_size, num_attention_heads=4
+    )
+    trainer = Trainer(
+        shape,
+        plan="off" if way == "plain" else 1.0,
+        offload_policy=args.policy,
+        mock_data=True,
+        seq_length=args.seq_length,
+        vocab_size=257,
+        train_iters=1000,
+        device="cpu",
+    )
+    if way == "resident":
+        keep_everything(trainer)
+    return trainer
+
+
+def keep_everything(trainer: Trainer) -> None:
+    """Give every layer and microbatch a slot of its own, so that nothing moves."""
+    parts = trainer.parts
+    assert parts.swap is not None
+    ops = [step.op for step in parts.swap.plan.steps]
+    plan = swap_plan(ops, max_slots=len(ops))
+    assert plan.num_offloads == 0
+    backend = make_backend("auto", parts.device)
+    parts.swap = SwapRuntime(plan, parts.swap.layout, backend, parts.device, host_bytes=0)
+    for chunk in parts.chunks:
+        for layer in chunk.layers:
+            assert isinstance(layer, TokenwiseLayer)
+            layer.memory = parts.swap
+
+
+def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Steps taken in turn. Ratios are medians over the turns, each within one turn, so slow drifts cancel."""
+    trainers = {way: make_trainer(way, args) for way in WAYS}
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for repetition in range(args.steps + 1):
+        for way in WAYS if repetition % 2 else reversed(WAYS):
+            start_s = time.perf_counter()
+            trainers[way].step()
+            if repetition:  # the first one warms up
+                times[way].append(time.perf_counter() - start_s)
+    swap = trainers["swap"].parts.swap
+    assert swap is not None
+    with record(swap.swapper) as recorder:
+        trainers["swap"].step()
+    copies_s = {"plain": 0.0, "resident": 0.0, "swap": copied_s(recorder.spans())}
+
+    def over(way: str, base: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[way], times[base], strict=True)) - 1
+
+    return [
+        {
+            "way": way,
+            "step_s": statistics.median(times[way]),
+            "fastest_step_s": min(times[way]),
+            "copies_s": copies_s[way],
+            "over_resident": over(way, "resident"),
+            "over_plain": over(way, "plain"),
+        }
+        for way in WAYS
+    ]
+
+
+def memory(way: str, args: argparse.Namespace) -> dict[str, int]:
+    """Bytes of this process; call it in a fresh one."""
+    trainer = make_trainer(way, args)
+    trainer.step()
+    peak_rss = trainer.step().host_peak_bytes
+    found = {"peak_rss_bytes": peak_rss, "transient_peak_bytes": transient_peak_bytes(trainer)}
+    swap, chosen = trainer.parts.swap, trainer.parts.chosen_swap
+    if swap is not None and chosen is not None:
+        buffers = [*swap.swapper.slots, swap._workspace]
+        found["device_held_bytes"] = sum(buffer.untyped_storage().nbytes() for buffer in buffers)
+        found["host_held_bytes"] = swap.pool._arena.untyped_storage().nbytes()
+        if way == "swap":
+            found["device_planned_bytes"] = chosen.solution.device_bytes
+            found["host_planned_bytes"] = chosen.solution.host_bytes
+            found["alignment_bytes"] = found["device_held_bytes"] - found["device_planned_bytes"]
+    return found
+
+
+def transient_peak_bytes(trainer: Trainer) -> int:
+    """Most bytes that torch's CPU allocator holds within a step, above what it held at the begin of the step."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        trainer.step()
+    results = profiler.profiler.kineto_results
+    requests = [event for event in results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for request in sorted(requests, key=lambda event: event.start_ns()):
+        live += request.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def memory_of_a_fresh_process(way: str) -> dict[str, int]:
+    command = [sys.executable, *sys.argv, "--memory-of", way]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result: dict[str, int] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seq-length", type=int, default=16384)
+    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--policy", default="auto", choices=["auto", "paper"])
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of each way")
+    parser.add_argument("--memory-of", choices=WAYS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory_of:
+        print(json.dumps(memory(args.memory_of, args)))
+        return
+    shape = {name: getattr(args, name) for name in ("seq_length", "hidden_size", "layers", "policy", "steps")}
+    memories = {way: memory_of_a_fresh_process(way) for way in WAYS}
+    results = [{**row, **memories[row["way"]], **shape} for row in step_times(args)]
+    for row in results:
+        print(json.dumps(row))
+    print(f"kept in {rows.write('swap_overhead', results)}")
+    over = results[-1]["over_resident"]
+    print(f"swap costs {over:+.1%} of a step over resident: {'within' if over <= BOUND else 'beyond'} {BOUND:.0%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""When the streams of a real run worked: a backend that looks on, and the spans that it saw.
+
+    with record(swapper) as recorder:
+        ...  # training steps
+    spans = recorder.spans()
+
+The recorder hands every call to the backend below it, in the same order and with the same events, and puts
+timestamps around compute, copies and waits. The engine declares an access when a layer operation begins and
+when it ends, and issues its copies right after, so nothing else has to be told to the recorder.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
+from memo.executor.swapper import Swapper
+from memo.planner.swap import SwapPlan, SwapStep
+from memo.report.timeline import Row, Span
+
+
+@dataclass(frozen=True)
+class _Seen:
+    row: Row
+    step: SwapStep
+    begin: Timestamp
+    end: Timestamp
+    num_bytes: int = 0
+
+
+class Recorder:
+    """A backend in front of another one; see `record`."""
+
+    def __init__(self, backend: StreamBackend, plan: SwapPlan) -> None:
+        self.backend, self.plan = backend, plan
+        self._steps = {str(step.op): step for step in plan.steps}
+        self._seen: list[_Seen] = []
+        self._origin = backend.timestamp(Stream.COMPUTE)
+        self._open: tuple[SwapStep, Timestamp] | None = None  # the layer operation that runs, since when
+        self._waited: tuple[Timestamp, Timestamp] | None = None  # by compute, for the operation that comes next
+        self._due: dict[Stream, SwapStep] = {}  # what the next copy on a stream moves
+
+    def spans(self) -> list[Span]:
+        """Everything seen, in the order of issue, in seconds since the recording began; waits for all copies."""
+        self.backend.synchronize()
+        since = self._origin
+        return [
+            Span(seen.row, seen.step, seen.begin.seconds_since(since), seen.end.seconds_since(since), seen.num_bytes)
+            for seen in self._seen
+        ]
+
+    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
+        step = self._due.pop(stream, None)
+        if step is None:  # no move of the plan: NaN bytes that tests write over what was read
+            self.backend.copy(stream, dst, src, dst_name, src_name)
+            return
+        begin = self.backend.timestamp(stream)
+        self.backend.copy(stream, dst, src, dst_name, src_name)
+        row: Row = "offload" if stream is Stream.OFFLOAD else "prefetch"
+        self._seen.append(_Seen(row, step, begin, self.backend.timestamp(stream), dst.nbytes))
+
+    def record(self, stream: Stream) -> Event:
+        return self.backend.record(stream)
+
+    def wait(self, stream: Stream, event: Event | None) -> None:
+        if stream is not Stream.COMPUTE or event is None:
+            self.backend.wait(stream, event)
+            return
+        begin = self.backend.timestamp(stream)
+        self.backend.wait(stream, event)
+        self._waited = begin, self.backend.timestamp(stream)
+
+    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
+        self.backend.access(stream, buffer_name, mode, what)
+        step = self._steps[what]
+        if self._open is None:
+            if self._waited is not None:
+                self._seen.append(_Seen("wait", step, *self._waited))
+                self._waited = None
+            self._open = step, self.backend.timestamp(stream)
+        else:
+            begun, begin = self._open
+            self._seen.append(_Seen("compute", begun, begin, self.backend.timestamp(stream)))
+            self._open = None
+            self._due = self._moves_after(step)
+
+    def timestamp(self, stream: Stream) -> Timestamp:
+        return self.backend.timestamp(stream)
+
+    def synchronize(self) -> None:
+        # The engine synchronizes after a training step that was cut short: what was open will never end.
+        self._open = self._waited = None
+        self._due = {}
+        self.backend.synchronize()
+
+    def _moves_after(self, step: SwapStep) -> dict[Stream, SwapStep]:
+        moves = {Stream.OFFLOAD: step} if step.offload else {}
+        if step.next_prefetch is not None:
+            moves[Stream.PREFETCH] = self.plan.steps[step.next_prefetch]
+        return moves
+
+
+@contextmanager
+def record(swapper: Swapper) -> Iterator[Recorder]:
+    """Records the engine's training steps from here to the end of the block; begin between two steps.
+
+    A recording keeps a few numbers for each layer operation, so record single steps of a long run. On CUDA the
+    timestamps are events, read only by `Recorder.spans`; the run is never made to wait for them.
+    """
+    backend = swapper.backend
+    recorder = Recorder(backend, swapper.plan)
+    swapper.backend = recorder
+    try:
+        yield recorder
+    finally:
+        swapper.backend = backend

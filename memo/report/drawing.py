@@ -1,0 +1,130 @@
+"""Drawings of plans and runs, as SVG, PNG or PDF. Matplotlib is optional and loaded only to draw."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memo.errors import ArtifactError, ConfigError
+from memo.report.timeline import ROWS, Span, summary, tenancies
+
+_FORMATS = (".svg", ".png", ".pdf")
+_WAIT_COLOUR = "0.85"
+_BLOCK_HEIGHT = 0.8
+_CHARACTER_INCHES = 0.075  # of a label in 7 points
+
+
+def draw_swaps(spans: Sequence[Span], path: str | Path, title: str = "", width_inches: float = 10.0) -> None:
+    """Streams and slots against time (MEMO, Fig. 11): a row each for compute, offload, prefetch and every slot.
+
+    A colour stands for a layer; a block is labelled where it is wide enough: F3 is the forward through layer 3,
+    with several microbatches F0:3. Grey: compute waits for a copy. The caption has the figures.
+
+    Raises ConfigError when matplotlib is missing or the suffix is unknown, ArtifactError when the
+    file cannot be written.
+    """
+    held = tenancies(spans)
+    rows = [*ROWS, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in held}))]
+    figure = _figure(path, width_inches, 0.9 + 0.36 * len(rows))
+    axes = figure.add_subplot()
+    first_s = min((span.start_s for span in spans), default=0.0)
+    total_s = max((span.end_s for span in spans), default=1.0) - first_s
+    painter = _Painter(axes, first_s, seconds_per_inch=total_s / width_inches, named=_microbatches(spans) > 1)
+    for span in spans:
+        prefix = span.step.op.kind if span.row == "compute" else ""
+        row = rows.index("compute" if span.row == "wait" else span.row)
+        painter.block(row, (span.start_s, span.end_s), span.step.op.key, prefix, waits=span.row == "wait")
+    for tenancy in held:
+        painter.block(rows.index(f"slot {tenancy.slot}"), (tenancy.start_s, tenancy.end_s), tenancy.key)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # compute on top
+    axes.set_xlim(0, total_s)
+    axes.set_xlabel(f"seconds\n{summary(spans)}", fontsize=8)
+    axes.tick_params(labelsize=8, length=2)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    if title:
+        axes.set_title(title, fontsize=9, loc="left")
+    _save(figure, path)
+
+
+def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str, y: str, title: str = "") -> None:
+    """One line a name over 1, 2, 3, ...; lines that coincide still show, the first ones being wider.
+
+    Raises as `draw_swaps` does.
+    """
+    figure = _figure(path, 6.0, 3.6)
+    axes = figure.add_subplot()
+    for index, (name, values) in enumerate(curves.items()):
+        wide = 1.0 + 1.6 * (len(curves) - 1 - index)
+        axes.plot(range(1, len(values) + 1), values, label=name, linewidth=wide, color=_colour(index))
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    if title:
+        axes.set_title(title, fontsize=9, loc="left")
+    _save(figure, path)
+
+
+class _Painter:
+    """Blocks of one drawing."""
+
+    def __init__(self, axes: Any, first_s: float, seconds_per_inch: float, named: bool) -> None:
+        self.axes, self.first_s, self.seconds_per_inch = axes, first_s, seconds_per_inch
+        self.named = named  # labels name the microbatch
+
+    def block(
+        self, row: int, during_s: tuple[float, float], key: tuple[int, int], prefix: str = "", waits: bool = False
+    ) -> None:
+        start_s, duration_s = during_s[0] - self.first_s, during_s[1] - during_s[0]
+        self.axes.barh(
+            row,
+            duration_s,
+            _BLOCK_HEIGHT,
+            left=start_s,
+            color=_WAIT_COLOUR if waits else _colour(key[1]),
+            edgecolor="white",
+            linewidth=0.4,
+        )
+        label = f"{prefix}{key[0]}:{key[1]}" if self.named else f"{prefix}{key[1]}"
+        if not waits and duration_s / self.seconds_per_inch >= _CHARACTER_INCHES * len(label):
+            self.axes.text(start_s + duration_s / 2, row, label, ha="center", va="center", fontsize=7)
+
+
+def _colour(index: int) -> tuple[float, float, float]:
+    """Light enough to read black text on; neighbours differ."""
+    from matplotlib import colormaps
+
+    red, green, blue = colormaps["Set2"].colors[index % 8]  # type: ignore[attr-defined]
+    return red, green, blue
+
+
+def _microbatches(spans: Sequence[Span]) -> int:
+    return len({span.step.op.microbatch for span in spans})
+
+
+def _figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
+    """A figure outside of pyplot, which would keep it."""
+    if Path(path).suffix not in _FORMATS:
+        raise ConfigError(f"a drawing goes to {path}, but its suffix must be one of {', '.join(_FORMATS)}")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            f"drawing {path} needs the package matplotlib, which is not installed: run pip install 'memo-train[report]'"
+        ) from None
+    return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    """Text stays text, and the same drawing is the same file."""
+    from matplotlib import rc_context
+
+    dated = {"CreationDate": None} if Path(path).suffix == ".pdf" else {"Date": None}
+    metadata = {} if Path(path).suffix == ".png" else dated
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"}):
+            figure.savefig(path, dpi=110, metadata=metadata)
+    except OSError as error:
+        raise ArtifactError(f"{path}: {error.strerror or error}: give a path that can be written") from None

@@ -1,0 +1,70 @@
+"""A drawing of plans by sequence length: memory by component, and the strategy that each length takes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memo.report.drawing import _figure, _save
+from memo.search.search import Choice, Plan
+from memo.units import GIB, KIB
+
+_PARTS = {
+    "weights and gradients": ("weights", "gradients"),
+    "optimizer": ("optimizer",),
+    "activations kept": ("skeletal",),
+    "rounding buffers": ("rounding_buffers",),
+    "transient": ("transient",),
+    "communication, context": ("communication", "context"),
+}
+"""Bars from the bottom: what does not grow with the length comes first."""
+
+
+def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
+    """Stacked bars of one GPU's memory at each length, the strategy above them, host memory of a node below.
+
+    Every plan has a best choice. Raises ConfigError when matplotlib is missing or the suffix is unknown,
+    ArtifactError when the file cannot be written.
+    """
+    figure = _figure(path, 2.2 + 0.95 * max(4, len(plans)), 5.2)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    chosen = [plan.best for plan in plans if plan.best is not None]
+    _draw_gpu(above, chosen)
+    room = plans[0].question
+    above.axhline(room.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
+    above.set_ylim(0, 1.32 * room.gpu_memory_gib)
+    above.set_ylabel(f"GiB of one GPU (dashed: {room.gpu_memory_gib:g})", fontsize=8)
+    above.set_title(title, fontsize=9, loc="left")
+    above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
+    below.bar(range(len(chosen)), [choice.sized.host_bytes / GIB for choice in chosen], 0.7, color="0.6")
+    below.axhline(room.host_memory_gib, color="black", linewidth=0.8, linestyle="--")
+    below.set_ylabel("GiB of a\nnode's host", fontsize=8)
+    labels = [f"{_length(plan.question.seq_len)}\n{_grid(choice)}" for plan, choice in zip(plans, chosen, strict=True)]
+    below.set_xticks(range(len(chosen)), labels)
+    below.set_xlabel("tokens of a sequence, and the layout", fontsize=8)
+    for axes in (above, below):
+        axes.tick_params(labelsize=7, length=2)
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _draw_gpu(axes: Any, chosen: Sequence[Choice]) -> None:
+    from matplotlib import colormaps
+
+    at, bottoms = range(len(chosen)), [0.0] * len(chosen)
+    for index, (label, names) in enumerate(_PARTS.items()):
+        heights = [sum(getattr(choice.sized.memory, name) for name in names) / GIB for choice in chosen]
+        axes.bar(at, heights, 0.7, bottom=bottoms, label=label, color=colormaps["Set2"](index))
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    for index, (choice, top) in enumerate(zip(chosen, bottoms, strict=True)):
+        text = f"{choice.strategy}\nMFU {choice.step.mfu_percent:.0f} %"
+        axes.text(index, top, text, ha="center", va="bottom", fontsize=7)
+
+
+def _length(tokens: int) -> str:
+    """`8192` -> `'8K'`."""
+    return f"{tokens / KIB:,.0f}K"
+
+
+def _grid(choice: Choice) -> str:
+    layout = choice.layout
+    return f"tp{layout.tp} cp{layout.cp}\npp{layout.pp} mbs{layout.mbs}"

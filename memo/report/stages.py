@@ -1,0 +1,61 @@
+"""Swapping of every stage of a pipeline at once: does the schedule run, what moves, how many host records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memo.parallel.schedule import Pipeline, one_f_one_b, simulate
+from memo.planner.swap import SwapPlan, layer_ops, swap_plan
+from memo.planner.swap_validator import validate
+from memo.units import format_bytes
+
+
+@dataclass(frozen=True)
+class StageSwaps:
+    """One stage of a pipeline in one training step.
+
+    Attributes:
+        in_flight: most microbatches of all its chunks that were forwarded and await their backward.
+        plan: its swap plan, sound.
+    """
+
+    stage: int
+    in_flight: int
+    plan: SwapPlan
+
+    @property
+    def num_passes(self) -> int:
+        """Forwards: layers x microbatches."""
+        return sum(step.op.kind == "F" for step in self.plan.steps)
+
+
+def plan_stages(pipeline: Pipeline, num_layers: int, max_slots: int = 2) -> list[StageSwaps]:
+    """Plans the swaps of all stages under (interleaved) 1F1B and proves that they can run.
+
+    The schedules are simulated against each other under the runtime's rules for messages, and each plan is
+    replayed by the validator. Copies add no deadlock: a copy waits only for what its own stage issued before
+    it, and compute only for copies issued before.
+
+    Raises ScheduleError for a schedule that deadlocks, PlanError for a plan that is wrong or for layers that do
+    not divide evenly.
+    """
+    schedules = [one_f_one_b(pipeline, stage) for stage in range(pipeline.stages)]
+    in_flight = simulate(pipeline, schedules)
+    stages = []
+    for stage, actions in enumerate(schedules):
+        plan = swap_plan(layer_ops(pipeline, stage, num_layers, actions), max_slots)
+        validate(plan)
+        stages.append(StageSwaps(stage, in_flight[stage], plan))
+    return stages
+
+
+def stage_table(stages: Sequence[StageSwaps], record_bytes: int | None = None) -> str:
+    """One line a stage; with the bytes of a record (what moves of one layer) also the host memory of a rank."""
+    head = ["stage", "in flight", "passes", "offloads", "resident", "records"]
+    rows = [head + (["host memory"] if record_bytes is not None else [])]
+    for stage in stages:
+        plan = stage.plan
+        counts = (stage.stage, stage.in_flight, stage.num_passes, plan.num_offloads, plan.num_resident)
+        row = [str(count) for count in (*counts, plan.num_records)]
+        rows.append(row + ([format_bytes(plan.num_records * record_bytes)] if record_bytes is not None else []))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
