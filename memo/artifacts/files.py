@@ -1,5 +1,6 @@
 """JSON files with a schema's name and version: written whole or not at all, refused when they are another thing."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -17,7 +18,8 @@ def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> 
         partial.write_text(json.dumps({"schema": schema, "version": version, **body}) + "\n", encoding="utf-8")
         partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it may never have been there
+            partial.unlink()
         raise ArtifactError(f"{target}: {error.strerror or error}: give a path that can be written") from None
 
 

@@ -6,7 +6,7 @@ allocator finds its place again. Requests below `min_bytes` are not planned, and
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from memo.artifacts import files
 from memo.errors import ArtifactError
@@ -39,12 +39,12 @@ class MemoryPlan:
 
     Attributes:
         device: "cpu" or "cuda".
-        planner: "paper" (two levels), "auto" or "flat".
+        planner: whose addresses these are: "paper" (in two levels) or "flat" (all at once).
         alignment_bytes: of every offset.
         arena_bytes: the planned peak, what is reserved before training.
-        lower_bound_bytes: no plan can take less: the most bytes that live at once.
-        proof: optimal: none takes less; feasible: at most arena - lower bound less; timed out: as feasible, and
-            the solver was stopped.
+        lower_bound_bytes: proven: no plan takes less. The most bytes that live at once, or what a solver proved.
+        proof: optimal: the arena meets the bound; feasible: it does not, and no search was cut short; timed out: it
+            does not, and a longer search might do better.
     """
 
     device: str
@@ -67,15 +67,29 @@ class MemoryPlan:
         body = files.read(path, SCHEMA, VERSION)
         try:
             phases = tuple(
-                PlannedPhase(p["kind"], p["layer"], p["microbatch"], tuple(PlannedRequest(*r) for r in p["requests"]))
+                PlannedPhase(str(p["kind"]), int(p["layer"]), int(p["microbatch"]), tuple(map(_request, p["requests"])))
                 for p in body["phases"]
             )
-            return cls(**{name: body[name] for name in _SCALARS}, phases=phases)
-        except (KeyError, TypeError) as error:
+            return cls(**{name: _scalar(name, body[name]) for name in _SCALARS}, phases=phases)
+        except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path}: a field is missing or wrong ({error!r}): solve the trace again") from None
 
 
 _SCALARS = ("device", "planner", "alignment_bytes", "min_bytes", "arena_bytes", "lower_bound_bytes", "proof")
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if (type(value) is not int) if name.endswith("_bytes") else (type(value) is not str):
+        raise ValueError(f"{name} is {value!r}")
+    if name == "proof" and value not in get_args(Proof):
+        raise ValueError(f"proof is {value!r}")
+    return value
+
+
+def _request(entry: list[Any]) -> PlannedRequest:
+    if len(entry) != 2 or any(type(number) is not int for number in entry):
+        raise ValueError(f"{entry} is not a size and an offset")
+    return PlannedRequest(*entry)
 
 
 def _names(phase: PlannedPhase) -> dict[str, str | int]:

@@ -19,8 +19,8 @@ from memo.artifacts import files
 from memo.errors import TraceError
 
 SCHEMA, VERSION = "memory_trace", 1
-MAX_BYTES = 1 << 60
-"""Larger requests are mistakes; sums of a few thousand smaller ones still fit in 64 bits."""
+MAX_BYTES = 1 << 48
+"""256 TiB: larger requests are mistakes, and sums of thousands of smaller ones still fit in 64 bits."""
 
 
 class Malloc(NamedTuple):

@@ -4,7 +4,8 @@
     DIR/latest_checkpointed_iteration.txt      Megatron's name for the pointer to the newest
 
 Every value is stored under the name and shape of the global tensor (`master/layers.0.mlp.fc1.weight`), so
-a checkpoint loads into any layout.
+a checkpoint loads into any layout. One that holds masters alone, as `memo import` writes it, loads with
+moments of zero.
 """
 
 import json
@@ -13,24 +14,33 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from memo.checkpoint.chunks import ChunkedTensor, global_chunks
 from memo.errors import CheckpointError
 from memo.mesh import Mesh
 from memo.parallel.data import MasterSegment
+from memo.units import GIB
 
 LATEST = "latest_checkpointed_iteration.txt"
 SCHEMA_VERSION = 1
+MAX_FILE_BYTES = 2 * GIB
+"""Of one file; as much may lie in host memory while it is written."""
+MASTER = "master/"
+"""Before the global names of the weights; the moments stand beside them."""
 
 SegmentState = tuple[MasterSegment, dict[str, Tensor]]
 """A segment and its 1-D tensors by kind: master, exp_avg, exp_avg_sq."""
@@ -53,10 +63,16 @@ def save_checkpoint(directory: str | Path, state: RunState, segments: Sequence[S
 
     Raises CheckpointError on every rank when any rank could not write; older checkpoints stay whole.
     """
+    return write_tensors(directory, state, _state_dict(_written_here(segments, mesh)), mesh)
+
+
+def write_tensors(
+    directory: str | Path, state: RunState, tensors: dict[str, Tensor], mesh: Mesh, flag: str = "--save"
+) -> Path:
+    """As save_checkpoint, of tensors by kind and global name; `flag` is who is to blame for `directory`."""
     root = Path(directory)
     final = root / f"iter_{state.iteration:07d}"
     partial = root / f"{final.name}.partial"
-    tensors = _state_dict(_written_here(segments, mesh))
     try:
         _on_rank_zero(lambda: _prepare(partial), mesh)
         with _single_process_is_meant():
@@ -64,7 +80,7 @@ def save_checkpoint(directory: str | Path, state: RunState, segments: Sequence[S
         _on_rank_zero(lambda: _publish(partial, final, state), mesh)
     except (CheckpointException, Exception) as error:  # the first is only a BaseException
         raise CheckpointError(
-            f"--save {root}: iteration {state.iteration} could not be written ({_cause(error)}); "
+            f"{flag} {root}: iteration {state.iteration} could not be written ({_cause(error)}); "
             "older checkpoints there are untouched: free disk space or choose another directory"
         ) from error
     return final
@@ -81,7 +97,19 @@ def load_checkpoint(directory: str | Path, segments: Sequence[SegmentState], mes
     shapes = _gather_shapes(tensors, mesh)
     final = latest_checkpoint(directory)
     state = _read_state(final)
-    _check_shapes(final, shapes)
+    stored = stored_tensors(final)
+    if all(name.startswith(MASTER) for name in stored):
+        for _, kinds in segments:
+            _zero_moments(kinds)
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(MASTER)}
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith(MASTER)}
+    _check_shapes(final, shapes, {name: entry.shape for name, entry in stored.items()})
+    read_tensors(final, tensors, mesh)
+    return state
+
+
+def read_tensors(final: Path, tensors: dict[str, Tensor], mesh: Mesh) -> None:
+    """Fill tensors, by kind and global name, from one checkpoint; collective. Raises CheckpointError."""
     try:
         with _single_process_is_meant():
             load_tensors(tensors, storage_reader=FileSystemReader(final), no_dist=mesh.world is None)
@@ -90,7 +118,28 @@ def load_checkpoint(directory: str | Path, segments: Sequence[SegmentState], mes
             f"--load {final}: its tensors cannot be read ({_cause(error)}): "
             f"it is damaged; write the number of an older one into {LATEST}"
         ) from error
-    return state
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """What a checkpoint says of one of its tensors."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def stored_tensors(final: Path) -> dict[str, StoredTensor]:
+    """All tensors of one checkpoint by kind and global name. Raises CheckpointError."""
+    try:
+        metadata = FileSystemReader(final).read_metadata().state_dict_metadata
+        return {
+            name: StoredTensor(tuple(entry.size), entry.properties.dtype)  # type: ignore[union-attr]
+            for name, entry in metadata.items()
+        }
+    except Exception as error:
+        raise CheckpointError(
+            f"--load {final}: its metadata cannot be read ({_cause(error)}): choose another checkpoint"
+        ) from error
 
 
 def latest_checkpoint(directory: str | Path) -> Path:
@@ -164,15 +213,14 @@ def _gather_shapes(tensors: dict[str, Tensor], mesh: Mesh) -> dict[str, tuple[in
     return {name: shape for part in everyone for name, shape in part.items()}
 
 
-def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def _zero_moments(kinds: dict[str, Tensor]) -> None:
+    for kind, values in kinds.items():
+        if f"{kind}/" != MASTER:
+            values.zero_()
+
+
+def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]], stored: dict[str, tuple[int, ...]]) -> None:
     """Raises CheckpointError unless the checkpoint holds exactly these tensors."""
-    try:
-        metadata = FileSystemReader(final).read_metadata().state_dict_metadata
-        stored = {name: tuple(entry.size) for name, entry in metadata.items()}  # type: ignore[union-attr]
-    except Exception as error:
-        raise CheckpointError(
-            f"--load {final}: its metadata cannot be read ({_cause(error)}): choose another checkpoint"
-        ) from error
     flags = "give the model flags of the run that saved it"
     for name in sorted(shapes.keys() | stored.keys()):
         if name not in stored:
@@ -188,16 +236,41 @@ def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 class _Writer(FileSystemWriter):
-    """Names the operating system's error where torch's own clean-up hides it behind a later one."""
+    """Writes several files one after another, because torch keeps all tensors of a file until it is closed.
 
-    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+    Names the operating system's error where torch's own clean-up hides it behind a later one.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results: list[WriteResult] = []
         try:
-            return super().write_data(*args, **kwargs)
+            for part in _parts(plan):
+                results += super().write_data(part, planner).wait()
         except Exception as error:
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, OSError):
                 cause = cause.__context__
             raise (cause or error) from None
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+
+def _parts(plan: SavePlan) -> Iterator[SavePlan]:
+    """The plan as several of about MAX_FILE_BYTES, each with a prefix of its own for the names of its files."""
+    parts: list[list[WriteItem]] = [[]]
+    free_bytes = MAX_FILE_BYTES
+    for item in plan.items:
+        assert item.tensor_data is not None
+        num_bytes = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+        if parts[-1] and num_bytes > free_bytes:
+            parts.append([])
+            free_bytes = MAX_FILE_BYTES
+        parts[-1].append(item)
+        free_bytes -= num_bytes
+    for i, items in enumerate(parts):
+        prefix = replace(plan.storage_data, prefix=f"{plan.storage_data.prefix}{i}_") if i else plan.storage_data
+        yield replace(plan, items=items, storage_data=prefix)
 
 
 @contextmanager

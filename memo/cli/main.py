@@ -9,7 +9,12 @@ from memo.errors import exit_on_error, is_reporting_rank
 
 COMMANDS = (
     Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
+    Command("profile", "measure one layer and the link, and print the plan for a run", "memo.cli.profile"),
+    Command("estimate", "memory of a model on a layout, and whether it fits", "memo.cli.estimate"),
+    Command("solve", "fixed addresses for the memory requests of an iteration", "memo.cli.solve"),
     Command("data", "build a corpus to train on", "memo.cli.data"),
+    Command("import", "a Hugging Face model as a checkpoint of memo", "memo.cli.import_"),
+    Command("export", "a checkpoint of memo as a Hugging Face model", "memo.cli.export"),
 )
 ABOUT = f"memo {__version__}: train and extend LLMs at 64K to millions of tokens on few GPUs."
 

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+from memo.config.memory import MemoryConfig
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
 
@@ -9,6 +10,11 @@ from memo.config.run import RunConfig
 def check_memory(config: RunConfig) -> None:
     """Raises ConfigError; numbers are known to be finite, and the layout to fit without tiles."""
     memory = config.memory
+    require(
+        memory.profile_cache and memory.layer_profile != "",
+        "--profile-cache and --layer-profile are paths, but one of them is empty: leave it out",
+    )
+    _check_planner(config)
     if not memory.swaps:
         _check_unread(config)
         return
@@ -28,6 +34,21 @@ def check_memory(config: RunConfig) -> None:
     _check_device(config)
 
 
+def _check_planner(config: RunConfig) -> None:
+    memory = config.memory
+    require(
+        memory.memory_planner_min_bytes >= 1,
+        f"--memory-planner-min-bytes is {memory.memory_planner_min_bytes}, but requests have at least 1 byte: "
+        "give 1 to plan them all",
+    )
+    default = MemoryConfig.memory_planner_min_bytes
+    require(
+        memory.memory_planner != "off" or memory.memory_planner_min_bytes == default,
+        f"--memory-planner-min-bytes {memory.memory_planner_min_bytes} fights with --memory-planner off, which ignores "
+        "it: use --memory-planner auto, or leave it out",
+    )
+
+
 def _check_unread(config: RunConfig) -> None:
     """A setting of swapping that nothing reads is more likely a forgotten --offload-alpha."""
     memory = config.memory
@@ -35,8 +56,9 @@ def _check_unread(config: RunConfig) -> None:
     why = "--offload-alpha off" if memory.offload_alpha == "off" else why
     for entry in fields(memory):
         value = getattr(memory, entry.name)
+        belongs_to_swapping = entry.name.startswith("offload_") or entry.name == "layer_profile"
         require(
-            not entry.name.startswith("offload_") or entry.name == "offload_alpha" or value == entry.default,
+            not belongs_to_swapping or entry.name == "offload_alpha" or value == entry.default,
             f"--{entry.name.replace('_', '-')} {value} fights with {why}, which ignores it: "
             "use --offload-alpha auto without --recompute-granularity, or leave it out",
         )

@@ -14,6 +14,11 @@ def world_size_from_env() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
+def local_world_size_from_env() -> int:
+    """Ranks of this run on this node as torchrun states them (LOCAL_WORLD_SIZE); 1 without a launcher."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
 def data_parallel_size(config: RunConfig, world_size: int) -> int:
     """Copies of the model: world size / (tp x cp x pp)."""
     return world_size // config.parallel.model_ranks

@@ -7,6 +7,7 @@ OffloadAlpha = Literal["off", "auto"] | float
 OffloadPolicy = Literal["auto", "paper"]
 OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
 RecomputeGranularity = Literal["none", "full", "selective"]
+MemoryPlanner = Literal["off", "auto", "paper", "flat"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,19 @@ class MemoryConfig:
     """Check every access to a moving buffer against the order of events; CPU only, slow."""
     offload_tiles: int = 8
     """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them."""
+    layer_profile: str | None = None
+    """File of `memo profile --out` to plan from instead of measuring; it must be of the same layer and device."""
+    profile_cache: str = "auto"
+    """Directory that keeps measured layers, so that the next start plans from them; auto: ~/.cache/memo (or
+    $XDG_CACHE_HOME/memo); off: measure at each start."""
     recompute_granularity: RecomputeGranularity = "none"
     """Megatron's: full keeps only the input of each layer, selective recomputes attention alone."""
+    memory_planner: MemoryPlanner = "off"
+    """Serve what a step allocates from addresses planned before training, so that nothing fragments; needs a C++
+    compiler on first use. paper: a plan in two levels, layer by layer; flat: all requests at once; auto: the better
+    one; off: torch's own allocator."""
+    memory_planner_min_bytes: int = 1 << 20
+    """Smaller requests are left to torch's allocator."""
 
     @property
     def swaps(self) -> bool:

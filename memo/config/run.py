@@ -26,6 +26,8 @@ class CheckpointConfig:
     """Directory for checkpoints and the resolved configuration."""
     load: str | None = None
     """Directory to resume from; default: start afresh."""
+    pretrained_checkpoint: str | None = None
+    """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
     save_interval: int = 0
     """Save every so many steps besides the end of the run; 0 only at the end."""
 

@@ -57,8 +57,11 @@ class GlobalBatchSampler:
         return {"seed": self.seed, "consumed_samples": self.consumed_samples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue where `state` was taken; raises CheckpointError when it belongs to another seed."""
-        if state["seed"] != self.seed:
+        """Continue where `state` was taken; raises CheckpointError when it belongs to another seed.
+
+        Before the first sample any seed will do: weights that were imported know none.
+        """
+        if state["consumed_samples"] and state["seed"] != self.seed:
             raise CheckpointError(
                 f"the checkpoint read its data with seed = {state['seed']}, this run has seed = {self.seed}: "
                 f"samples would repeat and others be missed; set seed = {state['seed']}"

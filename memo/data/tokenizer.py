@@ -78,12 +78,13 @@ class BPETokenizer:
         # A document that spells "<|endoftext|>" is text about tokenizers, not the end of a document.
         self._tokenizer.encode_special_tokens = True
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        found = [ids[name] for name in END_OF_DOCUMENT_NAMES if name in ids]
+        found = [name for name in END_OF_DOCUMENT_NAMES if name in ids]
         if not found:
             raise DataError(
                 f"{path} has none of the tokens {', '.join(END_OF_DOCUMENT_NAMES)}; add one to end documents"
             )
-        self.eod: int = found[0]
+        self.eod_name = found[0]
+        self.eod: int = ids[self.eod_name]
         self.vocab_size: int = max(ids.values()) + 1  # ids may have holes, so this is not their number
         self.name = f"bpe-{self.vocab_size}"
 

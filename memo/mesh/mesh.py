@@ -8,7 +8,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch.distributed import PrefixStore, ProcessGroup  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from memo.mesh.grid import Coordinates, RankGrid
 
@@ -90,9 +91,17 @@ def init_distributed(device: torch.device, timeout_minutes: float) -> tuple[int,
     if on_cuda:
         torch.cuda.set_device(device)
     if world_size > 1 and not dist.is_initialized():
+        timeout = datetime.timedelta(minutes=timeout_minutes)
+        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
+        # torchrun's store outlives a process group, and with it the addresses of the first one's ranks: count how
+        # often this rank has started one, so that a second finds its own.
+        start = store.add(f"memo_starts_of_{rank}", 1)
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
-            timeout=datetime.timedelta(minutes=timeout_minutes),
+            store=PrefixStore(f"memo_start_{start}", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
             device_id=device if on_cuda else None,
         )
     return rank, world_size

@@ -4,17 +4,19 @@ from memo.planner.problem import Limit, SwapProblem, SwapSolution
 from memo.units import format_bytes
 
 
-def describe(solution: SwapSolution, problem: SwapProblem) -> str:
+def describe(solution: SwapSolution, problem: SwapProblem, origin: str | None = None) -> str:
     """A table with a row for each tensor or group, then limit, memory, time and remarks of one rank.
 
-    Behind the tiles that move stands alpha, the share before it was rounded down to them or lowered.
+    Behind the tiles that move stands alpha, the share before it was rounded down to them or lowered. `origin`
+    tells where the layer's times come from.
     """
     rows = [("tensor", "a layer", "tiles (alpha)", "between forward and backward"), *_rows(solution, problem)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
         f"{name:<{widths[0]}}  {size:>{widths[1]}}  {share:>{widths[2]}}  {place}" for name, size, share, place in rows
     ]
-    return "\n".join([*lines, "", *_summary(solution, problem), *_remarks(solution, problem)])
+    source = [f"profile        {origin}"] if origin is not None else []
+    return "\n".join([*lines, "", *_summary(solution, problem), *source, *_remarks(solution, problem)])
 
 
 def _rows(solution: SwapSolution, problem: SwapProblem) -> list[tuple[str, str, str, str]]:
@@ -26,10 +28,10 @@ def _rows(solution: SwapSolution, problem: SwapProblem) -> list[tuple[str, str, 
         if moved == tiles:
             place = away
         elif moved == 0:
-            place = f"recomputed in {_seconds(group.recompute_s)}"
+            place = f"recomputed in {format_seconds(group.recompute_s)}"
         else:
             rest_s = group.recompute_s * (tiles - moved) / tiles
-            place = f"{away}, the rest recomputed in {_seconds(rest_s)}"
+            place = f"{away}, the rest recomputed in {format_seconds(rest_s)}"
         share = "all" if stays else f"{moved}/{tiles} ({solution.alphas[group.name]:.3f})"
         rows.append((group.name, format_bytes(group.num_bytes), share, place))
     for name, size in problem.never.items():
@@ -39,15 +41,16 @@ def _rows(solution: SwapSolution, problem: SwapProblem) -> list[tuple[str, str, 
 
 
 def _summary(solution: SwapSolution, problem: SwapProblem) -> list[str]:
-    step = _seconds(solution.step_s) if solution.step_s < float("inf") else "unknown"
+    step = format_seconds(solution.step_s) if solution.step_s < float("inf") else "unknown"
+    forward, backward = format_seconds(problem.forward_s), format_seconds(problem.backward_s + solution.recompute_s)
     return [
         f"limit          {solution.limit}",
         f"host memory    {format_bytes(solution.host_bytes)} of {format_bytes(problem.host_bytes)} for this rank: "
         f"{problem.num_records if solution.moved_bytes else 0} records of {format_bytes(solution.moved_bytes)}",
         f"device memory  {format_bytes(solution.device_bytes)} of {format_bytes(problem.device_bytes)} for this rank",
         f"copies         {_percent(solution.hidden_share)} hidden under compute "
-        f"(forward {_seconds(problem.forward_s)}, backward {_seconds(problem.backward_s + solution.recompute_s)})",
-        f"recomputation  {_seconds(solution.recompute_s)} in the backward of a layer",
+        f"(forward {forward}, backward {backward})",
+        f"recomputation  {format_seconds(solution.recompute_s)} in the backward of a layer",
         f"step           {step}",
     ]
 
@@ -68,7 +71,7 @@ def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
         )
     elif solution.hidden_share < 1:
         remarks.append(
-            f"Compute waits {_seconds(solution.exposed_s)} for the copies of each layer that moves: "
+            f"Compute waits {format_seconds(solution.exposed_s)} for the copies of each layer that moves: "
             "a longer sequence or a faster link hides more."
         )
     if any(solution.tiles[name] < int(share * problem.tiles) for name, share in solution.alphas.items()):
@@ -81,7 +84,8 @@ def _percent(share: float) -> str:
     return f"{int(share * 1000 + 1e-6) / 10:g} %"
 
 
-def _seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """`0.0123` -> `'12.3 ms'`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

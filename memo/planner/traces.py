@@ -1,4 +1,4 @@
-"""Traces made from traces: a few layers stand for all of them, two lengths for a longer one.
+"""Traces made from traces: one of two recordings, all layers from a few, a longer sequence from shorter ones.
 
 A run that just fits could not be recorded by an allocator that fragments. But all layers ask for the same
 memory, and every request grows linearly with the sequence. Both are checked, never assumed: TraceError says
@@ -8,12 +8,61 @@ which request does not repeat or does not fit.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from memo.artifacts.trace import Free, Malloc, Phase, Trace, check_trace
 from memo.errors import TraceError
 
 RECORDED_LAYERS = 4
 """Layers of each chunk that have to run: the first, two that must ask for the same, and the last."""
+
+
+def merge(one: Trace, other: Trace) -> Trace:
+    """One trace of two recordings of the same iteration, in which every block lives until its later end.
+
+    Blocks of messages are freed by the threads that send them, a little earlier or later each time; the order of
+    requests is the same. Raises TraceError when it is not.
+    """
+    if len(one.phases) != len(other.phases):
+        raise TraceError(f"two iterations have {len(one.phases)} and {len(other.phases)} phases")
+    for mine, theirs in zip(one.phases, other.phases, strict=True):
+        if str(mine) != str(theirs) or _sizes(mine) != _sizes(theirs):
+            raise TraceError(
+                f"two iterations ask for different memory in {mine}: what runs depends on the data, or on threads"
+            )
+    freed: dict[_Place, list[int]] = defaultdict(list)
+    for block, places in enumerate(zip(_ends(one), _ends(other), strict=True)):
+        freed[max(places)].append(block)
+    blocks, phases = count(), []
+    for index, phase in enumerate(one.phases):
+        events: list[Malloc | Free] = [Free(block) for block in freed[index, 0]]
+        for made, size in enumerate(_sizes(phase), start=1):
+            events.append(Malloc(next(blocks), size))
+            events += [Free(block) for block in freed[index, made]]
+        phases.append(replace(phase, events=tuple(events)))
+    return replace(one, phases=tuple(phases))
+
+
+_Place = tuple[int, int]
+"""Phase, and how many requests it has made before."""
+
+
+def _sizes(phase: Phase) -> list[int]:
+    return [event.num_bytes for event in phase.events if isinstance(event, Malloc)]
+
+
+def _ends(trace: Trace) -> list[_Place]:
+    """Where each block is freed, in order of the requests."""
+    ends: dict[int, _Place] = {}
+    for index, phase in enumerate(trace.phases):
+        made = 0
+        for event in phase.events:
+            if isinstance(event, Malloc):
+                made += 1
+                ends[event.id] = (len(trace.phases), 0)  # unless it is freed: it outlives the iteration
+            else:
+                ends[event.id] = (index, made)
+    return list(ends.values())
 
 
 def extend_layers(trace: Trace, layers: int) -> Trace:
@@ -30,7 +79,8 @@ def extend_layers(trace: Trace, layers: int) -> Trace:
     short = [_Template(phase, own) for phase, own in zip(trace.phases, _blocks(trace), strict=True)]
     _check_repetition(short)
     full = [entry for run in _runs(short) for entry in _stretched(run, layers)]
-    return replace(trace, source="composed", phases=_instantiate(full, layers))
+    source = "composed" if trace.source == "recorded" else trace.source
+    return replace(trace, source=source, phases=_instantiate(full, layers))
 
 
 def extrapolate(traces: Sequence[tuple[int, Trace]], length: int) -> Trace:

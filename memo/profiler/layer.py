@@ -7,12 +7,13 @@ buffer of its own that keeps nothing but the layer's input and attention's outpu
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from datetime import datetime
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.executor.layer import Context, TokenwiseLayer
 from memo.executor.pieces import column_forward
 from memo.executor.slots import SlotLayout
@@ -23,27 +24,6 @@ _LONG_S = 1.0
 """Beyond this, warming up is a small part of a run."""
 _LINK_BYTES = 256 << 20
 """Large enough for a link's full rate, small beside the host's memory."""
-
-
-@dataclass(frozen=True)
-class LayerProfile:
-    """Seconds of one layer on one rank, and bytes per second of its link to host memory.
-
-    Attributes:
-        backward_s: without the recomputation of what the groups name.
-        recompute_s: by group, to rebuild all tokens of it.
-        offload_bytes_per_s, prefetch_bytes_per_s: device to host and back, with nothing else going on.
-        offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: while the device computes;
-            0 where copies take turns with compute, as they do on a CPU.
-    """
-
-    forward_s: float
-    backward_s: float
-    recompute_s: dict[str, float]
-    offload_bytes_per_s: float
-    prefetch_bytes_per_s: float
-    offload_under_compute_bytes_per_s: float
-    prefetch_under_compute_bytes_per_s: float
 
 
 class ScratchMemory:
@@ -75,9 +55,14 @@ class ScratchGradients:
 
 
 def profile_layer(
-    layer: TokenwiseLayer, context: Context, x: Tensor, groups: Sequence[ProcessGroup | None]
+    layer: TokenwiseLayer,
+    context: Context,
+    x: Tensor,
+    groups: Sequence[ProcessGroup | None],
+    key: ProfileKey,
+    tensor_bytes: dict[str, int],
 ) -> LayerProfile:
-    """Time a layer on input x [n, b, h].
+    """Time a layer on input x [n, b, h] on this rank; `key` and `tensor_bytes` are the result's.
 
     All ranks of `groups`, those of its tensor and context parallelism, must call this together: a layer
     communicates, so they also agree on how often each piece is run. `layer` must work on ScratchMemory whose
@@ -103,7 +88,8 @@ def profile_layer(
     whole = {group: tile_s * len(tiles) for group, tile_s in recompute_s.items()}
     # The measured backward recomputed every group; timings are noisy, so keep a floor under the difference.
     without = max(backward_s - sum(whole.values()), 0.1 * backward_s)
-    return LayerProfile(forward_s, without, whole, *_link_rates(device))
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return LayerProfile(key, now, tensor_bytes, forward_s, without, whole, *_link_rates(device))
 
 
 def _link_rates(device: torch.device) -> tuple[float, float, float, float]:

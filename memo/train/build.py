@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from memo.attention.select import select_backend
+from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_a2a_size
+from memo.executor.phases import mark_phases
 from memo.executor.runtime import SwapRuntime
 from memo.mesh import Mesh, RankGrid
 from memo.model.layer import ModelParts
-from memo.model.transformer import Microbatch, TransformerChunk
+from memo.model.transformer import Microbatch, TransformerChunk, torch_dtype
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.pipeline import PipelineStage, Wire
@@ -21,6 +23,7 @@ from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
 from memo.planner.swap import layer_ops
 from memo.train import swap
 from memo.train.optimizer import Optimizer
+from memo.train.planned_memory import Transients
 from memo.train.recompute import recompute_attention, recompute_layers
 from memo.train.swap import ChosenSwap
 
@@ -37,6 +40,7 @@ class ParallelModel:
     optimizer: Optimizer
     swap: SwapRuntime | None
     chosen_swap: ChosenSwap | None
+    transients: Transients | None
     actions: list[Action]
     dtype: torch.dtype
     device: torch.device
@@ -46,7 +50,15 @@ class ParallelModel:
         self.data_parallel.begin_step(len(batches))
         if self.swap is not None:
             self.swap.next_step()
+        if self.transients is None:
+            return self._forward_backward(batches)
+        with self.transients.iteration():
+            return self._forward_backward(batches)
+
+    def _forward_backward(self, batches: list[Microbatch]) -> Tensor:
         loss_sum = self._run(self.actions, batches)
+        if self.transients is not None:
+            self.transients.phases.begin("reduction")
         self.data_parallel.finish_reduction()
         return loss_sum
 
@@ -57,6 +69,8 @@ class ParallelModel:
 
     def _run(self, actions: list[Action], batches: list[Microbatch]) -> Tensor:
         def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
+            if self.transients is not None:
+                self.transients.phases.microbatch = microbatch
             output: Tensor = chunk(hidden, batches[microbatch])
             return output
 
@@ -69,19 +83,25 @@ def build_mesh(config: RunConfig, rank: int, world_size: int) -> Mesh:
     return Mesh(grid, rank, a2a_size=resolved_a2a_size(config))
 
 
-def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
-    """Apply the axes, each from outside, in an order that has a reason."""
-    parallel, training = config.parallel, config.training
-    pipeline = Pipeline(mesh.grid.pp, parallel.vpp, num_microbatches(config, mesh.grid.world_size))
-    # 1. Context parallelism is an attention: the layers that use it do not know.
-    attention = ContextAttention(
+def build_attention(config: RunConfig, mesh: Mesh, device: torch.device) -> ContextAttention:
+    return ContextAttention(
         select_backend(config.hardware.attention_backend, device.type),
         config.data.seq_length,
-        parallel.cp_comm_type,
+        config.parallel.cp_comm_type,
         mesh.cp_ring,
         mesh.cp_a2a,
         scale=1.0 / math.sqrt(config.model.head_dim),
     )
+
+
+def build_chunks(
+    config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device
+) -> tuple[Pipeline, list[TransformerChunk]]:
+    """The schedule's shape, and this stage's part of the model, without memory: its parameters are empty."""
+    parallel, training = config.parallel, config.training
+    pipeline = Pipeline(mesh.grid.pp, parallel.vpp, num_microbatches(config, mesh.grid.world_size))
+    # 1. Context parallelism is an attention: the layers that use it do not know.
+    attention = build_attention(config, mesh, device)
     # 2. Tensor parallelism decides the shapes of layers, 3. the pipeline which of them exist here.
     granularity = config.memory.recompute_granularity
     parts = ModelParts(config.model, dtype, mesh.tp, recompute_attention(granularity, attention))
@@ -97,6 +117,28 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         for chunk in range(parallel.vpp)
     ]
     recompute_layers(granularity, chunks)
+    return pipeline, chunks
+
+
+def build_stage(config: RunConfig, mesh: Mesh, pipeline: Pipeline, device: torch.device) -> PipelineStage:
+    """What executes the schedule, and what travels between stages."""
+    tokens = config.data.seq_length // (mesh.grid.cp * mesh.grid.tp)
+    shape = (tokens, config.training.micro_batch_size, config.model.hidden_size)
+    return PipelineStage(pipeline, mesh, Wire(shape, torch_dtype(str(config.training.params_dtype)), device))
+
+
+def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
+    pretrained = pretrained_directory(config)
+    if pretrained is None:
+        data_parallel.initialize(config.training.seed)
+    else:
+        load_pretrained(pretrained, config, data_parallel, mesh)
+
+
+def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
+    """Apply the axes, each from outside, in an order that has a reason."""
+    parallel, training = config.parallel, config.training
+    pipeline, chunks = build_chunks(config, mesh, dtype, device)  # 1 to 3
     # 4. Only now memory: parameters become views of flat buffers, which need every shape.
     data_parallel = ShardedDataParallel(
         nn.ModuleList(chunks),
@@ -106,7 +148,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         bucket_size=parallel.ddp_bucket_size,
         overlap=parallel.overlap_grad_reduce,
     )
-    data_parallel.initialize(training.seed)
+    _first_weights(config, data_parallel, mesh)
     # 5. The optimizer sees this rank's shard of the masters.
     optimizer = Optimizer(data_parallel, training)
     # 6. Swapping wraps the layers last: it adds to gradients whose place must be known.
@@ -117,9 +159,12 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         chosen = swap.choose(config, mesh, ops, chunks, data_parallel)
         if not chosen.solution.moves_nothing_is_best:
             runtime = swap.start(config, mesh, chosen, chunks, data_parallel)
-    tokens = config.data.seq_length // (mesh.grid.cp * mesh.grid.tp)
-    wire = Wire((tokens, training.micro_batch_size, config.model.hidden_size), dtype, device)
-    stage = PipelineStage(pipeline, mesh, wire)
+    # 7. Marks come around everything that asks for memory.
+    transients = None
+    if config.memory.memory_planner != "off":
+        transients = Transients(config.memory, device.type)
+        mark_phases(chunks, transients.phases)
+    stage = build_stage(config, mesh, pipeline, device)
     return ParallelModel(
-        mesh, pipeline, stage, chunks, data_parallel, optimizer, runtime, chosen, actions, dtype, device
+        mesh, pipeline, stage, chunks, data_parallel, optimizer, runtime, chosen, transients, actions, dtype, device
     )

@@ -1,13 +1,16 @@
 """The device of a rank: which one, how fast at best, and how much memory it used."""
 
 import os
+import platform
 import resource
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from memo.config import HardwareConfig
+from memo.config.derived import local_world_size_from_env
 from memo.errors import ConfigError
 
 # Dense bf16 peak of one device, TFLOP/s, from the vendors' data sheets; the longest name that fits wins.
@@ -58,7 +61,7 @@ def resolve_device_type(config: HardwareConfig) -> str:
 
 def set_threads(config: HardwareConfig) -> None:
     """torchrun sets OMP_NUM_THREADS=1 for each rank; CPU-side work wants the rank's share of the cores."""
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = local_world_size_from_env()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(config.num_threads or max(1, cores // local_ranks))
 
@@ -87,6 +90,21 @@ def gpu_name(device: torch.device) -> str:
         return name.decode() if isinstance(name, bytes) else str(name)
     except Exception:  # no driver library, or a container that hides it
         return torch.cuda.get_device_name(device)
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU, or the model of the processor."""
+    return gpu_name(device) if device.type == "cuda" else _cpu_name()
+
+
+def _cpu_name() -> str:
+    """As Linux tells it; elsewhere, and where Linux does not know, at least the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _measured_flops(device: torch.device, dtype: torch.dtype) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from memo.config.flags import load_run
 from memo.errors import exit_on_error, is_reporting_rank
-from memo.train.trainer import Trainer, shutdown
+from memo.train.trainer import Trainer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -14,12 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     What memo refuses, or cannot do later on (a full disk), ends with one message and exit status 2.
     """
     config = load_run(sys.argv[1:] if argv is None else argv)
-    with exit_on_error(is_reporting_rank()):
-        trainer = Trainer(config=config)
+    with exit_on_error(is_reporting_rank()), Trainer(config=config) as trainer:
         trainer.print_header()
-        try:
-            trainer.train()
-        finally:
-            del trainer  # it holds process groups, which must end here
-            shutdown()
+        trainer.train()
     return 0

@@ -41,6 +41,13 @@ class Feed:
         # A global batch whose every label is masked teaches nothing, and must not divide by zero.
         return [self._microbatch(batch, max(total, 1.0)) for batch in batches]
 
+    def peek(self) -> list[Microbatch]:
+        """What `next_global_batch` will return, without advancing."""
+        state = self.sampler.state_dict()
+        batches = self.next_global_batch()
+        self.sampler.load_state_dict(state)
+        return batches
+
     def _microbatch(self, batch: Batch, num_tokens: float) -> Microbatch:
         positions = torch.from_numpy(batch.positions)
         return Microbatch(

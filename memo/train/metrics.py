@@ -37,6 +37,19 @@ class StepRecord:
     host_peak_bytes: int
 
 
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Medians over the measured steps; definitions as in StepRecord."""
+
+    steps: int
+    step_time_s: float
+    tgs: float
+    mfu_percent: float
+    tflops_per_gpu: float
+    device_peak_bytes: int
+    host_peak_bytes: int
+
+
 class Sink(Protocol):
     def write(self, record: StepRecord) -> None: ...
     def close(self) -> None: ...

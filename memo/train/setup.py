@@ -7,9 +7,15 @@ from dataclasses import dataclass
 import torch
 
 from memo.checkpoint import has_checkpoint, latest_checkpoint
+from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.checks import check
-from memo.config.derived import resolved_dtype, resolved_vocab_size, world_size_from_env
+from memo.config.derived import (
+    local_world_size_from_env,
+    resolved_dtype,
+    resolved_vocab_size,
+    world_size_from_env,
+)
 from memo.data import (
     CorpusFacts,
     IndexedDataset,
@@ -26,6 +32,7 @@ from memo.estimate.host_memory import available_host_bytes
 from memo.mesh import local_device
 from memo.model.transformer import torch_dtype
 from memo.train.device import Peak, device_peak, resolve_device_type, set_threads
+from memo.train.layer_profile import given_profile
 
 DataSource = str | os.PathLike[str] | SampleDataset
 
@@ -65,16 +72,18 @@ def prepare(
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:
         raise ConfigError(
             f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            "leave it out, or give at least that many"
+            "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
         )
     config = config.override({"vocab_size": vocab_size})
     _check_packages(config)
     _check_load(config)
+    _check_pretrained(config)
     _check_writable(config)
     set_threads(config.hardware)
     dtype = torch_dtype(str(config.training.params_dtype))
     device = local_device(device_type)
     peak = device_peak(config.hardware, device, dtype)
+    given_profile(config, device)
     _admit(config, world_size, device, peak)
     return Prepared(
         config,
@@ -107,7 +116,8 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> S
     if os.path.exists(facts) and CorpusFacts.load(os.fspath(source)).vocab_size > vocab_size:
         raise ConfigError(
             f"--vocab-size is {vocab_size}, but {facts} says that the corpus uses "
-            f"{CorpusFacts.load(os.fspath(source)).vocab_size} tokens: leave --vocab-size out"
+            f"{CorpusFacts.load(os.fspath(source)).vocab_size} tokens: leave --vocab-size out, or build the corpus "
+            "with the model's own tokenizer"
         )
     return PackedDataset(corpus, data.seq_length, config.training.seed, packing=data.packing)
 
@@ -122,14 +132,25 @@ def _evaluation_data(config: RunConfig, given: DataSource | None) -> SampleDatas
 def _tokenizer(config: RunConfig) -> Tokenizer | None:
     if config.data.tokenizer is not None:
         return load_tokenizer(config.data.tokenizer)
-    if config.data.data_path is not None and os.path.exists(f"{config.data.data_path}.json"):
-        return load_corpus_tokenizer(config.data.data_path)
-    if config.data.data_path is not None and config.model.vocab_size is None:
+    data_path, pretrained = config.data.data_path, pretrained_directory(config)
+    if data_path is None:
+        return None
+    theirs = load_tokenizer(pretrained) if pretrained and os.path.exists(f"{pretrained}/tokenizer.json") else None
+    if os.path.exists(f"{data_path}.json"):
+        corpus = load_corpus_tokenizer(data_path)
+        if theirs is not None and theirs.vocab_size != corpus.vocab_size:  # its tokens would mean something else
+            raise ConfigError(
+                f"--data-path {data_path} was built with a tokenizer of {corpus.vocab_size} tokens, but "
+                f"{pretrained}/tokenizer.json has {theirs.vocab_size}: build the corpus with --tokenizer {pretrained}, "
+                "or name the corpus's own with --tokenizer if the model shall learn it"
+            )
+        return corpus
+    if theirs is None and config.model.vocab_size is None:
         raise ConfigError(
-            f"--data-path {config.data.data_path} has no {config.data.data_path}.json that names its "
+            f"--data-path {data_path} has no {data_path}.json that names its "
             "tokenizer, and --vocab-size is not given: give --tokenizer or --vocab-size"
         )
-    return None
+    return theirs
 
 
 def _check_packages(config: RunConfig) -> None:
@@ -151,21 +172,30 @@ def _check_load(config: RunConfig) -> None:
         latest_checkpoint(load)
 
 
+def _check_pretrained(config: RunConfig) -> None:
+    """The weights that a run starts from must be whole, and of this model."""
+    directory = pretrained_directory(config)
+    if directory is not None:
+        open_pretrained(directory, config)
+
+
 def _check_writable(config: RunConfig) -> None:
     """What the run will write must have a place, or hours of training would end in an error."""
-    for flag, value, is_directory in (
-        ("--save", config.checkpoint.save, True),
-        ("--log-jsonl", config.logging.log_jsonl, False),
-    ):
-        if value is None:
-            continue
-        path = nearest = os.path.abspath(value)
-        while not os.path.exists(nearest):
-            nearest = os.path.dirname(nearest)
-        is_directory = is_directory or nearest != path
-        if os.path.isdir(nearest) != is_directory or not os.access(nearest, os.W_OK):
-            kind = "directory" if is_directory else "file"
-            raise ConfigError(f"{flag} {value}: {nearest} is no {kind} that can be written: give another path")
+    check_writable("--save", config.checkpoint.save, is_directory=True)
+    check_writable("--log-jsonl", config.logging.log_jsonl, is_directory=False)
+
+
+def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
+    """Raises ConfigError when the path that `flag` gives, if it does, cannot become a file or directory."""
+    if value is None:
+        return
+    path = nearest = os.path.abspath(value)
+    while not os.path.exists(nearest):
+        nearest = os.path.dirname(nearest)
+    is_directory = is_directory or nearest != path
+    if os.path.isdir(nearest) != is_directory or not os.access(nearest, os.W_OK):
+        kind = "directory" if is_directory else "file"
+        raise ConfigError(f"{flag} {value}: {nearest} is no {kind} that can be written: give another path")
 
 
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak) -> None:
@@ -175,5 +205,5 @@ def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak)
     if device.type == "cuda":
         available_bytes, local_ranks = torch.cuda.mem_get_info(device)[0], 1
     else:
-        available_bytes, local_ranks = available_host_bytes(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        available_bytes, local_ranks = available_host_bytes(), local_world_size_from_env()
     admit(config, world_size, available_bytes, peak.flops, local_ranks)

@@ -1,24 +1,22 @@
 """Token-wise swapping for a model that is already built: profile, plan, slots, wrapped layers."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 
 import torch
 
+from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resolved_offload_tiles
+from memo.config.derived import local_world_size_from_env, num_microbatches, resolved_offload_tiles
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.memory import estimate_memory
 from memo.executor.host_pool import host_budget_bytes
 from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.executor.runtime import SwapRuntime
 from memo.executor.select import make_backend
-from memo.executor.slots import LayerSizes, SlotLayout, plan_slot
 from memo.mesh import Mesh
-from memo.model.layer import LayerContext
-from memo.model.rope import rope_table
-from memo.model.transformer import TransformerChunk, torch_dtype
+from memo.model.layer import TransformerLayer
+from memo.model.transformer import TransformerChunk
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import solve, solve_at
@@ -26,20 +24,21 @@ from memo.planner.alpha_table import describe
 from memo.planner.problem import Link, SwapProblem, SwapSolution, predict
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import LayerOp, SwapPlan, swap_plan
-from memo.profiler.layer import LayerProfile, ScratchGradients, ScratchMemory, profile_layer
-from memo.skeleton import layer_bytes, skeletal_tensors
+from memo.skeleton import layer_bytes
+from memo.train.layer_profile import measure, obtain, slot_layout
 
 
 @dataclasses.dataclass(frozen=True)
 class ChosenSwap:
-    """What was decided on this rank, and why."""
+    """What was decided on this rank, and why; `origin` says where the layer's profile came from."""
 
     plan: SwapPlan
     problem: SwapProblem
     solution: SwapSolution
+    origin: str
 
     def describe(self) -> str:
-        return describe(self.solution, self.problem)
+        return describe(self.solution, self.problem, self.origin)
 
 
 def choose(
@@ -49,11 +48,33 @@ def choose(
     chunks: Sequence[TransformerChunk],
     data_parallel: ShardedDataParallel,
 ) -> ChosenSwap:
-    """Profile one layer and solve for what moves; the ranks of a stage agree on the least of their answers."""
-    plan = swap_plan(ops)
+    """Plan for a model that is built, from the profile of its first layer, whose gradients the first step zeroes."""
     device = data_parallel.buckets[0].weights.device
-    profile = _profile(config, mesh, chunks[0], data_parallel, device)
-    problem = _problem(config, mesh, plan, profile, device)
+    layer = chunks[0].layers[0]
+    assert isinstance(layer, TransformerLayer)
+    profile, origin = obtain(
+        config, mesh, device, lambda: measure(config, mesh, layer, data_parallel.main_gradient, device)
+    )
+    return decide(config, mesh, ops, profile, origin, device)
+
+
+def decide(
+    config: RunConfig,
+    mesh: Mesh,
+    ops: Sequence[LayerOp],
+    profile: LayerProfile,
+    origin: str,
+    device: torch.device,
+    states_bytes: int = 0,
+) -> ChosenSwap:
+    """Solve for what moves; the ranks of a stage agree on the least of their answers.
+
+    Args:
+        profile: the same on all ranks.
+        states_bytes: what weights, gradients and optimizer will still take of the device; 0 once they exist.
+    """
+    plan = swap_plan(ops)
+    problem = _problem(config, mesh, plan, profile, _free_bytes(device) - states_bytes)
     alpha = config.memory.offload_alpha
     solution = solve(problem) if isinstance(alpha, str) else solve_at(problem, alpha)
     stays = torch.tensor([int(solution.moves_nothing_is_best and alpha == "auto")], device=device)
@@ -67,7 +88,7 @@ def choose(
         solution = dataclasses.replace(
             predict(problem, agreed, solution.alphas, solution.limit), moves_nothing_is_best=False
         )
-    return ChosenSwap(plan, problem, solution)
+    return ChosenSwap(plan, problem, solution, origin)
 
 
 def start(
@@ -91,51 +112,20 @@ def start(
     return runtime
 
 
-def slot_layout(config: RunConfig, tiles: dict[str, int]) -> SlotLayout:
-    """What one layer keeps in a rounding buffer of one rank when `tiles` of each group move."""
-    parallel, training = config.parallel, config.training
-    sizes = LayerSizes(
-        tokens=config.data.seq_length // parallel.cp,
-        batch=training.micro_batch_size,
-        tp=parallel.tp,
-        tiles=resolved_offload_tiles(config),
-        dtype=torch_dtype(str(training.params_dtype)),
-    )
-    return plan_slot(skeletal_tensors(config.model), sizes, tiles)
+def _free_bytes(device: torch.device) -> int:
+    """Memory of the device that this rank can still take; on a CPU its share of the node's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_host_bytes() // local_world_size_from_env()
 
 
-def _profile(
-    config: RunConfig,
-    mesh: Mesh,
-    chunk: TransformerChunk,
-    data_parallel: ShardedDataParallel,
-    device: torch.device,
-) -> LayerProfile:
-    """The first layer of this stage on random input; its gradients are zeroed by the first step."""
-    tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
-    tiles = make_tiles(tokens, mesh.grid.tp, resolved_offload_tiles(config))
-    memory = ScratchMemory(slot_layout(config, {}), device)
-    sink = ScratchGradients(data_parallel.main_gradient)
-    layer = TokenwiseLayer(chunk.layers[0], 0, tiles, memory, sink, mesh.tp)
-    generator = torch.Generator(device=device).manual_seed(0)
-    shape = (tokens // mesh.grid.tp, batch, config.model.hidden_size)
-    x = torch.randn(shape, generator=generator, device=device).to(chunk.dtype)
-    rope = None
-    if config.model.position_embedding_type == "rope":
-        positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
-        rope = rope_table(config.model, positions, chunk.dtype)
-    return profile_layer(layer, LayerContext(rope, None), x, (mesh.tp, mesh.cp))
-
-
-def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, device: torch.device) -> SwapProblem:
+def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, free_bytes: int) -> SwapProblem:
     memory, training = config.memory, config.training
     num_tokens = config.data.seq_length // mesh.grid.cp * training.micro_batch_size
     dtype = training.params_dtype
     assert dtype is not None, "prepare() resolves the dtype"
     sizes = layer_bytes(config.model, num_tokens, mesh.grid.tp, dtype, memory.offload_policy)
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     estimate = estimate_memory(config, mesh.grid.world_size, mesh.at.pp)
-    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_host_bytes() // local_ranks
     layers = config.model.num_layers // mesh.grid.pp
     return SwapProblem(
         policy=memory.offload_policy,
@@ -150,7 +140,7 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
         num_passes=layers * num_microbatches(config, mesh.grid.world_size),
         num_moves=plan.num_offloads,
         num_records=plan.num_records,
-        host_bytes=host_budget_bytes(memory.offload_host_memory_gb, local_ranks),
+        host_bytes=host_budget_bytes(memory.offload_host_memory_gb, local_world_size_from_env()),
         device_bytes=max(0, free_bytes - estimate.ends - estimate.workspace),
         fixed_buffer_bytes=fixed_buffer_bytes(sizes, plan.num_slots),
         resident_bytes=estimate.activations,

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -20,43 +19,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, save_checkpoint
-from memo.config import ModelConfig, RunConfig, preset
+from memo.config import ModelConfig, RunConfig
+from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.data import GlobalBatchSampler, SampleDataset, Tokenizer
-from memo.errors import ConfigError
+from memo.errors import ClosedError, ConfigError
 from memo.estimate.flops import model_flops_per_token
 from memo.estimate.parameters import count_parameters
-from memo.mesh import init_distributed, local_device
+from memo.executor.recorder import record
+from memo.mesh import Mesh, init_distributed, local_device
 from memo.parallel.collectives import all_reduce
-from memo.train.build import build, build_mesh
+from memo.report.perfetto import write_perfetto
+from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.device import peak_memory_bytes
 from memo.train.feed import Feed
-from memo.train.metrics import Reporter, StepRecord
+from memo.train.metrics import BenchmarkResult, Reporter, StepRecord
 from memo.train.optimizer import learning_rate
-from memo.train.setup import DataSource, prepare
+from memo.train.setup import DataSource, Prepared, prepare
 from memo.units import format_count
 
 Callback = Callable[[StepRecord], None]
-
-
-@dataclass(frozen=True)
-class BenchmarkResult:
-    """Medians over the measured steps; definitions as in StepRecord."""
-
-    steps: int
-    step_time_s: float
-    tgs: float
-    mfu_percent: float
-    tflops_per_gpu: float
-    device_peak_bytes: int
-    host_peak_bytes: int
 
 
 class Trainer:
     """Trains a model under plain python or torchrun; every rank builds one.
 
     Args:
-        model: a preset's name, such as "llama-3.1-8b", or a ModelConfig.
+        model: a preset's name, such as "llama-3.1-8b", a ModelConfig, or a Hugging Face directory, whose
+            weights are then the initial ones.
         config: everything else; defaults to RunConfig().
         train_data, eval_data: prefix of a .bin/.idx corpus, or an object with `seq_length` and
             `sample(index)`; default: what config.data names.
@@ -66,12 +56,15 @@ class Trainer:
         callbacks: called on every rank with each StepRecord.
         **overrides: single fields by their flag's name, such as seq_length=65536 or tp=2.
 
+    Use it as a context manager, or call close() at the end: under torchrun the first Trainer of a process starts
+    process groups, whose threads must end before the interpreter does.
+
     Raises ConfigError, DataError, CheckpointError or ResourceError before any process group starts.
     """
 
     def __init__(
         self,
-        model: str | ModelConfig | None = None,
+        model: str | os.PathLike[str] | ModelConfig | None = None,
         config: RunConfig | None = None,
         *,
         train_data: DataSource | None = None,
@@ -83,8 +76,7 @@ class Trainer:
     ) -> None:
         config = config or RunConfig()
         if model is not None:
-            shape = preset(model) if isinstance(model, str) else model
-            config = dataclasses.replace(config, model=shape)
+            config = choose_model(config, model)
         if plan != "auto":
             overrides = {"offload_alpha": plan, **overrides}
         config = config.override(overrides, source="Trainer")
@@ -92,16 +84,26 @@ class Trainer:
         self.config, self.peak = prepared.config, prepared.peak
         self.callbacks = list(callbacks)
         device = local_device(prepared.device_type)
+        self._owns_groups = not dist.is_initialized()
+        self._parts: ParallelModel | None = None
+        self._train_feed: Feed | None = None
+        try:
+            self._build(prepared, device)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, prepared: Prepared, device: torch.device) -> None:
         rank, world_size = init_distributed(device, self.config.parallel.distributed_timeout_minutes)
-        self.mesh = build_mesh(self.config, rank, world_size)
-        self.parts = build(self.config, self.mesh, prepared.dtype, device)
         self.global_batch_size = global_batch_size(self.config, world_size)
+        self._parts = build(self.config, build_mesh(self.config, rank, world_size), prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
-        self.feed = self._feed(prepared.train_data, tiles)
+        self._train_feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.nan = 0
         self._stop_requested = self._stopping = False  # this rank was asked; all ranks agreed
         self._load()
+        self._plan_transients()
 
     # What a user calls.
 
@@ -135,6 +137,8 @@ class Trainer:
                     saved_at = self.iteration
         if checkpoint.save is not None and saved_at != self.iteration:
             self.save()
+        if self.parts.transients is not None:
+            self.print(self.parts.transients.report())
         return record
 
     def step(self) -> StepRecord:
@@ -185,6 +189,21 @@ class Trainer:
             host_peak_bytes=records[-1].host_peak_bytes,
         )
 
+    def trace(self, path: str | os.PathLike[str], steps: int = 1) -> None:
+        """Take `steps` training steps and write what each stream did, for https://ui.perfetto.dev; a file a rank.
+
+        With several ranks `path` gets the rank before its suffix. Raises ConfigError for a run that does not swap.
+        """
+        if self.parts.swap is None:
+            raise ConfigError("trace() shows copies beside compute, and nothing moves here: give plan=0.5, say")
+        target = Path(path)
+        if self.mesh.grid.world_size > 1:
+            target = target.with_name(f"{target.stem}.rank{self.mesh.rank}{target.suffix}")
+        with record(self.parts.swap.swapper) as recorder:
+            for _ in range(steps):
+                self.step()
+        write_perfetto(recorder.spans(), target, self.mesh.rank)
+
     def save(self, directory: str | os.PathLike[str] | None = None) -> Path:
         """Write a checkpoint (collective); `directory` defaults to config.checkpoint.save."""
         target = directory or self.config.checkpoint.save
@@ -227,6 +246,43 @@ class Trainer:
             self.print(
                 f"\nactivations of one layer and microbatch on this rank:\n{self.parts.chosen_swap.describe()}\n"
             )
+        if self.parts.transients is not None:
+            self.print(f"memory that a step allocates on this rank:\n{self.parts.transients.describe()}\n")
+
+    def close(self) -> None:
+        """Let go of the model, and end the process groups if this Trainer started them; a second call does nothing.
+
+        Where several Trainers live in one process, close the first of them last: it owns the groups.
+        """
+        self._parts = self._train_feed = None
+        if self._owns_groups:
+            self._owns_groups = False
+            shutdown()
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def parts(self) -> ParallelModel:
+        """What this rank trains; as `feed` and `mesh`, it raises ClosedError after close()."""
+        if self._parts is None:
+            raise _closed()
+        return self._parts
+
+    @property
+    def feed(self) -> Feed:
+        """Microbatches of the training data."""
+        if self._train_feed is None:
+            raise _closed()
+        return self._train_feed
+
+    @property
+    def mesh(self) -> Mesh:
+        """Where this rank stands, and its process groups."""
+        return self.parts.mesh
 
     # How it is done.
 
@@ -278,6 +334,14 @@ class Trainer:
         self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
         self.print(f"loaded checkpoint {directory} at iteration {self.iteration}")
 
+    def _plan_transients(self) -> None:
+        """The requests of the next step, planned; gradients are zeroed before it, and no sample is consumed."""
+        if self.parts.transients is not None:
+            batches = self.feed.peek()
+            model, parallel = self.config.model, dataclasses.asdict(self.config.parallel)
+            run = {"model": dataclasses.asdict(model), "parallel": parallel, "seq_length": self.config.data.seq_length}
+            self.parts.transients.plan(lambda: self.parts.forward_backward(batches), run)
+
     def _save_config(self) -> None:
         if self.config.checkpoint.save is not None and self.mesh.rank == 0:
             directory = Path(self.config.checkpoint.save)
@@ -309,8 +373,12 @@ class Trainer:
             signal.signal(signal.SIGTERM, previous)
 
 
+def _closed() -> ClosedError:
+    return ClosedError("this Trainer is closed and has no model any more: use it before close(), or make another")
+
+
 def shutdown() -> None:
-    """End the process groups, if any were started; drop the Trainer before.
+    """End the process groups, if any were started; let go before of what holds them (Trainer.close() does both).
 
     gloo's threads free the tensors of the last messages when they get to it. One that does so while the
     interpreter ends aborts the process (exit status -6), so groups, and with them their threads, end here.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memo import __version__
-from memo.cli.main import main
+from memo.cli.main import COMMANDS, main
 from memo.data import IndexedDataset
 
 
@@ -48,6 +48,8 @@ def test_train_refuses_in_a_process_of_its_own(flags: str, ranks: str, says: str
         "from memo.cli.main import main; main(['data', '--help'])",
         "from memo.cli.main import main; main(['train', '--help'])",
         "from memo.cli.main import main; main(['train', '--tp', '3'])",
+        "from memo.cli.main import main; main(['profile', '--help'])",
+        "from memo.cli.main import main; main(['profile', '--tp', '3'])",
         "import memo.estimate, memo.config.flags",
     ],
 )
@@ -62,7 +64,7 @@ def test_help_is_a_table_of_commands_and_loads_no_parser() -> None:
     process = python("-c", code)
     assert process.returncode == 0, process.stderr
     rows = [line.split(None, 1)[0] for line in process.stdout.splitlines() if line.startswith("  ")]
-    assert rows == ["train", "data"]
+    assert rows == [command.name for command in COMMANDS] and {"train", "profile", "data"} <= set(rows)
 
 
 def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +79,7 @@ def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None
     ("argv", "says"),
     [
         (["trian"], "memo: there is no command 'trian': did you mean 'memo train'?"),
-        (["xyz"], "memo: there is no command 'xyz': use one of train, data"),
+        (["xyz"], "memo: there is no command 'xyz': use one of train, profile, "),
         (["data", "biuld"], "memo data: there is no command 'biuld': did you mean 'memo data build'?"),
         (["data", "build", "one"], "needs two paths or more, but got one"),
         (["data", "build"], "needs two paths or more, but got none"),

@@ -48,6 +48,12 @@ WRONG = [
     ("--offload-alpha off --offload-policy paper", ("--offload-policy paper", "--offload-alpha off", "ignores")),
     ("--offload-alpha off --offload-host-memory-gb 4", ("--offload-host-memory-gb 4.0", "--offload-alpha off")),
     ("--offload-alpha off --offload-backend threads", ("--offload-backend threads", "--offload-alpha off")),
+    (
+        "--recompute-granularity full --layer-profile p.json",
+        ("--layer-profile p.json", "--recompute-granularity full", "ignores"),
+    ),
+    ("--profile-cache=", ("--profile-cache", "empty", "leave it out")),
+    ("--layer-profile=", ("--layer-profile", "empty", "leave it out")),
     ("--offload-alpha off --offload-check-races", ("--offload-check-races True", "--offload-alpha off")),
 ]
 
@@ -60,6 +66,8 @@ RIGHT = [
     "--offload-alpha 0.5 --offload-tiles 5 --seq-length 1000",
     "--offload-alpha 0.5 --seq-length 1088 --cp 2 --tp 2",
     "--offload-alpha auto --offload-backend virtual --offload-check-races",
+    "--offload-alpha off --profile-cache cache",
+    "--layer-profile p.json --profile-cache off",
     "--offload-alpha auto --offload-backend cuda --device cuda",
     "--offload-alpha auto --offload-backend threads --device cpu --offload-host-memory-gb 0.5",
 ]

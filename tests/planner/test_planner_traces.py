@@ -6,7 +6,7 @@ import pytest
 
 from memo.artifacts.trace import Free, Malloc, Phase, Trace
 from memo.errors import TraceError
-from memo.planner.traces import RECORDED_LAYERS, extend_layers, extrapolate
+from memo.planner.traces import RECORDED_LAYERS, extend_layers, extrapolate, merge
 
 
 def iteration(layers, microbatches=2, chunks=1, length=64, odd_layer=None, tail=8):
@@ -107,3 +107,34 @@ def test_lines_need_three_lengths_and_whole_bytes():
     lines = [(s, iteration(3, length=64, tail=tail)) for s, tail in ((64, 8), (66, 9), (68, 10))]
     with pytest.raises(TraceError, match="no whole bytes at 71"):
         extrapolate(lines, 71)
+
+
+def two_phases(*events, sizes=(64, 32)):
+    """A phase that makes two blocks, 0 and 1, and one that makes block 2; `events` go where they stand."""
+    first, second = (tuple(e for e in events if e[0] == phase) for phase in (0, 1))
+    made = [[Malloc(0, sizes[0]), Malloc(1, sizes[1])], [Malloc(2, 16)]]
+    for phase, found in enumerate((first, second)):
+        for _, after, block in reversed(found):
+            made[phase].insert(after, Free(block))
+    phases = (Phase("send", -1, 0, tuple(made[0])), Phase("layer_forward", 0, 0, tuple(made[1])))
+    return Trace("cpu", "recorded", phases)
+
+
+def test_of_two_recordings_the_later_free_counts():
+    early = two_phases((0, 1, 0), (1, 0, 1), (1, 1, 2))
+    late = two_phases((0, 2, 0), (1, 1, 2))  # block 0 goes later, block 1 never
+    assert merge(early, late).phases == late.phases
+    assert merge(late, early).phases == late.phases
+    assert merge(early, early).phases == early.phases
+
+
+def test_of_two_recordings_each_may_be_the_later_one():
+    one, other = two_phases((0, 1, 0), (1, 1, 1), (1, 1, 2)), two_phases((0, 2, 0), (1, 0, 1), (1, 1, 2))
+    assert merge(one, other).phases == two_phases((0, 2, 0), (1, 1, 1), (1, 1, 2)).phases
+
+
+def test_recordings_of_different_iterations_do_not_merge():
+    with pytest.raises(TraceError, match="two iterations ask for different memory in send microbatch 0"):
+        merge(two_phases(), two_phases(sizes=(64, 33)))
+    with pytest.raises(TraceError, match="two iterations have 2 and 1 phases"):
+        merge(two_phases(), Trace("cpu", "recorded", two_phases().phases[:1]))

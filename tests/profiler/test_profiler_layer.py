@@ -1,15 +1,17 @@
 """The profile of a layer: sane numbers, and ranks that disagree about time still run the same collectives."""
 
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from layouts import tiny
 from ranks import run_ranks
 
+from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.profiler import layer as profiler
-from memo.train import swap
+from memo.train import layer_profile
 from memo.train.build import ParallelModel, build, build_mesh
 
 
@@ -29,10 +31,16 @@ def _profile_with_one_slow_rank() -> list[float]:
         return once_s(work, device) + (0.06 if dist.get_rank() == 1 else 0.0)  # type: ignore[arg-type]
 
     profiler._once_s = slow
-    config = tiny(tp=2, offload_alpha="auto")
-    model = _build(config, 2)
-    profile = swap._profile(config, model.mesh, model.chunks[0], model.data_parallel, model.device)
-    return [profile.forward_s, *profile.recompute_s.values()]
+    measured: list[LayerProfile] = []
+    profile_layer = layer_profile.profile_layer
+
+    def keep(*args: Any) -> LayerProfile:
+        measured.append(profile_layer(*args))
+        return measured[-1]
+
+    layer_profile.profile_layer = keep  # type: ignore[assignment]  each rank's own, before they take the slowest
+    _build(tiny(tp=2, offload_alpha="auto", profile_cache="off"), 2)
+    return [measured[0].forward_s, *measured[0].recompute_s.values()]
 
 
 def test_ranks_agree_how_often_a_piece_runs() -> None:
@@ -42,7 +50,7 @@ def test_ranks_agree_how_often_a_piece_runs() -> None:
 
 
 def test_a_profile_is_positive_and_names_every_group() -> None:
-    model = _build(tiny(offload_alpha=0.5, seq_length=128), 1)
+    model = _build(tiny(offload_alpha=0.5, seq_length=128, profile_cache="off"), 1)
     assert model.chosen_swap is not None
     problem = model.chosen_swap.problem
     assert problem.forward_s > 0 and problem.backward_s > 0

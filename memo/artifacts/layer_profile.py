@@ -1,0 +1,160 @@
+"""What one layer and the link to host memory take, and all that these numbers depend on.
+
+As a file (schema "layer_profile"):
+
+    {"schema": "layer_profile", "version": 1,
+     "key": {"hidden_size": 4096, ..., "device": "NVIDIA H100", "torch": "2.13.0", "memo": "0.1.0"},
+     "measured_at": "2026-01-31T12:00:00+01:00", "tensor_bytes": {"input": 8388608, ...},
+     "forward_s": 0.012, "backward_s": 0.025, "recompute_s": {"qkv": 0.002, ...},
+     "offload_bytes_per_s": 2.1e10, ...}
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from memo.artifacts import files
+from memo.errors import ArtifactError
+
+SCHEMA, VERSION = "layer_profile", 1
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """What a layer was measured for: a profile serves another run only if all of this is the same.
+
+    Names are those of the configuration's fields where it has one; values are resolved (no "default").
+
+    Attributes:
+        cp_comm_type, cp_a2a_size: "none" and 1 without context parallelism.
+        offload_tiles: parts of the sequence that the layer works on.
+        device: name of the processor or GPU.
+        num_threads: CPU threads of one rank.
+        ranks_per_node: they share memory bandwidth, and the link.
+        torch, memo: versions.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    ffn_hidden_size: int
+    normalization: str
+    activation: str
+    position_embedding_type: str
+    add_bias_linear: bool
+    add_qkv_bias: bool
+    qk_layernorm: bool
+    seq_length: int
+    micro_batch_size: int
+    tensor_model_parallel_size: int
+    context_parallel_size: int
+    cp_comm_type: str
+    cp_a2a_size: int
+    params_dtype: str
+    offload_tiles: int
+    attention_backend: str
+    device: str
+    num_threads: int
+    ranks_per_node: int
+    torch: str
+    memo: str
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that name this key among files."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def differences(self, other: "ProfileKey") -> list[tuple[str, object, object]]:
+        """(field, own value, the other's value) of every field that differs."""
+        names = [field.name for field in dataclasses.fields(self)]
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Seconds of one layer and microbatch, and bytes per second of one rank's link to host memory.
+
+    Of several ranks these are the times of the slowest and the rates of the slowest link, because a run goes
+    at their pace.
+
+    Attributes:
+        measured_at: local time with its distance from UTC, ISO 8601.
+        tensor_bytes: of the layer's skeletal activations on one rank, by name (memo.skeleton).
+        backward_s: without the recomputation of what the groups name.
+        recompute_s: by group, to rebuild all tokens of it.
+        offload_bytes_per_s, prefetch_bytes_per_s: device to host and back, with nothing else going on.
+        offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: while the device computes;
+            0 where copies take turns with compute, as they do on a CPU.
+    """
+
+    key: ProfileKey
+    measured_at: str
+    tensor_bytes: dict[str, int]
+    forward_s: float
+    backward_s: float
+    recompute_s: dict[str, float]
+    offload_bytes_per_s: float
+    prefetch_bytes_per_s: float
+    offload_under_compute_bytes_per_s: float
+    prefetch_under_compute_bytes_per_s: float
+
+    @property
+    def measured_on(self) -> str:
+        """Date and minute for people."""
+        return datetime.fromisoformat(self.measured_at).strftime("%Y-%m-%d %H:%M")
+
+    def save(self, path: str | Path) -> None:
+        """Raises ArtifactError for a path that cannot be written."""
+        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "LayerProfile":
+        """Raises ArtifactError for anything but a profile with sensible numbers."""
+        body = files.read(path, SCHEMA, VERSION)
+        try:
+            profile = cls(**{**_checked(cls, body), "key": ProfileKey(**_checked(ProfileKey, body["key"]))})
+            profile._check_numbers()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"{path}: a field is missing or wrong ({error}): run `memo profile` again") from None
+        return profile
+
+    def _check_numbers(self) -> None:
+        datetime.fromisoformat(self.measured_at)
+        positive = {name: getattr(self, name) for name in _POSITIVE}
+        positive |= {f"recompute_s of {group}": seconds for group, seconds in self.recompute_s.items()}
+        positive |= {f"tensor_bytes of {name}": size for name, size in self.tensor_bytes.items()}
+        for name, value in positive.items():
+            if not (_is_number(value) and value > 0):
+                raise ValueError(f"{name} is {value!r}, not a positive number")
+        for name in _MAY_BE_ZERO:
+            value = getattr(self, name)
+            if not (_is_number(value) and value >= 0):
+                raise ValueError(f"{name} is {value!r}, not 0 or a positive number")
+
+
+_POSITIVE = ("forward_s", "backward_s", "offload_bytes_per_s", "prefetch_bytes_per_s")
+_MAY_BE_ZERO = ("offload_under_compute_bytes_per_s", "prefetch_under_compute_bytes_per_s")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _checked(kind: type, found: dict[str, Any]) -> dict[str, Any]:
+    """`found` if it has the fields of a dataclass and no other, and plain values of the right types."""
+    hints = get_type_hints(kind)
+    if found.keys() != hints.keys():
+        raise KeyError(", ".join(sorted(found.keys() ^ hints.keys())))
+    for name, hint in hints.items():
+        value = found[name]
+        if hint in (str, bool, int) and type(value) is not hint:
+            raise TypeError(f"{name} is {value!r}, not of type {hint.__name__}")
+    return found

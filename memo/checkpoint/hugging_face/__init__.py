@@ -1,0 +1,15 @@
+"""Models of Hugging Face in and out: the same weights under other names, on disk and in a run."""
+
+from memo.checkpoint.hugging_face.exporter import Exported, export_checkpoint
+from memo.checkpoint.hugging_face.importer import Imported, import_checkpoint
+from memo.checkpoint.hugging_face.load import load_pretrained, open_pretrained, pretrained_directory
+
+__all__ = [
+    "Exported",
+    "Imported",
+    "export_checkpoint",
+    "import_checkpoint",
+    "load_pretrained",
+    "open_pretrained",
+    "pretrained_directory",
+]

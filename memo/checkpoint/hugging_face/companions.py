@@ -1,0 +1,48 @@
+"""The small files beside a model's weights: tokenizer, chat template, generation settings."""
+
+import json
+import shutil
+from pathlib import Path
+
+from memo.data import BPETokenizer
+
+COMPANION_DIR = "hugging_face"
+"""Where a checkpoint of memo keeps them."""
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def copy_companions(source: Path, target: Path) -> list[str]:
+    """Copy what there is of COMPANIONS into `target`, which is made; returns their names. Raises OSError."""
+    target.mkdir(parents=True, exist_ok=True)
+    found = [name for name in COMPANIONS if (source / name).is_file()]
+    for name in found:
+        shutil.copyfile(source / name, target / name)
+    return found
+
+
+def copy_tokenizer(source: Path, target: Path) -> list[str]:
+    """As copy_companions, from a directory or from one tokenizer.json; nothing if `source` is not there.
+
+    A lone tokenizer.json gets a tokenizer_config.json that says to take it as it is: by the model's
+    architecture AutoTokenizer would choose a class with rules of its own.
+    """
+    if source.is_dir():
+        return copy_companions(source, target)
+    if not source.is_file():
+        return []
+    tokenizer = BPETokenizer(source)
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eod_name}
+    shutil.copyfile(source, target / "tokenizer.json")
+    (target / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return ["tokenizer.json", "tokenizer_config.json"]

@@ -1,0 +1,244 @@
+"""`memo export`: a checkpoint of memo as a directory that AutoModelForCausalLM.from_pretrained loads."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer
+from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
+from memo.checkpoint.hugging_face.names import Place, Shape, places
+from memo.checkpoint.shapes import global_shapes
+from memo.checkpoint.store import MASTER, StoredTensor, latest_checkpoint, read_tensors, stored_tensors
+from memo.config import RunConfig
+from memo.config.derived import num_position_embeddings
+from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, read_config
+from memo.config.run import read_toml
+from memo.config.to_hugging_face import write_config
+from memo.data.facts import TOKENIZER_SUFFIX
+from memo.errors import CheckpointError, ConfigError
+from memo.mesh import Mesh, RankGrid
+from memo.units import GIB
+
+ExportDtype = Literal["bf16", "fp16", "fp32", "fp64"]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+MAX_SHARD_BYTES = 5 * GIB
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export_checkpoint` wrote."""
+
+    path: Path
+    architecture: str
+    files: list[str]
+    num_bytes: int
+    companions: list[str]
+
+
+@dataclass(frozen=True)
+class _Theirs:
+    """One of their tensors: its shape and dtype, and which of ours it is made of."""
+
+    shape: Shape
+    dtype: torch.dtype
+    parts: dict[str, Place]
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def export_checkpoint(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    dtype: ExportDtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    tokenizer: str | Path | None = None,
+    config_file: str | Path | None = None,
+) -> Exported:
+    """Write OUT: config.json, the weights, and the tokenizer's files where they are known.
+
+    Args:
+        checkpoint: a directory that --save or `memo import` wrote, or one iter_... in it.
+        dtype: of the weights; default: what the run computed in, or as they are after `memo import`.
+        max_shard_bytes: weights are cut into files no larger than this, but for a tensor that is larger
+            itself; this much is in memory at a time.
+        tokenizer: a directory with the tokenizer's files, or one file.
+        config_file: the run's config.toml; default: the one in `checkpoint`.
+
+    Raises CheckpointError, and ConfigError for a model that no architecture of theirs has. What could not be
+    written as a whole is removed again.
+    """
+    final = _resolve(Path(checkpoint))
+    config = _run_config(final, config_file)
+    target = Path(out)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"--out {target} exists and is not empty: choose another directory, or remove it")
+    if tokenizer is not None and not Path(tokenizer).exists():
+        raise ConfigError(f"--tokenizer {tokenizer} does not exist: give the directory of a tokenizer's files")
+    chosen = dtype or config.training.params_dtype
+    theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), _ancestor(final, config))
+    tensors = _their_tensors(final, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        files = _write_weights(final, partial, tensors, max_shard_bytes)
+        companions = _copy_tokenizer(final, config, tokenizer, partial)
+        _write_json(partial / CONFIG_FILE, theirs.content)
+        if target.exists():
+            target.rmdir()
+        os.rename(partial, target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"--out {target} could not be written ({error}): free disk space or choose another directory"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+    return Exported(target, theirs.content["architectures"][0], files, num_bytes, companions)
+
+
+def _resolve(checkpoint: Path) -> Path:
+    return checkpoint if (checkpoint / "run_state.json").exists() else latest_checkpoint(checkpoint)
+
+
+def _run_config(final: Path, given: str | Path | None) -> RunConfig:
+    path = Path(given) if given is not None else final.parent / "config.toml"
+    if given is None and not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist, so the shape of the model is not known: give the run's with --config RUN.TOML"
+        )
+    values = read_toml(path)
+    values.pop("model", None)
+    config = RunConfig().override(values, source=f"--config {path}")
+    if config.model.vocab_size is None:
+        raise ConfigError(f"--config {path} has no vocab_size: give the config.toml that the run wrote")
+    return config
+
+
+def _num_positions(config: RunConfig) -> int:
+    """The length the model is now fit for: what it was made for, or the longer one that it was trained on."""
+    if config.model.position_embedding_type == "learned_absolute":
+        return num_position_embeddings(config)
+    known = config.model.max_position_embeddings
+    return max(known or 0, config.data.seq_length)
+
+
+def _torch_name(dtype: ExportDtype | None) -> str | None:
+    return None if dtype is None else str(DTYPES[dtype]).removeprefix("torch.")
+
+
+def _origins(final: Path, config: RunConfig) -> Iterator[Path]:
+    """Directories of the model that this one was made from, the nearest first."""
+    yield final.parent / COMPANION_DIR
+    if config.checkpoint.load is not None:
+        yield Path(config.checkpoint.load) / COMPANION_DIR
+    if config.checkpoint.pretrained_checkpoint is not None:
+        yield Path(config.checkpoint.pretrained_checkpoint)
+
+
+def _ancestor(final: Path, config: RunConfig) -> HuggingFaceModel | None:
+    for directory in _origins(final, config):
+        if (directory / CONFIG_FILE).is_file():
+            return read_config(directory)
+    return None
+
+
+def _their_tensors(final: Path, config: RunConfig, model_type: str, dtype: torch.dtype | None) -> dict[str, _Theirs]:
+    """What to write, in the model's order. Raises CheckpointError unless all of it is there."""
+    shapes = global_shapes(config.model, num_position_embeddings(config))
+    stored = _stored_masters(final, shapes)
+    found: dict[str, _Theirs] = {}
+    for name, place in places(model_type, shapes).items():
+        new = _Theirs(place.whole_shape(shapes[name]), dtype or stored[name].dtype, {})
+        found.setdefault(place.name, new).parts[name] = place
+    return found
+
+
+def _stored_masters(final: Path, shapes: Mapping[str, Shape]) -> dict[str, StoredTensor]:
+    stored = {
+        name.removeprefix(MASTER): tensor for name, tensor in stored_tensors(final).items() if name.startswith(MASTER)
+    }
+    for name in sorted(shapes.keys() | stored.keys()):
+        there = stored[name].shape if name in stored else None
+        if there != shapes.get(name):
+            raise CheckpointError(
+                f"{final}: {name} has shape {there} there and {shapes.get(name)} in the model of its config.toml: "
+                "give the config.toml of the run that saved it with --config"
+            )
+    return stored
+
+
+def _write_weights(final: Path, folder: Path, tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[str]:
+    shards = _pack(tensors, max_shard_bytes)
+    count = len(shards)
+    files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
+    for file, names in zip(files, shards, strict=True):
+        # Without a name for them, or one shard's tensors would live on while the next one's are read.
+        save_file(_read(final, {name: tensors[name] for name in names}), folder / file, metadata={"format": "pt"})
+        _flush(folder / file)
+    if count > 1:
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+    return files
+
+
+def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str]]:
+    """Names of each file, in order; a tensor that is too large has one of its own."""
+    shards: list[list[str]] = []
+    free_bytes = -1
+    for name, tensor in tensors.items():
+        if not shards or tensor.num_bytes > free_bytes:
+            shards.append([])
+            free_bytes = max_shard_bytes
+        shards[-1].append(name)
+        free_bytes -= tensor.num_bytes
+    return shards
+
+
+def _read(final: Path, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
+    """Their tensors, each filled through views of it as ours."""
+    whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
+    ours = {
+        f"{MASTER}{name}": place.oriented(whole[theirs]).chunk(place.num_parts)[place.part]
+        for theirs, tensor in tensors.items()
+        for name, place in tensor.parts.items()
+    }
+    read_tensors(final, ours, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0))
+    return whole
+
+
+def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, folder: Path) -> list[str]:
+    """From the first place that has any: what is given, the model this one was made from, the run's tokenizer."""
+    if given is not None:
+        return copy_tokenizer(Path(given), folder)
+    candidates = list(_origins(final, config))
+    candidates += [Path(path) for path in (config.data.tokenizer,) if path is not None]
+    candidates += [Path(f"{path}{TOKENIZER_SUFFIX}") for path in (config.data.data_path,) if path is not None]
+    for candidate in candidates:
+        if copied := copy_tokenizer(candidate, folder):
+            return copied
+    return []
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _flush(path)
+
+
+def _flush(path: Path) -> None:
+    """To the disk, so that the rename never shows a file that a crash emptied."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

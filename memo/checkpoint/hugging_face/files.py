@@ -1,0 +1,110 @@
+"""The safetensors files of a directory: what they hold, and rectangles of it without reading the rest.
+
+Files are memory-mapped one at a time, so that at most one shard of a model is in memory at once.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from memo.config.hugging_face import download_hint
+from memo.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By safetensors' names; what else there is (integers, 8-bit floats) is quantised or no weight."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """What a file's header says."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class TensorFiles:
+    """All tensors of DIR/model.safetensors, or of the shards that DIR/model.safetensors.index.json names."""
+
+    def __init__(self, directory: str | Path) -> None:
+        """Reads every header. Raises CheckpointError for a file that is missing, cut short or not as indexed."""
+        self.directory = Path(directory)
+        self._open: tuple[str, Any] | None = None
+        index = self.directory / INDEX_FILE
+        indexed = _read_index(index) if index.exists() else {}
+        if not index.exists() and not (self.directory / SINGLE_FILE).exists():
+            raise CheckpointError(
+                f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: {download_hint(directory)}; "
+                "other formats (.bin, .pth) must be saved as safetensors first"
+            )
+        files = sorted(set(indexed.values())) or [SINGLE_FILE]
+        self._check_presence(files)
+        self.tensors = {name: stored for file in files for name, stored in self._headers(file).items()}
+        for name, file in indexed.items():
+            if name not in self.tensors or self.tensors[name].file != file:
+                raise CheckpointError(
+                    f"{index} says that {name} lies in {file}, but it is not there: {download_hint(directory)} again"
+                )
+
+    def read(self, name: str, slices: Sequence[slice]) -> Tensor:
+        """A copy of part of a tensor, in its own dtype. Raises CheckpointError when the file fails."""
+        file = self.tensors[name].file
+        try:
+            if self._open is None or self._open[0] != file:
+                self.close()
+                self._open = (file, safe_open(self.directory / file, framework="pt"))
+            part: Tensor = self._open[1].get_slice(name)[tuple(slices)]
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.directory / file}: {name} cannot be read ({error}): {download_hint(self.directory)} again"
+            ) from error
+        return part
+
+    def close(self) -> None:
+        """Unmap the file that was read last."""
+        self._open = None
+
+    def _check_presence(self, files: list[str]) -> None:
+        missing = [file for file in files if not (self.directory / file).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"{self.directory / missing[0]} does not exist, though {INDEX_FILE} names it ({len(missing)} of "
+                f"{len(files)} files are missing): {download_hint(self.directory)}"
+            )
+
+    def _headers(self, file: str) -> dict[str, StoredTensor]:
+        try:
+            with safe_open(self.directory / file, framework="pt") as opened:
+                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
+                return {
+                    name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+                }
+        except (SafetensorError, OSError) as error:
+            size = (self.directory / file).stat().st_size
+            raise CheckpointError(
+                f"{self.directory / file} is damaged or cut short at {size} bytes ({error}): "
+                f"{download_hint(self.directory)} again"
+            ) from error
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(path.read_bytes())["weight_map"]
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ValueError("weight_map is empty or no object")
+        for file in weight_map.values():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ValueError(f"weight_map names {file!r}, which is no file beside it")
+        return weight_map
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): {download_hint(path.parent)} again"
+        ) from error

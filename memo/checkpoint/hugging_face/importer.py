@@ -1,0 +1,81 @@
+"""`memo import`: a Hugging Face directory as a checkpoint of memo, tensor by tensor.
+
+OUT/iter_0000000/     masters in the dtype they were published in; no moments
+OUT/config.toml       the shape, as `memo train --config` reads it
+OUT/hugging_face/     config.json, tokenizer and generation settings, for the way back
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from memo.checkpoint.chunks import ChunkedTensor
+from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_companions
+from memo.checkpoint.hugging_face.weights import PretrainedWeights
+from memo.checkpoint.store import MASTER, RunState, has_checkpoint, write_tensors
+from memo.config import RunConfig
+from memo.config.derived import num_position_embeddings
+from memo.config.hugging_face import CONFIG_FILE, read_config
+from memo.errors import CheckpointError
+from memo.mesh import Mesh, RankGrid
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What `import_checkpoint` wrote."""
+
+    path: Path
+    num_weights: int
+    companions: list[str]
+
+
+def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
+    """Write the model of `directory` to OUT as iteration 0; one process, at most one of its files in memory at a time.
+
+    Raises ConfigError for a model that memo cannot train, CheckpointError for files that are damaged, an OUT
+    that holds a checkpoint already, and a disk that is full.
+    """
+    source, root = Path(directory), Path(out)
+    theirs = read_config(source)
+    config = RunConfig(model=theirs.model)
+    weights = PretrainedWeights(source, theirs.model, theirs.model_type, num_position_embeddings(config))
+    if has_checkpoint(root):
+        raise CheckpointError(f"--out {root} holds a checkpoint already: choose another directory, or remove it")
+    by_file = sorted(weights.shapes, key=weights.file)
+    tensors: dict[str, Tensor] = {f"{MASTER}{name}": _OnDisk.of(weights, name) for name in by_file}
+    state = RunState(0, 0, config.training.seed, 0, 0, 0)
+    try:
+        companions = [CONFIG_FILE, *copy_companions(source, root / COMPANION_DIR)]
+        shutil.copyfile(source / CONFIG_FILE, root / COMPANION_DIR / CONFIG_FILE)
+        (root / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"--out {root} could not be written ({error.strerror}): free disk space or choose another directory"
+        ) from error
+    # The pointer to a whole checkpoint comes last, so an import that fails leaves none.
+    path = write_tensors(root, state, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0), flag="--out")
+    weights.files.close()
+    return Imported(path, sum(tensor.numel() for tensor in tensors.values()), companions)
+
+
+class _OnDisk(ChunkedTensor):
+    """A global tensor that is read when it is written, and forgotten then."""
+
+    read: Callable[[], Tensor]
+
+    @staticmethod
+    def of(weights: PretrainedWeights, name: str) -> "_OnDisk":
+        shape, dtype = weights.shapes[name], weights.dtype(name)
+        described = torch.empty(shape, dtype=dtype, device="meta")
+        tensor = _OnDisk(shape, [((0,) * len(shape), described)], dtype)
+        assert isinstance(tensor, _OnDisk)
+        tensor.read = lambda: weights.read_whole(name)
+        return tensor
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        return self.read()

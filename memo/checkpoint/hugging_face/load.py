@@ -1,0 +1,65 @@
+"""Weights of a Hugging Face directory as the initial ones of a run, each rank reading only its part."""
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from memo.checkpoint.chunks import global_chunks
+from memo.checkpoint.hugging_face.weights import PretrainedWeights
+from memo.checkpoint.store import has_checkpoint
+from memo.config import RunConfig
+from memo.config.derived import num_position_embeddings
+from memo.config.hugging_face import read_config
+from memo.errors import CheckpointError, MemoError
+from memo.mesh import Mesh
+from memo.parallel.data import ShardedDataParallel
+
+
+def pretrained_directory(config: RunConfig) -> str | None:
+    """The directory whose weights a run starts from; None for random ones, and for a run that resumes."""
+    load = config.checkpoint.load
+    return None if load is not None and has_checkpoint(load) else config.checkpoint.pretrained_checkpoint
+
+
+def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeights:
+    """Check that DIR holds the weights of config.model, whose vocabulary is known; reads headers alone.
+
+    Single fields of the shape may differ from DIR/config.json (a stretched RoPE, say), names and shapes of
+    the weights may not. Raises ConfigError or CheckpointError.
+    """
+    theirs = read_config(directory)
+    return PretrainedWeights(directory, config.model, theirs.model_type, num_position_embeddings(config))
+
+
+def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
+    """Fill masters and weights from DIR/*.safetensors; collective over all ranks.
+
+    A rank reads the rectangles of its own shard of the masters, so that the model is read once for each
+    tp x pp part and never held whole; weights then come from all masters. Raises CheckpointError on every
+    rank when any could not read.
+    """
+    failure = None
+    try:
+        _read_masters(open_pretrained(directory, config), data_parallel)
+    except MemoError as error:
+        failure = str(error)
+    failures: list[str | None] = [failure]
+    if mesh.world is not None:
+        failures *= mesh.grid.world_size
+        dist.all_gather_object(failures, failure)
+    for message in failures:
+        if message is not None:
+            raise CheckpointError(message)
+    data_parallel.publish_weights()
+
+
+def _read_masters(weights: PretrainedWeights, data_parallel: ShardedDataParallel) -> None:
+    parts = [
+        (name, tuple(offset), values)
+        for owner in data_parallel.master_segments()
+        for name, (_, chunks) in global_chunks(owner.segment, owner.shard, owner.weight.detach()).items()
+        for offset, values in chunks
+    ]
+    for name, offset, values in sorted(parts, key=lambda part: weights.file(part[0])):
+        values.copy_(weights.read(name, offset, tuple(values.shape)))
+    weights.files.close()

@@ -1,0 +1,106 @@
+"""The weights of a Hugging Face directory under memo's names, checked against a model before any is read."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memo.checkpoint.hugging_face.files import DTYPES, TensorFiles
+from memo.checkpoint.hugging_face.names import BASE_PREFIXES, Place, Shape, is_no_weight, places
+from memo.checkpoint.shapes import global_shapes
+from memo.config.model import ModelConfig
+from memo.errors import CheckpointError
+
+_ROWS_AT_ONCE = 4096
+
+
+class PretrainedWeights:
+    """Global tensors of a model, read from another's files a rectangle at a time.
+
+    Attributes:
+        shapes: {our global name: shape}, in the model's order.
+    """
+
+    def __init__(self, directory: str | Path, model: ModelConfig, model_type: str, num_positions: int) -> None:
+        """Raises CheckpointError unless the directory holds exactly the weights of `model`."""
+        self.files = TensorFiles(directory)
+        self.shapes = global_shapes(model, num_positions)
+        self.places = {name: self._stored_as(place) for name, place in places(model_type, self.shapes).items()}
+        for name in self.shapes:
+            self._check(name)
+        self._check_rest()
+
+    def dtype(self, name: str) -> torch.dtype:
+        return DTYPES[self.files.tensors[self.places[name].name].dtype]
+
+    def file(self, name: str) -> str:
+        """The file with this tensor: reading in this order opens each once."""
+        return self.files.tensors[self.places[name].name].file
+
+    def read(self, name: str, offset: Shape, size: Shape) -> Tensor:
+        """The rectangle `size` at `offset` of our global tensor `name`, in the dtype it is stored in."""
+        place = self.places[name]
+        return place.oriented(self.files.read(place.name, place.slices(self.shapes[name], offset, size)))
+
+    def read_whole(self, name: str) -> Tensor:
+        """All of a global tensor, contiguous."""
+        shape = self.shapes[name]
+        return self.read(name, (0,) * len(shape), shape).contiguous()
+
+    def _stored_as(self, place: Place) -> Place:
+        """Models saved without their head have no prefix."""
+        for prefix in BASE_PREFIXES:
+            bare = place.name.removeprefix(prefix)
+            if place.name not in self.files.tensors and bare in self.files.tensors:
+                return Place(bare, place.transposed, place.part, place.num_parts)
+        return place
+
+    def _check(self, name: str) -> None:
+        place, directory = self.places[name], self.files.directory
+        stored = self.files.tensors.get(place.name)
+        if stored is None:
+            raise CheckpointError(
+                f"{directory} holds no {place.name}, which this model needs as {name}: its files belong to another "
+                "model than its config.json or the model flags say"
+            )
+        expected = place.whole_shape(self.shapes[name])
+        if stored.shape != expected:
+            raise CheckpointError(
+                f"{directory}: {place.name} has shape {stored.shape} there and {expected} in this model: leave out "
+                "the model flags that change it, or restore config.json"
+            )
+        if stored.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{directory}: {place.name} is stored as {stored.dtype}, but memo reads {', '.join(DTYPES)}: "
+                "use the model's version that is not quantised"
+            )
+
+    def _check_rest(self) -> None:
+        """Weights that this model would leave out."""
+        used = {place.name for place in self.places.values()}
+        for name in self.files.tensors:
+            if name in used or is_no_weight(name):
+                continue
+            if name == "lm_head.weight" and "head.weight" not in self.shapes:
+                self._check_tied(name)
+                continue
+            raise CheckpointError(
+                f"{self.files.directory} holds {name}, which this model lacks: its files belong to another model "
+                "than its config.json or the model flags say"
+            )
+
+    def _check_tied(self, head: str) -> None:
+        """A stored copy of a tied embedding must be one."""
+        embedding = self.places["embedding.weight"].name
+        stored = self.files.tensors
+        equal = stored[head].shape == stored[embedding].shape
+        num_rows = stored[head].shape[0] if equal else 0
+        for start in range(0, num_rows, _ROWS_AT_ONCE):
+            rows = [slice(start, min(start + _ROWS_AT_ONCE, num_rows)), slice(None)]
+            equal = equal and torch.equal(self.files.read(head, rows), self.files.read(embedding, rows))
+        self.files.close()
+        if not equal:
+            raise CheckpointError(
+                f"{self.files.directory}: {head} differs from {embedding}, though the model ties them: "
+                "set tie_word_embeddings to false in config.json"
+            )

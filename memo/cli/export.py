@@ -1,0 +1,53 @@
+"""`memo export`: a checkpoint of memo as a Hugging Face directory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional, arg
+
+from memo.config.require import require
+from memo.units import GIB, format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Write the newest checkpoint so that AutoModelForCausalLM.from_pretrained loads it."""
+
+    checkpoint: Annotated[Positional[str], arg(metavar="CKPT")]
+    """Directory that --save or `memo import` wrote, or one iter_... in it."""
+    out: str
+    """Directory to write; it must not exist or be empty."""
+    dtype: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
+    """Of the weights; default: what the run computed in, or unchanged after `memo import`."""
+    max_shard_gib: float = 5.0
+    """Weights are cut into files of at most this size, one of which is in memory at a time."""
+    tokenizer: str | None = None
+    """Directory with the tokenizer's files, or a tokenizer.json; default: the one the run knows."""
+    config: Annotated[str | None, arg(metavar="RUN.TOML")] = None
+    """Configuration of the run that saved it; default: CKPT/config.toml."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Raises MemoError for a model that no architecture has, and for files that cannot be read or written."""
+    options = tyro.cli(_Options, args=argv, prog="memo export")
+    require(
+        0 < options.max_shard_gib < float("inf"),
+        f"--max-shard-gib is {options.max_shard_gib}: give a positive number, such as the default 5",
+    )
+    from memo.checkpoint.hugging_face import export_checkpoint
+
+    exported = export_checkpoint(
+        options.checkpoint,
+        options.out,
+        dtype=options.dtype,
+        max_shard_bytes=int(options.max_shard_gib * GIB),
+        tokenizer=options.tokenizer,
+        config_file=options.config,
+    )
+    tokenizer = ", ".join(exported.companions) or "no tokenizer, as the run knows none (give --tokenizer)"
+    print(
+        f"{exported.path}: {exported.architecture}, {format_bytes(exported.num_bytes)} in {len(exported.files)} "
+        f"file{'s' * (len(exported.files) > 1)}; beside them {tokenizer}"
+    )

@@ -1,0 +1,126 @@
+"""`memo solve`: addresses for a recorded iteration, or for a problem of minimalloc's benchmark."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from memo.artifacts.trace import Trace
+from memo.config.require import require
+from memo.planner.memory import minimalloc
+from memo.planner.memory.dsa import Problem, Solution
+from memo.planner.memory.solve import TIME_LIMIT_S, solve
+from memo.planner.memory.trace_plan import Part, Planner, solve_trace
+from memo.units import MIB, format_bytes
+
+ABOUT = (
+    "Give each memory request of a trace, or each block of a CSV file, a fixed address such that the peak is low. "
+    "Exit status: 0; 1 when --capacity is not met (the best addresses are written all the same); 2 for bad input."
+)
+EXIT_OVER_CAPACITY = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    out: str
+    """File to write: a memory plan for --trace, a CSV file with offsets for --csv."""
+    trace: str | None = None
+    """Memory trace of an iteration."""
+    csv: str | None = None
+    """Blocks in minimalloc's format: columns id, lower, upper, size."""
+    planner: Planner | None = None
+    """With --trace. paper: in two levels; flat: all at once; auto (the default): the better of both."""
+    min_bytes: int | None = None
+    """With --trace. Smaller requests are not planned (default: 1 MiB)."""
+    capacity: int | None = None
+    """With --csv. Bytes that the peak should not exceed; the search ends when it does not."""
+    time_limit: float = TIME_LIMIT_S
+    """Seconds for all solvers together."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status. Raises MemoError for input that makes no sense."""
+    options = tyro.cli(_Options, args=argv, prog="memo solve", description=ABOUT)
+    require(
+        (options.trace is None) != (options.csv is None),
+        f"--trace is {options.trace} and --csv is {options.csv}, but one of them is what to solve: give exactly one",
+    )
+    require(options.time_limit > 0, f"--time-limit is {options.time_limit}: give a number of seconds above 0")
+    if options.trace is not None:
+        return _solve_trace(options, options.trace)
+    assert options.csv is not None
+    return _solve_csv(options, options.csv)
+
+
+def _solve_trace(options: _Options, path: str) -> int:
+    require(options.capacity is None, f"--capacity is {options.capacity}, but --trace has none: leave it out")
+    planning = solve_trace(
+        Trace.load(path),
+        planner=options.planner or "auto",
+        min_bytes=MIB if options.min_bytes is None else options.min_bytes,
+        time_limit_s=options.time_limit,
+    )
+    plan = planning.plan
+    plan.save(options.out)
+    for line in _table(planning.parts):
+        print(line)
+    num_requests = sum(len(phase.requests) for phase in plan.phases)
+    print(f"planner  {plan.planner}: {num_requests:,} requests in {len(plan.phases):,} phases")
+    _print_result(plan.lower_bound_bytes, plan.arena_bytes, plan.proof)
+    _print_seconds(part.solution for part in planning.parts)
+    print(f"wrote {options.out}")
+    return 0
+
+
+def _solve_csv(options: _Options, path: str) -> int:
+    for name, value in (("planner", options.planner), ("min-bytes", options.min_bytes)):
+        require(value is None, f"--{name} is {value}, but --csv has no phases and no small requests: leave it out")
+    problem = minimalloc.read_csv(path, options.capacity)
+    solution = solve(problem, options.time_limit)
+    minimalloc.write_csv(options.out, problem, solution)
+    print(f"solver   {solution.solver}: {len(problem.blocks):,} blocks")
+    _print_result(solution.lower_bound_bytes, solution.peak_bytes, solution.proof)
+    _print_seconds([solution])
+    print(f"wrote {options.out}")
+    return _judge_capacity(problem, solution)
+
+
+def _judge_capacity(problem: Problem, solution: Solution) -> int:
+    capacity_bytes = problem.capacity_bytes
+    if capacity_bytes is None or solution.peak_bytes <= capacity_bytes:
+        return 0
+    impossible = solution.lower_bound_bytes > capacity_bytes
+    remedy = "no plan fits: give more" if impossible else "whether one fits is open: give more time or more bytes"
+    print(
+        f"--capacity is {capacity_bytes:,} bytes, the peak {solution.peak_bytes:,} and the lower bound "
+        f"{solution.lower_bound_bytes:,}: {remedy}",
+        file=sys.stderr,
+    )
+    return EXIT_OVER_CAPACITY
+
+
+def _table(parts: Sequence[Part]) -> Iterable[str]:
+    rows = [("part", "phases", "requests", "bound", "peak", "gap", "proof", "solver")]
+    for part in parts:
+        found = part.solution
+        sizes = format_bytes(found.lower_bound_bytes), format_bytes(found.peak_bytes), f"{found.gap:.2%}"
+        rows.append((part.name, f"{part.num_phases:,}", f"{part.num_blocks:,}", *sizes, found.proof, found.solver))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _print_result(bound_bytes: int, peak_bytes: int, proof: str) -> None:
+    gap = peak_bytes / bound_bytes - 1 if bound_bytes else 0.0
+    print(f"bound    {bound_bytes:,} bytes ({format_bytes(bound_bytes)})")
+    print(f"peak     {peak_bytes:,} bytes ({format_bytes(peak_bytes)})")
+    print(f"gap      {gap:.2%}, {proof}")
+
+
+def _print_seconds(solutions: Iterable[Solution]) -> None:
+    seconds: dict[str, float] = {}
+    for solution in solutions:
+        for solver, spent_s in solution.seconds.items():
+            seconds[solver] = seconds.get(solver, 0.0) + spent_s
+    print("seconds  " + (", ".join(f"{name} {spent_s:.2f}" for name, spent_s in seconds.items()) or "none"))

@@ -1,0 +1,30 @@
+"""Which model a run trains: a preset by name, or a directory in Hugging Face's format."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name, read_config
+from memo.config.model import ModelConfig
+from memo.config.presets import PRESETS, preset
+from memo.config.run import RunConfig
+from memo.errors import ConfigError
+
+
+def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig) -> RunConfig:
+    """`config` with the shape of `model`: itself, a preset's, or that of MODEL/config.json.
+
+    A directory also becomes --pretrained-checkpoint, whose weights are the initial ones. Raises ConfigError
+    for a name that is neither, and for a config.json that memo cannot train.
+    """
+    if isinstance(model, ModelConfig):
+        return dataclasses.replace(config, model=model)
+    name = os.fspath(model) if isinstance(model, os.PathLike) else str(model)  # a TOML file may hold anything
+    is_path = isinstance(model, os.PathLike) or os.sep in name or Path(name, CONFIG_FILE).exists()
+    if name in PRESETS or not is_path:
+        return dataclasses.replace(config, model=preset(name))
+    if not Path(name).is_dir():
+        hint = download_hint(name, name) if hub_name(name) else download_hint(name)
+        raise ConfigError(f"--model {name} is neither a preset nor a directory here: memo reads local files, so {hint}")
+    chosen = dataclasses.replace(config, model=read_config(name).model)
+    return chosen.override({"pretrained_checkpoint": name})

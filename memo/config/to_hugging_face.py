@@ -1,0 +1,105 @@
+"""A ModelConfig as a config.json that AutoModelForCausalLM loads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memo.config.hugging_face import FAMILIES, Family, HuggingFaceModel, model_of
+from memo.config.hugging_face_rope import write_rope
+from memo.config.model import ModelConfig
+from memo.errors import ConfigError
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def write_config(
+    model: ModelConfig, num_positions: int, dtype: str | None, like: HuggingFaceModel | None = None
+) -> HuggingFaceModel:
+    """The content of a config.json.
+
+    Args:
+        model: with a known vocabulary.
+        num_positions: the longest sequence the model is meant for; rows of a learned table.
+        dtype: torch's name of the weights' dtype; None leaves it to `like`.
+        like: the model this one was made from: kept as it is where it still says the same; else its family
+            and its ids of special tokens are taken over.
+
+    Raises ConfigError that names the fields when no family has this model.
+    """
+    model_type = _family(model, like)
+    family = FAMILIES[model_type]
+    content: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": model_type,
+        **_sizes(model, family, num_positions),
+        **_switches(model, family),
+        **dict.fromkeys(_TOKEN_IDS),
+    }
+    if like is not None:
+        content |= {key: like.content[key] for key in _TOKEN_IDS if key in like.content}
+        if like.model_type == model_type and _resolved(like.model) == _resolved(model_of(content, "config.json")):
+            content = {key: value for key, value in like.content.items() if key != "dtype"}
+        dtype = dtype or like.content.get("dtype", like.content.get("torch_dtype"))
+    if dtype is not None:
+        content["torch_dtype"] = dtype
+    return HuggingFaceModel(model_of(content, "config.json"), model_type, content)
+
+
+def _resolved(model: ModelConfig) -> ModelConfig:
+    """With every size stated, so that equal models are equal."""
+    return replace(model, num_query_groups=model.kv_heads, kv_channels=model.head_dim, ffn_hidden_size=model.ffn_size)
+
+
+def _family(model: ModelConfig, like: HuggingFaceModel | None) -> str:
+    """The family of `like` if it has this model, else the first one."""
+    others = {name: _differences(model, family) for name, family in FAMILIES.items()}
+    first = [like.model_type] if like is not None else []
+    for name in (*first, *others):
+        if not others[name]:
+            return name
+    nearest = min(others, key=lambda name: len(others[name]))
+    raise ConfigError(
+        f"no architecture of Hugging Face that memo writes has this model: {FAMILIES[nearest].architecture} is the "
+        f"nearest, but {'; '.join(others[nearest])}: keep this model in memo's own checkpoints"
+    )
+
+
+def _differences(model: ModelConfig, family: Family) -> list[str]:
+    fixed = dict(family.fixed)
+    if model.add_bias_linear:
+        fixed.pop("add_qkv_bias", None)  # included
+    found = [
+        f"{name} must be {value}, not {getattr(model, name)}"
+        for name, value in fixed.items()
+        if getattr(model, name) != value
+    ]
+    if model.activation not in family.activations.values() and "activation" not in fixed:
+        found.append(f"activation must be {' or '.join(family.activations.values())}, not {model.activation}")
+    if "num_query_groups" not in family.names and model.kv_heads != model.num_attention_heads:
+        found.append(f"num_query_groups must be {model.num_attention_heads}, not {model.kv_heads}")
+    usual = model.hidden_size // model.num_attention_heads
+    if "kv_channels" not in family.names and model.head_dim != usual:
+        found.append(f"kv_channels must be {usual}, not {model.head_dim}")
+    return found
+
+
+def _sizes(model: ModelConfig, family: Family, num_positions: int) -> dict[str, Any]:
+    resolved: Mapping[str, Any] = {
+        "num_query_groups": model.kv_heads,
+        "kv_channels": model.head_dim,
+        "ffn_hidden_size": model.ffn_size,
+        "vocab_size": model.vocabulary,
+        "max_position_embeddings": num_positions,
+    }
+    return {theirs: resolved.get(ours, getattr(model, ours)) for ours, theirs in family.names.items()}
+
+
+def _switches(model: ModelConfig, family: Family) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
+    return {
+        family.activation_name: names[model.activation],
+        "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
+        **dict.fromkeys(family.biases, model.add_bias_linear),
+        **(write_rope(model) if model.position_embedding_type == "rope" else {}),
+        **({"sliding_window": None} if family.window else {}),
+    }

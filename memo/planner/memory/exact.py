@@ -1,0 +1,82 @@
+"""Exact solvers from outside: one process each, killed when its time is up, every answer rebuilt and distrusted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from memo.planner.memory.dsa import Ints
+from memo.planner.memory.greedy import settle
+from memo.planner.memory.overlaps import Overlaps
+from memo.planner.memory.task import Task
+
+Exact = Literal["auto", "cpsat", "mip", "none"]
+
+NAMES = {"cpsat": "CP-SAT", "mip": "MIP"}
+MAX_PAIRS = {"cpsat": 400_000, "mip": 1_000}
+"""Pairs of blocks alive together, above which a solver no longer pays."""
+
+
+class Answer(NamedTuple):
+    """In units: offsets (those given, if none were better), a proven bound, and whether nothing was cut short."""
+
+    offsets: Ints
+    bound: int
+    is_done: bool
+
+
+def choose(exact: Exact, num_pairs: int) -> str | None:
+    """The solver that `exact` means for so many pairs: CP-SAT where OR-tools is installed, else the MIP. Or none."""
+    if exact == "auto":
+        exact = "cpsat" if find_spec("ortools") else "mip"
+    return exact if exact != "none" and num_pairs <= MAX_PAIRS[exact] else None
+
+
+def run(solver: str, task: Task, overlaps: Overlaps) -> Answer:
+    """Asks `solver` until time.time() is `task.end_s`. One that breaks down has said nothing more."""
+    best, bound, is_done = task.offsets, task.bound, False
+    for line in _lines(solver, task):
+        fields = json.loads(line)
+        if "offsets" in fields:
+            offsets = settle(task.instance, overlaps, np.array(fields["offsets"], dtype=np.int64))
+            best = min(best, offsets, key=task.instance.peak)
+        bound = max(bound, fields.get("bound", 0))
+        is_done |= fields.get("done", False)
+    return Answer(best, min(bound, task.instance.peak(best)), is_done)
+
+
+def _lines(solver: str, task: Task) -> list[str]:
+    """What the process wrote before it ended or was killed with all its children."""
+    command = [sys.executable, "-m", "memo.planner.memory.worker", solver]
+    source = str(Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, *filter(None, [os.getenv("PYTHONPATH")])])}
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # a group of its own, to be killed with all its children
+    ) as process:
+        try:
+            output, _ = process.communicate(task.as_json(), timeout=max(0.0, task.end_s - time.time()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        except BaseException:  # such as KeyboardInterrupt
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return whole_lines(output)
+
+
+def whole_lines(output: str) -> list[str]:
+    """Those that are JSON; the last may be cut off."""
+    return [line for line in output.splitlines(keepends=True) if line.startswith('{"') and line.endswith("}\n")]

@@ -1,0 +1,94 @@
+"""One block after the other into the gaps between those that are placed already, in several orders."""
+
+import time
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from memo.planner.memory.dsa import Instance, Ints
+from memo.planner.memory.overlaps import Overlaps
+
+Fit = Literal["best", "first"]
+FITS: tuple[Fit, ...] = ("best", "first")
+NO_LIMIT = 1 << 62
+
+
+class Found(NamedTuple):
+    """Offsets and peak in units, and how they were found."""
+
+    offsets: Ints
+    peak: int
+    solver: str
+
+
+def orders(instance: Instance, overlaps: Overlaps) -> dict[str, Ints]:
+    """Indices of all blocks, for each order; those that meet the bound most often on layers come first.
+
+    Blocks that are large, live long or meet many others are hard to place and come first; equal ones by request.
+    """
+    sizes, lifetime = instance.sizes, instance.upper - instance.lower
+    keys = {
+        "neighbour bytes": overlaps.neighbour_bytes(sizes),
+        "size": sizes,
+        "degree x size": sizes * (overlaps.num_neighbours + 1),
+        "area": sizes * lifetime,
+        "lifetime": lifetime,
+        "degree": overlaps.num_neighbours,
+    }
+    found = {name: np.argsort(-key.astype(np.float64), kind="stable") for name, key in keys.items()}
+    return {**found, "request": np.arange(instance.num_blocks)}
+
+
+def place(
+    instance: Instance, overlaps: Overlaps, order: Ints, fit: Fit, limit: int = NO_LIMIT, end_s: float | None = None
+) -> Ints | None:
+    """Offsets in units: each block of `order` in the lowest gap that holds it (first), or in the smallest (best).
+
+    None as soon as the peak reaches `limit`, or the clock (time.monotonic) `end_s`.
+    """
+    # Until it is placed a block lies at 0 and has no length: it hides no gap.
+    begins, ends = np.zeros(instance.num_blocks, dtype=np.int64), np.zeros(instance.num_blocks, dtype=np.int64)
+    for block, size in zip(order.tolist(), instance.sizes[order].tolist(), strict=True):
+        near = overlaps.of(block)
+        sorted_near = near[np.argsort(begins[near])]
+        free_from = np.maximum.accumulate(ends[sorted_near])
+        gaps = begins[sorted_near[1:]] - free_from[:-1]
+        fitting = np.flatnonzero(gaps >= size)
+        if not len(fitting):
+            begin = int(free_from[-1])
+        elif fit == "first":
+            begin = int(free_from[fitting[0]])
+        else:
+            begin = int(free_from[fitting[np.argmin(gaps[fitting])]])
+        if begin + size >= limit or (end_s is not None and time.monotonic() > end_s):
+            return None
+        begins[block], ends[block] = begin, begin + size
+    return begins
+
+
+def portfolio(instance: Instance, overlaps: Overlaps, goal: int, end_s: float) -> Iterator[Found]:
+    """Placements by every order and both fits, each better than the last, until one reaches `goal` units.
+
+    The first is finished whatever the clock says; no other runs past `end_s`.
+    """
+    best = NO_LIMIT
+    for name, order in orders(instance, overlaps).items():
+        for fit in FITS:
+            offsets = place(instance, overlaps, order, fit, best, None if best == NO_LIMIT else end_s)
+            if offsets is not None:
+                best = instance.peak(offsets)
+                yield Found(offsets, best, f"greedy ({name}, {fit} fit)")
+            if best <= goal:
+                return
+
+
+def settle(instance: Instance, overlaps: Overlaps, offsets: Ints) -> Ints:
+    """Blocks in the order of their addresses, each pushed down until it rests on another or on 0.
+
+    Whatever addresses a solver returns, rounded or wrong, these are exact, and no higher where the solver's were right.
+    """
+    ends = np.zeros(instance.num_blocks, dtype=np.int64)
+    for block in np.argsort(offsets, kind="stable").tolist():
+        ends[block] = ends[overlaps.of(block)].max() + instance.sizes[block]
+    return ends - instance.sizes

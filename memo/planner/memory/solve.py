@@ -1,0 +1,128 @@
+"""Addresses for one problem: bound, greedy orders, local search, exact solver, until one is good enough."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from memo.artifacts.memory_plan import Proof
+from memo.errors import PlanError
+from memo.planner.memory import exact as exact_solvers
+from memo.planner.memory import greedy, skyline
+from memo.planner.memory.dsa import Instance, Problem, Solution
+from memo.planner.memory.exact import Exact
+from memo.planner.memory.greedy import NO_LIMIT, Found
+from memo.planner.memory.overlaps import Overlaps
+from memo.planner.memory.task import Task
+from memo.planner.memory.validator import validate
+
+TIME_LIMIT_S = 10.0
+_GREEDY_SHARE = 0.5
+_SEARCH_SHARE = 0.2
+"""Share of the time for the local search, where an exact solver comes after it; else it has all that is left."""
+
+
+def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: Exact = "auto") -> Solution:
+    """The best addresses found in `time_limit_s`; the first greedy order is finished all the same.
+
+    Ends as soon as the peak meets the lower bound (then it is optimal) or the capacity. A peak above the capacity is
+    no error: compare it, and compare the bound to know whether any plan fits.
+
+    Args:
+        exact: "auto" is CP-SAT where OR-tools is installed, else the MIP through HiGHS or CBC; a solver is not asked
+            about problems that are too large for it.
+
+    Raises PlanError for a time limit below 0.
+    """
+    check_time_limit(time_limit_s)
+    instance = Instance.of(problem)
+    run = _Run(instance, _goal(problem, instance), time.monotonic() + time_limit_s)
+    if instance.num_blocks:
+        run.solve(exact)
+    unit_bytes = instance.unit_bytes
+    offsets = (run.best.offsets * unit_bytes).tolist()
+    solution = Solution(
+        offsets=dict(zip(instance.ids, offsets, strict=True)),
+        peak_bytes=run.best.peak * unit_bytes,
+        lower_bound_bytes=run.bound * unit_bytes,
+        proof=run.proof(),
+        solver=run.best.solver,
+        seconds=run.seconds,
+    )
+    validate(replace(problem, capacity_bytes=None), solution)
+    return solution
+
+
+def check_time_limit(time_limit_s: float) -> None:
+    """Raises PlanError below 0."""
+    if not time_limit_s >= 0:  # nor NaN
+        raise PlanError(f"time_limit_s is {time_limit_s}: give 0 seconds or more")
+
+
+def _goal(problem: Problem, instance: Instance) -> int:
+    """The peak, in units, that is good enough."""
+    if problem.capacity_bytes is None:
+        return instance.bound
+    return max(instance.bound, problem.capacity_bytes // instance.unit_bytes)
+
+
+class _Run:
+    """The best so far, in units, and what is known about it."""
+
+    def __init__(self, instance: Instance, goal: int, end_s: float) -> None:
+        self.instance, self.goal, self.end_s = instance, goal, end_s
+        self.overlaps = Overlaps(instance)
+        self.bound = instance.bound
+        self.best = Found(np.zeros(instance.num_blocks, dtype=np.int64), 0, "nothing to place")
+        self.is_cut_short = False
+        self.seconds: dict[str, float] = {}
+
+    def solve(self, exact: Exact) -> None:
+        instance = self.instance
+        self.best = self.best._replace(peak=NO_LIMIT)
+        end_s = self._until(_GREEDY_SHARE)
+        self._take("greedy", greedy.portfolio(instance, self.overlaps, self.goal, end_s), end_s)
+        solver = exact_solvers.choose(exact, instance.num_pairs())
+        if not self.is_done and instance.num_blocks <= skyline.MAX_BLOCKS:
+            end_s = self._until(_SEARCH_SHARE if solver else 1.0)
+            found = skyline.search(instance, self.overlaps, self.best.peak, self.goal, end_s)
+            self._take("search", found, end_s)
+        if not self.is_done and solver:
+            self._ask(solver)
+
+    @property
+    def is_done(self) -> bool:
+        return self.best.peak <= max(self.goal, self.bound)
+
+    def proof(self) -> Proof:
+        if self.best.peak == self.bound:
+            return "optimal"
+        return "timed out" if self.is_cut_short and not self.is_done else "feasible"
+
+    def _until(self, share: float) -> float:
+        """When `share` of the time that is left will have passed."""
+        now_s = time.monotonic()
+        return now_s + share * max(0.0, self.end_s - now_s)
+
+    def _take(self, name: str, found: Iterable[Found], end_s: float) -> None:
+        """The last of `found`, each of which is better than the one before."""
+        start_s = time.monotonic()
+        for self.best in found:
+            pass
+        self.seconds[name] = time.monotonic() - start_s
+        self.is_cut_short |= time.monotonic() >= end_s
+
+    def _ask(self, solver: str) -> None:
+        start_s = time.monotonic()
+        task = Task(
+            self.instance, self.best.offsets, self.bound, self.goal, time.time() + max(0.0, self.end_s - start_s)
+        )
+        answer = exact_solvers.run(solver, task, self.overlaps)
+        name = exact_solvers.NAMES[solver]
+        peak = self.instance.peak(answer.offsets)
+        if peak < self.best.peak:
+            self.best = Found(answer.offsets, peak, name)
+        self.bound = answer.bound
+        self.seconds[name] = time.monotonic() - start_s
+        self.is_cut_short |= not answer.is_done

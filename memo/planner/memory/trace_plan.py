@@ -1,0 +1,241 @@
+"""Addresses for a whole iteration: in two levels (MEMO paper, section 4.2 and Figure 8), or all at once.
+
+    address                               level 1   The requests that one phase both makes and frees are a problem
+       |        +-----------------+                 of their own, solved once for all phases that ask for the same.
+       |        |  kept by F 0    |                 Its peak is the size of the phase's arena.
+       | +-----+| +-----+ +-----+ |       level 2   One block for each phase's arena, from its first request to its
+       | |arena|| |arena| |arena| |                 last free, beside all requests that live on into another phase.
+       +---F 0-----F 1-----B 1-----> time
+
+Requests that outlive the iteration are left to the native allocator, and so are those below min_bytes.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
+from memo.artifacts.trace import Request, Trace, requests
+from memo.errors import PlanError
+from memo.planner.memory.dsa import Block, Instance, Problem, Solution, lower_bound_bytes
+from memo.planner.memory.exact import Exact
+from memo.planner.memory.plan_check import check_memory_plan
+from memo.planner.memory.solve import TIME_LIMIT_S, check_time_limit, solve
+from memo.units import MIB
+
+Planner = Literal["auto", "paper", "flat"]
+ALIGNMENT_BYTES = 512
+"""As PyTorch's CUDA allocator."""
+
+_PAPER_SHARE = 0.5
+"""Share of the time that `auto` gives to the two levels."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One problem that was solved on the way to a plan: what it is, for how many phases, of how many requests."""
+
+    name: str
+    num_phases: int
+    num_blocks: int
+    solution: Solution
+
+
+@dataclass(frozen=True)
+class Planning:
+    """A plan and how it came about."""
+
+    plan: MemoryPlan
+    parts: tuple[Part, ...]
+
+
+def plan_trace(
+    trace: Trace,
+    planner: Planner = "auto",
+    min_bytes: int = MIB,
+    alignment_bytes: int = ALIGNMENT_BYTES,
+    time_limit_s: float = TIME_LIMIT_S,
+    exact: Exact = "auto",
+) -> MemoryPlan:
+    """`solve_trace`, the plan alone."""
+    return solve_trace(trace, planner, min_bytes, alignment_bytes, time_limit_s, exact).plan
+
+
+def solve_trace(
+    trace: Trace,
+    planner: Planner = "auto",
+    min_bytes: int = MIB,
+    alignment_bytes: int = ALIGNMENT_BYTES,
+    time_limit_s: float = TIME_LIMIT_S,
+    exact: Exact = "auto",
+) -> Planning:
+    """Addresses for all requests of at least `min_bytes` that are freed within the iteration, checked.
+
+    Args:
+        planner: "paper" plans in two levels, "flat" all at once. "auto" plans in two levels, and where that does not
+            meet the lower bound, at once too; it takes the lower peak, and `plan.planner` says which.
+        time_limit_s: as in `solve`, for all problems together.
+
+    Raises TraceError for a trace that makes no sense, PlanError for options out of range.
+    """
+    if planner not in ("auto", "paper", "flat"):
+        raise PlanError(f"planner is {planner!r}, but it must be 'auto', 'paper' or 'flat': give one of these")
+    if min_bytes < 1:
+        raise PlanError(f"min_bytes is {min_bytes}, but requests have 1 byte or more: give 1 to plan them all")
+    check_time_limit(time_limit_s)
+    iteration = _Iteration.of(trace, min_bytes, alignment_bytes, exact, time_limit_s)
+    if planner == "flat":
+        planning = _all_at_once(iteration)
+    elif planner == "paper":
+        planning = _in_two_levels(iteration)
+    else:
+        planning = _whichever_is_better(iteration, time_limit_s)
+    check_memory_plan(planning.plan, trace)
+    return planning
+
+
+@dataclass(frozen=True)
+class LevelsCost:
+    """The same iteration planned in both ways."""
+
+    paper: MemoryPlan
+    flat: MemoryPlan
+
+    @property
+    def ratio(self) -> float:
+        """Peak in two levels by peak all at once; 1.01: two levels cost 1 %."""
+        return self.paper.arena_bytes / self.flat.arena_bytes if self.flat.arena_bytes else 1.0
+
+
+def two_levels_cost(
+    trace: Trace, min_bytes: int = MIB, alignment_bytes: int = ALIGNMENT_BYTES, time_limit_s: float = TIME_LIMIT_S
+) -> LevelsCost:
+    """What two levels cost over one, each with `time_limit_s`. Raises as `solve_trace`."""
+    paper, flat = (
+        plan_trace(trace, planner, min_bytes, alignment_bytes, time_limit_s) for planner in ("paper", "flat")
+    )
+    return LevelsCost(paper, flat)
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """What is to be planned, and until when by time.monotonic()."""
+
+    trace: Trace
+    requests: tuple[Request, ...]
+    """Those of at least min_bytes, in order."""
+    min_bytes: int
+    alignment_bytes: int
+    exact: Exact
+    end_s: float
+
+    @classmethod
+    def of(cls, trace: Trace, min_bytes: int, alignment_bytes: int, exact: Exact, time_limit_s: float) -> "_Iteration":
+        planned = tuple(request for request in requests(trace) if request.num_bytes >= min_bytes)
+        return cls(trace, planned, min_bytes, alignment_bytes, exact, time.monotonic() + time_limit_s)
+
+    @property
+    def served(self) -> list[Request]:
+        """Those that get an address."""
+        return [request for request in self.requests if request.freed_in is not None]
+
+    def problem(self, blocks: Iterable[Block]) -> Problem:
+        return Problem(tuple(blocks), alignment_bytes=self.alignment_bytes)
+
+    def flat_problem(self) -> Problem:
+        return self.problem(Block(r.id, r.lower, r.upper, r.num_bytes) for r in self.served)
+
+    def solve(self, problem: Problem, share: float = 1.0) -> Solution:
+        """With `share` of the time that is left."""
+        return solve(problem, share * max(0.0, self.end_s - time.monotonic()), self.exact)
+
+    def plan(self, planner: str, offsets: Mapping[int, int], arena_bytes: int, bound_bytes: int) -> MemoryPlan:
+        """`offsets`: address of each request that is served, by id. Not yet known to be timed out."""
+        by_phase: list[list[PlannedRequest]] = [[] for _ in self.trace.phases]
+        for request in self.requests:
+            offset = NATIVE if request.freed_in is None else offsets[request.id]
+            by_phase[request.phase].append(PlannedRequest(request.num_bytes, offset))
+        return MemoryPlan(
+            device=self.trace.device,
+            planner=planner,
+            alignment_bytes=self.alignment_bytes,
+            min_bytes=self.min_bytes,
+            arena_bytes=arena_bytes,
+            lower_bound_bytes=bound_bytes,
+            proof="optimal" if arena_bytes == bound_bytes else "feasible",
+            phases=tuple(
+                PlannedPhase(phase.kind, phase.layer, phase.microbatch, tuple(planned))
+                for phase, planned in zip(self.trace.phases, by_phase, strict=True)
+            ),
+        )
+
+
+def _whichever_is_better(iteration: _Iteration, time_limit_s: float) -> Planning:
+    paper = _in_two_levels(replace(iteration, end_s=iteration.end_s - (1 - _PAPER_SHARE) * time_limit_s))
+    if paper.plan.proof == "optimal":
+        return paper
+    flat = _all_at_once(iteration)
+    better = flat.plan if flat.plan.arena_bytes < paper.plan.arena_bytes else paper.plan
+    better = replace(better, lower_bound_bytes=flat.plan.lower_bound_bytes)  # a solver may have raised it
+    return _judged(better, paper.parts + flat.parts)
+
+
+def _all_at_once(iteration: _Iteration) -> Planning:
+    solution = iteration.solve(iteration.flat_problem())
+    offsets = {request.id: solution.offsets[request.id] for request in iteration.served}
+    plan = iteration.plan("flat", offsets, solution.peak_bytes, solution.lower_bound_bytes)
+    return _judged(plan, (Part("all at once", len(plan.phases), len(offsets), solution),))
+
+
+def _in_two_levels(iteration: _Iteration) -> Planning:
+    inner: dict[int, list[Request]] = defaultdict(list)
+    crossing: list[Request] = []
+    for request in iteration.served:
+        (inner[request.phase] if request.phase == request.freed_in else crossing).append(request)
+    arenas, parts = _solve_phases(iteration, inner)
+    blocks = [Block(request.id, request.lower, request.upper, request.num_bytes) for request in crossing]
+    for phase, found in inner.items():
+        lower, upper = found[0].lower, max(request.upper for request in found)
+        blocks.append(Block(_arena(phase), lower, upper, arenas[phase].peak_bytes))
+    whole = iteration.solve(iteration.problem(blocks))
+    offsets = {request.id: whole.offsets[request.id] for request in crossing}
+    for phase, found in inner.items():
+        begin = whole.offsets[_arena(phase)]
+        offsets.update({request.id: begin + arenas[phase].offsets[rank] for rank, request in enumerate(found)})
+    bound_bytes = lower_bound_bytes(iteration.flat_problem())
+    plan = iteration.plan("paper", offsets, whole.peak_bytes, bound_bytes)
+    return _judged(plan, (*parts, Part("arenas and what crosses phases", len(plan.phases), len(blocks), whole)))
+
+
+def _arena(phase: int) -> str:
+    return f"arena of phase {phase}"
+
+
+def _solve_phases(
+    iteration: _Iteration, inner: Mapping[int, list[Request]]
+) -> tuple[dict[int, Solution], tuple[Part, ...]]:
+    """For each phase the addresses of its inner requests, by rank; phases that ask for the same share a solution."""
+    alike: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
+    problems: dict[tuple[bytes, ...], Problem] = {}
+    for phase, found in inner.items():
+        problem = iteration.problem(Block(i, r.lower, r.upper, r.num_bytes) for i, r in enumerate(found))
+        key = Instance.of(problem).fingerprint()
+        problems.setdefault(key, problem)
+        alike[key].append(phase)
+    arenas, parts = {}, []
+    for index, (key, phases) in enumerate(alike.items()):
+        solution = iteration.solve(problems[key], share=1 / (len(alike) - index + 1))  # one share is for level 2
+        arenas.update(dict.fromkeys(phases, solution))
+        kind = iteration.trace.phases[phases[0]].kind
+        parts.append(Part(kind, len(phases), len(problems[key].blocks), solution))
+    return arenas, tuple(parts)
+
+
+def _judged(plan: MemoryPlan, parts: tuple[Part, ...]) -> Planning:
+    """The plan, called optimal if it meets its bound, or else timed out if a part was."""
+    if plan.arena_bytes == plan.lower_bound_bytes:
+        return Planning(replace(plan, proof="optimal"), parts)
+    is_cut_short = any(part.solution.proof == "timed out" for part in parts)
+    return Planning(replace(plan, proof="timed out" if is_cut_short else "feasible"), parts)

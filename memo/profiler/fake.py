@@ -1,0 +1,122 @@
+"""Memory requests of code that runs on shapes alone: no data, no kernels, no memory.
+
+An estimate for planning on paper: scratch memory inside kernels does not show. Sizes and order of everything
+else are true, because it is the same code that runs.
+"""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
+
+
+class FakeRecorder(TorchDispatchMode):
+    """Notes every new storage of fake tensors, and its end.
+
+    Use inside of torch's FakeTensorMode; `phase` as in memo.executor.phases. What exists before is not noted.
+    """
+
+    def __init__(self, existing: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self._phases: list[tuple[str, int, int, list[Event]]] = []
+        self._live: dict[int, int] = {}  # address of a storage's handle -> id
+        self._outside = {_handle(tensor) for tensor in existing}
+        self._next_id = 0
+
+    def phase(self, kind: str, layer: int, microbatch: int) -> None:
+        self._phases.append((kind, layer, microbatch, []))
+
+    def trace(self, run: dict[str, Any]) -> Trace:
+        phases = tuple(
+            Phase(kind, layer, microbatch, tuple(events)) for kind, layer, microbatch, events in self._phases
+        )
+        return Trace("cpu", "fake", phases, run)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._note(tensor)
+        return out
+
+    def _note(self, tensor: Tensor) -> None:
+        storage, handle = tensor.untyped_storage(), _handle(tensor)
+        if handle in self._outside or handle in self._live or storage.nbytes() == 0 or not self._phases:
+            return
+        name = self._live[handle] = self._next_id
+        self._next_id += 1
+        self._phases[-1][3].append(Malloc(name, storage.nbytes()))
+        weakref.finalize(storage, self._forget, handle, name)
+
+    def _forget(self, handle: int, name: int) -> None:
+        if self._live.get(handle) == name:
+            del self._live[handle]
+            self._phases[-1][3].append(Free(name))
+
+
+def _handle(tensor: Tensor) -> int:
+    handle: int = tensor.untyped_storage()._cdata
+    return handle
+
+
+def fake_mode() -> Any:
+    """torch's mode under which tensors have shapes alone."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_world(rank: int, world_size: int) -> None:
+    """A process group of which only this rank exists: collectives return shapes, and the contents are undefined."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+
+
+class FakeGradients:
+    """Parameters with memory on paper, and their gradients in fp32 (fp64 for fp64) as memo.parallel.data has them.
+
+    Made inside of fake_mode; the parameters of `model` are replaced.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self.parameters: list[torch.nn.Parameter] = []
+        self._main: dict[int, Tensor] = {}
+        replaced: list[torch.nn.Parameter] = []  # ids are those of living objects
+        given: dict[int, torch.nn.Parameter] = {}
+        for module in model.modules():
+            for key, parameter in list(module.named_parameters(recurse=False)):
+                if id(parameter) not in given:
+                    given[id(parameter)] = self._add(parameter, dtype)
+                    replaced.append(parameter)
+                setattr(module, key, given[id(parameter)])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.parameters, *self._main.values()]
+
+    def main_gradient(self, parameter: torch.nn.Parameter) -> Tensor:
+        return self._main[id(parameter)]
+
+    def gradient_done(self, parameter: torch.nn.Parameter) -> None:
+        pass
+
+    def _add(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.nn.Parameter:
+        new = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self.parameters.append(new)
+        self._main[id(new)] = torch.empty(parameter.shape, dtype=wide)
+        new.register_post_accumulate_grad_hook(self._accumulate)
+        return new
+
+    def _accumulate(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None and isinstance(parameter, torch.nn.Parameter)
+        self.main_gradient(parameter).add_(parameter.grad)
+        parameter.grad = None

@@ -1,0 +1,202 @@
+"""A layer's profile for a run: given as a file, kept from an earlier start, or measured now.
+
+Measuring is collective, so all ranks must take the same way: rank 0 looks into its cache and tells the others.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from memo import __version__
+from memo.artifacts.layer_profile import LayerProfile, ProfileKey
+from memo.artifacts.profile_cache import cache_file, read_cached
+from memo.config import RunConfig
+from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles
+from memo.errors import ArtifactError, ConfigError
+from memo.executor.layer import TokenwiseLayer, make_tiles
+from memo.executor.slots import LayerSizes, SlotLayout, plan_slot
+from memo.mesh import Mesh
+from memo.model.layer import LayerContext, TransformerLayer
+from memo.model.rope import rope_table
+from memo.model.transformer import torch_dtype
+from memo.parallel.collectives import all_reduce
+from memo.profiler.layer import ScratchGradients, ScratchMemory, profile_layer
+from memo.skeleton import bytes_of, skeletal_tensors
+from memo.train.device import device_name
+
+
+def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
+    """What this rank would measure; `config` is prepared, and the number of threads set."""
+    model, parallel, training = config.model, config.parallel, config.training
+    return ProfileKey(
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.kv_heads,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.ffn_size,
+        normalization=model.normalization,
+        activation=model.activation,
+        position_embedding_type=model.position_embedding_type,
+        add_bias_linear=model.add_bias_linear,
+        add_qkv_bias=model.qkv_bias,
+        qk_layernorm=model.qk_layernorm,
+        seq_length=config.data.seq_length,
+        micro_batch_size=training.micro_batch_size,
+        tensor_model_parallel_size=parallel.tp,
+        context_parallel_size=parallel.cp,
+        cp_comm_type=parallel.cp_comm_type if parallel.cp > 1 else "none",
+        cp_a2a_size=resolved_a2a_size(config),
+        params_dtype=str(training.params_dtype),
+        offload_tiles=resolved_offload_tiles(config),
+        attention_backend=config.hardware.attention_backend,
+        device=device_name(device),
+        num_threads=torch.get_num_threads(),
+        ranks_per_node=local_world_size_from_env(),
+        torch=torch.__version__,
+        memo=__version__,
+    )
+
+
+def given_profile(config: RunConfig, device: torch.device) -> LayerProfile | None:
+    """The profile that --layer-profile names, if it does.
+
+    Raises ArtifactError for a file that holds no profile, ConfigError for the profile of another run.
+    """
+    path = config.memory.layer_profile
+    if path is None:
+        return None
+    profile = LayerProfile.load(path)
+    differences = profile.key.differences(profile_key(config, device))
+    if differences:
+        listed = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in differences)
+        raise ConfigError(
+            f"--layer-profile {path} was not measured for this run: {listed}: run `memo profile --out {path}` with "
+            "the flags of this run, or leave --layer-profile out"
+        )
+    return profile
+
+
+def obtain(
+    config: RunConfig, mesh: Mesh, device: torch.device, measure: Callable[[], LayerProfile]
+) -> tuple[LayerProfile, str]:
+    """The profile to plan from, the same on all ranks, and where it came from; collective over all ranks.
+
+    A cached file that cannot be used is a warning, and the layer is measured.
+    """
+    given = given_profile(config, device)
+    if given is not None:
+        return given, f"from {config.memory.layer_profile} of {given.measured_on}"
+    key = profile_key(config, device)
+    cached = _cached_on_rank_0(config, mesh, device, key)
+    if cached is not None:
+        return cached, (
+            f"from {cache_file(config.memory.profile_cache, key)} of {cached.measured_on}; to measure again: "
+            "`memo profile` with the same flags, or --profile-cache off"
+        )
+    profile = measure()
+    return profile, keep(profile, config, mesh)
+
+
+def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
+    """Put a measured profile into the cache of rank 0; returns where it came from, for people."""
+    path = cache_file(config.memory.profile_cache, profile.key)
+    if path is None or mesh.rank != 0:
+        return "measured now"
+    try:
+        profile.save(path)
+    except ArtifactError as error:
+        warnings.warn(f"the layer's profile is not kept: {error}, or --profile-cache off", stacklevel=2)
+        return "measured now"
+    return f"measured now, kept in {path}"
+
+
+def measure(
+    config: RunConfig,
+    mesh: Mesh,
+    layer: TransformerLayer,
+    main_gradient: Callable[[nn.Parameter], Tensor],
+    device: torch.device,
+) -> LayerProfile:
+    """Run `layer` on random input of the true size; collective over all ranks, and the same on all of them.
+
+    Weight gradients are added to `main_gradient`, which must be zeroed before it is used.
+    """
+    tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
+    dtype = torch_dtype(str(config.training.params_dtype))
+    tiles = make_tiles(tokens, mesh.grid.tp, resolved_offload_tiles(config))
+    memory = ScratchMemory(slot_layout(config, {}), device)
+    wrapped = TokenwiseLayer(layer, 0, tiles, memory, ScratchGradients(main_gradient), mesh.tp)
+    generator = torch.Generator(device=device).manual_seed(0)
+    shape = (tokens // mesh.grid.tp, batch, config.model.hidden_size)
+    x = torch.randn(shape, generator=generator, device=device).to(dtype)
+    rope = None
+    if config.model.position_embedding_type == "rope":
+        positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
+        rope = rope_table(config.model, positions, dtype)
+    key, sizes = profile_key(config, device), _tensor_bytes(config)
+    own = profile_layer(wrapped, LayerContext(rope, None), x, (mesh.tp, mesh.cp), key, sizes)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
+    return _slowest(own, mesh, device)
+
+
+def slot_layout(config: RunConfig, tiles: dict[str, int]) -> SlotLayout:
+    """What one layer keeps in a rounding buffer of one rank when `tiles` of each group move."""
+    parallel, training = config.parallel, config.training
+    sizes = LayerSizes(
+        tokens=config.data.seq_length // parallel.cp,
+        batch=training.micro_batch_size,
+        tp=parallel.tp,
+        tiles=resolved_offload_tiles(config),
+        dtype=torch_dtype(str(training.params_dtype)),
+    )
+    return plan_slot(skeletal_tensors(config.model), sizes, tiles)
+
+
+def _tensor_bytes(config: RunConfig) -> dict[str, int]:
+    num_tokens = config.data.seq_length // config.parallel.cp * config.training.micro_batch_size
+    dtype = config.training.params_dtype
+    assert dtype is not None, "prepare() resolves the dtype"
+    return {t.name: bytes_of(t, num_tokens, config.parallel.tp, dtype) for t in skeletal_tensors(config.model)}
+
+
+def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: ProfileKey) -> LayerProfile | None:
+    """What rank 0 has kept, if it fits every rank: nodes may differ in their devices."""
+    found: list[LayerProfile | None] = [None]
+    path = cache_file(config.memory.profile_cache, key)
+    if mesh.rank == 0 and path is not None:
+        try:
+            found[0] = read_cached(path, key)
+        except ArtifactError as error:
+            warnings.warn(f"the kept profile is not used, the layer is measured: {error}", stacklevel=2)
+    if mesh.world is not None:
+        dist.broadcast_object_list(found, src=0, group=mesh.world, device=device)
+    fits = torch.tensor([int(found[0] is not None and found[0].key == key)], device=device)
+    return found[0] if all_reduce(fits, mesh.world, "min").item() else None
+
+
+def _slowest(own: LayerProfile, mesh: Mesh, device: torch.device) -> LayerProfile:
+    """The slowest rank's times and the slowest link's rates."""
+    times = torch.tensor([own.forward_s, own.backward_s, *own.recompute_s.values()], dtype=torch.float64, device=device)
+    rates = torch.tensor([getattr(own, name) for name in _RATES], dtype=torch.float64, device=device)
+    forward_s, backward_s, *recompute_s = all_reduce(times, mesh.world, "max").tolist()
+    rates = all_reduce(rates, mesh.world, "min")
+    return dataclasses.replace(
+        own,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        recompute_s=dict(zip(own.recompute_s, recompute_s, strict=True)),
+        **dict(zip(_RATES, rates.tolist(), strict=True)),
+    )
+
+
+_RATES = (
+    "offload_bytes_per_s",
+    "prefetch_bytes_per_s",
+    "offload_under_compute_bytes_per_s",
+    "prefetch_under_compute_bytes_per_s",
+)

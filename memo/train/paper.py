@@ -1,0 +1,121 @@
+"""Memory requests of one iteration on paper: any rank of any layout, in one process, without memory or devices."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from memo.artifacts.trace import Trace
+from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
+from memo.errors import ConfigError
+from memo.executor.layer import TokenwiseLayer, make_tiles
+from memo.executor.phases import Phases, mark_phases
+from memo.mesh import Mesh
+from memo.model.transformer import Microbatch, TransformerChunk, torch_dtype
+from memo.parallel.schedule import one_f_one_b
+from memo.planner.traces import RECORDED_LAYERS, extend_layers
+from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
+from memo.profiler.layer import ScratchMemory
+from memo.skeleton import skeletal_tensors
+from memo.train.build import build_chunks, build_mesh, build_stage
+from memo.train.layer_profile import slot_layout
+
+_DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA build
+
+
+def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
+    """The requests of forwards and backwards of one step, of the first rank of pipeline stage `stage`.
+
+    Of each chunk RECORDED_LAYERS layers are run and stand for all. Starts a process group of its own kind, so
+    call it in a process that has none. Known error: scratch memory inside kernels is missing, and a CUDA device's
+    kernels may ask for other scratch than the CPU's.
+
+    Args:
+        config: checked, with a vocabulary, params_dtype, and --offload-alpha off or a number.
+
+    Raises ConfigError for --offload-alpha auto, TraceError where layers do not ask for the same.
+    """
+    parallel, model = config.parallel, config.model
+    if config.memory.offload_alpha == "auto" and config.memory.swaps:
+        raise ConfigError(
+            "--offload-alpha auto is decided by measuring, which needs the device: give off, or a number from 0 to 1"
+        )
+    layers = model.num_layers // (parallel.pp * parallel.vpp)
+    if layers > RECORDED_LAYERS:
+        short = dataclasses.replace(model, num_layers=RECORDED_LAYERS * parallel.pp * parallel.vpp)
+        trace = extend_layers(_traced(dataclasses.replace(config, model=short), world_size, stage), layers)
+    else:
+        trace = _traced(config, world_size, stage)
+    return dataclasses.replace(trace, run=describe_run(config, world_size, stage))
+
+
+def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:
+    """What a trace is of, for people."""
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "parallel", "memory")}
+    lengths = {"seq_length": config.data.seq_length, "micro_batch_size": config.training.micro_batch_size}
+    return {**sections, **lengths, "world_size": world_size, "stage": stage}
+
+
+def _traced(config: RunConfig, world_size: int, stage: int) -> Trace:
+    rank = stage * (world_size // config.parallel.pp)  # pp is the outermost axis of the grid
+    if world_size > 1:
+        fake_world(rank, world_size)
+    try:
+        mesh = build_mesh(config, rank, world_size)
+        assert mesh.at.pp == stage
+        with fake_mode():
+            return _run(config, mesh)
+    finally:
+        if world_size > 1:
+            dist.destroy_process_group()
+
+
+def _run(config: RunConfig, mesh: Mesh) -> Trace:
+    dtype = torch_dtype(str(config.training.params_dtype))
+    pipeline, chunks = build_chunks(config, mesh, dtype, _DEVICE)
+    gradients = FakeGradients(nn.ModuleList(chunks), dtype)
+    slots = _swap(config, mesh, chunks, gradients)
+    batch = _batch(config)
+    executor = build_stage(config, mesh, pipeline, _DEVICE)
+    recorder = FakeRecorder([*gradients.tensors, *slots, *(v for v in vars(batch).values() if isinstance(v, Tensor))])
+    phases = Phases(recorder)
+    mark_phases(chunks, phases)
+
+    def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
+        phases.microbatch = microbatch
+        output: Tensor = chunk(hidden, batch)
+        return output
+
+    with recorder:
+        phases.begin("start")
+        executor.run(one_f_one_b(pipeline, mesh.at.pp), [functools.partial(forward, chunk) for chunk in chunks])
+    return recorder.trace({})
+
+
+def _swap(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradients: FakeGradients) -> list[Tensor]:
+    """Layers on tiles, as in training; returns their slots, which lie outside of every memory plan."""
+    if not config.memory.swaps:
+        return []
+    count, alpha = resolved_offload_tiles(config), config.memory.offload_alpha
+    assert not isinstance(alpha, str)
+    groups = {tensor.group for tensor in skeletal_tensors(config.model) if tensor.kind == "token_wise"}
+    layout = slot_layout(config, {group: int(alpha * count) for group in groups})
+    memory = ScratchMemory(layout, _DEVICE)
+    tiles = make_tiles(config.data.seq_length // mesh.grid.cp, mesh.grid.tp, count)
+    for chunk in chunks:
+        for position, layer in enumerate(chunk.layers):
+            chunk.layers[position] = TokenwiseLayer(layer, position, tiles, memory, gradients, mesh.tp)
+    return list(memory.tensors.values())
+
+
+def _batch(config: RunConfig) -> Microbatch:
+    shape = (config.data.seq_length // config.parallel.cp, config.training.micro_batch_size)
+
+    def zeros(dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    return Microbatch(zeros(), zeros(), zeros(), zeros(torch.float64), zeros(), documents=None)

@@ -1,0 +1,122 @@
+"""Transient memory at fixed addresses: an iteration is recorded before training, planned, and served from the plan."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
+from memo.allocator.statistics import Statistics
+from memo.artifacts.memory_plan import MemoryPlan
+from memo.artifacts.trace import Trace
+from memo.config.memory import MemoryConfig
+from memo.errors import AllocatorError, PlanError, TraceError
+from memo.executor.phases import Phases
+from memo.planner.memory.trace_plan import plan_trace
+from memo.planner.memory_table import describe_plan
+from memo.planner.traces import merge
+from memo.units import format_bytes
+
+_WARM_UP, _RECORDED = 1, 2
+"""Iterations: the first makes what libraries keep, and two must ask for the same."""
+
+
+@dataclass(frozen=True)
+class PlannedMemory:
+    """The plan of this rank, and what it was made from."""
+
+    plan: MemoryPlan
+    trace: Trace
+
+    def describe(self) -> str:
+        return describe_plan(self.plan, self.trace)
+
+
+class Transients:
+    """The requests of this rank's iterations: marks their phases, records them, and serves them once they are planned.
+
+    Where the allocator cannot be had, or an iteration is not the same twice, training goes on with torch's own, and
+    `reason` says why.
+    """
+
+    def __init__(self, config: MemoryConfig, device_type: str) -> None:
+        self.config = config
+        self.planned: PlannedMemory | None = None
+        self.reason = ""
+        self.allocator: PlannedAllocator | None = None
+        try:
+            self.allocator = PlannedAllocator.install("cuda" if device_type == "cuda" else "cpu")
+        except AllocatorError as error:
+            self.reason = str(error)
+        self.phases = Phases(self)
+
+    def phase(self, kind: str, layer: int, microbatch: int) -> None:
+        if self.allocator is not None:
+            self.allocator.mark(kind, layer, microbatch)
+
+    def iteration(self) -> contextlib.AbstractContextManager[None]:
+        """Around the forwards and backwards of one step."""
+        return contextlib.nullcontext() if self.allocator is None else self.allocator.iteration()
+
+    def plan(self, run_iteration: Callable[[], object], run: dict[str, object]) -> None:
+        """Record `run_iteration`, solve, and serve what follows from the plan. `run` describes it for people.
+
+        Every rank must call this: an iteration communicates.
+        """
+        if self.allocator is None:  # the other ranks may have theirs
+            for _ in range(_WARM_UP + _RECORDED):
+                run_iteration()
+            return
+        for _ in range(_WARM_UP):
+            run_iteration()
+        traces = [self._recorded(self.allocator, run_iteration, run) for _ in range(_RECORDED)]
+        try:
+            trace = self._agreed(*traces)
+            alignment_bytes = ALIGNMENT_BYTES[self.allocator.device]
+            planner = self.config.memory_planner
+            assert planner != "off"
+            plan = plan_trace(trace, planner, self.config.memory_planner_min_bytes, alignment_bytes)
+            self.allocator.use(plan)
+            self.planned = PlannedMemory(plan, trace)
+        except (TraceError, PlanError) as error:
+            self.reason = str(error)
+
+    def _agreed(self, one: Trace, other: Trace) -> Trace:
+        """One trace of two. Where they differ, the one with fewer requests: what a step asks beyond it falls back.
+
+        They differ where data decide what runs (packed documents), and with gloo now and then: autograd adds in place
+        only to what no sending thread still holds.
+        """
+        try:
+            return merge(one, other)
+        except TraceError as error:
+            self.reason = str(error)
+            return min(one, other, key=lambda trace: sum(len(phase.events) for phase in trace.phases))
+
+    @staticmethod
+    def _recorded(allocator: PlannedAllocator, run_iteration: Callable[[], object], run: dict[str, object]) -> Trace:
+        with allocator.record(run) as recording:
+            run_iteration()
+        return recording.trace
+
+    def describe(self) -> str:
+        """What is reserved, or why nothing is planned."""
+        if self.planned is None:
+            return f"not planned, torch's own allocator serves it: {self.reason}"
+        note = f"\nsome requests will not be as planned: {self.reason}" if self.reason else ""
+        return self.planned.describe() + note
+
+    def report(self) -> str:
+        """How the plan went, in a line."""
+        found = self.statistics()
+        if found is None:
+            return f"planned memory: none ({self.reason})"
+        other = ", ".join(f"{count} of another {reason}" for reason, count in found.fallbacks.items() if count)
+        return (
+            f"planned memory: {found.hits} of {found.requests - found.native} requests at their address, at most "
+            f"{format_bytes(found.peak_bytes)} of {format_bytes(found.arena_bytes)} reserved"
+            + (f"; torch's allocator served {other}, first {found.mismatches[0]}" if other else "")
+        )
+
+    def statistics(self) -> Statistics | None:
+        """Since the plan was made; None without one."""
+        return self.allocator.statistics if self.allocator is not None and self.planned is not None else None

@@ -1,0 +1,148 @@
+"""A layer's profile as a file, its key, and the folder that keeps profiles between runs."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memo.artifacts.layer_profile import LayerProfile, ProfileKey
+from memo.artifacts.profile_cache import cache_file, read_cached
+from memo.errors import ArtifactError
+
+KEY = ProfileKey(
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_query_groups=8,
+    kv_channels=128,
+    ffn_hidden_size=14336,
+    normalization="RMSNorm",
+    activation="swiglu",
+    position_embedding_type="rope",
+    add_bias_linear=False,
+    add_qkv_bias=False,
+    qk_layernorm=False,
+    seq_length=65536,
+    micro_batch_size=1,
+    tensor_model_parallel_size=4,
+    context_parallel_size=2,
+    cp_comm_type="p2p",
+    cp_a2a_size=1,
+    params_dtype="bf16",
+    offload_tiles=8,
+    attention_backend="auto",
+    device="a processor",
+    num_threads=2,
+    ranks_per_node=8,
+    torch="2.13.0",
+    memo="0.1.0",
+)
+PROFILE = LayerProfile(
+    key=KEY,
+    measured_at="2026-01-31T12:34:56+01:00",
+    tensor_bytes={"input": 1 << 26, "qkv": 3 << 25},
+    forward_s=0.1 + 0.2,  # not a short decimal
+    backward_s=1 / 3,
+    recompute_s={"qkv": 1e-3, "fc1": 2e-3},
+    offload_bytes_per_s=2.1e10,
+    prefetch_bytes_per_s=2.2e10,
+    offload_under_compute_bytes_per_s=0.0,
+    prefetch_under_compute_bytes_per_s=1.9e10,
+)
+
+
+def test_a_file_gives_back_every_bit(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "profile.json"
+    PROFILE.save(path)
+    assert LayerProfile.load(path) == PROFILE
+    body = json.loads(path.read_text())
+    assert (body["schema"], body["version"]) == ("layer_profile", 1)
+    assert PROFILE.measured_on == "2026-01-31 12:34"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"forward_s": 0}, "forward_s is 0, not a positive number"),
+    ({"backward_s": float("nan")}, "backward_s is nan"),
+    ({"backward_s": "1"}, "backward_s is '1'"),
+    ({"offload_bytes_per_s": True}, "offload_bytes_per_s is True"),
+    ({"prefetch_bytes_per_s": float("inf")}, "prefetch_bytes_per_s is inf"),
+    ({"prefetch_under_compute_bytes_per_s": -1.0}, r"prefetch_under_compute_bytes_per_s is -1\.0, not 0 or"),
+    ({"recompute_s": {"qkv": 0.0}}, r"recompute_s of qkv is 0\.0"),
+    ({"recompute_s": [1.0]}, "items"),
+    ({"tensor_bytes": {"input": -4}}, "tensor_bytes of input is -4"),
+    ({"measured_at": "yesterday"}, "yesterday"),
+    ({"measured_at": 5}, "measured_at is 5, not of type str"),
+    ({"key": {**dataclasses.asdict(KEY), "seq_length": 1.5}}, r"seq_length is 1\.5, not of type int"),
+    ({"key": {**dataclasses.asdict(KEY), "seq_length": True}}, "seq_length is True, not of type int"),
+    ({"key": {**dataclasses.asdict(KEY), "colour": "red"}}, "colour"),
+    ({"key": {"seq_length": 1}}, "hidden_size"),
+    ({"key": None}, "keys"),
+    ({"extra": 1}, "extra"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), WRONG)
+def test_what_is_no_profile_is_refused_by_field(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(
+        ArtifactError, match=rf"profile\.json: a field is missing or wrong \(.*{says}.*run `memo profile`"
+    ):
+        LayerProfile.load(path)
+
+
+def test_another_file_and_another_version_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    with pytest.raises(ArtifactError, match=r"profile\.json: No such file"):
+        LayerProfile.load(path)
+    path.write_text('{"schema": "memory_plan", "version": 1}')
+    with pytest.raises(ArtifactError, match="holds 'memory_plan', but a 'layer_profile' is needed"):
+        LayerProfile.load(path)
+    path.write_text('{"schema": "layer_profile", "version": 0}')
+    with pytest.raises(ArtifactError, match="has version 0"):
+        LayerProfile.load(path)
+
+
+def test_every_field_of_a_key_counts() -> None:
+    changed: dict[type, Any] = {str: "other", int: 77, bool: True}
+    keys = [dataclasses.replace(KEY, **{f.name: changed[f.type]}) for f in dataclasses.fields(KEY)]  # type: ignore[index]
+    assert len({key.digest for key in [KEY, *keys]}) == len(keys) + 1
+    for field, key in zip(dataclasses.fields(KEY), keys, strict=True):
+        assert KEY.differences(key) == [(field.name, getattr(KEY, field.name), getattr(key, field.name))]
+    assert dataclasses.replace(KEY).digest == KEY.digest and KEY.differences(dataclasses.replace(KEY)) == []
+
+
+def test_where_profiles_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{KEY.digest}.json"
+    assert cache_file("off", KEY) is None
+    assert cache_file(str(tmp_path / "a"), KEY) == tmp_path / "a" / name
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_file("~/b", KEY) == tmp_path / "b" / name
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_file("auto", KEY) == tmp_path / "xdg" / "memo" / "layer_profiles" / name
+    for without in ("", "relative/is/no/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", without)
+        assert cache_file("auto", KEY) == tmp_path / ".cache" / "memo" / "layer_profiles" / name
+
+
+def test_a_user_without_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr("memo.artifacts.profile_cache.Path.home", no_home)
+    assert cache_file("auto", KEY) is None
+
+
+def test_only_the_profile_of_the_key_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    assert read_cached(path, KEY) is None
+    PROFILE.save(path)
+    assert read_cached(path, KEY) == PROFILE
+    with pytest.raises(ArtifactError, match=r"kept\.json holds the profile of another layer: delete it"):
+        read_cached(path, dataclasses.replace(KEY, seq_length=1024))
+    path.write_text("{")
+    with pytest.raises(ArtifactError, match="is not JSON"):
+        read_cached(path, KEY)

@@ -1,0 +1,78 @@
+"""Memory plans: round trip, and one message for files that hold none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
+from memo.errors import ArtifactError
+
+PLAN = MemoryPlan(
+    device="cpu",
+    planner="paper",
+    alignment_bytes=64,
+    min_bytes=10,
+    arena_bytes=192,
+    lower_bound_bytes=128,
+    proof="feasible",
+    phases=(
+        PlannedPhase("layer_forward", 0, 1, (PlannedRequest(100, 0), PlannedRequest(50, 128))),
+        PlannedPhase("loss", -1, 1, (PlannedRequest(11, NATIVE),)),
+        PlannedPhase("optimizer", -1, -1, ()),
+    ),
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    PLAN.save(tmp_path / "deep" / "plan.json")
+    assert MemoryPlan.load(tmp_path / "deep" / "plan.json") == PLAN
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("phases", 0, "requests", 0), [100], r"\[100\] is not a size and an offset"),
+        (("phases", 0, "requests", 0), [100, 0.5], "is not a size and an offset"),
+        (("phases", 0, "requests"), None, "missing or wrong"),
+        (("phases", 0), {}, "'kind'"),
+        (("arena_bytes",), "192", "arena_bytes is '192'"),
+        (("arena_bytes",), 192.0, "arena_bytes is 192.0"),
+        (("planner",), 7, "planner is 7"),
+        (("proof",), "certain", "proof is 'certain'"),
+        (("version",), 0, "version 0 of memory_plan"),
+        (("schema",), None, "holds None, but a 'memory_plan' is needed"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path: Path, path: tuple[Any, ...], value: Any, message: str) -> None:
+    file = tmp_path / "plan.json"
+    PLAN.save(file)
+    body = json.loads(file.read_text())
+    inner = body
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    file.write_text(json.dumps(body))
+    with pytest.raises(ArtifactError, match=message):
+        MemoryPlan.load(file)
+
+
+def test_missing_field(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    PLAN.save(file)
+    body = json.loads(file.read_text())
+    del body["min_bytes"]
+    file.write_text(json.dumps(body))
+    with pytest.raises(ArtifactError, match="min_bytes.*solve the trace again"):
+        MemoryPlan.load(file)
+
+
+def test_no_file_and_no_json(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"none\.json: No such file"):
+        MemoryPlan.load(tmp_path / "none.json")
+    (tmp_path / "text.json").write_text("offset")
+    with pytest.raises(ArtifactError, match="is not JSON"):
+        MemoryPlan.load(tmp_path / "text.json")
+    with pytest.raises(ArtifactError, match="give a path that can be written"):
+        PLAN.save(tmp_path / "text.json" / "plan.json")

@@ -1,0 +1,243 @@
+"""Hugging Face weights in and out: the same bytes whatever the layout, each rank reading only its part."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hf_directories import CONFIGS, write_model
+from hugging_face import gpt2_sources, llama_sources, to_global
+from layouts import assemble, global_pieces, make, one_step_backward, tiny
+from ranks import run_ranks
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from memo.checkpoint import RunState, load_checkpoint, save_checkpoint
+from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
+from memo.checkpoint.hugging_face.files import TensorFiles
+from memo.config import RunConfig
+from memo.config.choose import choose_model
+from memo.errors import CheckpointError
+
+torch.set_num_threads(1)
+
+Layout = tuple[int, dict[str, Any]]
+ONE: Layout = (1, {})
+LAYOUTS: list[tuple[str, Layout]] = [
+    ("llama", (2, {})),
+    ("llama", (4, {"tp": 2, "pp": 2})),
+    ("gpt2", (2, {"tp": 2})),
+    ("gpt2", (2, {"pp": 2})),
+    ("qwen2", (2, {"pp": 2})),
+    ("qwen2", (4, {"tp": 2})),
+]
+FAMILIES = ["llama", "gpt2", "qwen2"]  # q, k, v apart; fused and transposed; a tied embedding on two stages
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory for each family, fp32, in several shards."""
+    pytest.importorskip("transformers")  # not for ranks, where it would take seconds
+    root = tmp_path_factory.mktemp("published")
+    for name in FAMILIES:
+        write_model(name, root, max_shard="40KB")
+    return root
+
+
+def tensors_of(directory: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def config_for(directory: Path, dtype: str = "fp32", **layout: Any) -> RunConfig:
+    return choose_model(tiny(dtype=dtype, ddp_bucket_size=3000, **layout), directory)
+
+
+def expected_masters(directory: Path) -> dict[str, Tensor]:
+    """By the tests' own table of names."""
+    config = config_for(directory)
+    sources = (gpt2_sources if directory.name == "gpt2" else llama_sources)(config.model)
+    return to_global(tensors_of(directory), sources)
+
+
+def _start(
+    directory: Path, dtype: str, world_size: int, layout: dict[str, Any]
+) -> tuple[dict[str, Tensor], float, int]:
+    """This rank's masters, its loss on the first batch, and how many numbers it read."""
+    num_read = 0
+    read = TensorFiles.read
+
+    def counting(self: TensorFiles, *args: Any) -> Tensor:
+        nonlocal num_read
+        part = read(self, *args)
+        num_read += part.numel()
+        return part
+
+    TensorFiles.read = counting  # type: ignore[method-assign]
+    try:
+        model, feed = make(config_for(directory, dtype, **layout), world_size)
+    finally:
+        TensorFiles.read = read  # type: ignore[method-assign]
+    return global_pieces(model, "master"), one_step_backward(model, feed), num_read
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_process_starts_from_the_published_weights(published: Path, name: str) -> None:
+    masters, _, _ = _start(published / name, "fp32", 1, {})
+    expected = expected_masters(published / name)
+    assert masters.keys() == expected.keys()
+    assert all(torch.equal(masters[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=str)
+def test_every_layout_starts_from_the_same_weights(published: Path, name: str, layout: Layout) -> None:
+    world_size, axes = layout
+    results = run_ranks(world_size, _start, published / name, "fp32", world_size, axes)
+    masters = assemble([part for part, _, _ in results])
+    expected = expected_masters(published / name)
+    assert all(torch.equal(masters[key], expected[key]) for key in expected)
+    _, loss, num_weights = _start(published / name, "fp32", 1, {})
+    assert sum(loss for _, loss, _ in results) == pytest.approx(loss, rel=1e-5)  # fp32: weights follow masters
+    # Copies are read once each: norms on every tp rank, a tied embedding on both stages.
+    tied = masters["embedding.weight"].numel() if "head.weight" not in masters and axes.get("pp") else 0
+    small = sum(value.numel() for key, value in masters.items() if value.ndim == 1 or key.startswith("position"))
+    allowed = num_weights + tied + small * (axes.get("tp", 1) - 1)
+    assert sum(read for _, _, read in results) <= allowed
+    assert num_weights == sum(value.numel() for value in expected.values())
+
+
+def _bf16_run(directory: Path) -> dict[str, Tensor]:
+    """This rank's masters; its weights must be those of all ranks, rounded."""
+    model, _ = make(config_for(directory, "bf16"), 2)
+    expected = expected_masters(directory)
+    for parameter in model.data_parallel.parameters.values():
+        assert parameter.dtype == torch.bfloat16
+        for piece in parameter.shard.pieces:
+            assert torch.equal(piece.of_local(parameter), piece.of_global(expected[piece.name]).bfloat16()), piece.name
+    return global_pieces(model, "master")
+
+
+def test_masters_keep_the_precision_that_weights_in_bf16_lose(published: Path) -> None:
+    masters = assemble(run_ranks(2, _bf16_run, published / "llama"))
+    expected = expected_masters(published / "llama")
+    assert all(torch.equal(masters[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen3", "gpt2-untied", "starcoder2"])
+def test_in_and_out_again_gives_the_same_bytes(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    source = write_model(name, tmp_path, dtype, max_shard="20KB")
+    import_checkpoint(source, tmp_path / "checkpoint")
+    exported = export_checkpoint(tmp_path / "checkpoint", tmp_path / "out", max_shard_bytes=20_000)
+    before, after = tensors_of(source), tensors_of(tmp_path / "out")
+    assert before.keys() == after.keys() and len(exported.files) >= 2
+    for key, tensor in before.items():
+        assert tensor.dtype == after[key].dtype == dtype and torch.equal(tensor, after[key]), key
+    assert TensorFiles(tmp_path / "out").tensors.keys() == before.keys()  # the index agrees with the files
+    for file in exported.files:
+        sizes_bytes = [tensor.nbytes for tensor in load_file(tmp_path / "out" / file).values()]
+        assert sum(sizes_bytes) <= 20_000 or len(sizes_bytes) == 1
+
+
+@pytest.mark.parametrize("layout", [ONE, (2, {"pp": 2})], ids=str)
+def test_an_imported_checkpoint_loads_into_any_layout(published: Path, layout: Layout, tmp_path: Path) -> None:
+    import_checkpoint(published / "gpt2", tmp_path)
+    world_size, axes = layout
+    arguments = (published / "gpt2", tmp_path, world_size, axes)
+    results = run_ranks(world_size, _load_imported, *arguments)
+    expected = expected_masters(published / "gpt2")
+    masters = assemble([part for part, _ in results])
+    assert all(torch.equal(masters[key], expected[key]) for key in expected)
+    assert all(moments == 0.0 for _, moments in results)
+
+
+def _load_imported(source: Path, checkpoint: Path, world_size: int, axes: dict[str, Any]) -> tuple[Any, float]:
+    """Masters, and the largest moment, of a model that has already made a step."""
+    config = config_for(source, **axes)
+    model, feed = make(replace(config, checkpoint=replace(config.checkpoint, pretrained_checkpoint=None)), world_size)
+    one_step_backward(model, feed)
+    model.optimizer.step(1e-2)
+    states = model.optimizer.segment_states()
+    assert max(float(kinds["exp_avg"].abs().max()) for _, kinds in states) > 0
+    state = load_checkpoint(checkpoint, states, model.mesh)
+    assert state.iteration == state.consumed_samples == state.optimizer_steps == 0
+    model.optimizer.resume(state.optimizer_steps)
+    largest = max(float(kinds[kind].abs().max()) for _, kinds in states for kind in ("exp_avg", "exp_avg_sq"))
+    return global_pieces(model, "master"), largest
+
+
+def _save_trained(directory: Path, checkpoint: Path, world_size: int, axes: dict[str, Any]) -> dict[str, Tensor]:
+    config = config_for(directory, **axes)
+    model, feed = make(config, world_size)
+    one_step_backward(model, feed)
+    model.optimizer.step(1e-2)
+    save_checkpoint(checkpoint, RunState(1, 4, 7, 1, 0, 0), model.optimizer.segment_states(), model.mesh)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        (checkpoint / "config.toml").write_text(config.to_toml())
+    return global_pieces(model, "master")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_a_run_in_a_layout_is_exported_whole(published: Path, name: str, tmp_path: Path) -> None:
+    source = published / name
+    masters = assemble(run_ranks(4, _save_trained, source, tmp_path / "run", 4, {"tp": 2, "pp": 2}))
+    export_checkpoint(tmp_path / "run" / "iter_0000001", tmp_path / "out", max_shard_bytes=30_000)
+    sources = (gpt2_sources if name == "gpt2" else llama_sources)(config_for(source).model)
+    exported = to_global(tensors_of(tmp_path / "out"), sources)
+    assert all(torch.equal(exported[key], masters[key]) for key in masters)
+    narrow = export_checkpoint(tmp_path / "run", tmp_path / "narrow", dtype="bf16")
+    rounded = to_global(tensors_of(tmp_path / "narrow"), sources)
+    assert all(torch.equal(rounded[key], masters[key].bfloat16()) for key in masters)
+    assert narrow.num_bytes == sum(tensor.nbytes for tensor in rounded.values())
+
+
+def test_little_is_held_while_a_checkpoint_is_written(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch keeps all tensors of a file until it is closed, so files must be small, whatever the model's size."""
+    limit_bytes = 20_000
+    monkeypatch.setattr("memo.checkpoint.store.MAX_FILE_BYTES", limit_bytes)
+    path = import_checkpoint(published / "gpt2", tmp_path / "checkpoint").path
+    num_bytes = sum(tensor.nbytes for tensor in expected_masters(published / "gpt2").values())
+    files = list(path.glob("*.distcp"))
+    assert len(files) > num_bytes / limit_bytes > 4
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "out")
+    before, after = tensors_of(published / "gpt2"), tensors_of(tmp_path / "out")
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_names_without_the_prefix_of_the_head_and_buffers(published: Path, tmp_path: Path) -> None:
+    """As OpenAI's own gpt2 is published."""
+    shutil.copytree(published / "gpt2", tmp_path / "gpt2")
+    for file in (tmp_path / "gpt2").glob("model*"):
+        file.unlink()
+    bare = {key.removeprefix("transformer."): tensor for key, tensor in tensors_of(published / "gpt2").items()}
+    save_file({**bare, "h.0.attn.bias": torch.ones(1, 1, 64, 64)}, tmp_path / "gpt2" / "model.safetensors")
+    masters, _, _ = _start(tmp_path / "gpt2", "fp32", 1, {})
+    expected = expected_masters(published / "gpt2")
+    assert all(torch.equal(masters[key], expected[key]) for key in expected)
+
+
+def _one_rank_cannot_read(directory: Path) -> str:
+    if dist.get_rank() == 1:
+
+        def broken(*_: Any) -> Tensor:
+            raise CheckpointError("rank 1 cannot read")
+
+        TensorFiles.read = broken  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError) as caught:
+        make(config_for(directory), 2)
+    return str(caught.value)
+
+
+def test_a_rank_that_cannot_read_ends_all(published: Path) -> None:
+    assert run_ranks(2, _one_rank_cannot_read, published / "llama", timeout_s=30) == ["rank 1 cannot read"] * 2
+
+
+def test_table_of_names_covers_every_family() -> None:
+    from memo.config.hugging_face import FAMILIES as KNOWN
+
+    assert {class_name.removesuffix("Config").lower() for class_name, _ in CONFIGS.values()} == set(KNOWN)

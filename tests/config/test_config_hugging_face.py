@@ -1,0 +1,253 @@
+"""config.json of Hugging Face: published files give the presets, and what would change the mathematics is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memo.config import PRESETS, ModelConfig, RunConfig
+from memo.config.checks import check
+from memo.config.choose import choose_model
+from memo.config.flags import parse_run
+from memo.config.hugging_face import FAMILIES, model_of, read_config
+from memo.config.to_hugging_face import write_config
+from memo.errors import ConfigError
+
+# The published config.json of meta-llama/Llama-3.1-8B and Qwen/Qwen3-8B, as far as it decides the mathematics.
+LLAMA_31_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+QWEN3_8B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+MISTRAL: dict[str, Any] = {**LLAMA_31_8B, "model_type": "mistral", "rope_scaling": None, "sliding_window": None}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+    "task_specific_params": {"text-generation": {"do_sample": True}},
+}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def write(directory: Path, content: object) -> Path:
+    (directory / "config.json").write_text(json.dumps(content))
+    return directory
+
+
+@pytest.mark.parametrize(("content", "name"), [(LLAMA_31_8B, "llama-3.1-8b"), (QWEN3_8B, "qwen3-8b")])
+def test_published_files_are_the_presets(content: dict[str, Any], name: str, tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, content)).model == PRESETS[name]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_the_round_trip(name: str) -> None:
+    model = replace(PRESETS[name], vocab_size=PRESETS[name].vocab_size or 61)
+    num_positions = model.max_position_embeddings or 512
+    written = write_config(model, num_positions, "bfloat16")
+    back = model_of(json.loads(json.dumps(written.content)), "config.json")
+    sizes = {"num_query_groups": model.kv_heads, "kv_channels": model.head_dim, "ffn_hidden_size": model.ffn_size}
+    if written.model_type == "gpt2":
+        del sizes["num_query_groups"], sizes["kv_channels"]
+    assert back == replace(model, max_position_embeddings=num_positions, **sizes)  # type: ignore[arg-type]
+    assert written.content["torch_dtype"] == "bfloat16"
+
+
+def test_newer_files_join_the_rope_fields() -> None:
+    joined = {key: value for key, value in LLAMA_31_8B.items() if not key.startswith("rope")}
+    joined["rope_parameters"] = {**LLAMA_31_8B["rope_scaling"], "rope_theta": 500000.0}
+    assert model_of(joined, "x") == model_of(LLAMA_31_8B, "x")
+
+
+def test_yarn_and_linear_scaling() -> None:
+    yarn = model_of({**QWEN3_8B, "rope_scaling": YARN}, "x")
+    assert (yarn.rope_scaling_type, yarn.rope_scaling_factor) == ("yarn", 4.0)
+    assert yarn.rope_original_max_position_embeddings == 32768
+    implied = {key: value for key, value in YARN.items() if not key.startswith("original")}
+    assert model_of({**QWEN3_8B, "rope_scaling": implied}, "x").rope_original_max_position_embeddings == 40960
+    linear = model_of({**QWEN3_8B, "rope_scaling": {"rope_type": "linear", "factor": 2}}, "x")
+    assert (linear.rope_scaling_type, linear.rope_scaling_factor) == ("linear", 2.0)
+    for model in (yarn, linear, model_of(LLAMA_31_8B, "x")):  # no leftovers that the checks refuse
+        check(RunConfig(model=model).override({"mock_data": True}), 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {**QWEN3_8B, "sliding_window": 4096, "use_sliding_window": False},
+        {**MISTRAL, "sliding_window": 131072},
+        {**LLAMA_31_8B, "sliding_window": 4096},  # Llama's code does not read it
+        {**QWEN3_8B, "layer_types": ["full_attention"] * 36},
+    ],
+)
+def test_a_window_that_never_acts_is_ignored(content: dict[str, Any]) -> None:
+    model_of(content, "x")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    theirs = transformers.AutoConfig.for_model(model_type)
+    family = FAMILIES[model_type]
+    for name, value in family.defaults.items():
+        actual = getattr(theirs, name, None)
+        if (model_type, name) in (("llama", "num_key_value_heads"), ("llama", "head_dim"), ("mistral", "head_dim")):
+            assert value is None  # their class fills it in from the other sizes, as memo does
+        elif not (model_type.startswith("qwen") and name == "num_key_value_heads"):
+            assert actual == value, name
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] == family.architecture
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({**LLAMA_31_8B, "model_type": "mamba"}, "model_type is 'mamba': memo knows llama, mistral, "),
+        ({}, "model_type is None"),
+        ({**LLAMA_31_8B, "attention_bias": True}, "attention_bias is True and mlp_bias is False: .* use a model"),
+        ({**QWEN3_8B, "attention_bias": True}, "attention_bias is True, but memo computes Qwen3ForCausalLM only with"),
+        ({**LLAMA_31_8B, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but .* only with 1.0"),
+        ({**LLAMA_31_8B, "quantization_config": {"bits": 4}}, "quantization_config is set, but"),
+        ({**LLAMA_31_8B, "hidden_act": "gelu"}, "hidden_act is 'gelu': memo computes llama with silu or swish"),
+        ({**LLAMA_31_8B, "hidden_size": "4096"}, "hidden_size is '4096', which is no number"),
+        ({k: v for k, v in LLAMA_31_8B.items() if k != "hidden_size"}, "hidden_size is missing: complete the file"),
+        ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096, below max_position_embeddings 131072: .* null"),
+        ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, "sliding_window is 4096"),
+        ({**QWEN3_8B, "sliding_window": 4096, "use_sliding_window": True}, "sliding_window is 4096"),
+        ({**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
+        ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': .* gelu or gelu_new"),
+        ({**QWEN3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic': .* linear"),
+        ({**QWEN3_8B, "rope_scaling": {**YARN, "attention_factor": 2.0}}, "attention_factor is 2.0, but memo .* 1.138"),
+        ({**QWEN3_8B, "rope_scaling": {**YARN, "mscale": 0.7}}, "rope_scaling.mscale is 0.7, which memo does not"),
+        ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate is False"),
+        ({**QWEN3_8B, "rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({**QWEN3_8B, "rope_scaling": {**YARN, "factor": "4"}}, "rope_scaling.factor is '4', which is no number"),
+        ({**QWEN3_8B, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor is"),
+        ({**QWEN3_8B, "rope_parameters": {"full": {}, "window": {}}}, "one rotation for all layers"),
+        ([], "holds a list, not an object"),
+    ],
+)
+def test_refused(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/config.json.*{message}"):
+        read_config(write(tmp_path, content))
+
+
+def test_a_file_that_is_missing_or_no_json(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"config.json does not exist: .*`hf download ORG/NAME --local-dir {tmp_path}`"
+    ):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config.json cannot be read as JSON"):
+        read_config(tmp_path)
+
+
+def test_a_directory_is_a_model_with_weights(tmp_path: Path) -> None:
+    write(tmp_path, QWEN3_8B)
+    chosen = choose_model(RunConfig(), str(tmp_path))
+    assert chosen == choose_model(RunConfig(), tmp_path)
+    assert chosen.model == PRESETS["qwen3-8b"] and chosen.checkpoint.pretrained_checkpoint == str(tmp_path)
+    flags = ["--model", str(tmp_path), "--rope-scaling-type", "yarn", "--rope-scaling-factor", "4"]
+    parsed = parse_run(flags, prog="memo train")
+    assert parsed.checkpoint.pretrained_checkpoint == str(tmp_path)
+    assert parsed.model == replace(PRESETS["qwen3-8b"], rope_scaling_type="yarn", rope_scaling_factor=4.0)
+
+
+def test_names_that_are_no_preset_and_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"`hf download meta-llama/Llama-3.1-8B --local-dir meta-llama/Llama-3.1-8B`"):
+        choose_model(RunConfig(), "meta-llama/Llama-3.1-8B")
+    with pytest.raises(ConfigError, match=r"`hf download ORG/NAME --local-dir \./mine/new`"):
+        choose_model(RunConfig(), "./mine/new")
+    with pytest.raises(ConfigError, match=r"--model lama-tiny: no such preset: did you mean 'llama-tiny'"):
+        choose_model(RunConfig(), "lama-tiny")
+
+
+def test_the_ancestor_is_kept_where_it_still_says_the_same(tmp_path: Path) -> None:
+    ancestor = read_config(write(tmp_path, {**MISTRAL, "eos_token_id": 7, "note": "kept"}))
+    same = write_config(ancestor.model, 131072, "float32", ancestor)
+    assert same.content == {**ancestor.content, "torch_dtype": "float32"}
+    assert write_config(ancestor.model, 131072, None, ancestor).content == ancestor.content
+    stretched = replace(ancestor.model, rope_scaling_type="linear", rope_scaling_factor=2.0)
+    other = write_config(stretched, 262144, None, ancestor)
+    assert other.model_type == "mistral" and "note" not in other.content
+    assert other.content["eos_token_id"] == 7 and other.content["torch_dtype"] == "bfloat16"
+    assert other.model == replace(stretched, max_position_embeddings=262144, kv_channels=128)
+    normed = write_config(replace(ancestor.model, qk_layernorm=True), 131072, None, ancestor)
+    assert normed.model_type == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"normalization": "LayerNorm", "activation": "swiglu"}, "normalization must be RMSNorm, not LayerNorm"),
+        (
+            {"normalization": "RMSNorm", "activation": "swiglu", "qk_layernorm": True, "add_qkv_bias": True},
+            "qk_layernorm must",
+        ),
+        (
+            {"position_embedding_type": "learned_absolute", "add_bias_linear": True, "num_query_groups": 2},
+            "num_query_groups must be 4, not 2",
+        ),
+        (
+            {"position_embedding_type": "learned_absolute", "add_bias_linear": True, "kv_channels": 64},
+            "kv_channels must be 32, not 64",
+        ),
+    ],
+)
+def test_a_model_that_no_family_has(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no architecture of Hugging Face .*{message}"):
+        write_config(ModelConfig(vocab_size=61, **fields), 128, None)

@@ -1,0 +1,75 @@
+"""Tiny models of every family, written by transformers as users find them on the hub."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB = 97
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_GPT2 = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": VOCAB}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {**_SIZES, "rms_norm_eps": 1e-5, "rope_theta": 500.0}),
+    "llama3": ("LlamaConfig", {**_SIZES, "rope_theta": 500.0, "rope_scaling": _LLAMA3}),
+    "llama-linear-tied": (
+        "LlamaConfig",
+        {**_SIZES, "tie_word_embeddings": True, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ),
+    "llama-biases": ("LlamaConfig", {**_SIZES, "attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "mistral": ("MistralConfig", {**_SIZES, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", {**_SIZES, "tie_word_embeddings": True}),
+    "qwen2-yarn": ("Qwen2Config", {**_SIZES, "rope_scaling": _YARN}),
+    "qwen3": ("Qwen3Config", {**_SIZES, "head_dim": 16}),
+    "gpt2": ("GPT2Config", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
+    "gpt2-untied": ("GPT2Config", {**_GPT2, "activation_function": "gelu", "tie_word_embeddings": False}),
+    "starcoder2": ("Starcoder2Config", {**_SIZES, "num_key_value_heads": 2}),
+    "starcoder2-no-bias": ("Starcoder2Config", {**_SIZES, "use_bias": False, "tie_word_embeddings": False}),
+}
+
+
+def make_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """A transformers model of CONFIGS with random weights everywhere, in evaluation mode."""
+    import transformers
+
+    class_name, fields = CONFIGS[name]
+    config = getattr(transformers, class_name)(**fields)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = 0.2 * torch.randn(parameter.shape, generator=generator)
+            is_norm_weight = parameter.ndim == 1 and key.endswith("weight")
+            parameter.copy_(noise + 1.0 if is_norm_weight else noise)
+    return model
+
+
+def write_model(name: str, directory: Path, dtype: torch.dtype = torch.float32, max_shard: str = "5GB") -> Path:
+    """`save_pretrained` of make_model(name) into directory/name; returns that."""
+    path = directory / name
+    make_model(name, dtype).save_pretrained(path, max_shard_size=max_shard)
+    return path
