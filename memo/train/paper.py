@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from memo.artifacts.trace import Trace
+from memo.artifacts.trace import Trace, requests
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
@@ -17,12 +17,15 @@ from memo.executor.phases import Phases, mark_phases
 from memo.mesh import Mesh
 from memo.model.transformer import Microbatch, TransformerChunk, torch_dtype
 from memo.parallel.schedule import one_f_one_b
+from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
 from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
 from memo.profiler.layer import ScratchMemory
 from memo.skeleton import skeletal_tensors
 from memo.train.build import build_chunks, build_mesh, build_stage
 from memo.train.layer_profile import slot_layout
+from memo.train.setup import check_writable
+from memo.units import format_bytes
 
 _DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA build
 
@@ -51,6 +54,21 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
     else:
         trace = _traced(config, world_size, stage)
     return dataclasses.replace(trace, run=describe_run(config, world_size, stage))
+
+
+def write_paper_trace(config: RunConfig, world_size: int, stage: int, out: str) -> None:
+    """`trace_on_paper` to a file, and what it comes to on standard output."""
+    check_writable("--trace-out", out, is_directory=False)
+    trace = trace_on_paper(config, world_size, stage)
+    trace.save(out)
+    default, expandable = (
+        format_bytes(simulate_caching(trace, mode).reserved_bytes) for mode in ("default", "expandable")
+    )
+    print(
+        f"{len(requests(trace))} requests in {len(trace.phases)} phases of one step, traced on paper to {out}\n"
+        f"PyTorch would reserve {default}, with expandable_segments {expandable}\n"
+        f"for a plan: memo solve --trace {out} --out plan.json"
+    )
 
 
 def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:

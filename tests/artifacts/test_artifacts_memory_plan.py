@@ -64,7 +64,7 @@ def test_missing_field(tmp_path: Path) -> None:
     body = json.loads(file.read_text())
     del body["min_bytes"]
     file.write_text(json.dumps(body))
-    with pytest.raises(ArtifactError, match="min_bytes.*solve the trace again"):
+    with pytest.raises(ArtifactError, match=r"min_bytes.*solve the trace again"):
         MemoryPlan.load(file)
 
 

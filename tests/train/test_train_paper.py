@@ -1,0 +1,111 @@
+"""Traces on paper: against recordings of real steps, and a few layers against all of them."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ranks import run_ranks
+
+import memo
+from memo.artifacts.trace import Malloc, Trace, requests
+from memo.config import RunConfig, preset
+from memo.errors import ConfigError
+from memo.train import paper
+from memo.train.paper import trace_on_paper
+
+BIG = 2048
+"""Bytes; what is smaller differs between shapes alone and a real step (scalars, masks)."""
+
+
+def run_config(**overrides: Any) -> RunConfig:
+    base = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "seq_length": 64,
+        "global_batch_size": 4,
+        "vocab_size": 257,
+        "params_dtype": "fp32",
+        "device": "cpu",
+        "offload_alpha": "off",
+        "mock_data": True,
+    }
+    return dataclasses.replace(RunConfig(), model=preset("llama-tiny")).override({**base, **overrides})
+
+
+def recorded_on_rank(**overrides: Any) -> Trace:
+    rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ |= {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank}
+    config = run_config(
+        **overrides, memory_planner="flat", profile_cache="off", peak_tflops=1.0, num_threads=1, progress=False
+    )
+    with memo.Trainer(config=config) as trainer:
+        transients = trainer.parts.transients
+        assert transients is not None and transients.planned is not None
+        return transients.planned.trace
+
+
+def by_phase(trace: Trace) -> dict[str, list[int]]:
+    """Sizes of what is made in each phase, sorted."""
+    return {
+        str(phase): sorted(e.num_bytes for e in phase.events if isinstance(e, Malloc) and e.num_bytes >= BIG)
+        for phase in trace.phases
+    }
+
+
+def peak_bytes(trace: Trace) -> int:
+    changes = [(r.lower, r.num_bytes) for r in requests(trace)] + [(r.upper, -r.num_bytes) for r in requests(trace)]
+    live = peak = 0
+    for _, change in sorted(changes):
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [(1, {}), (1, {"offload_alpha": 0.5}), (2, {"pp": 2}), (2, {"tp": 2, "offload_alpha": 0.25})],
+    ids=["plain", "alpha", "pp2", "tp2alpha"],
+)
+def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[str, Any]) -> None:
+    """Bound 1 %: measured 6e-6, and 2e-3 with tp, where messages live until their threads are done."""
+    for stage, real in enumerate(run_ranks(world_size, recorded_on_rank, **layout)):
+        if "tp" in layout and stage:
+            continue  # tp ranks are alike
+        on_paper = trace_on_paper(run_config(**layout), world_size, stage)
+        assert [str(phase) for phase in on_paper.phases[1:]] == [
+            str(phase) for phase in real.phases if phase.kind != "reduction"
+        ]
+        assert peak_bytes(on_paper) == pytest.approx(peak_bytes(real), rel=0.01)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"offload_alpha": 0.5}, {"recompute_granularity": "full"}])
+def test_four_layers_stand_for_all(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    config = run_config(num_layers=6, global_batch_size=2, **overrides)
+    composed = trace_on_paper(config, 1)
+    monkeypatch.setattr(paper, "RECORDED_LAYERS", 6)
+    whole = trace_on_paper(config, 1)
+    assert by_phase(composed) == by_phase(whole)
+    assert peak_bytes(composed) == peak_bytes(whole)
+    assert composed.source == whole.source == "fake"
+
+
+def test_a_long_sequence_takes_no_memory(tmp_path: Path) -> None:
+    """One layer of a 7B model's rank at 1M tokens: GiBs of transient memory, on paper."""
+    config = run_config(
+        num_layers=1, hidden_size=4096, ffn_hidden_size=11008, num_attention_heads=32, num_query_groups=32,
+        seq_length=1 << 20, tp=8, global_batch_size=1, params_dtype="bf16", offload_alpha=0.5,
+        loss_chunk_size=1 << 18,
+    )  # fmt: skip
+    trace = trace_on_paper(config, 8)
+    assert 4 << 30 < peak_bytes(trace) < 24 << 30
+    trace.save(tmp_path / "trace.json")
+    assert Trace.load(tmp_path / "trace.json") == trace
+    assert trace.run["seq_length"] == 1 << 20 and trace.run["world_size"] == 8
+
+
+def test_alpha_auto_needs_a_device() -> None:
+    with pytest.raises(ConfigError, match="--offload-alpha auto is decided by measuring"):
+        trace_on_paper(run_config(offload_alpha="auto"), 1)
