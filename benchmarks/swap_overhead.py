@@ -26,15 +26,12 @@ import time
 from typing import Any
 
 import rows
+from resident import keep_everything
 from torch.profiler import ProfilerActivity, profile
 
 from memo import Trainer
 from memo.config import preset
-from memo.executor.layer import TokenwiseLayer
 from memo.executor.recorder import record
-from memo.executor.runtime import SwapRuntime
-from memo.executor.select import make_backend
-from memo.planner.swap import swap_plan
 from memo.report.timeline import copied_s
 
 WAYS = ("plain", "resident", "swap")
@@ -59,21 +56,6 @@ def make_trainer(way: str, args: argparse.Namespace) -> Trainer:
     if way == "resident":
         keep_everything(trainer)
     return trainer
-
-
-def keep_everything(trainer: Trainer) -> None:
-    """Give every layer and microbatch a slot of its own, so that nothing moves."""
-    parts = trainer.parts
-    assert parts.swap is not None
-    ops = [step.op for step in parts.swap.plan.steps]
-    plan = swap_plan(ops, max_slots=len(ops))
-    assert plan.num_offloads == 0
-    backend = make_backend("auto", parts.device)
-    parts.swap = SwapRuntime(plan, parts.swap.layout, backend, parts.device, host_bytes=0)
-    for chunk in parts.chunks:
-        for layer in chunk.layers:
-            assert isinstance(layer, TokenwiseLayer)
-            layer.memory = parts.swap
 
 
 def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ class PlannedAllocator:
         requests: list[tuple[int, int]] = []
         ends = []
         for phase in plan.phases:
-            requests += phase.requests
+            requests += [(request.num_bytes, request.offset_bytes) for request in phase.requests]
             ends.append(len(requests))
         self._library.load_plan(
             requests,

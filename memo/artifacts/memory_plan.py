@@ -15,12 +15,20 @@ SCHEMA, VERSION = "memory_plan", 1
 NATIVE = -1
 """Offset of a request that the native allocator serves, because it outlives the iteration."""
 
+OUTLIVES = -1
+
 Proof = Literal["optimal", "feasible", "timed out"]
 
 
 class PlannedRequest(NamedTuple):
+    """A block of the arena, from its turn among all requests of the plan until `end` of them were made.
+
+    `end` is for drawings: the allocator serves by order and address alone. OUTLIVES: not freed in the iteration.
+    """
+
     num_bytes: int
     offset_bytes: int
+    end: int = OUTLIVES
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class MemoryPlan:
 
     Attributes:
         device: "cpu" or "cuda".
-        planner: whose addresses these are: "paper" (in two levels) or "flat" (all at once).
+        planner: whose addresses these are: "paper" (in two levels), "sections" (likewise, with phases cut) or "flat" (at once).
         alignment_bytes: of every offset.
         arena_bytes: the planned peak, what is reserved before training.
         lower_bound_bytes: proven: no plan takes less. The most bytes that live at once, or what a solver proved.
@@ -87,8 +95,8 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def _request(entry: list[Any]) -> PlannedRequest:
-    if len(entry) != 2 or any(type(number) is not int for number in entry):
-        raise ValueError(f"{entry} is not a size and an offset")
+    if len(entry) != 3 or any(type(number) is not int for number in entry):
+        raise ValueError(f"{entry} is not a size, an offset and an end")
     return PlannedRequest(*entry)
 
 

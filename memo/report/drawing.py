@@ -24,7 +24,7 @@ def draw_swaps(spans: Sequence[Span], path: str | Path, title: str = "", width_i
     """
     held = tenancies(spans)
     rows = [*ROWS, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in held}))]
-    figure = _figure(path, width_inches, 0.9 + 0.36 * len(rows))
+    figure = new_figure(path, width_inches, 0.9 + 0.36 * len(rows))
     axes = figure.add_subplot()
     first_s = min((span.start_s for span in spans), default=0.0)
     total_s = max((span.end_s for span in spans), default=1.0) - first_s
@@ -43,7 +43,7 @@ def draw_swaps(spans: Sequence[Span], path: str | Path, title: str = "", width_i
     axes.spines[["top", "right", "left"]].set_visible(False)
     if title:
         axes.set_title(title, fontsize=9, loc="left")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str, y: str, title: str = "") -> None:
@@ -51,7 +51,7 @@ def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str,
 
     Raises as `draw_swaps` does.
     """
-    figure = _figure(path, 6.0, 3.6)
+    figure = new_figure(path, 6.0, 3.6)
     axes = figure.add_subplot()
     for index, (name, values) in enumerate(curves.items()):
         wide = 1.0 + 1.6 * (len(curves) - 1 - index)
@@ -63,7 +63,7 @@ def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str,
     axes.legend(fontsize=8, frameon=False)
     if title:
         axes.set_title(title, fontsize=9, loc="left")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 class _Painter:
@@ -103,7 +103,7 @@ def _microbatches(spans: Sequence[Span]) -> int:
     return len({span.step.op.microbatch for span in spans})
 
 
-def _figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
+def new_figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
     """A figure outside of pyplot, which would keep it."""
     if Path(path).suffix not in _FORMATS:
         raise ConfigError(f"a drawing goes to {path}, but its suffix must be one of {', '.join(_FORMATS)}")
@@ -116,7 +116,7 @@ def _figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
 
 
-def _save(figure: Any, path: str | Path) -> None:
+def save_figure(figure: Any, path: str | Path) -> None:
     """Text stays text, and the same drawing is the same file."""
     from matplotlib import rc_context
 

@@ -18,7 +18,7 @@ PLAN = MemoryPlan(
     lower_bound_bytes=128,
     proof="feasible",
     phases=(
-        PlannedPhase("layer_forward", 0, 1, (PlannedRequest(100, 0), PlannedRequest(50, 128))),
+        PlannedPhase("layer_forward", 0, 1, (PlannedRequest(100, 0, 2), PlannedRequest(50, 128, 3))),
         PlannedPhase("loss", -1, 1, (PlannedRequest(11, NATIVE),)),
         PlannedPhase("optimizer", -1, -1, ()),
     ),
@@ -33,8 +33,8 @@ def test_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("phases", 0, "requests", 0), [100], r"\[100\] is not a size and an offset"),
-        (("phases", 0, "requests", 0), [100, 0.5], "is not a size and an offset"),
+        (("phases", 0, "requests", 0), [100], r"\[100\] is not a size, an offset and an end"),
+        (("phases", 0, "requests", 0), [100, 0.5, 2], "is not a size, an offset and an end"),
         (("phases", 0, "requests"), None, "missing or wrong"),
         (("phases", 0), {}, "'kind'"),
         (("arena_bytes",), "192", "arena_bytes is '192'"),

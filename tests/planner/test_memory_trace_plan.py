@@ -9,6 +9,7 @@ import pytest
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedRequest
 from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
 from memo.errors import PlanError, TraceError
+from memo.planner.memory import trace_plan
 from memo.planner.memory.plan_check import check_memory_plan
 from memo.planner.memory.trace_plan import Planner, plan_trace, solve_trace, two_levels_cost
 
@@ -134,7 +135,7 @@ def test_auto_takes_what_is_better_and_says_which() -> None:
     options = {"min_bytes": 1, "alignment_bytes": 1}
     assert plan_trace(layers(3), "auto", **options).planner == "paper"
     plan = plan_trace(two_levels_lose(), "auto", **options)
-    assert (plan.planner, plan.arena_bytes, plan.proof) == ("flat", 4000, "optimal")
+    assert (plan.planner, plan.arena_bytes, plan.proof) == ("sections", 4000, "optimal")
     paper = plan_trace(two_levels_lose(), "paper", **options)
     assert (paper.planner, paper.arena_bytes, paper.lower_bound_bytes, paper.proof) == ("paper", 7000, 4000, "feasible")
 
@@ -253,3 +254,20 @@ def test_the_check_finds_blocks_that_overlap_in_part() -> None:
     wide = plan.phases[0].requests[0].offset_bytes
     with pytest.raises(PlanError, match=f"request 2 lies at {wide + 500} to {wide + 1500} while .*request 1 lives"):
         check_memory_plan(with_request(0, 1, PlannedRequest(1000, wide + 500))(plan), trace)
+
+
+def test_long_phases_are_cut_where_a_crossing_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient that a backward receives is gone when its scratch is largest: one arena would lie beside it."""
+    events: list[Malloc | Free] = []
+    phases = []
+    for layer in range(3):
+        events = [Malloc(10 * layer + 1, 1000), Free(10 * layer + 1)]
+        if layer:
+            events.append(Free(10 * (layer - 1) + 5))  # what the phase before handed over
+        events += [Malloc(10 * layer + 2, 4000), Free(10 * layer + 2), Malloc(10 * layer + 5, 3000)]
+        phases.append(Phase("layer_backward", layer, 0, tuple(events)))
+    trace = Trace("cpu", "recorded", (*phases, Phase("reduction", -1, -1, (Free(25),))))
+    monkeypatch.setattr(trace_plan, "_FEW", 0)
+    whole, cut = (plan_trace(trace, planner, min_bytes=1, alignment_bytes=1) for planner in ("paper", "auto"))
+    assert (whole.arena_bytes, whole.lower_bound_bytes) == (7000, 4000)
+    assert (cut.planner, cut.arena_bytes, cut.proof) == ("sections", 4000, "optimal")

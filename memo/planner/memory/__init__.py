@@ -1,2 +1,9 @@
-"""Addresses for memory requests that are known beforehand (MEMO paper, section 4.2): offline dynamic storage
-allocation, for one problem (`solve`) and for an iteration in two levels (`plan`)."""
+"""Addresses for memory requests known beforehand: offline dynamic storage allocation (MEMO paper, section 4.2).
+
+trace_plan.py   an iteration in two levels or all at once            plan_check.py  replays it
+solve.py        one problem: bound, then greedy.py, skyline.py,      validator.py   re-checks it
+                and exact.py, which runs cpsat.py or mip.py in a
+                process of its own (worker.py, task.py)
+dsa.py          problem, solution, bound; overlaps.py: who meets whom
+minimalloc.py   problems and solutions as CSV
+"""

@@ -27,16 +27,16 @@ def orders(instance: Instance, overlaps: Overlaps) -> dict[str, Ints]:
 
     Blocks that are large, live long or meet many others are hard to place and come first; equal ones by request.
     """
-    sizes, lifetime = instance.sizes, instance.upper - instance.lower
+    sizes, lifetime = instance.sizes.astype(np.float64), instance.upper - instance.lower
     keys = {
-        "neighbour bytes": overlaps.neighbour_bytes(sizes),
+        "neighbour bytes": overlaps.neighbour_bytes(instance.sizes),
         "size": sizes,
         "degree x size": sizes * (overlaps.num_neighbours + 1),
         "area": sizes * lifetime,
         "lifetime": lifetime,
         "degree": overlaps.num_neighbours,
     }
-    found = {name: np.argsort(-key.astype(np.float64), kind="stable") for name, key in keys.items()}
+    found = {name: np.argsort(-key, kind="stable") for name, key in keys.items()}
     return {**found, "request": np.arange(instance.num_blocks)}
 
 

@@ -8,12 +8,17 @@
        +---F 0-----F 1-----B 1-----> time
 
 Requests that outlive the iteration are left to the native allocator, and so are those below min_bytes.
+
+An arena is reserved for its phase as a whole, also while a request that crosses into the phase is already freed. Where
+that decides the peak, "auto" cuts the phase into sections with an arena each.
 """
 
 import time
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
@@ -29,8 +34,13 @@ Planner = Literal["auto", "paper", "flat"]
 ALIGNMENT_BYTES = 512
 """As PyTorch's CUDA allocator."""
 
-_PAPER_SHARE = 0.5
+_PAPER_SHARE = 0.7
 """Share of the time that `auto` gives to the two levels."""
+
+_FEW = 1000
+"""Requests of sections that are opened rather than cut: level 2 takes them at once."""
+_MAX_CROSSING = 6000
+"""Requests of level 2; with more it takes as long as everything at once."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,8 @@ def solve_trace(
 
     Args:
         planner: "paper" plans in two levels, "flat" all at once. "auto" plans in two levels, and where that does not
-            meet the lower bound, at once too; it takes the lower peak, and `plan.planner` says which.
+            meet the lower bound, with phases cut into sections, then all at once; it takes the lowest peak, and
+            `plan.planner` says which: "paper", "sections" or "flat".
         time_limit_s: as in `solve`, for all problems together.
 
     Raises TraceError for a trace that makes no sense, PlanError for options out of range.
@@ -89,7 +100,7 @@ def solve_trace(
     if planner == "flat":
         planning = _all_at_once(iteration)
     elif planner == "paper":
-        planning = _in_two_levels(iteration)
+        planning = _in_two_levels(iteration, _Sections.phases(iteration))
     else:
         planning = _whichever_is_better(iteration, time_limit_s)
     check_memory_plan(planning.plan, trace)
@@ -152,11 +163,15 @@ class _Iteration:
         return solve(problem, share * max(0.0, self.end_s - time.monotonic()), self.exact)
 
     def plan(self, planner: str, offsets: Mapping[int, int], arena_bytes: int, bound_bytes: int) -> MemoryPlan:
-        """`offsets`: address of each request that is served, by id. Not yet known to be timed out."""
+        """`offsets`: address of each request that is served, by id. `_judged` corrects the proof."""
         by_phase: list[list[PlannedRequest]] = [[] for _ in self.trace.phases]
+        made = [request.lower for request in self.requests]
         for request in self.requests:
-            offset = NATIVE if request.freed_in is None else offsets[request.id]
-            by_phase[request.phase].append(PlannedRequest(request.num_bytes, offset))
+            if request.freed_in is None:
+                planned = PlannedRequest(request.num_bytes, NATIVE)
+            else:
+                planned = PlannedRequest(request.num_bytes, offsets[request.id], bisect_left(made, request.upper))
+            by_phase[request.phase].append(planned)
         return MemoryPlan(
             device=self.trace.device,
             planner=planner,
@@ -164,7 +179,7 @@ class _Iteration:
             min_bytes=self.min_bytes,
             arena_bytes=arena_bytes,
             lower_bound_bytes=bound_bytes,
-            proof="optimal" if arena_bytes == bound_bytes else "feasible",
+            proof="feasible",
             phases=tuple(
                 PlannedPhase(phase.kind, phase.layer, phase.microbatch, tuple(planned))
                 for phase, planned in zip(self.trace.phases, by_phase, strict=True)
@@ -173,13 +188,85 @@ class _Iteration:
 
 
 def _whichever_is_better(iteration: _Iteration, time_limit_s: float) -> Planning:
-    paper = _in_two_levels(replace(iteration, end_s=iteration.end_s - (1 - _PAPER_SHARE) * time_limit_s))
-    if paper.plan.proof == "optimal":
-        return paper
+    first = replace(iteration, end_s=iteration.end_s - (1 - _PAPER_SHARE) * time_limit_s)
+    sections = _Sections.phases(iteration)
+    planning = _in_two_levels(first, sections)
+    while planning.plan.proof != "optimal" and time.monotonic() < first.end_s:
+        finer = sections.finer(iteration, planning.plan.lower_bound_bytes)
+        if finer == sections or len(finer.split(iteration)[1]) > _MAX_CROSSING:
+            break
+        sections = finer
+        planning = min(planning, _in_two_levels(first, sections), key=lambda found: found.plan.arena_bytes)
+    if planning.plan.proof == "optimal":
+        return planning
     flat = _all_at_once(iteration)
-    better = flat.plan if flat.plan.arena_bytes < paper.plan.arena_bytes else paper.plan
+    better = min(planning.plan, flat.plan, key=lambda plan: plan.arena_bytes)
     better = replace(better, lower_bound_bytes=flat.plan.lower_bound_bytes)  # a solver may have raised it
-    return _judged(better, paper.parts + flat.parts)
+    return _judged(better, planning.parts + flat.parts)
+
+
+@dataclass(frozen=True)
+class _Sections:
+    """Where the arenas of level 1 begin, in numbers of events; those that are open have none.
+
+    Sections are the phases at first. They are cut where a request begins or ends that crosses their border, because
+    beside it there is room that the arena of the whole phase would not use; or opened, all their requests in level 2.
+    """
+
+    starts: tuple[int, ...]
+    opened: frozenset[int] = frozenset()
+    """By start."""
+    planner: str = "paper"
+
+    @classmethod
+    def phases(cls, iteration: _Iteration) -> "_Sections":
+        ends = accumulate(len(phase.events) for phase in iteration.trace.phases)
+        return cls((0, *ends)[:-1])
+
+    def start_of(self, event: int) -> int:
+        return self.starts[bisect_right(self.starts, event) - 1]
+
+    def split(self, iteration: _Iteration) -> tuple[dict[int, list[Request]], list[Request]]:
+        """Requests of level 1, by start of their section, and of level 2."""
+        inner: dict[int, list[Request]] = defaultdict(list)
+        crossing: list[Request] = []
+        for request in iteration.served:
+            start = self.start_of(request.lower)
+            is_inner = start == self.start_of(request.upper) and start not in self.opened
+            (inner[start] if is_inner else crossing).append(request)
+        return inner, crossing
+
+    def finer(self, iteration: _Iteration, bound_bytes: int) -> "_Sections":
+        """Sections that decide the peak are opened if they hold few requests, else cut; without any the same."""
+        inner, crossing = self.split(iteration)
+        deciding = _deciding(iteration, inner, crossing, bound_bytes)
+        edges = {edge for request in crossing for edge in (request.lower, request.upper)}
+        cuts = {edge for edge in edges if self.start_of(edge) in deciding} - set(self.starts)
+        if cuts and sum(len(inner[start]) for start in deciding) > _FEW:
+            return replace(self, starts=tuple(sorted({*self.starts, *cuts})), planner="sections")
+        return replace(self, opened=self.opened | deciding, planner="sections" if deciding else self.planner)
+
+
+def _deciding(
+    iteration: _Iteration, inner: Mapping[int, list[Request]], crossing: Iterable[Request], bound_bytes: int
+) -> frozenset[int]:
+    """Sections during which arenas and what crosses them come to more than is ever alive at once, by start."""
+    changes = [(request.lower, request.num_bytes, -1) for request in crossing]
+    changes += [(request.upper, -request.num_bytes, -1) for request in crossing]
+    for start, found in inner.items():
+        arena_bytes = lower_bound_bytes(iteration.problem(_blocks(found)))
+        changes.append((found[0].lower, arena_bytes, start))
+        changes.append((max(request.upper for request in found), -arena_bytes, start))
+    deciding: set[int] = set()
+    here: set[int] = set()
+    live = 0
+    for _, change, start in sorted(changes):  # at one moment what ends goes first
+        live += change
+        if start >= 0:
+            (here.add if change > 0 else here.discard)(start)
+        if live > bound_bytes:
+            deciding |= here
+    return frozenset(deciding)
 
 
 def _all_at_once(iteration: _Iteration) -> Planning:
@@ -189,47 +276,48 @@ def _all_at_once(iteration: _Iteration) -> Planning:
     return _judged(plan, (Part("all at once", len(plan.phases), len(offsets), solution),))
 
 
-def _in_two_levels(iteration: _Iteration) -> Planning:
-    inner: dict[int, list[Request]] = defaultdict(list)
-    crossing: list[Request] = []
-    for request in iteration.served:
-        (inner[request.phase] if request.phase == request.freed_in else crossing).append(request)
-    arenas, parts = _solve_phases(iteration, inner)
+def _blocks(found: Iterable[Request]) -> Iterable[Block]:
+    return (Block(rank, request.lower, request.upper, request.num_bytes) for rank, request in enumerate(found))
+
+
+def _in_two_levels(iteration: _Iteration, sections: _Sections) -> Planning:
+    inner, crossing = sections.split(iteration)
+    arenas, parts = _solve_sections(iteration, inner)
     blocks = [Block(request.id, request.lower, request.upper, request.num_bytes) for request in crossing]
-    for phase, found in inner.items():
+    for start, found in inner.items():
         lower, upper = found[0].lower, max(request.upper for request in found)
-        blocks.append(Block(_arena(phase), lower, upper, arenas[phase].peak_bytes))
+        blocks.append(Block(_arena(start), lower, upper, arenas[start].peak_bytes))
     whole = iteration.solve(iteration.problem(blocks))
     offsets = {request.id: whole.offsets[request.id] for request in crossing}
-    for phase, found in inner.items():
-        begin = whole.offsets[_arena(phase)]
-        offsets.update({request.id: begin + arenas[phase].offsets[rank] for rank, request in enumerate(found)})
+    for start, found in inner.items():
+        begin = whole.offsets[_arena(start)]
+        offsets.update({request.id: begin + arenas[start].offsets[rank] for rank, request in enumerate(found)})
     bound_bytes = lower_bound_bytes(iteration.flat_problem())
-    plan = iteration.plan("paper", offsets, whole.peak_bytes, bound_bytes)
+    plan = iteration.plan(sections.planner, offsets, whole.peak_bytes, bound_bytes)
     return _judged(plan, (*parts, Part("arenas and what crosses phases", len(plan.phases), len(blocks), whole)))
 
 
-def _arena(phase: int) -> str:
-    return f"arena of phase {phase}"
+def _arena(start: int) -> str:
+    return f"arena at {start}"
 
 
-def _solve_phases(
+def _solve_sections(
     iteration: _Iteration, inner: Mapping[int, list[Request]]
 ) -> tuple[dict[int, Solution], tuple[Part, ...]]:
-    """For each phase the addresses of its inner requests, by rank; phases that ask for the same share a solution."""
+    """For each section the addresses of its inner requests, by rank; sections that ask for the same share them."""
     alike: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
     problems: dict[tuple[bytes, ...], Problem] = {}
-    for phase, found in inner.items():
-        problem = iteration.problem(Block(i, r.lower, r.upper, r.num_bytes) for i, r in enumerate(found))
+    for start, found in inner.items():
+        problem = iteration.problem(_blocks(found))
         key = Instance.of(problem).fingerprint()
         problems.setdefault(key, problem)
-        alike[key].append(phase)
+        alike[key].append(start)
     arenas, parts = {}, []
-    for index, (key, phases) in enumerate(alike.items()):
+    for index, (key, starts) in enumerate(alike.items()):
         solution = iteration.solve(problems[key], share=1 / (len(alike) - index + 1))  # one share is for level 2
-        arenas.update(dict.fromkeys(phases, solution))
-        kind = iteration.trace.phases[phases[0]].kind
-        parts.append(Part(kind, len(phases), len(problems[key].blocks), solution))
+        arenas.update(dict.fromkeys(starts, solution))
+        kind = iteration.trace.phases[inner[starts[0]][0].phase].kind
+        parts.append(Part(kind, len(starts), len(problems[key].blocks), solution))
     return arenas, tuple(parts)
 
 

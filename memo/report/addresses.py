@@ -1,0 +1,59 @@
+"""A memory plan drawn: time against address, as in the memory planner's papers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from memo.artifacts.memory_plan import NATIVE, MemoryPlan
+from memo.errors import ArtifactError
+from memo.report.drawing import new_figure, save_figure
+from memo.units import GIB, MIB, format_bytes
+
+_MAX_BOXES = 20_000
+"""More than a picture can show; the largest are drawn."""
+
+
+def draw_addresses(plan: MemoryPlan, path: str | Path, title: str = "") -> None:
+    """Every planned block as a box: requests made so far to the right, address upward, a colour for each kind of phase.
+
+    Raises ConfigError when matplotlib is missing or the suffix is unknown, ArtifactError for a plan without
+    the ends of its blocks, or when the file cannot be written.
+    """
+    boxes = sorted(_boxes(plan), key=lambda box: box[3], reverse=True)
+    if any(end < begin for _, begin, end, _, _ in boxes):
+        raise ArtifactError("the memory plan does not say when its blocks end: solve the trace again")
+    unit, name = (GIB, "GiB") if plan.arena_bytes >= GIB else (MIB, "MiB")
+    figure = new_figure(path, 10.0, 4.5)
+    axes = figure.add_subplot()
+    kinds = {kind: f"C{index % 10}" for index, kind in enumerate(dict.fromkeys(phase.kind for phase in plan.phases))}
+    for kind, colour in kinds.items():
+        drawn = [box for box in boxes[:_MAX_BOXES] if box[0] == kind]
+        if drawn:
+            axes.bar(
+                [begin for _, begin, _, _, _ in drawn],
+                [size / unit for _, _, _, size, _ in drawn],
+                [max(1, end - begin) for _, begin, end, _, _ in drawn],
+                [offset / unit for _, _, _, _, offset in drawn],
+                align="edge",
+                color=colour,
+                edgecolor="black",
+                linewidth=0.1,
+                label=kind,
+            )
+    axes.axhline(plan.lower_bound_bytes / unit, color="black", linewidth=0.8, linestyle="--")
+    axes.set_xlabel(f"requests of at least {format_bytes(plan.min_bytes)} made", fontsize=8)
+    axes.set_ylabel(f"address, {name} (dashed: most bytes alive at once)", fontsize=8)
+    left_out = f", the {_MAX_BOXES} largest of {len(boxes)} blocks" if len(boxes) > _MAX_BOXES else ""
+    summary = f"{format_bytes(plan.arena_bytes)} reserved, {plan.proof}{left_out}"
+    axes.set_title(f"{title}{': ' if title else ''}{summary}", fontsize=9, loc="left")
+    axes.legend(fontsize=7, frameon=False, ncols=4, loc="upper left", bbox_to_anchor=(0, -0.12))
+    save_figure(figure, path)
+
+
+def _boxes(plan: MemoryPlan) -> Iterator[tuple[str, int, int, int, int]]:
+    """(kind of phase, begin, end, bytes, offset) of every block in the arena."""
+    made = 0
+    for phase in plan.phases:
+        for request in phase.requests:
+            if request.offset_bytes != NATIVE:
+                yield phase.kind, made, request.end, request.num_bytes, request.offset_bytes
+            made += 1
