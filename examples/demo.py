@@ -22,7 +22,7 @@ def main() -> None:
     shutil.rmtree(RUN, ignore_errors=True)
     summary = build_demo(CORPUS, split_eval=0.01)
     print(f"corpus: {summary.train.num_documents} files, {summary.train.num_tokens:,} byte tokens")
-    trainer = Trainer(
+    with Trainer(
         "llama-tiny",
         train_data=CORPUS,
         eval_data=f"{CORPUS}-eval",
@@ -35,12 +35,12 @@ def main() -> None:
         log_interval=20,
         log_jsonl=str(RUN / "log.jsonl"),
         save=str(RUN / "checkpoints"),
-    )
-    trainer.print_header()
-    start_s = time.perf_counter()
-    trainer.train()
-    trained_s = time.perf_counter() - start_s
-    report(trained_s, trainer.evaluate(4))
+    ) as trainer:
+        trainer.print_header()
+        start_s = time.perf_counter()
+        trainer.train()
+        trained_s = time.perf_counter() - start_s
+        report(trained_s, trainer.evaluate(4))
 
 
 def report(trained_s: float, eval_loss: float) -> None:
