@@ -7,10 +7,11 @@ on a laptop in milliseconds, so torch is imported only when a name that needs it
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["RunConfig", "Trainer", "__version__"]
+__all__ = ["RunConfig", "Trainer", "__version__", "plan"]
 
 if TYPE_CHECKING:
     from memo.config import RunConfig
+    from memo.search.planning import plan
     from memo.train.trainer import Trainer
 
 
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from memo.config import RunConfig
 
         return RunConfig
+    if name == "plan":
+        from memo.search.planning import plan
+
+        return plan
     raise AttributeError(f"module 'memo' has no attribute {name!r}")

@@ -14,10 +14,14 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg
 
-from memo.errors import ConfigError
+from memo.config import RunConfig
+from memo.errors import ConfigError, HostMemoryError, PlanError
 from memo.estimate.answer import Answer, answer
 from memo.estimate.cases import COLUMNS, Case, read_case
-from memo.estimate.timing import TimeModel, Timing
+from memo.estimate.hardware import Hardware
+from memo.estimate.shapes import ModelShape
+from memo.estimate.timing import Timing
+from memo.estimate.verdict import Room
 from memo.units import GIB
 
 SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib")
@@ -31,6 +35,9 @@ Evaluate = Callable[[Case], Answer]
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     """Estimate memory of training, and say whether it fits: fits, unsure, oom or oohm (out of host memory).
+
+    The method memo also simulates the time of a step. TFLOP/s and MFU count model FLOPs with the causal half of
+    attention, as `memo train` prints them; papers that count attention in full print more for the same speed.
 
     Each flag below --json is also a column of the CSV file; an empty cell takes the default.
     """
@@ -66,7 +73,8 @@ class _Options:
     hardware: str | None = None
     """Machine by name, such as a100-40gb or h100-94gb, or a TOML file of one; default: a800-80."""
     alpha: str | None = None
-    """Share of the tokens whose activations move to the host, 0 to 1; off (default): none."""
+    """Share of the tokens whose activations move to the host, 0 to 1; auto: what limits and times allow; off
+    (default): none."""
     vpp: str | None = None
     """Chunks of layers per stage (interleaved 1F1B)."""
     recompute: str | None = None
@@ -82,8 +90,10 @@ def main(argv: Sequence[str]) -> None:
     options = tyro.cli(_Options, args=argv, prog="memo estimate")
     given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
 
+    time_model = _Simulation()
+
     def evaluate(case: Case) -> Answer:
-        return answer(case, llmem_corrected=options.llmem_corrected, time_model=_time_model())
+        return answer(case, llmem_corrected=options.llmem_corrected, time_model=time_model)
 
     if options.cases is None:
         if options.out is not None:
@@ -101,9 +111,26 @@ def main(argv: Sequence[str]) -> None:
     _table(Path(options.cases), Path(options.out), evaluate)
 
 
-def _time_model() -> TimeModel | None:
-    """The model of time for method memo; until there is one its columns stay empty."""
-    return None
+class _Simulation:
+    """The model of time for the method memo: `memo.simulate`, loaded when the first case asks."""
+
+    def timing(
+        self, config: RunConfig, world_size: int, hardware: Hardware, moved: Mapping[str, int] | None
+    ) -> Timing | None:
+        from memo.simulate import predict_step
+
+        try:
+            step = predict_step(config, world_size, hardware, moved)
+        except (PlanError, HostMemoryError):
+            return None
+        return Timing(step.step_time_s, step.tflops_per_gpu, step.mfu_percent, step.tgs)
+
+    def moved(
+        self, config: RunConfig, shape: ModelShape, world_size: int, hardware: Hardware, room: Room, whole_logits: bool
+    ) -> Mapping[str, int]:
+        from memo.search.moving import plan_moving
+
+        return plan_moving(config, shape, world_size, hardware, room, whole_logits=whole_logits).tiles
 
 
 def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
@@ -201,14 +228,22 @@ def _one(case: Case, result: Answer, as_json: bool) -> str:
         lines.append(
             f"  {'host, one node':<18}{result.host_bytes / GIB:>12,.3f} GiB of {case.host_memory_gib:,.1f} GiB"
         )
+    if case.alpha == "auto":
+        lines.append(f"  {'alpha auto':<18}{_moved(result.moved)}")
     if result.timing is not None:
         lines += [f"  {name:<18}{value:>12,.3f}" for name, value in asdict(result.timing).items()]
     return "\n".join([*lines, f"verdict: {result.verdict} ({result.bound})"])
 
 
+def _moved(tiles: Mapping[str, int] | None) -> str:
+    if tiles is None:
+        return "nothing moves: all activations fit on the GPU"
+    return "input, attention output, and tiles of " + ", ".join(f"{name} {count}" for name, count in tiles.items())
+
+
 def _title(case: Case) -> str:
     layout = ", ".join(f"{name} {getattr(case, name)}" for name in ("tp", "cp", "pp", "mbs", "gpus"))
-    alpha = "" if case.alpha is None else f", alpha {case.alpha:g}"
+    alpha = "" if case.alpha is None else f", alpha {case.alpha}"
     return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {layout}{alpha}, {case.hardware.name}"
 
 
@@ -222,5 +257,6 @@ def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
         "verdict": str(result.verdict),
         "bound": result.bound,
         "parts_bytes": result.parts,
+        "moved_tiles": result.moved,
         **(dict.fromkeys(TIMES) if result.timing is None else asdict(result.timing)),
     }

@@ -1,7 +1,8 @@
 """Refuse a run that cannot fit or finish before it allocates anything.
 
-The estimates are rough (see memo.estimate.memory and memo.estimate.time): a run near the limit may be
-admitted and fail, or be refused although it would just fit.
+The estimates are rough (see memo.estimate.memory for CPUs, memo.estimate.rank_memory for GPUs, and memo.estimate.time):
+a run near the limit may be admitted and fail, or be refused although it would just fit. On GPUs a run under
+--offload-alpha auto is admitted when it fits with everything on the device, or with as little there as can be.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from memo.config import RunConfig
 from memo.errors import ResourceError
 from memo.estimate.host_memory import available_host_bytes as available_host_bytes
 from memo.estimate.memory import MemoryEstimate, estimate_memory
+from memo.estimate.rank_memory import RankMemory, rank_memory
+from memo.estimate.shapes import shape_of
 from memo.estimate.time import estimate_step_s
 from memo.units import format_bytes, format_duration_s
 
@@ -19,7 +22,7 @@ from memo.units import format_bytes, format_duration_s
 class Admission:
     """What an admitted run is expected to take."""
 
-    worst_rank: MemoryEstimate
+    worst_rank: MemoryEstimate | RankMemory
     shared_bytes: int
     """Bytes of the ranks that share one memory."""
     step_s: float
@@ -46,7 +49,8 @@ def admit(config: RunConfig, world_size: int, available_bytes: int, peak_flops: 
         return estimate.shared_bytes <= available_bytes and estimate.step_s <= limit_s
 
     memory, step_s = admission.worst_rank, format_duration_s(admission.step_s)
-    parts = ", ".join(f"{f.name} {format_bytes(getattr(memory, f.name))}" for f in fields(memory))
+    names = [field.name for field in fields(memory) if field.name != "host"]
+    parts = ", ".join(f"{name} {format_bytes(getattr(memory, name))}" for name in names)
     within = "within" if admission.step_s <= limit_s else "above"
     raise ResourceError(
         f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine: a rank "
@@ -58,11 +62,22 @@ def admit(config: RunConfig, world_size: int, available_bytes: int, peak_flops: 
 
 
 def _estimate(config: RunConfig, world_size: int, peak_flops: float, local_ranks: int) -> Admission:
-    stages = [estimate_memory(config, world_size, stage) for stage in range(config.parallel.pp)]
+    stages = [_memory(config, world_size, stage) for stage in range(config.parallel.pp)]
     # Which stages share a node depends on the launcher: assume the most demanding ranks do.
     ranks = sorted(stages * (world_size // config.parallel.pp), key=lambda m: m.total, reverse=True)
     shared = sum(memory.total for memory in ranks[:local_ranks])
     return Admission(ranks[0], shared, estimate_step_s(config, world_size, peak_flops))
+
+
+def _memory(config: RunConfig, world_size: int, stage: int) -> MemoryEstimate | RankMemory:
+    if config.hardware.device != "cuda":
+        return estimate_memory(config, world_size, stage)
+    shape = shape_of(config.model, "", config.data.seq_length)
+    memory = rank_memory(config, shape, world_size, stage)
+    if config.memory.swaps and config.memory.offload_alpha == "auto":
+        swapped = rank_memory(config, shape, world_size, stage, moved={})
+        return min(memory, swapped, key=lambda rank: rank.total)
+    return memory
 
 
 def _remedy(config: RunConfig, is_within: Callable[[int], bool], only_time: bool) -> str:

@@ -1,5 +1,6 @@
 """Answers a case by its method: bytes by component, and the verdict."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from memo.config import MemoryConfig, ParallelConfig, RunConfig, TrainingConfig
@@ -33,6 +34,7 @@ class Answer:
     Attributes:
         parts: bytes by component, as the method names them.
         bound: what the verdict rests on.
+        moved: tiles by group that alpha auto moves; None: nothing moves, or alpha is given.
         timing: method memo alone, where a model of time was given.
     """
 
@@ -43,11 +45,13 @@ class Answer:
     verdict: Verdict
     parts: dict[str, float]
     bound: str
+    moved: Mapping[str, int] | None = None
     timing: Timing | None = None
 
 
 def answer(case: Case, *, llmem_corrected: bool = False, time_model: TimeModel | None = None) -> Answer:
-    """Raises ConfigError where the method memo cannot run the case; the other methods take any layout."""
+    """Raises ConfigError where the method memo cannot run the case, or needs a model of time for alpha auto; the other
+    methods take any layout."""
     room = Room(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
     if case.method == "eq18":
         return _by_eq18(case, room)
@@ -97,11 +101,19 @@ def _filling_batch(case: Case) -> int:
 
 
 def _by_memo(case: Case, room: Room, time_model: TimeModel | None) -> Answer:
-    config = run_config(case)
-    rank = worst_rank(config, case.shape, case.gpus, whole_logits=not case.loss_chunk_size)
-    host = 0
-    if case.alpha is not None:
-        host = node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, case.alpha)
+    config, whole_logits = run_config(case), not case.loss_chunk_size
+    moved = None
+    if case.alpha == "auto":
+        if time_model is None:
+            raise ConfigError("alpha is 'auto', which is solved from times: give a time_model, or a number")
+        plain = worst_rank(config, case.shape, case.gpus, whole_logits=whole_logits)
+        if judge(plain.total, 0, room) != Verdict.FITS:
+            moved = time_model.moved(config, case.shape, case.gpus, case.hardware, room, whole_logits)
+        else:  # nothing moves
+            config = replace(config, memory=replace(config.memory, offload_alpha="off"))
+    what = case.alpha if isinstance(case.alpha, float) else moved
+    rank = worst_rank(config, case.shape, case.gpus, whole_logits=whole_logits, moved=what)
+    host = 0 if what is None else node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, what)
     return Answer(
         states_bytes=rank.states,
         activation_bytes=rank.activations,
@@ -110,7 +122,8 @@ def _by_memo(case: Case, room: Room, time_model: TimeModel | None) -> Answer:
         verdict=judge(rank.total, host, room),
         parts={**components(rank)},
         bound=_BOUND,
-        timing=None if time_model is None else time_model(config, case.gpus, case.hardware),
+        moved=moved,
+        timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, moved),
     )
 
 

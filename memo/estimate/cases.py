@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memo.config import PRESETS, preset
 from memo.config.derived import BYTE_VOCAB_SIZE
@@ -31,7 +31,7 @@ class Case:
     Attributes:
         global_batch_size: None: enough microbatches to fill the pipeline.
         gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
-        alpha: share of the tokens that moves to the host; None: nothing does.
+        alpha: share of the tokens that moves to the host; auto: what limits and times allow; None: nothing moves.
         loss_chunk_size: tokens whose logits exist at once; 0: all of them, as in Megatron-LM.
     """
 
@@ -46,7 +46,7 @@ class Case:
     gpu_memory_gib: float
     global_batch_size: int | None
     hardware: Hardware
-    alpha: float | None
+    alpha: float | Literal["auto"] | None
     vpp: int
     recompute: str
     loss_chunk_size: int
@@ -167,11 +167,13 @@ class _Reader:
             raise self.refusal(column, "give GiB above 0, such as 80, or leave it empty")
         return value
 
-    def alpha(self) -> float | None:
+    def alpha(self) -> float | Literal["auto"] | None:
         """None for off or empty."""
         if self.text["alpha"] == "off":
             return None
-        remedy = "it is a share: give 0 to 1, or off (nothing moves)"
+        if self.text["alpha"] == "auto":
+            return "auto"
+        remedy = "it is a share: give 0 to 1, auto, or off (nothing moves)"
         value = self._number("alpha", remedy)
         if value is not None and not 0 <= value <= 1:
             raise self.refusal("alpha", remedy)

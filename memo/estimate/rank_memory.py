@@ -26,7 +26,7 @@ from memo.config.derived import data_parallel_size, num_microbatches, resolved_d
 from memo.estimate.calibration import CONTEXT_GIB, CP_GIB, STEP_BYTES
 from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
 from memo.estimate.shapes import ModelShape
-from memo.estimate.swap_memory import swap_bytes, working_set_bytes
+from memo.estimate.swap_memory import Moved, swap_bytes, working_set_bytes
 from memo.units import DTYPE_BYTES, GIB
 
 WHOLE_LOGIT_BYTES = 10
@@ -61,14 +61,21 @@ class RankMemory:
 
 
 def rank_memory(
-    config: RunConfig, shape: ModelShape, world_size: int, stage: int, *, whole_logits: bool = False
+    config: RunConfig,
+    shape: ModelShape,
+    world_size: int,
+    stage: int,
+    *,
+    whole_logits: bool = False,
+    moved: Moved | None = None,
 ) -> RankMemory:
     """Peak of a rank of pipeline stage `stage`.
 
     Args:
-        config: checked, with --device cuda; --offload-alpha off or a number (auto counts as off: nothing moves).
+        config: checked, with --device cuda.
         shape: whose parameters are counted; its sizes are the configuration's.
         whole_logits: the loss keeps logits of all tokens at once, as Megatron-LM's, instead of --loss-chunk-size.
+        moved: what a swap plan moves; default: a number in --offload-alpha (off and auto: no swap plan runs).
     """
     parallel = config.parallel
     narrow = DTYPE_BYTES[resolved_dtype(config, "cuda")]
@@ -76,7 +83,8 @@ def rank_memory(
     parameters = stage_parameter_count(config, shape, stage)
     shard = parameters / (data_parallel_size(config, world_size) * parallel.cp)
     cp_bytes = CP_GIB * GIB * math.log2(parallel.cp)
-    layers = _layers(config, world_size, stage)
+    alpha = config.memory.offload_alpha
+    layers = _layers(config, world_size, stage, alpha if moved is None and isinstance(alpha, float) else moved)
     loss = _loss_bytes(config, stage, whole_logits)
     return RankMemory(
         weights=parameters * narrow,
@@ -91,18 +99,32 @@ def rank_memory(
     )
 
 
-def worst_rank(config: RunConfig, shape: ModelShape, world_size: int, *, whole_logits: bool = False) -> RankMemory:
+def worst_rank(
+    config: RunConfig,
+    shape: ModelShape,
+    world_size: int,
+    *,
+    whole_logits: bool = False,
+    moved: Moved | None = None,
+) -> RankMemory:
     """The stage with the highest total: the first, which has most in flight, or the last, which has the head."""
     ends = {0, config.parallel.pp - 1}
-    ranks = [rank_memory(config, shape, world_size, stage, whole_logits=whole_logits) for stage in sorted(ends)]
+    ranks = [
+        rank_memory(config, shape, world_size, stage, whole_logits=whole_logits, moved=moved) for stage in sorted(ends)
+    ]
     return max(ranks, key=lambda rank: rank.total)
 
 
-def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, alpha: float) -> int:
+def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved) -> int:
     """Host memory of one node: which stages share one depends on the launcher, so the most demanding ranks do."""
-    stages = [swap_bytes(config, world_size, stage, alpha).host for stage in range(config.parallel.pp)]
-    ranks = sorted(stages * (world_size // config.parallel.pp), reverse=True)
-    return sum(ranks[:gpus_per_node])
+    per_stage, left, total = world_size // config.parallel.pp, gpus_per_node, 0
+    for stage in range(config.parallel.pp):  # earlier stages hold more
+        count = min(left, per_stage)
+        total += count * swap_bytes(config, world_size, stage, moved).host
+        left -= count
+        if not left:
+            break
+    return total
 
 
 def stage_parameter_count(config: RunConfig, shape: ModelShape, stage: int) -> int:
@@ -131,13 +153,13 @@ class _Layers:
     host: int
 
 
-def _layers(config: RunConfig, world_size: int, stage: int) -> _Layers:
+def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> _Layers:
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     layer, hidden = layer_activation_bytes(config), _hidden_bytes(config)
     gathered = 2 * hidden  # a layer's input and its gradient, gathered over tp
     memory, tp = config.memory, config.parallel.tp
-    if isinstance(memory.offload_alpha, float):
-        swap = swap_bytes(config, world_size, stage, memory.offload_alpha)
+    if moved is not None:
+        swap = swap_bytes(config, world_size, stage, moved)
         per_stage = config.model.num_layers // (config.parallel.pp * config.parallel.vpp)
         between = 0 if config.parallel.pp == 1 else 2 * (passes // per_stage) * hidden // tp
         return _Layers(between, swap.rounding_buffers, working_set_bytes(config), swap.host)

@@ -9,6 +9,7 @@ Known error: none for slots; host records are exact for one stage and for the la
 most one too many; the working set is a bound on what exists at once and was not measured on GPUs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memo.config import RunConfig
@@ -19,6 +20,9 @@ from memo.skeleton import bytes_of, moves_in_part, skeletal_tensors
 from memo.units import DTYPE_BYTES
 
 SLOT_ALIGNMENT_BYTES = 512
+
+Moved = float | Mapping[str, int]
+"""What moves: one share of the tokens of every group, rounded down to tiles, or the number of tiles of each group."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,9 @@ class SwapBytes:
     host: int
 
 
-def swap_bytes(config: RunConfig, world_size: int, stage: int, alpha: float) -> SwapBytes:
-    """Device and host bytes of a rank of `stage` when the share `alpha` of the tokens moves, rounded down to tiles."""
-    layout = slot_bytes(config, alpha)
+def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> SwapBytes:
+    """Device and host bytes of a rank of `stage`."""
+    layout = slot_bytes(config, moved)
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     slots = min(2, passes)
     records = num_records(config, world_size, stage)
@@ -59,10 +63,9 @@ def num_records(config: RunConfig, world_size: int, stage: int) -> int:
     return max(0, passes - resident)
 
 
-def slot_bytes(config: RunConfig, alpha: float) -> SlotBytes:
+def slot_bytes(config: RunConfig, moved: Moved) -> SlotBytes:
     """The layout of one slot; groups that never move under the policy are not in it."""
     tiles = resolved_offload_tiles(config)
-    moved_tiles = int(alpha * tiles + 1e-9)
     policy, tp, dtype = config.memory.offload_policy, config.parallel.tp, _dtype(config)
     num_tokens = config.data.seq_length // config.parallel.cp * config.training.micro_batch_size
     tensors = skeletal_tensors(config.model)
@@ -71,13 +74,15 @@ def slot_bytes(config: RunConfig, alpha: float) -> SlotBytes:
     for tensor in tensors:
         if tensor.kind == "always":
             end = _aligned(end) + size[tensor.name]
-    if not moved_tiles:
-        return SlotBytes(end, end, size["qkv"])
     for tensor in tensors:
-        if tensor.group != "qkv" and tensor.kind != "always" and moves_in_part(tensor, policy):
-            end = _aligned(end) + size[tensor.name] * moved_tiles // tiles
+        count = _moved_tiles(moved, tensor.group, tiles)
+        if count and tensor.group != "qkv" and tensor.kind != "always" and moves_in_part(tensor, policy):
+            end = _aligned(end) + size[tensor.name] * count // tiles
+    count = _moved_tiles(moved, "qkv", tiles)
+    if not count:
+        return SlotBytes(end, end, size["qkv"])
     start = _aligned(end)
-    return SlotBytes(start + size["qkv"], start + size["qkv"] * moved_tiles // tiles, 0)
+    return SlotBytes(start + size["qkv"], start + size["qkv"] * count // tiles, 0)
 
 
 def working_set_bytes(config: RunConfig) -> int:
@@ -102,6 +107,10 @@ def working_set_bytes(config: RunConfig) -> int:
     tile += narrow * model.hidden_size * fc1 // parallel.tp
     shared = tokens * narrow * (3 * model.hidden_size + q_size) // parallel.tp
     return shared + max(tokens * attention // parallel.tp, tile)
+
+
+def _moved_tiles(moved: Moved, group: str, tiles: int) -> int:
+    return int(moved * tiles + 1e-9) if isinstance(moved, int | float) else moved.get(group, 0)
 
 
 def _dtype(config: RunConfig) -> Dtype:

@@ -1,14 +1,16 @@
-"""Where a model of time plugs into estimates: a function of the configuration and the machine, given from above.
+"""Where a model of time plugs into estimates: given from above, because `memo.estimate` knows none.
 
-`memo.estimate` knows no such model. `memo estimate` hands one in for the method `memo`; without one the columns of
-time stay empty.
+`memo estimate` hands one in for the method `memo`; without one the columns of time stay empty.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
+from memo.estimate.shapes import ModelShape
+from memo.estimate.verdict import Room
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class Timing:
     """One optimizer step.
 
     Attributes:
-        tflops_per_gpu, mfu_percent: model FLOPs alone, as training logs them; MFU against the machine's bf16 peak.
+        tflops_per_gpu, mfu_percent: model FLOPs alone, with the causal half of attention, as training logs them (the
+            4D paper, for one, counts all of attention); MFU against the machine's bf16 peak.
         tgs: tokens per GPU per second.
     """
 
@@ -26,5 +29,15 @@ class Timing:
     tgs: float
 
 
-TimeModel = Callable[[RunConfig, int, Hardware], Timing]
-"""(configuration with --device cuda, world size, machine) -> one step. Raises ConfigError where it cannot tell."""
+class TimeModel(Protocol):
+    """Times of a checked configuration with --device cuda on a machine."""
+
+    def timing(
+        self, config: RunConfig, world_size: int, hardware: Hardware, moved: Mapping[str, int] | None
+    ) -> Timing | None:
+        """One step; `moved` gives tiles by group under --offload-alpha auto. None where it cannot tell."""
+
+    def moved(
+        self, config: RunConfig, shape: ModelShape, world_size: int, hardware: Hardware, room: Room, whole_logits: bool
+    ) -> Mapping[str, int]:
+        """Tiles by group that --offload-alpha auto moves where not all activations fit on the GPU."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.report.drawing import _figure, _save
-from memo.search.search import Choice, Plan
+from memo.report.drawing import new_figure, save_figure
+from memo.search.ranking import Choice, Plan
 from memo.units import GIB, KIB
 
 _PARTS = {
@@ -25,13 +25,13 @@ def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
     Every plan has a best choice. Raises ConfigError when matplotlib is missing or the suffix is unknown,
     ArtifactError when the file cannot be written.
     """
-    figure = _figure(path, 2.2 + 0.95 * max(4, len(plans)), 5.2)
+    figure = new_figure(path, 2.2 + 0.95 * max(4, len(plans)), 5.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     chosen = [plan.best for plan in plans if plan.best is not None]
-    _draw_gpu(above, chosen)
     room = plans[0].question
+    _draw_gpu(above, chosen, labels_at_gib=1.02 * room.gpu_memory_gib)
     above.axhline(room.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
-    above.set_ylim(0, 1.32 * room.gpu_memory_gib)
+    above.set_ylim(0, 1.4 * room.gpu_memory_gib)
     above.set_ylabel(f"GiB of one GPU (dashed: {room.gpu_memory_gib:g})", fontsize=8)
     above.set_title(title, fontsize=9, loc="left")
     above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
@@ -44,10 +44,10 @@ def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
     for axes in (above, below):
         axes.tick_params(labelsize=7, length=2)
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _draw_gpu(axes: Any, chosen: Sequence[Choice]) -> None:
+def _draw_gpu(axes: Any, chosen: Sequence[Choice], labels_at_gib: float) -> None:
     from matplotlib import colormaps
 
     at, bottoms = range(len(chosen)), [0.0] * len(chosen)
@@ -55,9 +55,9 @@ def _draw_gpu(axes: Any, chosen: Sequence[Choice]) -> None:
         heights = [sum(getattr(choice.sized.memory, name) for name in names) / GIB for choice in chosen]
         axes.bar(at, heights, 0.7, bottom=bottoms, label=label, color=colormaps["Set2"](index))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    for index, (choice, top) in enumerate(zip(chosen, bottoms, strict=True)):
+    for index, choice in enumerate(chosen):
         text = f"{choice.strategy}\nMFU {choice.step.mfu_percent:.0f} %"
-        axes.text(index, top, text, ha="center", va="bottom", fontsize=7)
+        axes.text(index, labels_at_gib, text, ha="center", va="bottom", fontsize=7)
 
 
 def _length(tokens: int) -> str:

@@ -1,5 +1,6 @@
 """Everything that decides the time of a step, worked out once: the input of the prediction and of the trace."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
@@ -65,7 +66,9 @@ class StepModel:
         return self.layers_per_chunk * layer_s + self.embedding_s(stage, action) + self.loss_s(stage, action)
 
 
-def step_model(config: RunConfig, world_size: int, hardware: Hardware, alpha: float | None = None) -> StepModel:
+def step_model(
+    config: RunConfig, world_size: int, hardware: Hardware, alpha: float | Mapping[str, int] | None = None
+) -> StepModel:
     """Arguments and errors as of `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
     dtype = resolved_dtype(config, hardware.device)
     if config.hardware.peak_tflops is not None:
@@ -91,10 +94,10 @@ def step_model(config: RunConfig, world_size: int, hardware: Hardware, alpha: fl
 
 
 def _layer(
-    config: RunConfig, world_size: int, kernels: Kernels, alpha: float | None
+    config: RunConfig, world_size: int, kernels: Kernels, alpha: float | Mapping[str, int] | None
 ) -> tuple[LayerCost, Cost, LayerTimes, SwapSolution | None]:
     """A layer as it is executed: plain, or under a swap plan with what that recomputes and copies."""
-    asked: float | str = config.memory.offload_alpha if alpha is None else alpha
+    asked: float | str | Mapping[str, int] = config.memory.offload_alpha if alpha is None else alpha
     if asked != "off" and (alpha is not None or config.memory.swaps):
         layer = swapped_layer(config, kernels)
         problem = swap_problem(config, world_size, kernels.hardware, layer)

@@ -1,6 +1,6 @@
 """The time of one training step, predicted from the configuration and the machine alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
@@ -41,14 +41,17 @@ class StepPrediction:
     swap: SwapSolution | None = None
 
 
-def predict_step(config: RunConfig, world_size: int, hardware: Hardware, alpha: float | None = None) -> StepPrediction:
+def predict_step(
+    config: RunConfig, world_size: int, hardware: Hardware, alpha: float | Mapping[str, int] | None = None
+) -> StepPrediction:
     """Predict one optimizer step of a checked configuration on `world_size` ranks of a machine.
 
     Only as many microbatches are run through the schedule as its steady phase takes to show, the others add their
     period; where copies always hide, an action is one event. `memo.simulate.trace.simulate_step` runs everything.
 
     Args:
-        alpha: share of the tokens whose activations move, fitting or not; default: what config.memory says.
+        alpha: share of the tokens whose activations move, or by group how many tiles, fitting or not; default: what
+            config.memory says.
 
     Known error: measured by benchmarks/simulator_accuracy.py. Not modelled: allocators that reorganize their
     memory, collectives that slow compute down, stragglers, data loading.

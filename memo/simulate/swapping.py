@@ -1,5 +1,6 @@
 """Which share of the activations a simulated run moves, and what its layers and copies take then."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -87,10 +88,10 @@ def host_bytes_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -
     return node_bytes // min(world_size, hardware.gpus_per_node)
 
 
-def choose(problem: SwapProblem, alpha: float | str) -> SwapSolution:
-    """What moves: a given share of every group, rounded down to tiles, or for "auto" what limits and times allow.
+def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> SwapSolution:
+    """What moves: a share of every group, rounded down to tiles, tiles by group, or for "auto" what limits allow.
 
-    A given share is taken at its word: whether it fits is for an estimate of memory to say. "auto" answers as
+    What is given is taken at its word: whether it fits is for an estimate of memory to say. "auto" answers as
     `memo.planner.alpha.solve`, but without a linear program: tiles are given one by one to the group that saves the
     most recomputation a byte and still fits. With several limits at once that may move a few tiles less.
 
@@ -98,6 +99,9 @@ def choose(problem: SwapProblem, alpha: float | str) -> SwapSolution:
         PlanError: a share outside [0, 1]; for "auto" also rounding buffers that do not fit on the device.
         HostMemoryError: for "auto", what always moves does not fit in host memory.
     """
+    if isinstance(alpha, Mapping):
+        shares = {name: count / problem.tiles for name, count in alpha.items()}
+        return predict(problem, dict(alpha), shares, Limit.REQUEST)
     if not isinstance(alpha, str):
         if not 0 <= alpha <= 1:
             raise PlanError(f"alpha is {alpha}, but it is a share of the tokens: give 0 to 1")

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from memo.cli.estimate import ADDED
+from memo.cli.estimate import ADDED, TIMES
 from memo.cli.main import main
+from memo.config import RunConfig, preset
 from memo.estimate.cases import COLUMNS
 from memo.estimate.hardware_table import HARDWARE
+from memo.simulate import predict_step
 
 Capture = pytest.CaptureFixture[str]
 
@@ -132,9 +134,8 @@ def test_one_case_as_json_and_as_a_table(capsys: Capture) -> None:
         ({"seq_len": "²"}, "line 3: seq_len is '²': give a whole number"),
         ({"seq_len": "9" * 20}, "line 3: seq_len is '99999999999999999999': give a whole number"),
         ({"gpus": "6"}, "line 3: gpus is '6': does not divide by tp 2 x cp 1 x pp 2 = 4: give a multiple"),
-        ({"alpha": "1.5"}, "line 3: alpha is '1.5': it is a share: give 0 to 1, or off"),
+        ({"alpha": "1.5"}, "line 3: alpha is '1.5': it is a share: give 0 to 1, auto, or off"),
         ({"alpha": "nan"}, "line 3: alpha is 'nan': it is a share"),
-        ({"alpha": "auto"}, "line 3: alpha is 'auto': it is a share"),
         ({"gpu_memory_gib": "80GB"}, "line 3: gpu_memory_gib is '80GB': give GiB above 0, such as 80"),
         ({"gpu_memory_gib": "0"}, "line 3: gpu_memory_gib is '0': give GiB above 0"),
         ({"host_memory_gib": "inf"}, "line 3: host_memory_gib is 'inf': give GiB above 0"),
@@ -250,3 +251,38 @@ def test_no_torch() -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert process.returncode == 0, process.stderr
+
+
+def test_alpha_auto(capsys: Capture) -> None:
+    """Nothing moves where everything fits; else what limits allow, at no more memory than surely fits."""
+    argv = ["estimate", "--model", "gpt-7b", "--tp", "4", "--cp", "2", "--alpha", "auto", "--json"]
+    found = {}
+    for k in (16, 512, 4096):
+        assert main([*argv, "--seq-len", str(k << 10)]) == 0
+        found[k] = json.loads(capsys.readouterr().out)
+    assert found[16]["moved_tiles"] is None and found[16]["host_gib"] == 0 and found[16]["parts_bytes"]["skeletal"] > 0
+    assert set(found[512]["moved_tiles"].values()) == {8} and found[512]["verdict"] == "fits"
+    assert found[512]["parts_bytes"]["skeletal"] == 0 and found[512]["host_gib"] > 1000
+    assert set(found[4096]["moved_tiles"].values()) == {0} and found[4096]["verdict"] == "oom"
+    assert all(case["alpha"] == "auto" and case["tgs"] > 0 for case in found.values())
+    assert main([*argv[:-1], "--seq-len", str(512 << 10)]) == 0
+    assert "input, attention output, and tiles of qkv 8, residual 8, fc1 8" in capsys.readouterr().out
+    assert main([*argv[:-1], "--seq-len", str(16 << 10)]) == 0
+    assert "nothing moves: all activations fit on the GPU" in capsys.readouterr().out
+
+
+def test_times_are_the_simulators_and_for_the_method_memo_alone(tmp_path: Path) -> None:
+    rows = [
+        {"model": "gpt-7b", "tp": "8", "method": method, "global_batch_size": "16", "alpha": alpha}
+        for method, alpha in (("memo", ""), ("memo", "0.5"), ("eq18", ""))
+    ]
+    plain, swapped, paper = table(tmp_path, rows)
+    assert all(paper[name] == "" for name in TIMES)
+    for row, alpha in ((plain, "off"), (swapped, 0.5)):
+        config = RunConfig(model=preset("gpt-7b")).override(
+            {"tp": 8, "gbs": 16, "seq_length": 8192, "device": "cuda", "offload_alpha": alpha}
+        )
+        step = predict_step(config, 8, HARDWARE["a800-80"])
+        for name in TIMES:
+            assert float(row[name]) == pytest.approx(getattr(step, name), rel=1e-12)
+    assert float(swapped["step_time_s"]) > float(plain["step_time_s"])

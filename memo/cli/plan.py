@@ -1,0 +1,135 @@
+"""`memo plan`: the fastest layout that fits, as a table, as JSON, as a run.toml and as a drawing.
+
+memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 131072 [--out run.toml] [--plot plan.svg]
+memo plan --model gpt-7b --gpus 8 --objective max-seq-len
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from tyro.conf import arg
+
+from memo.errors import ConfigError
+from memo.estimate.cases import DEFAULT_SEQ_LEN
+from memo.search.candidates import parse_layout
+from memo.search.launch import command, write_run
+from memo.search.planning import Objective, answer
+from memo.search.question import Question, ask
+from memo.search.ranking import Plan
+from memo.search.tables import as_object, explanation, text
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """Find the fastest layout that fits: tp x cp x pp x dp (ZeRO-1), micro-batch, and what activations do.
+
+    Speed is simulated, memory estimated (as `memo estimate` does), so it takes no GPU. TFLOP/s and MFU count model
+    FLOPs with the causal half of attention, as `memo train` prints them; papers that count attention in full, such as
+    Megatron-LM's, print more for the same speed.
+    """
+
+    model: str
+    """A preset, or the path of a config.json of Hugging Face, also of families that memo can only plan for."""
+    gpus: int
+    """All GPUs."""
+    seq_len: Annotated[int, arg(aliases=["--seq-length"])] = DEFAULT_SEQ_LEN
+    """Tokens of one sequence; fights with --objective max-seq-len."""
+    global_batch_size: Annotated[int | None, arg(aliases=["--gbs"])] = None
+    """Sequences in one step; default: one for each GPU."""
+    hardware: str = ""
+    """Machine by name, such as a100-40 or h100-80, or a TOML file of one; default: a800-80."""
+    gpu_memory_gib: float | None = None
+    """Nominal memory of one GPU; default: the hardware's."""
+    host_memory_gib: float | None = None
+    """Host memory of one node; default: the hardware's."""
+    objective: Objective = "tgs"
+    """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs."""
+    top: int = 10
+    """Rows of the table: the best of each tp x cp x pp."""
+    all: bool = False
+    """Show every candidate that fits, and the reason for each refusal."""
+    explain: str | None = None
+    """One layout as the table writes it, such as 'tp4 cp2 pp1 mbs1': every strategy with its memory and time."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    out: str | None = None
+    """File that gets the best run, for `memo train --config`."""
+    data_path: str | None = None
+    """Corpus to write into that file."""
+    plot: str | None = None
+    """Drawing (SVG, PNG or PDF) of memory and strategy by sequence length; needs matplotlib."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Raises ConfigError for what cannot be read, planned for, or written, and where --out has nothing to write."""
+    options = tyro.cli(_Options, args=argv, prog="memo plan")
+    _check(options)
+    question = ask(
+        options.model,
+        options.gpus,
+        seq_len=options.seq_len,
+        global_batch_size=options.global_batch_size,
+        hardware=options.hardware,
+        gpu_memory_gib=options.gpu_memory_gib,
+        host_memory_gib=options.host_memory_gib,
+    )
+    if options.explain is not None:
+        print(explanation(question, parse_layout(options.explain)))
+        return
+    plan = answer(question, options.objective, top=options.top, everything=options.all)
+    line = _write(plan, options)
+    if options.plot is not None:
+        _draw(question, options.plot)
+    print(json.dumps(as_object(plan, line, options.all), indent=1) if options.json else text(plan, line, options.all))
+
+
+def _check(options: _Options) -> None:
+    if options.objective == "max-seq-len" and options.seq_len != DEFAULT_SEQ_LEN:
+        raise ConfigError(
+            f"--seq-len {options.seq_len} fights with --objective max-seq-len, which finds it: leave one of both out"
+        )
+    if options.data_path is not None and options.out is None:
+        raise ConfigError(
+            f"--data-path {options.data_path} goes into the run's file, but --out is not given: give both"
+        )
+    if options.explain is not None:
+        others = {"--all": options.all, "--json": options.json, "--out": options.out, "--plot": options.plot}
+        given = [flag for flag, value in others.items() if value]
+        given += ["--objective max-seq-len"] if options.objective != "tgs" else []
+        if given:
+            raise ConfigError(f"--explain {options.explain} only explains: leave {given[0]} out, or --explain")
+
+
+def _write(plan: Plan, options: _Options) -> str | None:
+    """Write --out; the command that runs the best choice, None where there is none to run."""
+    best = plan.best
+    if best is None:
+        if options.out is not None:
+            raise ConfigError(
+                f"--out {options.out}: nothing fits, so there is no run to write: see `memo plan` without --out for why"
+            )
+        return None
+    if options.out is not None:
+        write_run(plan.question, best, options.out, options.data_path)
+    if plan.question.model.run is None:
+        return None
+    return command(plan.question, options.out or "run.toml", options.data_path)
+
+
+def _draw(question: Question, path: str) -> None:
+    from memo.report.memory_drawing import draw_plans
+    from memo.search.curve import plans_by_length
+
+    plans = plans_by_length(question)
+    if not plans:
+        raise ConfigError(
+            f"--plot {path}: no sequence length fits on --gpus {question.gpus}: use more, or a smaller --model"
+        )
+    title = (
+        f"{question.model.name} on {question.gpus} x {question.hardware.name}, {question.global_batch_size} sequences "
+        "a step: the fastest plan that fits"
+    )
+    draw_plans(plans, path, title)

@@ -1,0 +1,168 @@
+"""What the search chooses from: layouts that memo can run, and what each may do with its activations.
+
+    layout     tp x cp (how attention exchanges) x pp (x chunks: interleaved) x micro-batch; dp is the rest, with ZeRO-1
+    strategy   keep | recompute selective | recompute full | swap at alpha: auto, or a share of all groups
+
+ZeRO-1 is no choice: memo always shards the optimizer over dp x cp.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from memo.config import RunConfig
+from memo.config.check_layout import check_batch, check_layout
+from memo.config.derived import resolved_a2a_size
+from memo.config.memory import OffloadAlpha, RecomputeGranularity
+from memo.config.parallel import CpCommType
+from memo.errors import ConfigError
+from memo.search.question import Question
+
+MOST_CHUNKS = 8
+"""Of a stage: more of them only multiply messages and activations in flight."""
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """How the model and a microbatch are spread over the GPUs."""
+
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    mbs: int = 1
+    cp_comm_type: CpCommType = "p2p"
+
+    @property
+    def ranks(self) -> int:
+        return self.tp * self.cp * self.pp
+
+    def __str__(self) -> str:
+        """As `parse_layout` reads it."""
+        chunks = f" vpp{self.vpp}" if self.vpp > 1 else ""
+        exchange = f" {self.cp_comm_type}" if self.cp > 1 else ""
+        return f"tp{self.tp} cp{self.cp} pp{self.pp}{chunks} mbs{self.mbs}{exchange}"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Where a layer's activations are between forward and backward."""
+
+    alpha: OffloadAlpha = "off"
+    recompute: RecomputeGranularity = "none"
+
+    @property
+    def swaps(self) -> bool:
+        return self.alpha != "off"
+
+    def __str__(self) -> str:
+        if self.swaps:
+            return f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
+        return "keep" if self.recompute == "none" else f"recompute {self.recompute}"
+
+
+KEEP = Strategy()
+SELECTIVE = Strategy(recompute="selective")
+FULL = Strategy(recompute="full")
+AUTO = Strategy("auto")
+GRID = tuple(Strategy(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0))
+
+
+def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> RunConfig:
+    """The run, not yet checked."""
+    base = question.base
+    return replace(
+        base,
+        parallel=replace(
+            base.parallel,
+            tensor_model_parallel_size=layout.tp,
+            context_parallel_size=layout.cp,
+            cp_comm_type=layout.cp_comm_type,
+            pipeline_model_parallel_size=layout.pp,
+            num_virtual_stages_per_pipeline_rank=layout.vpp,
+        ),
+        memory=replace(base.memory, offload_alpha=strategy.alpha, recompute_granularity=strategy.recompute),
+        training=replace(base.training, micro_batch_size=layout.mbs),
+    )
+
+
+def grids(question: Question) -> Iterator[tuple[Layout, str]]:
+    """Every tp, cp and pp whose product divides the GPUs, with why memo cannot run it, or an empty text."""
+    for tp in divisors(question.gpus):
+        for cp in divisors(question.gpus // tp):
+            for pp in divisors(question.gpus // (tp * cp)):
+                layout = Layout(tp, cp, pp)
+                yield layout, refusal(question, layout)
+
+
+def refusal(question: Question, layout: Layout) -> str:
+    """Why memo cannot run a layout, whatever its memory; empty where it can."""
+    config = config_of(question, layout)
+    try:
+        check_layout(config, question.gpus)
+        check_batch(config, question.gpus)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def pipelines(question: Question, grid: Layout) -> Iterator[Layout]:
+    """A grid's stages in one chunk, then in several."""
+    yield grid
+    if grid.pp > 1:
+        per_stage = question.model.sizes.num_layers // grid.pp
+        yield from (replace(grid, vpp=chunks) for chunks in divisors(per_stage) if 1 < chunks <= MOST_CHUNKS)
+
+
+def batches(question: Question, pipeline: Layout) -> Iterator[Layout]:
+    """Micro-batches of 1, 2, 4, ... sequences that divide what one copy of the model gets, smallest first."""
+    sequences = question.global_batch_size // (question.gpus // pipeline.ranks)
+    size = 1
+    while size <= sequences and sequences % size == 0:
+        if pipeline.vpp == 1 or sequences // size % pipeline.pp == 0:
+            yield replace(pipeline, mbs=size)
+        size *= 2
+
+
+def exchanges(question: Question, layout: Layout) -> list[Layout]:
+    """The ways of attention under cp that differ for these heads. Memory is the same for all."""
+    if layout.cp == 1:
+        return [layout]
+    heads, groups = question.model.sizes.num_attention_heads // layout.tp, question.model.sizes.kv_heads // layout.tp
+    kinds: list[CpCommType] = ["p2p", "all_gather"]
+    if heads % layout.cp == 0 and groups % layout.cp == 0:
+        kinds.append("a2a")
+    elif resolved_a2a_size(config_of(question, replace(layout, cp_comm_type="a2a+p2p"))) > 1:
+        kinds.append("a2a+p2p")
+    return [replace(layout, cp_comm_type=kind) for kind in kinds]
+
+
+def can_tile(question: Question, layout: Layout) -> bool:
+    """Whether the tiles of a given alpha divide the sequence; auto takes fewer tiles where they do not."""
+    step = layout.tp if layout.cp == 1 else 2 * layout.cp * layout.tp
+    return question.seq_len % (step * question.base.memory.offload_tiles) == 0
+
+
+def parse_layout(text: str) -> Layout:
+    """`tp4 cp2 pp1 mbs1 a2a`, also with commas and equals signs; what is left out is 1. Raises ConfigError."""
+    sizes: dict[str, int] = {}
+    exchange: CpCommType = "p2p"
+    for word in text.replace(",", " ").split():
+        found = re.fullmatch(r"(tp|cp|pp|vpp|mbs)=?([1-9]\d{0,8})", word)
+        if found:
+            sizes[found[1]] = int(found[2])
+        elif word in get_args(CpCommType):
+            exchange = word  # type: ignore[assignment]  # one of them
+        else:
+            raise ConfigError(
+                f"--explain '{text}': '{word}' is no part of a layout: write it as the table does, such as "
+                "'tp4 cp2 pp1 mbs1 p2p'"
+            )
+    return Layout(**sizes, cp_comm_type=exchange)
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]

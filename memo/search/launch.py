@@ -1,0 +1,71 @@
+"""From a choice to a run: its configuration as a file for `memo train --config`, and the command that starts it."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from memo.config import RunConfig
+from memo.config.checks import check
+from memo.errors import ConfigError
+from memo.estimate.verdict import HOST_FITS_SHARE
+from memo.search.candidates import config_of
+from memo.search.question import Question
+from memo.search.ranking import Choice
+from memo.units import GIB
+
+STEP_MINUTES_MARGIN = 4
+"""Steps are admitted up to this many times what is predicted: the check before a run is rougher than the search."""
+
+
+def run_of(question: Question, choice: Choice, data_path: str | None = None) -> RunConfig:
+    """The run of a choice, checked; host memory is bounded where the question bounds it.
+
+    Raises ConfigError for a model that memo can only plan for.
+    """
+    model = question.model
+    if model.run is None:
+        raise ConfigError(f"--model {model.name} cannot be trained, only planned for: {model.why_not}")
+    config = config_of(question, choice.layout, choice.strategy)
+    memory, training = config.memory, config.training
+    if choice.strategy.swaps and question.host_is_given:
+        memory = replace(memory, offload_host_memory_gb=HOST_FITS_SHARE * question.host_memory_gib)
+    minutes = math.ceil(STEP_MINUTES_MARGIN * choice.step.step_time_s / 60)
+    config = replace(
+        config,
+        model=model.run,
+        memory=memory,
+        training=replace(training, max_step_minutes=max(training.max_step_minutes, float(minutes))),
+        data=replace(config.data, data_path=data_path),
+        checkpoint=replace(config.checkpoint, pretrained_checkpoint=model.pretrained),
+    )
+    check(config, question.gpus, needs_data=False)
+    return config
+
+
+def write_run(question: Question, choice: Choice, path: str, data_path: str | None = None) -> None:
+    """Write the run as TOML, what is expected of it in comments. Raises ConfigError."""
+    step, sized = choice.step, choice.sized
+    lines = [
+        f"# Planned by memo for {question.gpus} GPUs ({question.hardware.name}, {question.gpu_memory_gib:g} GiB).",
+        f"# Expected: {step.tgs:,.0f} tokens per GPU and second, MFU {step.mfu_percent:.1f} %, "
+        f"{step.step_time_s:,.1f} s a step,",
+        f"# {sized.memory.total / GIB:,.1f} GiB of a GPU, {sized.host_bytes / GIB:,.1f} GiB of a node's host memory.",
+        "",
+        run_of(question, choice, data_path).to_toml(),
+    ]
+    try:
+        Path(path).write_text("\n".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}: check the path and its permissions") from None
+
+
+def command(question: Question, config_file: str, data_path: str | None = None) -> str:
+    """The torchrun line; with several nodes, to be run on each of them."""
+    machine = question.hardware
+    nodes = -(-question.gpus // machine.gpus_per_node)
+    data = "" if data_path else " --data-path DATA"
+    train = f"-m memo train --config {config_file}{data} --save RUN"
+    if nodes == 1:
+        return f"torchrun --nproc-per-node {question.gpus} {train}"
+    meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {machine.gpus_per_node} {meeting} {train}"

@@ -1,0 +1,94 @@
+"""The longest sequence that fits, and what binds beyond it.
+
+Lengths are multiples of a unit that every layout of the GPUs divides, so a longer sequence needs more of everything
+and the longest one is found by bisection.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memo.errors import ConfigError
+from memo.estimate.cases import LARGEST
+from memo.estimate.verdict import Verdict
+from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, grids
+from memo.search.question import Question
+from memo.search.sizing import size
+
+_FRUGAL = (GRID[0], FULL, SELECTIVE)
+"""What needs least: all else lies between, in GPU memory and in host memory."""
+
+
+@dataclass(frozen=True)
+class Longest:
+    """The answer.
+
+    Attributes:
+        seq_len: tokens; 0 where not even one unit fits.
+        unit: lengths are multiples of it.
+        limit: why the next length does not fit: the layout that comes nearest, and the memory it lacks; or what
+            the model forbids.
+    """
+
+    seq_len: int
+    unit: int
+    limit: str
+
+
+def longest(question: Question) -> Longest:
+    """The longest sequence for which some layout fits, at the question's global batch size."""
+    unit = length_unit(question.gpus, question.base.memory.offload_tiles)
+    last: tuple[Layout, Strategy] | None = None
+
+    def fits(units: int) -> bool:
+        nonlocal last
+        at = _at(question, units * unit)
+        if at is None:
+            return False
+        if last is not None and size(at, *last).verdict == Verdict.FITS:
+            return True
+        found = next((pair for pair in _frugal(at) if size(at, *pair).verdict == Verdict.FITS), None)
+        last = found or last
+        return found is not None
+
+    if not fits(1):
+        return Longest(0, unit, _limit(question, unit))
+    low, high = 1, 2
+    while high * unit <= LARGEST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return Longest(low * unit, unit, _limit(question, (low + 1) * unit))
+
+
+def length_unit(gpus: int, tiles: int) -> int:
+    """A multiple of 2 cp tp tiles for any tp x cp that divides the GPUs, and of 1,024."""
+    return math.lcm(1024, 2 * gpus * tiles)
+
+
+def _at(question: Question, seq_len: int) -> Question | None:
+    """None where the model has no positions for so many tokens."""
+    model = question.model.sizes
+    table = model.max_position_embeddings
+    if model.position_embedding_type == "learned_absolute" and table is not None and seq_len > table:
+        return None
+    return question.at_length(seq_len)
+
+
+def _frugal(question: Question) -> Iterator[tuple[Layout, Strategy]]:
+    """Micro-batches of 1, and stages of one chunk: several hold more."""
+    for grid, why in grids(question):
+        if not why:
+            yield from ((grid, strategy) for strategy in _FRUGAL)
+
+
+def _limit(question: Question, seq_len: int) -> str:
+    at = _at(question, seq_len)
+    if at is None:
+        return f"the model's table of {question.model.sizes.max_position_embeddings:,} positions"
+    sized = [(size(at, *pair), pair) for pair in _frugal(at)]
+    if not sized:
+        raise ConfigError(f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(at) if why)}")
+    nearest, (layout, strategy) = min(sized, key=lambda pair: pair[0].excess)
+    return f"{nearest.shortage(at)} with {seq_len:,} tokens under {layout}, {strategy}"

@@ -1,0 +1,63 @@
+"""`memo.plan`: one call from names and numbers to a plan."""
+
+from dataclasses import replace
+from typing import Literal, get_args
+
+from memo.errors import ConfigError
+from memo.estimate.cases import DEFAULT_SEQ_LEN
+from memo.estimate.hardware import Hardware
+from memo.search.longest import longest
+from memo.search.question import Question, ask
+from memo.search.ranking import Plan, search
+
+Objective = Literal["tgs", "max-seq-len"]
+
+
+def plan(
+    model: str,
+    gpus: int,
+    *,
+    seq_len: int = DEFAULT_SEQ_LEN,
+    global_batch_size: int | None = None,
+    hardware: str | Hardware = "",
+    gpu_memory_gib: float | None = None,
+    host_memory_gib: float | None = None,
+    objective: Objective = "tgs",
+    top: int = 10,
+) -> Plan:
+    """The fastest layouts that fit, or the longest sequence that fits and the fastest layouts for it.
+
+    Args:
+        model: a preset, or the path of a config.json of Hugging Face.
+        seq_len: tokens of one sequence; not read for the longest.
+        global_batch_size: sequences of one step; default: one for each GPU.
+        hardware: a machine by name, a TOML file of one, or a `Hardware`; default: MEMO's a800-80.
+        gpu_memory_gib, host_memory_gib: of one GPU and of one node; default: the hardware's.
+        top: how many layouts (tp x cp x pp) to rank, 1 or more.
+
+    Raises ConfigError for what is not known, cannot be read, or is not above 0.
+    """
+    question = ask(
+        model,
+        gpus,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size,
+        hardware=hardware,
+        gpu_memory_gib=gpu_memory_gib,
+        host_memory_gib=host_memory_gib,
+    )
+    return answer(question, objective, top=top)
+
+
+def answer(question: Question, objective: Objective = "tgs", *, top: int = 10, everything: bool = False) -> Plan:
+    """As `plan`, of a question that has been read. `everything`: rank all candidates that fit."""
+    if objective not in get_args(Objective):
+        raise ConfigError(f"--objective is {objective!r}: use {' or '.join(get_args(Objective))}")
+    if top < 1:
+        raise ConfigError(f"--top is {top}: give 1 or more")
+    if objective == "tgs":
+        return search(question, top=top, everything=everything)
+    found = longest(question)
+    if not found.seq_len:
+        return Plan(question, (), (), (), 0, 0, found)
+    return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)

@@ -1,0 +1,160 @@
+"""What is asked of the search: a model, a batch and the machines that train it; read and checked."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
+from memo.config.check_model import check_model
+from memo.config.derived import BYTE_VOCAB_SIZE
+from memo.config.hugging_face import CONFIG_FILE, model_of
+from memo.config.run import HardwareConfig
+from memo.errors import ConfigError
+from memo.estimate.cases import DEFAULT_SEQ_LEN, LARGEST, model_shape
+from memo.estimate.hardware import Hardware
+from memo.estimate.machines import find_hardware
+from memo.estimate.shapes import ModelShape, model_config_of
+from memo.estimate.verdict import Room
+from memo.units import GIB
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model as the search sees it.
+
+    Attributes:
+        shape: whose parameters are counted.
+        sizes: whose layers are timed: the nearest model that memo can run, with a vocabulary.
+        run: what `memo train` is told; None for a model that memo can only plan for.
+        pretrained: directory whose weights such a run starts from.
+        why_not: why there is no `run`.
+    """
+
+    name: str
+    shape: ModelShape
+    sizes: ModelConfig
+    run: ModelConfig | None
+    pretrained: str | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which layout trains `model` fastest?
+
+    Attributes:
+        global_batch_size: sequences of one step, the same for all layouts.
+        gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
+        host_is_given: the user named the host memory, so a run is held to it.
+        whole_logits: judge memory as of Megatron-LM, whose loss keeps all logits; memo's own does not.
+    """
+
+    model: PlannedModel
+    gpus: int
+    seq_len: int
+    global_batch_size: int
+    hardware: Hardware
+    gpu_memory_gib: float
+    host_memory_gib: float
+    host_is_given: bool = False
+    whole_logits: bool = False
+
+    @cached_property
+    def room(self) -> Room:
+        return Room(self.gpu_memory_gib * GIB, self.host_memory_gib * GIB)
+
+    @cached_property
+    def base(self) -> RunConfig:
+        """The run without a layout."""
+        return RunConfig(
+            model=self.model.sizes,
+            training=TrainingConfig(global_batch_size=self.global_batch_size, params_dtype="bf16"),
+            data=DataConfig(seq_length=self.seq_len),
+            hardware=HardwareConfig(device="cuda"),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.seq_len * self.global_batch_size
+
+    def at_length(self, seq_len: int) -> "Question":
+        """The same with other sequences. Raises ConfigError where the model has no positions for them."""
+        if self.model.sizes.position_embedding_type == "rope":
+            return replace(self, seq_len=seq_len)  # nothing of the model depends on the length
+        return replace(self, model=planned_model(self.model.name, seq_len), seq_len=seq_len)
+
+
+def ask(
+    model: str,
+    gpus: int,
+    *,
+    seq_len: int = DEFAULT_SEQ_LEN,
+    global_batch_size: int | None = None,
+    hardware: str | Hardware = "",
+    gpu_memory_gib: float | None = None,
+    host_memory_gib: float | None = None,
+) -> Question:
+    """Read a question; defaults: one sequence for each GPU, the memory of the hardware.
+
+    Raises ConfigError for a model or machine that is not known, a size that is not above 0, sequences that the model
+    has no positions for, and GPUs that do not fill their nodes.
+    """
+    _require_count("--gpus", gpus)
+    _require_count("--seq-len", seq_len)
+    if global_batch_size is not None:
+        _require_count("--global-batch-size", global_batch_size)
+    for flag, size in (("--gpu-memory-gib", gpu_memory_gib), ("--host-memory-gib", host_memory_gib)):
+        if size is not None and not 0 < size <= LARGEST:
+            raise ConfigError(f"{flag} is {size}: give GiB above 0, such as 80")
+    machine = hardware if isinstance(hardware, Hardware) else _machine(hardware, gpu_memory_gib)
+    if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
+        raise ConfigError(
+            f"--gpus {gpus} do not fill nodes of {machine.gpus_per_node} (--hardware {machine.name}): use --gpus "
+            f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or a hardware file with other gpus_per_node"
+        )
+    question = Question(
+        model=planned_model(model, seq_len),
+        gpus=gpus,
+        seq_len=seq_len,
+        global_batch_size=global_batch_size or gpus,
+        hardware=machine,
+        gpu_memory_gib=gpu_memory_gib or machine.memory_gib,
+        host_memory_gib=host_memory_gib or machine.host_memory_gib,
+        host_is_given=host_memory_gib is not None,
+    )
+    check_model(question.base)
+    return question
+
+
+def planned_model(name: str, seq_len: int) -> PlannedModel:
+    """A preset, or a config.json of Hugging Face (a file or its directory). Raises ConfigError."""
+    try:
+        shape = model_shape(name, seq_len)
+    except ConfigError as error:
+        raise ConfigError(f"--model {name}: {error}") from None
+    path = Path(name)
+    if not name.endswith(".json") and not path.is_dir():
+        model = preset(name)
+        return PlannedModel(name, shape, replace(model, vocab_size=model.vocab_size or BYTE_VOCAB_SIZE), model)
+    file = path / CONFIG_FILE if path.is_dir() else path
+    try:
+        model = model_of(json.loads(file.read_bytes()), str(file))
+    except ConfigError as error:
+        return PlannedModel(name, shape, model_config_of(shape), None, why_not=str(error))
+    has_weights = any(file.parent.glob("*.safetensors"))
+    return PlannedModel(name, shape, model, model, pretrained=str(file.parent) if has_weights else None)
+
+
+def _require_count(flag: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        raise ConfigError(f"{flag} is {value}: give a whole number above 0, such as 8")
+
+
+def _machine(name: str, memory_gib: float | None) -> Hardware:
+    try:
+        return find_hardware(name, memory_gib)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith("--hardware") else f"--hardware {name}: {text}") from None

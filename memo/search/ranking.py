@@ -1,0 +1,265 @@
+"""The fastest layouts that fit: memory first, which is cheap, then time, for the most promising ones first.
+
+    every grid tp x cp x pp      -> what memo cannot run: refused
+    its pipelines and batches    -> memory of every strategy: refused, unsure or fits
+    what fits                    -> a bound on its speed from its layers alone; simulated in order of the bound,
+                                    until the next bound lies below the last one shown
+    what moves at alpha auto     -> a given alpha tried instead, from the grid
+
+The bound leaves out messages, the optimizer and most waits, so nothing that is faster is missed.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import inf
+
+from memo.estimate.verdict import Verdict
+from memo.search.candidates import (
+    AUTO,
+    FULL,
+    GRID,
+    KEEP,
+    SELECTIVE,
+    Layout,
+    Strategy,
+    batches,
+    can_tile,
+    config_of,
+    exchanges,
+    grids,
+    pipelines,
+    refusal,
+)
+from memo.search.longest import Longest
+from memo.search.moving import Moving, plan_moving
+from memo.search.question import Question
+from memo.search.sizing import Sized, size
+from memo.simulate import StepPrediction, predict_step
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer import plain_layer, swapped_layer
+
+NUM_UNSURE = 3
+"""Shown of those that may or may not fit."""
+NOTHING_BINDS = "nothing: all activations stay on the GPU"
+
+
+_STRATEGIES = (KEEP, SELECTIVE, FULL, AUTO)
+
+
+class Reason(StrEnum):
+    """Why a layout is refused."""
+
+    LAYOUT = "cannot be laid out"
+    GPU = "out of GPU memory"
+    HOST = "out of host memory"
+    UNSURE = "unsure whether it fits"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A layout that no strategy makes fit; `text` is of the strategy that needs least."""
+
+    layout: Layout
+    reason: Reason
+    text: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate with its prediction.
+
+    Attributes:
+        limit: what kept it from a faster strategy.
+        moved: tiles by group under alpha auto.
+    """
+
+    layout: Layout
+    strategy: Strategy
+    sized: Sized
+    step: StepPrediction
+    limit: str
+    moved: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        choices: that fit, fastest first; of each tp x cp x pp the fastest, or all where all were asked for.
+        unsure: those that would be faster but whose verdict is unsure; never chosen.
+        num_candidates: layouts x strategies whose memory was looked at.
+        num_fitting: those of them that fit.
+        longest: where the longest sequence was asked for; the question is then at that length.
+    """
+
+    question: Question
+    choices: tuple[Choice, ...]
+    unsure: tuple[Choice, ...]
+    refusals: tuple[Refusal, ...]
+    num_candidates: int
+    num_fitting: int
+    longest: Longest | None = None
+
+    @property
+    def best(self) -> Choice | None:
+        return self.choices[0] if self.choices else None
+
+    def counts(self) -> dict[Reason, int]:
+        """Refused layouts by reason."""
+        reasons = [refused.reason for refused in self.refusals]
+        return {reason: reasons.count(reason) for reason in Reason if reason in reasons}
+
+
+@dataclass
+class _Pools:
+    strategies: tuple[Strategy, ...]
+    fits: list[tuple[Layout, Strategy]] = field(default_factory=list)
+    unsure: list[tuple[Layout, Strategy]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    num_candidates: int = 0
+
+
+def search(question: Question, *, top: int = 10, everything: bool = False) -> Plan:
+    """The `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16."""
+    pools = _sorted_by_memory(question, everything)
+    race = _Race(question, everything)
+    choices = race.run(pools.fits, max(1, len(pools.fits)) if everything else top)
+    if not everything:
+        choices = tuple(sorted(map(race.refined, choices), key=_step_s))
+    unsure = race.run(pools.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
+    return Plan(question, choices, unsure, tuple(pools.refused), pools.num_candidates, len(pools.fits))
+
+
+def evaluate(question: Question, layout: Layout, strategy: Strategy, moving: Moving | None = None) -> Choice:
+    """One candidate in full, fitting or not; `moving` is of alpha auto, where it is known already."""
+    moved: dict[str, int] | None = None
+    limit = NOTHING_BINDS if strategy == KEEP else "device memory"
+    if strategy == AUTO:
+        moving = moving or _moving(question, layout)
+        moved, limit = moving.tiles, str(moving.limit)
+    step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
+    return Choice(layout, strategy, size(question, layout, strategy, moved), step, limit, moved)
+
+
+def _moving(question: Question, layout: Layout) -> Moving:
+    config, shape = config_of(question, layout, AUTO), question.model.shape
+    machine, room = question.hardware, question.room
+    return plan_moving(config, shape, question.gpus, machine, room, whole_logits=question.whole_logits)
+
+
+def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
+    """One layout under every strategy, fastest first; or, with nothing else, why memo cannot run it."""
+    why = refusal(question, layout)
+    if why:
+        return why, []
+    ways = [*_STRATEGIES, *(share for share in GRID if can_tile(question, layout))]
+    return "", sorted((evaluate(question, layout, way) for way in ways), key=_step_s)
+
+
+def _step_s(choice: Choice) -> float:
+    return choice.step.step_time_s
+
+
+def _sorted_by_memory(question: Question, everything: bool) -> _Pools:
+    pools = _Pools(strategies=(*_STRATEGIES, *GRID) if everything else _STRATEGIES)
+    for grid, why in grids(question):
+        if why:
+            pools.refused.append(Refusal(grid, Reason.LAYOUT, why))
+            pools.num_candidates += 1
+            continue
+        for pipeline in pipelines(question, grid):
+            smaller: Refusal | None = None
+            for layout in batches(question, pipeline):
+                if smaller is not None:  # memory grows with the micro-batch
+                    pools.refused.append(replace(smaller, layout=layout))
+                    pools.num_candidates += 1
+                    continue
+                smaller = _place(question, layout, pools)
+    return pools
+
+
+def _place(question: Question, layout: Layout, pools: _Pools) -> Refusal | None:
+    """Put a layout's strategies into the pools. Where keeping everything fits, nothing else can be faster.
+
+    Returns the refusal where not even an unsure one is left, so that larger micro-batches need no look.
+    """
+    ways = exchanges(question, layout)
+    tried: list[tuple[Strategy, Sized]] = []
+    for strategy in pools.strategies if can_tile(question, layout) else _STRATEGIES:
+        tried.append((strategy, size(question, layout, strategy)))
+        if strategy == KEEP and tried[0][1].verdict == Verdict.FITS:
+            break
+    pools.num_candidates += len(ways) * len(tried)
+    fitting = [strategy for strategy, sized in tried if sized.verdict == Verdict.FITS]
+    unsure = [strategy for strategy, sized in tried if sized.verdict == Verdict.UNSURE]
+    pools.fits += [(way, strategy) for strategy in fitting for way in ways]
+    pools.unsure += [(way, strategy) for strategy in unsure for way in ways]
+    if fitting:
+        return None
+    least = min((sized for _, sized in tried), key=lambda sized: sized.excess)
+    reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
+    refused = Refusal(layout, reasons[least.verdict], least.shortage(question))
+    pools.refused.append(refused)
+    return None if unsure else refused
+
+
+class _Race:
+    """Simulates candidates in order of what they take at least, until the rest cannot win any more."""
+
+    def __init__(self, question: Question, everything: bool) -> None:
+        self.question, self.everything = question, everything
+        self.kernels = Kernels(question.hardware, "bf16")
+        self._layers: dict[object, float] = {}
+
+    def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> tuple[Choice, ...]:
+        """The best of `count` grids, or of all candidates one by one; only those that take less than `below_s`."""
+        queue: list[tuple[float, int, Moving | None]] = [
+            (self._least_s(layout, self._layer_s(layout, strategy)), index, None)
+            for index, (layout, strategy) in enumerate(pool)
+        ]
+        heapq.heapify(queue)
+        best: dict[object, Choice] = {}
+        while queue:
+            bound_s, index, moving = heapq.heappop(queue)
+            last_s = sorted(map(_step_s, best.values()))[count - 1] if len(best) >= count else below_s
+            if bound_s >= last_s:
+                break
+            layout, strategy = pool[index]
+            key = index if self.everything else (layout.tp, layout.cp, layout.pp)
+            if key in best and bound_s >= _step_s(best[key]):
+                continue
+            if strategy == AUTO and moving is None:  # what it moves gives a better bound, before anything is simulated
+                moving = _moving(self.question, layout)
+                heapq.heappush(queue, (max(moving.link_s, self._least_s(layout, moving.layer_s)), index, moving))
+                continue
+            choice = evaluate(self.question, layout, strategy, moving)
+            if _step_s(choice) < min(below_s, _step_s(best[key]) if key in best else inf):
+                best[key] = choice
+        return tuple(sorted(best.values(), key=_step_s)[:count])
+
+    def refined(self, choice: Choice) -> Choice:
+        """The best of alpha auto and of the given ones that fit on its layout; any other choice as it is."""
+        question, layout = self.question, choice.layout
+        if choice.strategy != AUTO or not can_tile(question, layout):
+            return choice
+        fitting = [share for share in GRID if size(question, layout, share).verdict == Verdict.FITS]
+        return min([choice, *(evaluate(question, layout, share) for share in fitting)], key=_step_s)
+
+    def _least_s(self, layout: Layout, layer_s: float) -> float:
+        """Seconds of a step whose layers take so much: filling and draining the pipeline, no wait besides."""
+        question = self.question
+        microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
+        stage_s = layer_s * question.model.sizes.num_layers / layout.pp
+        return stage_s * (microbatches + (layout.pp - 1) / layout.vpp)
+
+    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
+        """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
+        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, strategy
+        if key not in self._layers:
+            config = config_of(self.question, layout, strategy)
+            layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
+            self._layers[key] = layer.forward.total_s + layer.backward.total_s
+        return self._layers[key]

@@ -1,0 +1,66 @@
+"""Memory of a candidate, and the verdict on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
+from memo.estimate.rank_memory import RankMemory, components, node_host_bytes, worst_rank
+from memo.estimate.swap_memory import Moved
+from memo.estimate.verdict import HOST_FITS_SHARE, Verdict, judge
+from memo.search.candidates import Layout, Strategy, config_of
+from memo.search.question import Question
+from memo.units import GIB
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A candidate's memory.
+
+    Attributes:
+        memory: of the worst rank, bytes.
+        host_bytes: of one node.
+        gpu_excess, host_excess: what is needed over what surely fits.
+    """
+
+    memory: RankMemory
+    host_bytes: int
+    verdict: Verdict
+    gpu_excess: float
+    host_excess: float
+
+    @property
+    def excess(self) -> float:
+        return max(self.gpu_excess, self.host_excess)
+
+    def shortage(self, question: Question) -> str:
+        """Which memory is short, by how much, and the largest parts of it."""
+        is_host = self.verdict == Verdict.UNSURE and self.host_excess > self.gpu_excess
+        if is_host or self.verdict == Verdict.OOHM:
+            sure_gib = HOST_FITS_SHARE * question.host_memory_gib
+            share = f"{HOST_FITS_SHARE:.0%} of a node's {question.host_memory_gib:,.0f}"
+            return f"host memory: {self.host_bytes / GIB:,.1f} GiB needed, {sure_gib:,.1f} GiB sure to fit ({share})"
+        parts = {name: size for name, size in components(self.memory).items() if name != "host"}
+        largest = sorted(parts, key=lambda name: parts[name], reverse=True)[:2]
+        shown = ", ".join(f"{name} {parts[name] / GIB:,.1f}" for name in largest)
+        sure_gib = FITS_SHARE * USABLE_SHARE * question.gpu_memory_gib
+        return f"GPU memory: {self.memory.total / GIB:,.2f} GiB needed, {sure_gib:.2f} GiB sure to fit ({shown})"
+
+
+def size(question: Question, layout: Layout, strategy: Strategy, moved: Mapping[str, int] | None = None) -> Sized:
+    """Memory of a layout under a strategy.
+
+    Args:
+        moved: tiles by group, for alpha auto; default: none, the least that a swap plan can do with.
+    """
+    config = config_of(question, layout, strategy)
+    what: Moved | None = None
+    if strategy.swaps:
+        what = (moved or {}) if isinstance(strategy.alpha, str) else strategy.alpha
+    memory = worst_rank(config, question.model.shape, question.gpus, whole_logits=question.whole_logits, moved=what)
+    host = 0
+    if what is not None:
+        host = node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, what)
+    room = question.room
+    gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * room.gpu_bytes)
+    verdict = judge(memory.total, host, room)
+    return Sized(memory, host, verdict, gpu_excess, host / (HOST_FITS_SHARE * room.host_bytes))

@@ -1,0 +1,175 @@
+"""A plan for people and for programs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memo.config.derived import resolved_offload_tiles
+from memo.estimate.rank_memory import components
+from memo.estimate.verdict import Verdict
+from memo.search.candidates import KEEP, Layout, config_of
+from memo.search.question import Question
+from memo.search.ranking import Choice, Plan, Reason, explain
+from memo.units import GIB
+
+_HEADS = (
+    "",
+    "layout",
+    "dp",
+    "activations",
+    "tok/GPU/s",
+    "MFU %",
+    "TFLOP/s",
+    "step s",
+    "GPU GiB",
+    "host GiB",
+    "verdict",
+)
+
+
+def text(plan: Plan, command: str | None, everything: bool = False) -> str:
+    """The ranked table, what the best one is and what binds, the command, and what was refused."""
+    question = plan.question
+    lines = [_title(question)]
+    if plan.longest is not None:
+        found = plan.longest
+        lines.append(f"longest sequence that fits: {found.seq_len:,} tokens (in steps of {found.unit:,})")
+        lines.append(f"beyond it: {found.limit}")
+    if plan.choices:
+        lines += ["", *_table(plan.choices, question, ranked=True), "", *_best(plan, command)]
+    elif plan.longest is None:
+        lines += ["", "nothing fits"]
+    if plan.unsure:
+        lines += ["", "would be faster, but may not fit (never chosen):", *_table(plan.unsure, question, ranked=False)]
+    return "\n".join([*lines, *_refused(plan, everything)])
+
+
+def explanation(question: Question, layout: Layout) -> str:
+    """One layout under every strategy: time, memory by component and verdict; or why memo cannot run it."""
+    why, tried = explain(question, layout)
+    if why:
+        return f"{layout}: {Reason.LAYOUT}: {why}"
+    lines = [_title(question), "", *_table(tried, question, ranked=False)]
+    for choice in tried:
+        parts = {name: size for name, size in components(choice.sized.memory).items() if size and name != "host"}
+        shown = ", ".join(f"{name} {size / GIB:,.2f}" for name, size in parts.items())
+        lines += ["", f"{choice.strategy}: GPU GiB: {shown}", f"  seconds of a step: {_seconds(choice)}"]
+        if choice.sized.verdict != Verdict.FITS:
+            lines.append(f"  {choice.sized.verdict}: {choice.sized.shortage(question)}")
+    return "\n".join(lines)
+
+
+def as_object(plan: Plan, command: str | None, everything: bool = False) -> dict[str, Any]:
+    """JSON's view; sizes in GiB, times in seconds. `refusals` are given one by one only with `everything`."""
+    question, longest = plan.question, plan.longest
+    return {
+        "model": question.model.name,
+        "parameters": question.model.shape.parameters,
+        "runnable": question.model.run is not None,
+        "gpus": question.gpus,
+        "hardware": question.hardware.name,
+        "gpu_memory_gib": question.gpu_memory_gib,
+        "host_memory_gib": question.host_memory_gib,
+        "seq_len": question.seq_len,
+        "global_batch_size": question.global_batch_size,
+        "longest": None if longest is None else {**vars(longest)},
+        "choices": [_choice(choice, question) for choice in plan.choices],
+        "unsure": [_choice(choice, question) for choice in plan.unsure],
+        "refused": {str(reason): count for reason, count in plan.counts().items()},
+        "refusals": [
+            {"layout": str(refused.layout), "reason": str(refused.reason), "text": refused.text}
+            for refused in (plan.refusals if everything else ())
+        ],
+        "num_candidates": plan.num_candidates,
+        "num_fitting": plan.num_fitting,
+        "command": command,
+    }
+
+
+def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
+    layout, step, memory = choice.layout, choice.step, choice.sized.memory
+    return {
+        **vars(layout),
+        "dp": question.gpus // layout.ranks,
+        "alpha": choice.strategy.alpha,
+        "recompute": choice.strategy.recompute,
+        "moved_tiles": choice.moved,
+        "limit": choice.limit,
+        "verdict": str(choice.sized.verdict),
+        "total_gib": memory.total / GIB,
+        "host_gib": choice.sized.host_bytes / GIB,
+        "parts_gib": {name: size / GIB for name, size in components(memory).items() if name != "host"},
+        "tgs": step.tgs,
+        "mfu_percent": step.mfu_percent,
+        "tflops_per_gpu": step.tflops_per_gpu,
+        "step_time_s": step.step_time_s,
+        "bubble_share": step.bubble_share,
+        "hidden_share": step.hidden_share,
+        "seconds": step.seconds,
+    }
+
+
+def _title(question: Question) -> str:
+    return (
+        f"{question.model.name} on {question.gpus} x {question.hardware.name} ({question.gpu_memory_gib:g} GiB, host "
+        f"{question.host_memory_gib:,g} GiB a node), {question.seq_len:,} tokens x {question.global_batch_size} "
+        "sequences"
+    )
+
+
+def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> list[str]:
+    rows = [_HEADS]
+    for rank, choice in enumerate(choices, start=1):
+        step, sized = choice.step, choice.sized
+        numbers = (
+            f"{step.tgs:,.0f}",
+            f"{step.mfu_percent:.1f}",
+            f"{step.tflops_per_gpu:.1f}",
+            f"{step.step_time_s:,.2f}",
+        )
+        sizes = f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}"
+        name = str(rank) if ranked else ""
+        dp = str(question.gpus // choice.layout.ranks)
+        rows.append((name, str(choice.layout), dp, str(choice.strategy), *numbers, *sizes, str(sized.verdict)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    left = {1, 3, len(_HEADS) - 1}
+    return [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _best(plan: Plan, command: str | None) -> list[str]:
+    best = plan.choices[0]
+    if best.strategy == KEEP:
+        how = "keep everything on the GPU: no swapping, no recomputation"
+    elif best.moved is not None:
+        tiles = resolved_offload_tiles(config_of(plan.question, best.layout, best.strategy))
+        shares = ", ".join(f"{group} {count}/{tiles}" for group, count in best.moved.items())
+        how = f"--offload-alpha auto: input and attention output move, and of the rest {shares} of the tokens"
+    elif best.strategy.swaps:
+        how = f"--offload-alpha {best.strategy.alpha}"
+    else:
+        how = f"--recompute-granularity {best.strategy.recompute}"
+    lines = [f"best: {best.layout}: {how}", f"binding limit: {best.limit}", f"seconds of a step: {_seconds(best)}"]
+    if command is None:
+        return [*lines, f"memo cannot train this model, only plan for it: {plan.question.model.why_not}"]
+    return [*lines, f"run: {command}"]
+
+
+def _seconds(choice: Choice) -> str:
+    shown = sorted(choice.step.seconds.items(), key=lambda item: item[1], reverse=True)
+    total_s = choice.step.step_time_s
+    return ", ".join(f"{name} {seconds:,.2f}" for name, seconds in shown if seconds >= 0.001 * total_s)
+
+
+def _refused(plan: Plan, everything: bool) -> list[str]:
+    if not plan.refusals:
+        return []
+    counts = ", ".join(f"{count} {reason}" for reason, count in plan.counts().items())
+    looked = f"{plan.num_candidates:,} candidates, {plan.num_fitting:,} fit"
+    if not everything:
+        return ["", f"{looked}; layouts refused: {counts} (--all tells each reason, --explain LAYOUT one)"]
+    return ["", f"{looked}; layouts refused: {counts}", *(f"  {r.layout}: {r.reason}: {r.text}" for r in plan.refusals)]

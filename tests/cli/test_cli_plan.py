@@ -1,0 +1,186 @@
+"""`memo plan`: table, JSON, run file, drawing, and every refusal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import memo
+from memo.cli.main import main
+from memo.config.checks import check
+from memo.config.flags import parse_run
+from memo.errors import ConfigError
+from memo.estimate.hardware_table import HARDWARE
+from memo.search.ranking import Plan
+
+Capture = pytest.CaptureFixture[str]
+LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
+
+_HEADS = "layout dp activations tok/GPU/s MFU % TFLOP/s step s GPU GiB host GiB verdict"
+
+
+def printed(argv: list[str], capsys: Capture) -> str:
+    assert main(["plan", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def refusal(argv: list[str], capsys: Capture) -> str:
+    with pytest.raises(SystemExit) as refused:
+        main(["plan", *argv])
+    assert refused.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    return message.removeprefix("error: ").rstrip()
+
+
+def test_the_table(tmp_path: Path, capsys: Capture) -> None:
+    run = tmp_path / "run.toml"
+    shown = printed([*LONG, "--top", "3", "--out", str(run), "--data-path", "data/mine"], capsys)
+    lines = shown.splitlines()
+    assert lines[0] == "gpt-7b on 8 x a800-80 (80 GiB, host 2,048 GiB a node), 262,144 tokens x 16 sequences"
+    assert lines[2].split() == _HEADS.split()
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
+    assert all(line.endswith("fits") for line in lines[3:6])
+    assert (
+        "\nbest: tp" in shown and "\nbinding limit: " in shown and "--offload-alpha auto: input and attention" in shown
+    )
+    command = f"run: torchrun --nproc-per-node 8 -m memo train --config {run} --save RUN"
+    assert command in lines
+    assert "out of GPU memory" in lines[-1] and "--all tells each reason" in lines[-1]
+    config = parse_run(["--config", str(run)], prog="memo train")
+    check(config, 8)
+    assert config.data.data_path == "data/mine" and config.memory.offload_alpha == "auto"
+
+
+def test_it_says_to_keep_everything_on_the_gpu(capsys: Capture) -> None:
+    shown = printed(["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "h200", "--seq-len", "2048"], capsys)
+    assert "keep everything on the GPU: no swapping, no recomputation" in shown
+    assert "binding limit: nothing: all activations stay on the GPU" in shown
+
+
+def test_all_gives_each_reason(capsys: Capture) -> None:
+    argv = ["--model", "gpt-7b", "--gpus", "4", "--seq-len", "131072", "--gbs", "4"]
+    shown = printed([*argv, "--all"], capsys)
+    assert "  tp1 cp1 pp1 mbs1: out of GPU memory: GPU memory: " in shown and " alpha 0.25 " in shown
+    found = json.loads(printed([*argv, "--all", "--json"], capsys))
+    assert len(found["refusals"]) == sum(found["refused"].values()) > 0
+    assert len(found["choices"]) == found["num_fitting"]
+
+
+def test_json(capsys: Capture) -> None:
+    found = json.loads(printed([*LONG, "--json", "--top", "2"], capsys))
+    assert set(found) == {
+        "model", "parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "seq_len",
+        "global_batch_size", "longest", "choices", "unsure", "refused", "refusals", "num_candidates", "num_fitting",
+        "command",
+    }  # fmt: skip
+    assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
+    best = found["choices"][0]
+    assert set(best) == {
+        "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "moved_tiles", "limit", "verdict",
+        "total_gib", "host_gib", "parts_gib", "tgs", "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share",
+        "hidden_share", "seconds",
+    }  # fmt: skip
+    assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
+    assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
+    assert sum(best["seconds"].values()) == pytest.approx(best["step_time_s"])
+    assert best["tgs"] == pytest.approx(262144 * 16 / 8 / best["step_time_s"])
+    assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
+
+
+def test_the_longest_sequence(capsys: Capture) -> None:
+    argv = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "h100-80", "--objective", "max-seq-len"]
+    found = json.loads(printed([*argv, "--json"], capsys))
+    assert found["seq_len"] == found["longest"]["seq_len"] > 100_000 and found["choices"]
+    shown = printed(argv, capsys)
+    assert f"longest sequence that fits: {found['seq_len']:,} tokens (in steps of 1,024)" in shown
+    assert f"beyond it: {found['longest']['limit']}" in shown
+    shown = printed(["--model", "llama-3.1-70b", "--gpus", "1", "--objective", "max-seq-len"], capsys)
+    assert "longest sequence that fits: 0 tokens" in shown and "best:" not in shown
+
+
+def test_one_layout_explained(capsys: Capture) -> None:
+    shown = printed([*LONG, "--explain", "tp4 cp2 pp1 mbs1"], capsys)
+    assert "\nkeep: GPU GiB: weights " in shown and "\n  oom: GPU memory: " in shown
+    assert (
+        "\nalpha auto: GPU GiB: " in shown and "rounding_buffers" in shown and "seconds of a step: attention" in shown
+    )
+    shown = printed([*LONG, "--explain", "tp=64"], capsys)
+    assert shown.startswith("tp64 cp1 pp1 mbs1: cannot be laid out: 8 ranks (world size) cannot hold")
+
+
+def test_nothing_fits(tmp_path: Path, capsys: Capture) -> None:
+    argv = ["--model", "llama-3.1-70b", "--gpus", "2"]
+    shown = printed(argv, capsys)
+    assert "\nnothing fits\n" in shown and "out of GPU memory" in shown
+    out = tmp_path / "run.toml"
+    assert refusal([*argv, "--out", str(out)], capsys).startswith(f"--out {out}: nothing fits, so there is no run")
+    assert refusal([*argv, "--plot", str(tmp_path / "a.svg")], capsys).endswith("use more, or a smaller --model")
+
+
+def test_a_family_that_can_only_be_planned_for(tmp_path: Path, capsys: Capture) -> None:
+    values = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", "vocab_size": 50272, **values}))
+    argv = ["--model", str(tmp_path), "--gpus", "4", "--seq-len", "2048"]
+    shown = printed(argv, capsys)
+    assert "memo cannot train this model, only plan for it: " in shown and "run: " not in shown
+    found = json.loads(printed([*argv, "--json"], capsys))
+    assert (found["runnable"], found["command"], found["parameters"]) == (False, None, 1_315_758_080)
+    assert "cannot be trained, only planned for" in refusal([*argv, "--out", str(tmp_path / "run.toml")], capsys)
+
+
+def test_the_drawing(tmp_path: Path, capsys: Capture) -> None:
+    picture = tmp_path / "plan.svg"
+    printed(["--model", "gpt-7b", "--gpus", "8", "--gbs", "16", "--plot", str(picture)], capsys)
+    shown = [element.text or "" for element in ElementTree.parse(picture).iter() if element.tag.endswith("text")]
+    assert {"8K", "64K", "1,024K", "rounding buffers", "optimizer", "keep", "alpha auto"} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--model", "gpt-8b", "--gpus", "8"], "--model gpt-8b: no such preset: did you mean 'gpt-7b'?"),
+        (["--model", "gpt-7b", "--gpus", "0"], "--gpus is 0: give a whole number above 0, such as 8"),
+        (["--model", "gpt-7b", "--gpus", "12"], "--gpus 12 do not fill nodes of 8 (--hardware a800-80): use --gpus 8"),
+        (["--model", "gpt-7b", "--gpus", "8", "--seq-len", "-1"], "--seq-len is -1: give a whole number above 0"),
+        (["--model", "gpt-7b", "--gpus", "8", "--gbs", "0"], "--global-batch-size is 0: give a whole number above 0"),
+        (["--model", "gpt-7b", "--gpus", "8", "--gpu-memory-gib", "0"], "--gpu-memory-gib is 0.0: give GiB above 0"),
+        (["--model", "gpt-7b", "--gpus", "8", "--host-memory-gib", "nan"], "--host-memory-gib is nan: give GiB above"),
+        (["--model", "gpt-7b", "--gpus", "8", "--hardware", "h1000"], "--hardware h1000: no such machine: "),
+        (["--model", "gpt-7b", "--gpus", "8", "--hardware", "no.toml"], "--hardware no.toml: the file does not exist"),
+        (["--model", "gpt-7b", "--gpus", "8", "--top", "0"], "--top is 0: give 1 or more"),
+        ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),
+        ([*LONG, "--data-path", "d"], "--data-path d goes into the run's file, but --out is not given: give both"),
+        ([*LONG, "--explain", "tp1", "--json"], "--explain tp1 only explains: leave --json out, or --explain"),
+        ([*LONG, "--explain", "dp1"], "--explain 'dp1': 'dp1' is no part of a layout: write it as the table does"),
+        ([*LONG, "--plot", "a.bmp"], "a drawing goes to a.bmp, but its suffix must be one of .svg, .png, .pdf"),
+    ],
+)
+def test_bad_flags(argv: list[str], says: str, capsys: Capture) -> None:
+    assert refusal(argv, capsys).startswith(says)
+
+
+def test_positions_that_the_model_lacks(tmp_path: Path, capsys: Capture) -> None:
+    values = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **values}))
+    message = refusal(["--model", str(tmp_path), "--gpus", "8", "--seq-len", "2048"], capsys)
+    assert message.startswith("--seq-length 2048 is longer than the learned position table")
+
+
+def test_in_python() -> None:
+    found = memo.plan("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16, hardware=HARDWARE["h200"], top=2)
+    assert isinstance(found, Plan) and len(found.choices) == 2 and found.question.hardware.name == "h200"
+    with pytest.raises(ConfigError, match="--objective is 'mfu': use tgs or max-seq-len"):
+        memo.plan("gpt-7b", 8, objective="mfu")  # type: ignore[arg-type]
+
+
+def test_no_torch() -> None:
+    code = (
+        "import sys\nfrom memo.cli.main import main\nmain(['plan', '--model', 'gpt-7b', '--gpus', '8'])\n"
+        "assert not {'torch', 'numpy', 'pulp', 'matplotlib'} & set(sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert process.returncode == 0, process.stderr

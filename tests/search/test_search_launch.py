@@ -1,0 +1,123 @@
+"""What is written is what `memo train --config` runs, and the command starts it."""
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memo.config.checks import check
+from memo.config.flags import parse_run
+from memo.errors import ConfigError, ResourceError
+from memo.estimate import admit
+from memo.search.candidates import AUTO, FULL, GRID, KEEP, Layout, config_of
+from memo.search.launch import command, run_of, write_run
+from memo.search.question import ask
+from memo.search.ranking import evaluate, search
+from memo.units import GIB
+
+
+@pytest.mark.parametrize("strategy", [KEEP, FULL, AUTO, GRID[2]])
+def test_the_file_is_the_run(strategy: object, tmp_path: Path) -> None:
+    question = ask("llama-3.1-8b", 16, seq_len=1 << 17, hardware="h100-80", host_memory_gib=1000)
+    choice = evaluate(question, Layout(2, 2, 2, 2, 1, "all_gather"), strategy)  # type: ignore[arg-type]
+    path = tmp_path / "run.toml"
+    write_run(question, choice, str(path), data_path="data/mine")
+    read = parse_run(["--config", str(path)], prog="memo train")
+    assert read == run_of(question, choice, "data/mine")
+    check(read, 16)
+    assert replace(read.parallel) == config_of(question, choice.layout).parallel
+    assert (read.data.seq_length, read.data.data_path, read.training.global_batch_size) == (1 << 17, "data/mine", 16)
+    swaps = choice.strategy.swaps
+    assert read.memory.offload_host_memory_gb == (900.0 if swaps else None)
+    assert f"MFU {choice.step.mfu_percent:.1f} %" in path.read_text()
+
+
+def test_host_memory_is_free_where_nobody_bounds_it() -> None:
+    question = ask("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16)
+    assert run_of(question, evaluate(question, Layout(4, 2), AUTO)).memory.offload_host_memory_gb is None
+
+
+def test_steps_of_hours_are_admitted() -> None:
+    question = ask("gpt-7b", 8, seq_len=1 << 20, global_batch_size=64)
+    choice = evaluate(question, Layout(4, 2), AUTO)
+    minutes = run_of(question, choice).training.max_step_minutes
+    assert 4 * choice.step.step_time_s / 60 <= minutes < 4 * choice.step.step_time_s / 60 + 1
+    assert minutes > 60
+
+
+def test_a_vocabulary_of_the_data_stays_open() -> None:
+    """Tiny presets take the tokenizer's: memory is that of bytes, the run names none."""
+    question = ask("llama-tiny", 2, seq_len=1024)
+    best = search(question).best
+    assert best is not None
+    assert question.model.sizes.vocab_size == 257 and run_of(question, best).model.vocab_size is None
+
+
+def test_weights_beside_the_config_are_where_the_run_starts(tmp_path: Path) -> None:
+    values = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    values |= {"vocab_size": 1000, "max_position_embeddings": 4096, "num_key_value_heads": 2}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama", "rope_theta": 5e5, **values}))
+    bare = ask(str(tmp_path), 2, seq_len=1024)
+    assert bare.model.pretrained is None and bare.model.sizes.rotary_base == 5e5
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for name in (tmp_path, file):
+        question = ask(str(name), 2, seq_len=1024)
+        run = run_of(question, evaluate(question, Layout(2), KEEP))
+        assert run.checkpoint.pretrained_checkpoint == str(tmp_path)
+        assert tomllib.loads(run.to_toml())["model"]["rotary_base"] == 5e5
+
+
+def test_a_family_that_memo_can_only_plan_for(tmp_path: Path) -> None:
+    values = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", "vocab_size": 50272, **values}))
+    question = ask(str(tmp_path), 8, seq_len=2048)
+    best = search(question).best
+    assert best is not None and question.model.run is None
+    assert question.model.shape.parameters == 1_315_758_080
+    with pytest.raises(ConfigError, match=r"cannot be trained, only planned for: .*model_type is 'opt'"):
+        run_of(question, best)
+
+
+def test_one_node_and_several() -> None:
+    one, four = (ask("gpt-7b", gpus, hardware="h100-80") for gpus in (8, 32))
+    assert command(one, "a.toml") == (
+        "torchrun --nproc-per-node 8 -m memo train --config a.toml --data-path DATA --save RUN"
+    )
+    assert command(ask("gpt-7b", 3), "a.toml", "d").startswith(
+        "torchrun --nproc-per-node 3 -m memo train --config a.toml --save"
+    )
+    assert command(four, "a.toml", "d") == (
+        "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "
+        "-m memo train --config a.toml --save RUN"
+    )
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    question = ask("gpt-7b", 8, seq_len=2048)
+    with pytest.raises(ConfigError, match=f"--out {tmp_path}: .*: check the path and its permissions"):
+        write_run(question, evaluate(question, Layout(8), KEEP), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "seq_len", "batch", "hardware"),
+    [
+        ("gpt-7b", 8, 1 << 19, 16, "a800-80"),
+        ("gpt-7b", 8, 3027 << 10, 16, "a800-80"),
+        ("llama-3.1-8b", 8, 8192, 64, "h100-80"),
+        ("llama-3.1-70b", 64, 8192, 128, "h100-80"),
+    ],
+)
+def test_what_is_planned_is_admitted(model: str, gpus: int, seq_len: int, batch: int, hardware: str) -> None:
+    """By the check that every run meets before it starts, on a device of which CUDA itself has taken 0.5 GiB."""
+    question = ask(model, gpus, seq_len=seq_len, global_batch_size=batch, hardware=hardware)
+    best = search(question, top=1).best
+    assert best is not None
+    run, free = run_of(question, best), int((0.985 * 80 - 0.5) * GIB)
+    peak = question.hardware.peak_flops("bf16")
+    admission = admit(run, gpus, free, peak, 1)
+    assert admission.worst_rank.total <= best.sized.memory.total
+    with pytest.raises(ResourceError, match=r"is too large .* rounding_buffers .* available are"):
+        admit(run, gpus, admission.worst_rank.total - 1, peak, 1)

@@ -1,0 +1,58 @@
+"""The longest sequence that fits: the next one does not, and the reason is named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memo.search.longest import length_unit, longest
+from memo.search.planning import plan
+from memo.search.question import Question, ask
+from memo.search.ranking import search
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "changes", "binds"),
+    [
+        ("gpt-7b", 8, {}, "GPU memory: 77."),
+        ("llama-3.1-8b", 8, {"host_memory_gib": 400}, "host memory: "),
+        ("llama-3.1-8b", 6, {"gpu_memory_gib": 60}, "GPU memory: "),
+    ],
+)
+def test_the_next_length_does_not_fit(model: str, gpus: int, changes: dict[str, float], binds: str) -> None:
+    question = ask(model, gpus, global_batch_size=gpus, **changes)  # type: ignore[arg-type]
+    found = longest(question)
+    assert found.seq_len > 0 and found.seq_len % found.unit == 0
+    assert search(question.at_length(found.seq_len), top=1).best is not None
+    for units in (1, 2, 5):
+        assert search(question.at_length(found.seq_len + units * found.unit), top=1).best is None
+    assert found.limit.startswith(binds) and f"with {found.seq_len + found.unit:,} tokens under tp" in found.limit
+
+
+def test_more_memory_never_shortens_it() -> None:
+    question = ask("gpt-7b", 4, global_batch_size=4)
+    lengths = [longest(replace(question, gpu_memory_gib=float(gib))).seq_len for gib in (40, 60, 80, 141)]
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
+
+
+def test_a_table_of_positions_ends_it(tmp_path: Path) -> None:
+    values = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 5000, "vocab_size": 50257}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **values}))
+    question: Question = ask(str(tmp_path), 8, seq_len=1024)
+    found = longest(question)
+    assert (found.seq_len, found.limit) == (4096, "the model's table of 5,000 positions")
+    assert found.unit == 1024
+
+
+def test_nothing_fits() -> None:
+    found = plan("llama-3.1-70b", 2, objective="max-seq-len")
+    assert found.longest is not None and found.longest.seq_len == 0 and found.best is None
+    assert found.longest.limit.startswith("GPU memory: ")
+
+
+def test_a_unit_that_every_layout_divides() -> None:
+    for gpus in (1, 6, 8, 48, 4096):
+        unit = length_unit(gpus, 8)
+        assert unit % 1024 == 0
+        assert all(unit % (2 * part * 8) == 0 for part in range(1, gpus + 1) if gpus % part == 0)

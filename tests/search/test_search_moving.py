@@ -1,0 +1,106 @@
+"""What moves under alpha auto, and its memory when groups differ."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memo.config import RunConfig, preset
+from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.rank_memory import node_host_bytes, worst_rank
+from memo.estimate.shapes import shape_of
+from memo.estimate.swap_memory import slot_bytes
+from memo.estimate.verdict import Room
+from memo.executor.slots import LayerSizes, plan_slot
+from memo.planner.problem import Limit
+from memo.search.moving import plan_moving
+from memo.skeleton import skeletal_tensors
+from memo.units import GIB
+
+MACHINE = HARDWARE["a800-80"]
+
+
+def run(**values: object) -> RunConfig:
+    base = {"params_dtype": "bf16", "device": "cuda", "offload_alpha": "auto", "gbs": 16}
+    return RunConfig(model=preset("gpt-7b")).override({**base, **values})
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [{}, {"fc1": 3}, {"qkv": 8}, {"residual": 2, "fc1": 5}, {"qkv": 1, "residual": 8, "fc1": 4}, {"qkv": 0, "fc1": 1}],
+)
+def test_slots_of_groups_that_differ_are_the_executors(moved: dict[str, int]) -> None:
+    config = run(seq_length=1 << 17, tp=4, cp=2)
+    sizes = LayerSizes(tokens=1 << 16, batch=1, tp=4, tiles=8, dtype=torch.bfloat16)
+    layout, closed = plan_slot(skeletal_tensors(config.model), sizes, moved), slot_bytes(config, moved)
+    assert (closed.slot, closed.moved, closed.workspace) == (
+        layout.slot_bytes,
+        layout.moved_bytes,
+        layout.workspace_bytes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seq_k", "gpu_gib", "host_gib", "limit"),
+    [
+        (1024, 64, 8192, Limit.DEVICE),
+        (512, 80, 900, Limit.HOST),
+        (512, 80, 2048, Limit.EVERYTHING),
+        (16, 80, 2048, Limit.OFFLOAD),
+    ],
+)
+def test_each_limit_binds_to_the_last_tile(seq_k: int, gpu_gib: float, host_gib: float, limit: Limit) -> None:
+    """All that is planned fits; a tile more of everything breaks the limit that is named."""
+    config, room = run(seq_length=seq_k << 10, tp=4, cp=2), Room(gpu_gib * GIB, host_gib * GIB)
+    shape = shape_of(config.model, "gpt-7b", seq_k << 10)
+    moving = plan_moving(config, shape, 8, MACHINE, room)
+    assert moving.limit == limit and moving.layer_s > 0 and moving.link_s > 0
+    more = {name: count + 1 for name, count in moving.tiles.items()}
+    gpu, host = FITS_SHARE * USABLE_SHARE * room.gpu_bytes, 0.9 * room.host_bytes
+    assert worst_rank(config, shape, 8, moved=moving.tiles).total <= gpu
+    assert node_host_bytes(config, 8, 8, moving.tiles) <= host
+    if limit == Limit.DEVICE:
+        assert worst_rank(config, shape, 8, moved=more).total > gpu
+    elif limit == Limit.HOST:
+        assert node_host_bytes(config, 8, 8, more) > host
+    elif limit == Limit.EVERYTHING:
+        assert set(moving.tiles.values()) == {8}
+    else:
+        assert 0 < sum(moving.tiles.values()) < 3 * 8
+
+
+def test_padding_of_slots_counts() -> None:
+    """Tensors whose sizes are no multiple of 512 bytes, in memory that grows a few bytes at a time."""
+    config = run(seq_length=40, offload_tiles=4)
+    config = replace(config, model=replace(preset("gpt2-tiny"), vocab_size=257))
+    shape = shape_of(config.model, "gpt2-tiny", 40)
+    machine = replace(MACHINE, offload_gb_per_s=1e6, prefetch_gb_per_s=1e6)
+    least = worst_rank(config, shape, 1, moved={}).total
+    seen = set()
+    for extra in range(0, 300_000, 1000):
+        sure = least + 4096 + extra
+        moving = plan_moving(config, shape, 1, machine, Room(sure / FITS_SHARE / USABLE_SHARE, 1e12))
+        assert worst_rank(config, shape, 1, moved=moving.tiles).total <= sure
+        seen.add(tuple(moving.tiles.values()))
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize("share", [1.0001, 1.02])
+def test_both_ends_of_a_pipeline_must_fit(share: float) -> None:
+    config = run(seq_length=1 << 18, pp=4, cp=2)
+    config = replace(
+        config, model=replace(config.model, untie_embeddings_and_output_weights=True, vocab_size=1_000_000)
+    )
+    shape = shape_of(config.model, "gpt-7b", 1 << 18)
+    sure = share * worst_rank(config, shape, 8, moved={}).total
+    moving = plan_moving(config, shape, 8, MACHINE, Room(sure / FITS_SHARE / USABLE_SHARE, 1e14))
+    assert worst_rank(config, shape, 8, moved=moving.tiles).total <= sure
+
+
+def test_what_cannot_fit_names_the_memory() -> None:
+    config = run(seq_length=1 << 20, tp=4, cp=2)
+    shape = shape_of(config.model, "gpt-7b", 1 << 20)
+    for room, limit in ((Room(20 * GIB, 2048 * GIB), Limit.DEVICE), (Room(80 * GIB, 100 * GIB), Limit.HOST)):
+        moving = plan_moving(config, shape, 8, MACHINE, room)
+        assert moving.limit == limit and set(moving.tiles.values()) == {0}
