@@ -47,7 +47,8 @@ class MemoryPlan:
 
     Attributes:
         device: "cpu" or "cuda".
-        planner: whose addresses these are: "paper" (in two levels), "sections" (likewise, with phases cut) or "flat" (at once).
+        planner: whose addresses these are: "paper" (in two levels), "sections" (likewise, with phases cut) or "flat"
+            (all at once).
         alignment_bytes: of every offset.
         arena_bytes: the planned peak, what is reserved before training.
         lower_bound_bytes: proven: no plan takes less. The most bytes that live at once, or what a solver proved.
