@@ -14,6 +14,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg
 
+from memo.artifacts.memory_plan import MemoryPlan
 from memo.config import RunConfig
 from memo.errors import ConfigError, HostMemoryError, PlanError
 from memo.estimate.answer import Answer, answer
@@ -50,6 +51,8 @@ class _Options:
     """llmem: the formulas that select every printed row, instead of the literal ones."""
     json: bool = False
     """Print one JSON object instead of a table."""
+    memory_plan: str | None = None
+    """Plan of `memo solve` for this case: what it reserves takes the place of the estimate of what a step allocates."""
     method: str | None = None
     """memo (default), or a paper's: eq18, llmem, dnnmem."""
     model: str | None = None
@@ -91,20 +94,23 @@ def main(argv: Sequence[str]) -> None:
     given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
 
     time_model = _Simulation()
+    arena_bytes = None if options.memory_plan is None else MemoryPlan.load(options.memory_plan).arena_bytes
 
     def evaluate(case: Case) -> Answer:
-        return answer(case, llmem_corrected=options.llmem_corrected, time_model=time_model)
+        return answer(case, llmem_corrected=options.llmem_corrected, time_model=time_model, arena_bytes=arena_bytes)
 
     if options.cases is None:
         if options.out is not None:
             raise ConfigError(f"--out {options.out} takes the answers to a file, but --cases is not given: give both")
         case = read_case(given, "memo estimate")
+        if options.memory_plan is not None and case.method != "memo":
+            raise ConfigError(f"--memory-plan fights with --method {case.method}, which has its own account: drop one")
         print(_one(case, _located("memo estimate", evaluate, case), options.json))
         return
     if options.out is None:
         raise ConfigError(f"--cases {options.cases} needs a file for the answers, but --out is not given: give both")
-    if given or options.json:
-        name = next(iter(given), "json").replace("_", "-")
+    if given or options.json or options.memory_plan is not None:
+        name = next(iter(given), "json" if options.json else "memory-plan").replace("_", "-")
         raise ConfigError(
             f"--{name} fights with --cases {options.cases}, whose rows say it: make it a column, or drop it"
         )

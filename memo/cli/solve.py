@@ -12,6 +12,7 @@ from memo.planner.memory import minimalloc
 from memo.planner.memory.dsa import Problem, Solution
 from memo.planner.memory.solve import TIME_LIMIT_S, solve
 from memo.planner.memory.trace_plan import Part, Planner, solve_trace
+from memo.planner.traces import extrapolate
 from memo.units import MIB, format_bytes
 
 ABOUT = (
@@ -25,8 +26,10 @@ EXIT_OVER_CAPACITY = 1
 class _Options:
     out: str
     """File to write: a memory plan for --trace, a CSV file with offsets for --csv."""
-    trace: str | None = None
-    """Memory trace of an iteration."""
+    trace: tuple[str, ...] = ()
+    """Memory trace of an iteration; or three or more of the same run at different lengths, for --seq-length."""
+    seq_length: int | None = None
+    """With several traces: plan this length. Every request must be linear in the length, as the third trace proves."""
     csv: str | None = None
     """Blocks in minimalloc's format: columns id, lower, upper, size."""
     planner: Planner | None = None
@@ -43,20 +46,39 @@ def main(argv: Sequence[str]) -> int:
     """Exit status. Raises MemoError for input that makes no sense."""
     options = tyro.cli(_Options, args=argv, prog="memo solve", description=ABOUT)
     require(
-        (options.trace is None) != (options.csv is None),
-        f"--trace is {options.trace} and --csv is {options.csv}, but one of them is what to solve: give exactly one",
+        bool(options.trace) != (options.csv is not None),
+        f"--trace is {' '.join(options.trace) or None} and --csv is {options.csv}, but one of them is what to solve: "
+        "give exactly one",
     )
     require(options.time_limit > 0, f"--time-limit is {options.time_limit}: give a number of seconds above 0")
-    if options.trace is not None:
-        return _solve_trace(options, options.trace)
+    if options.trace:
+        return _solve_trace(options, _trace(options))
     assert options.csv is not None
     return _solve_csv(options, options.csv)
 
 
-def _solve_trace(options: _Options, path: str) -> int:
+def _trace(options: _Options) -> Trace:
+    """The one that is given, or the one at --seq-length that several foretell."""
+    traces = [Trace.load(path) for path in options.trace]
+    require(
+        (len(traces) > 1) == (options.seq_length is not None),
+        f"--trace has {len(traces)} files and --seq-length is {options.seq_length}: several traces foretell that of "
+        "another length, so give both, or one trace alone",
+    )
+    if options.seq_length is None:
+        return traces[0]
+    lengths = [trace.run.get("seq_length", 0) for trace in traces]
+    require(
+        all(length > 0 for length in lengths),
+        f"--trace: a file does not say its seq_length ({lengths}): write it again with memo profile --trace-out",
+    )
+    return extrapolate(list(zip(lengths, traces, strict=True)), options.seq_length)
+
+
+def _solve_trace(options: _Options, trace: Trace) -> int:
     require(options.capacity is None, f"--capacity is {options.capacity}, but --trace has none: leave it out")
     planning = solve_trace(
-        Trace.load(path),
+        trace,
         planner=options.planner or "auto",
         min_bytes=MIB if options.min_bytes is None else options.min_bytes,
         time_limit_s=options.time_limit,
@@ -74,7 +96,11 @@ def _solve_trace(options: _Options, path: str) -> int:
 
 
 def _solve_csv(options: _Options, path: str) -> int:
-    for name, value in (("planner", options.planner), ("min-bytes", options.min_bytes)):
+    for name, value in (
+        ("planner", options.planner),
+        ("min-bytes", options.min_bytes),
+        ("seq-length", options.seq_length),
+    ):
         require(value is None, f"--{name} is {value}, but --csv has no phases and no small requests: leave it out")
     problem = minimalloc.read_csv(path, options.capacity)
     solution = solve(problem, options.time_limit)

@@ -49,9 +49,19 @@ class Answer:
     timing: Timing | None = None
 
 
-def answer(case: Case, *, llmem_corrected: bool = False, time_model: TimeModel | None = None) -> Answer:
+def answer(
+    case: Case,
+    *,
+    llmem_corrected: bool = False,
+    time_model: TimeModel | None = None,
+    arena_bytes: int | None = None,
+) -> Answer:
     """Raises ConfigError where the method memo cannot run the case, or needs a model of time for alpha auto; the other
-    methods take any layout."""
+    methods take any layout.
+
+    Args:
+        arena_bytes: what a memory plan of this case reserves; method memo then takes it for all that a step allocates.
+    """
     room = Room(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
     if case.method == "eq18":
         return _by_eq18(case, room)
@@ -59,7 +69,7 @@ def answer(case: Case, *, llmem_corrected: bool = False, time_model: TimeModel |
         return _by_llmem(case, room, llmem_corrected)
     if case.method == "dnnmem":
         return _by_dnnmem(case, room)
-    return _by_memo(case, room, time_model)
+    return _by_memo(case, room, time_model, arena_bytes)
 
 
 def run_config(case: Case) -> RunConfig:
@@ -100,7 +110,7 @@ def _filling_batch(case: Case) -> int:
     return case.mbs * (case.gpus // case.model_ranks) * microbatches
 
 
-def _by_memo(case: Case, room: Room, time_model: TimeModel | None) -> Answer:
+def _by_memo(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
     config, whole_logits = run_config(case), not case.loss_chunk_size
     moved = None
     if case.alpha == "auto":
@@ -113,6 +123,8 @@ def _by_memo(case: Case, room: Room, time_model: TimeModel | None) -> Answer:
             config = replace(config, memory=replace(config.memory, offload_alpha="off"))
     what = case.alpha if isinstance(case.alpha, float) else moved
     rank = worst_rank(config, case.shape, case.gpus, whole_logits=whole_logits, moved=what)
+    if arena_bytes is not None:  # what is kept lies there too, unless it lies in rounding buffers
+        rank = replace(rank, skeletal=0, transient=arena_bytes)
     host = 0 if what is None else node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, what)
     return Answer(
         states_bytes=rank.states,

@@ -116,3 +116,42 @@ def test_bad_input_ends_with_one_message(
     assert lines[0].startswith("error: ")
     assert message in lines[0]
     assert not out.exists()
+
+
+def trace_of(length: int, file: Path, run: dict[str, int] | None = None) -> str:
+    events = (Malloc(0, 1024 * length), Malloc(1, 512 * length), Free(0), Free(1))
+    phases = (Phase("layer_forward", 0, 0, events),)
+    Trace("cpu", "recorded", phases, {"seq_length": length} if run is None else run).save(file)
+    return str(file)
+
+
+def test_three_lengths_foretell_a_fourth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [trace_of(length, tmp_path / f"{length}.json") for length in (1024, 2048, 4096)]
+    out = tmp_path / "plan.json"
+    assert main(["solve", "--trace", *files, "--seq-length", "1048576", "--out", str(out)]) == 0
+    assert MemoryPlan.load(out).arena_bytes == 1536 << 20
+    assert "gap      0.00%, optimal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lengths", "run", "flags", "message"),
+    [
+        ((64, 128), None, [], "--trace has 2 files and --seq-length is None"),
+        ((64,), None, ["--seq-length", "128"], "--trace has 1 files and --seq-length is 128"),
+        ((64, 128), None, ["--seq-length", "256"], "2 traces are given: two fix the lines and a third must confirm"),
+        ((64, 128, 256), {}, ["--seq-length", "512"], "a file does not say its seq_length"),
+    ],
+)
+def test_lengths_that_foretell_nothing_are_refused(
+    tmp_path: Path,
+    lengths: tuple[int, ...],
+    run: dict[str, int] | None,
+    flags: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = [trace_of(length, tmp_path / f"{length}.json", run) for length in lengths]
+    with pytest.raises(SystemExit) as exit_:
+        main(["solve", "--trace", *files, *flags, "--out", str(tmp_path / "plan.json")])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
