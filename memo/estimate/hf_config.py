@@ -50,27 +50,51 @@ def _share(keys: _Keys, whole: int, parts: int) -> int:
     return whole // parts
 
 
-def _llama_like(keys: _Keys, **fields: Any) -> ModelShape:
-    """RMSNorm, gated MLP, RoPE, grouped key/value heads; biases and ties as `fields` or the file say."""
-    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+_Sizes = tuple[int, int, int]
+"""Layers, hidden size, attention heads."""
+
+
+def _sizes(keys: _Keys) -> _Sizes:
+    """Under the names of most families."""
+    return keys.count("num_hidden_layers"), keys.count("hidden_size"), keys.count("num_attention_heads")
+
+
+def _gpt2_sizes(keys: _Keys) -> _Sizes:
+    return keys.count("n_layer"), keys.count("n_embd"), keys.count("n_head")
+
+
+def _shape(keys: _Keys, sizes: _Sizes, tied: bool, **fields: Any) -> ModelShape:
+    """What every family has; heads are alike and share the hidden size unless `fields` say otherwise."""
+    layers, hidden, heads = sizes
     given: dict[str, Any] = {
         "name": "",
-        "layers": keys.count("num_hidden_layers"),
+        "layers": layers,
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": keys.count("num_key_value_heads", default=heads),
-        "head_dim": keys.count("head_dim", default=0) or _share(keys, hidden, heads),
-        "ffn": keys.count("intermediate_size"),
+        "kv_heads": heads,
         "vocab": keys.count("vocab_size"),
+        "tied": keys.flag("tie_word_embeddings", tied),
+        **fields,
+    }
+    given["head_dim"] = given.get("head_dim") or _share(keys, hidden, heads)
+    return ModelShape(**given)
+
+
+def _llama_like(keys: _Keys, tied: bool = False, **fields: Any) -> ModelShape:
+    """RMSNorm, gated MLP, RoPE, grouped key/value heads; biases and ties as `fields` or the file say."""
+    sizes = _sizes(keys)
+    given: dict[str, Any] = {
+        "kv_heads": keys.count("num_key_value_heads", default=sizes[2]),
+        "head_dim": keys.count("head_dim", default=0),
+        "ffn": keys.count("intermediate_size"),
         "gated": True,
-        "tied": keys.flag("tie_word_embeddings", False),
         "norm_vectors": 1,
         "qkv_bias": False,
         "projection_bias": False,
         "mlp_bias": False,
         "rotary": True,
     }
-    return ModelShape(**{**given, **fields})
+    return _shape(keys, sizes, tied, **{**given, **fields})
 
 
 def _llama(keys: _Keys) -> ModelShape:
@@ -91,30 +115,21 @@ def _mistral(keys: _Keys) -> ModelShape:
 
 
 def _gemma(keys: _Keys) -> ModelShape:
-    return _llama_like(keys, tied=keys.flag("tie_word_embeddings", True), head_dim=keys.count("head_dim", default=256))
+    return _llama_like(keys, tied=True, head_dim=keys.count("head_dim", default=256))
 
 
 def _gemma2(keys: _Keys) -> ModelShape:
-    return _llama_like(
-        keys,
-        tied=keys.flag("tie_word_embeddings", True),
-        head_dim=keys.count("head_dim", default=256),
-        norms_per_layer=4,
-    )
+    return _llama_like(keys, tied=True, head_dim=keys.count("head_dim", default=256), norms_per_layer=4)
 
 
 def _gpt2(keys: _Keys, kv_heads: int = 0) -> ModelShape:
-    hidden, heads = keys.count("n_embd"), keys.count("n_head")
-    return ModelShape(
-        name="",
-        layers=keys.count("n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads or heads,
-        head_dim=_share(keys, hidden, heads),
-        ffn=keys.count("n_inner", default=4 * hidden),
-        vocab=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings", True),
+    sizes = _gpt2_sizes(keys)
+    return _shape(
+        keys,
+        sizes,
+        tied=True,
+        kv_heads=kv_heads or sizes[2],
+        ffn=keys.count("n_inner", default=4 * sizes[1]),
         positions=keys.count("n_positions", default=1024),
     )
 
@@ -126,20 +141,15 @@ def _gpt_bigcode(keys: _Keys) -> ModelShape:
 
 def _opt(keys: _Keys) -> ModelShape:
     """Position ids start at 2, so the table has two rows more; narrow embeddings are projected both ways."""
-    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
-    width = keys.count("word_embed_proj_dim", default=hidden)
+    sizes = _sizes(keys)
+    width = keys.count("word_embed_proj_dim", default=sizes[1])
     bias = keys.flag("enable_bias", True)
     norms_first = keys.flag("do_layer_norm_before", True)
-    return ModelShape(
-        name="",
-        layers=keys.count("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=_share(keys, hidden, heads),
+    return _shape(
+        keys,
+        sizes,
+        tied=True,
         ffn=keys.count("ffn_dim"),
-        vocab=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings", True),
         qkv_bias=bias,
         projection_bias=bias,
         mlp_bias=bias,
@@ -147,23 +157,18 @@ def _opt(keys: _Keys) -> ModelShape:
         positions=keys.count("max_position_embeddings", default=2048) + 2,
         embedding_width=width,
         final_norm=norms_first and not keys.flag("_remove_final_layer_norm", False),
-        extra=0 if width == hidden else width * hidden,  # the projection back, beside the one of the embedding
+        extra=0 if width == sizes[1] else width * sizes[1],  # the projection back, beside the one of the embedding
     )
 
 
 def _gpt_neox(keys: _Keys) -> ModelShape:
-    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    sizes = _sizes(keys)
     bias = keys.flag("attention_bias", True)
-    return ModelShape(
-        name="",
-        layers=keys.count("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=_share(keys, hidden, heads),
+    return _shape(
+        keys,
+        sizes,
+        tied=False,
         ffn=keys.count("intermediate_size"),
-        vocab=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings", False),
         qkv_bias=bias,
         projection_bias=bias,
         rotary=True,
@@ -171,34 +176,28 @@ def _gpt_neox(keys: _Keys) -> ModelShape:
 
 
 def _bloom(keys: _Keys) -> ModelShape:
-    hidden, heads = keys.count("hidden_size", "n_embed"), keys.count("n_head", "num_attention_heads")
-    return ModelShape(
-        name="",
-        layers=keys.count("n_layer", "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=_share(keys, hidden, heads),
-        ffn=4 * hidden,
-        vocab=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings", True),
+    sizes = (
+        keys.count("n_layer", "num_hidden_layers"),
+        keys.count("hidden_size", "n_embed"),
+        keys.count("n_head", "num_attention_heads"),
+    )
+    return _shape(
+        keys,
+        sizes,
+        tied=True,
+        ffn=4 * sizes[1],
         embedding_norm=True,
     )
 
 
 def _codegen(keys: _Keys) -> ModelShape:
     """One norm serves attention and MLP, which run side by side; the head has a bias."""
-    hidden, heads = keys.count("n_embd"), keys.count("n_head")
-    return ModelShape(
-        name="",
-        layers=keys.count("n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=_share(keys, hidden, heads),
-        ffn=keys.count("n_inner", default=4 * hidden),
-        vocab=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings", False),
+    sizes = _gpt2_sizes(keys)
+    return _shape(
+        keys,
+        sizes,
+        tied=False,
+        ffn=keys.count("n_inner", default=4 * sizes[1]),
         norms_per_layer=1,
         qkv_bias=False,
         projection_bias=False,
@@ -208,34 +207,24 @@ def _codegen(keys: _Keys) -> ModelShape:
 
 
 def _gpt_neo(keys: _Keys) -> ModelShape:
-    hidden, heads = keys.count("hidden_size"), keys.count("num_heads")
-    return ModelShape(
-        name="",
-        layers=keys.count("num_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=_share(keys, hidden, heads),
-        ffn=keys.count("intermediate_size", default=4 * hidden),
-        vocab=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings", True),
+    sizes = keys.count("num_layers"), keys.count("hidden_size"), keys.count("num_heads")
+    return _shape(
+        keys,
+        sizes,
+        tied=True,
+        ffn=keys.count("intermediate_size", default=4 * sizes[1]),
         qkv_bias=False,
         positions=keys.count("max_position_embeddings", default=2048),
     )
 
 
 def _biogpt(keys: _Keys) -> ModelShape:
-    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
-    return ModelShape(
-        name="",
-        layers=keys.count("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=_share(keys, hidden, heads),
+    sizes = _sizes(keys)
+    return _shape(
+        keys,
+        sizes,
+        tied=True,
         ffn=keys.count("intermediate_size"),
-        vocab=keys.count("vocab_size"),
-        tied=keys.flag("tie_word_embeddings", True),
         positions=keys.count("max_position_embeddings", default=1024) + 2,
     )
 
