@@ -114,6 +114,11 @@ def solve_at(problem: SwapProblem, alpha: float) -> SwapSolution:
     return predict(problem, tiles, shares, limit)
 
 
+def whole_tiles(share: float, tiles: int) -> int:
+    """A share of the tokens, rounded down to the grid of tiles."""
+    return int(share * tiles + _GRID_TOLERANCE)
+
+
 def _require_memory(problem: SwapProblem) -> None:
     nothing = problem.uniform(0)
     broken = problem.violated(nothing)
@@ -226,7 +231,7 @@ def _by_group(bundles: list[Bundle], values: list[float]) -> dict[str, float]:
 
 
 def _floor(problem: SwapProblem, shares: dict[str, float]) -> dict[str, int]:
-    return {name: int(share * problem.tiles + _GRID_TOLERANCE) for name, share in shares.items()}
+    return {name: whole_tiles(share, problem.tiles) for name, share in shares.items()}
 
 
 def _lowered(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int], limits: set[Limit]) -> dict[str, int]:

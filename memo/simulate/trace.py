@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from memo.artifacts import files
+from memo.artifacts import chrome_trace
 from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
 from memo.simulate.model import StepModel, step_model
@@ -78,12 +77,10 @@ def write_trace(spans: Sequence[Span], path: str | Path) -> None:
 
     Raises ArtifactError when the file cannot be written.
     """
-    events: list[dict[str, Any]] = []
+    events: list[chrome_trace.Event] = []
     for stage in sorted({span.stage for span in spans}):
-        events.append({"ph": "M", "pid": stage, "tid": 0, "name": "process_name", "args": {"name": f"stage {stage}"}})
-        for at, row in enumerate(ROWS):
-            events.append({"ph": "M", "pid": stage, "tid": at, "name": "thread_name", "args": {"name": row}})
+        events += chrome_trace.process(stage, f"stage {stage}", ROWS)
     for span in spans:
-        times = {"ts": span.start_s * 1e6, "dur": (span.end_s - span.start_s) * 1e6}
-        events.append({"ph": "X", "pid": span.stage, "tid": ROWS.index(span.row), "name": span.name, **times})
-    files.write(path, "chrome_trace", 1, {"displayTimeUnit": "ms", "traceEvents": events})
+        row, during = ROWS.index(span.row), (span.start_s, span.end_s)
+        events.append(chrome_trace.complete(span.stage, row, span.name, during, span.row, {}))
+    chrome_trace.write(events, path)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,19 +11,21 @@ from memo.artifacts.trace import Trace, requests
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
-from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.executor.phases import Phases, mark_phases
 from memo.mesh import Mesh
 from memo.model.transformer import Microbatch, TransformerChunk, torch_dtype
 from memo.parallel.schedule import one_f_one_b
+from memo.planner.alpha import whole_tiles
 from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
 from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
 from memo.profiler.layer import ScratchMemory
-from memo.skeleton import skeletal_tensors
+from memo.skeleton import moves_in_part, skeletal_tensors
 from memo.train.build import build_chunks, build_mesh, build_stage
 from memo.train.layer_profile import slot_layout
+from memo.train.planned_memory import describe_run
 from memo.train.setup import check_writable
+from memo.train.swap import put_on_tiles
 from memo.units import format_bytes
 
 _DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA build
@@ -71,13 +72,6 @@ def write_paper_trace(config: RunConfig, world_size: int, stage: int, out: str) 
     )
 
 
-def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:
-    """What a trace is of, for people."""
-    sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "parallel", "memory")}
-    lengths = {"seq_length": config.data.seq_length, "micro_batch_size": config.training.micro_batch_size}
-    return {**sections, **lengths, "world_size": world_size, "stage": stage}
-
-
 def _traced(config: RunConfig, world_size: int, stage: int) -> Trace:
     rank = stage * (world_size // config.parallel.pp)  # pp is the outermost axis of the grid
     if world_size > 1:
@@ -118,15 +112,12 @@ def _swap(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradien
     """Layers on tiles, as in training; returns their slots, which lie outside of every memory plan."""
     if not config.memory.swaps:
         return []
-    count, alpha = resolved_offload_tiles(config), config.memory.offload_alpha
+    alpha = config.memory.offload_alpha
     assert not isinstance(alpha, str)
-    groups = {tensor.group for tensor in skeletal_tensors(config.model) if tensor.kind == "token_wise"}
-    layout = slot_layout(config, {group: int(alpha * count) for group in groups})
-    memory = ScratchMemory(layout, _DEVICE)
-    tiles = make_tiles(config.data.seq_length // mesh.grid.cp, mesh.grid.tp, count)
-    for chunk in chunks:
-        for position, layer in enumerate(chunk.layers):
-            chunk.layers[position] = TokenwiseLayer(layer, position, tiles, memory, gradients, mesh.tp)
+    groups = {t.group for t in skeletal_tensors(config.model) if moves_in_part(t, config.memory.offload_policy)}
+    moved = whole_tiles(alpha, resolved_offload_tiles(config))
+    memory = ScratchMemory(slot_layout(config, dict.fromkeys(groups, moved)), _DEVICE)
+    put_on_tiles(config, mesh, chunks, memory, gradients)
     return list(memory.tensors.values())
 
 

@@ -1,13 +1,16 @@
 """Transient memory at fixed addresses: an iteration is recorded before training, planned, and served from the plan."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.allocator.statistics import Statistics
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.trace import Trace
+from memo.config import RunConfig
 from memo.config.memory import MemoryConfig
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.executor.phases import Phases
@@ -18,6 +21,13 @@ from memo.units import format_bytes
 
 _WARM_UP, _RECORDED = 1, 2
 """Iterations: the first makes what libraries keep, and two must ask for the same."""
+
+
+def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:
+    """What a trace is of, for people."""
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "parallel", "memory")}
+    lengths = {"seq_length": config.data.seq_length, "micro_batch_size": config.training.micro_batch_size}
+    return {**sections, **lengths, "world_size": world_size, "stage": stage}
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ def _record(config: RunConfig, trace_out: str) -> None:
             raise AllocatorError(f"--trace-out {trace_out}: nothing was recorded: {transients.reason}")
         if trainer.mesh.rank == 0:
             transients.planned.trace.save(trace_out)
-        trainer.print(f"\nmemory that a step allocates on this rank, traced to {trace_out}:\n{transients.describe()}")
+            trainer.print(
+                f"\nmemory that a step allocates on this rank, traced to {trace_out}:\n{transients.describe()}"
+            )
 
 
 def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> LayerProfile:

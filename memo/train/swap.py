@@ -11,7 +11,8 @@ from memo.config.derived import local_world_size_from_env, num_microbatches, res
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.memory import estimate_memory
 from memo.executor.host_pool import host_budget_bytes
-from memo.executor.layer import TokenwiseLayer, make_tiles
+from memo.executor.layer import Buffers, TokenwiseLayer, make_tiles
+from memo.executor.pieces import GradientSink
 from memo.executor.runtime import SwapRuntime
 from memo.executor.select import make_backend
 from memo.mesh import Mesh
@@ -104,12 +105,19 @@ def start(
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     layout = slot_layout(config, chosen.solution.tiles)
     runtime = SwapRuntime(chosen.plan, layout, backend, device, chosen.problem.host_bytes)
+    put_on_tiles(config, mesh, chunks, runtime, data_parallel)
+    return runtime
+
+
+def put_on_tiles(
+    config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], memory: Buffers, sink: GradientSink
+) -> None:
+    """Replace every plain layer by one that works on tiles of tokens in `memory`."""
     tiles = make_tiles(config.data.seq_length // mesh.grid.cp, mesh.grid.tp, resolved_offload_tiles(config))
     for chunk in chunks:
         for position, layer in enumerate(chunk.layers):
             index = chunk.layer_indices[position]
-            chunk.layers[position] = TokenwiseLayer(layer, index, tiles, runtime, data_parallel, mesh.tp)
-    return runtime
+            chunk.layers[position] = TokenwiseLayer(layer, index, tiles, memory, sink, mesh.tp)
 
 
 def _free_bytes(device: torch.device) -> int:

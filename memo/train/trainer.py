@@ -35,6 +35,7 @@ from memo.train.device import peak_memory_bytes
 from memo.train.feed import Feed
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord
 from memo.train.optimizer import learning_rate
+from memo.train.planned_memory import describe_run
 from memo.train.setup import DataSource, Prepared, prepare
 from memo.units import format_count
 
@@ -246,7 +247,7 @@ class Trainer:
             self.print(
                 f"\nactivations of one layer and microbatch on this rank:\n{self.parts.chosen_swap.describe()}\n"
             )
-        if self.parts.transients is not None:
+        if self.parts.transients is not None and self.mesh.rank == 0:  # describing takes seconds
             self.print(f"memory that a step allocates on this rank:\n{self.parts.transients.describe()}\n")
 
     def close(self) -> None:
@@ -338,8 +339,7 @@ class Trainer:
         """The requests of the next step, planned; gradients are zeroed before it, and no sample is consumed."""
         if self.parts.transients is not None:
             batches = self.feed.peek()
-            model, parallel = self.config.model, dataclasses.asdict(self.config.parallel)
-            run = {"model": dataclasses.asdict(model), "parallel": parallel, "seq_length": self.config.data.seq_length}
+            run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
             self.parts.transients.plan(lambda: self.parts.forward_backward(batches), run)
 
     def _save_config(self) -> None:

@@ -1,0 +1,40 @@
+"""Files that https://ui.perfetto.dev and chrome://tracing open.
+
+Format: "Trace Event Format" (Google): complete events ("X") in microseconds, metadata ("M") that names processes and
+rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memo.artifacts import files
+
+Event = dict[str, Any]
+
+
+def process(number: int, name: str, rows: Sequence[str]) -> list[Event]:
+    """Names of a process and of its rows, from the top."""
+    events = [_metadata(number, 0, "process_name", {"name": name})]
+    for at, row in enumerate(rows):
+        events.append(_metadata(number, at, "thread_name", {"name": row}))
+        events.append(_metadata(number, at, "thread_sort_index", {"sort_index": at}))
+    return events
+
+
+def complete(
+    process: int, row: int, name: str, during_s: tuple[float, float], category: str, args: Mapping[str, int]
+) -> Event:
+    """Something that lasts from the first to the second of two times."""
+    start_s, end_s = during_s
+    times = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+    return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": category, **times, "args": dict(args)}
+
+
+def write(events: Sequence[Event], path: str | Path) -> None:
+    """Raises ArtifactError when the file cannot be written."""
+    files.write(path, "chrome_trace", 1, {"displayTimeUnit": "ms", "traceEvents": list(events)})
+
+
+def _metadata(process: int, row: int, what: str, args: dict[str, Any]) -> Event:
+    return {"ph": "M", "pid": process, "tid": row, "name": what, "args": args}
