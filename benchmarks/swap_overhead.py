@@ -121,11 +121,10 @@ def transient_peak_bytes(trainer: Trainer) -> int:
     return peak
 
 
-def memory_of_a_fresh_process(way: str) -> dict[str, int]:
-    command = [sys.executable, *sys.argv, "--memory-of", way]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result: dict[str, int] = json.loads(output.splitlines()[-1])
-    return result
+def in_a_fresh_process(*flags: str) -> Any:
+    """What this script prints last with these flags; nothing of earlier measurements is held."""
+    command = [sys.executable, *sys.argv, *flags]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -135,14 +134,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--policy", default="auto", choices=["auto", "paper"])
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each way")
+    parser.add_argument("--times", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.memory_of:
-        print(json.dumps(memory(args.memory_of, args)))
+    if args.times or args.memory_of:
+        print(json.dumps(step_times(args) if args.times else memory(args.memory_of, args)))
         return
     shape = {name: getattr(args, name) for name in ("seq_length", "hidden_size", "layers", "policy", "steps")}
-    memories = {way: memory_of_a_fresh_process(way) for way in WAYS}
-    results = [{**row, **memories[row["way"]], **shape} for row in step_times(args)]
+    times = in_a_fresh_process("--times")
+    print(json.dumps(times), flush=True)
+    results = [{**row, **in_a_fresh_process("--memory-of", row["way"]), **shape} for row in times]
     for row in results:
         print(json.dumps(row))
     print(f"kept in {rows.write('swap_overhead', results)}")
