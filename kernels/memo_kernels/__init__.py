@@ -1,1 +1,6 @@
-"""Fused kernels, one folder an operation, each with a plain torch reference that is its CPU path and its oracle."""
+"""Memory-bound operations, one folder each: `reference` in plain torch, which CPUs run and kernels are held to, and
+`triton`. `select_ops` chooses; nothing here imports Triton before it is asked for."""
+
+from memo_kernels.ops import KERNELS, Ops, select_ops
+
+__all__ = ["KERNELS", "Ops", "select_ops"]

@@ -10,10 +10,13 @@ ever given a mask tensor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from memo_kernels.merge import reference as merge
 
 
 class Saved(NamedTuple):
@@ -30,6 +33,8 @@ class AttentionBackend(ABC):
     """Attention of one block: full, or causal over the same tokens on both sides (then s_q == s_k)."""
 
     name: str
+    merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None] = staticmethod(merge.merge_)
+    """Adds a block's results to running ones; `select_backend` puts a fused one in its place."""
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,7 @@
 Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim. Tensors come and go in Megatron's
 layout [s, b, n, d]; kernels see permuted views [b, n, s, d].
 
-Merging (online softmax, as in ring attention, https://arxiv.org/abs/2310.01889): two blocks of the same
-queries with outputs o1, o2 and log-sum-exps l1, l2 make
-
-    l = log(e^l1 + e^l2)        o = o1 e^(l1 - l) + o2 e^(l2 - l)
+Blocks of the same queries are merged by their log-sum-exps (memo_kernels.merge).
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ class OutputMerger:
         total_out = _heads_first(self._out)
         for call in _calls(backend, blocks, q.shape[0]):
             out, lse = call.forward(backend, q[call.q], k[call.k], v[call.k], scale)
-            _merge(total_out[call.q], self._lse[call.q], out, lse)
+            backend.merge_(total_out[call.q], self._lse[call.q], out, lse)
 
     def result(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """out [s_q, b, n, d] in ``dtype`` and lse [b, n, s_q]."""
@@ -192,14 +189,6 @@ def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
         run.append(block)
     if run:
         yield run
-
-
-def _merge(total_out: Tensor, total_lse: Tensor, out: Tensor, lse: Tensor) -> None:
-    """Merge a partial out [b, n, s, d], lse [b, n, s] into the running ones, in place."""
-    merged = torch.logaddexp(total_lse, lse)
-    total_out.mul_((total_lse - merged).exp_().unsqueeze(-1))
-    total_out.add_(out * (lse - merged).exp_().unsqueeze(-1))
-    total_lse.copy_(merged)
 
 
 def _sum_dtype(blocks: Sequence[Block], x: Tensor) -> torch.dtype:

@@ -6,18 +6,18 @@ b = micro-batch; a, k = query and key/value heads of this tp rank; d = size of a
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.config.model import ModelConfig
 from memo.model.norm import Norm
-from memo.model.rope import RopeTable, apply_rope
+from memo.model.rope import RopeTable
 from memo.parallel.collectives import group_size
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+from memo_kernels import Ops, select_ops
 
 Documents = tuple[tuple[int, ...], ...] | None
 """Document boundaries of each row of the micro-batch, 0 ... s_total; None: one document a row."""
@@ -42,10 +42,12 @@ class ModelParts:
     dtype: torch.dtype
     tp_group: ProcessGroup | None
     attention: CoreAttention
+    ops: Ops = field(default_factory=lambda: select_ops("torch", torch.float32))
 
     def norm(self, name: str, size: int | None = None) -> Norm:
         config = self.config
-        return Norm(name, size or config.hidden_size, config.normalization, config.norm_epsilon, self.dtype)
+        size = size or config.hidden_size
+        return Norm(name, size, config.normalization, config.norm_epsilon, self.dtype, self.ops)
 
     def column(self, names: list[str], out_sizes: list[int], *, bias: bool) -> ColumnParallelLinear:
         return ColumnParallelLinear(
@@ -81,7 +83,7 @@ class SelfAttention(nn.Module):
         size, tp = config.head_dim, group_size(parts.tp_group)
         self.head_dim = size
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
-        self.core = parts.attention
+        self.core, self.ops = parts.attention, parts.ops
         q_size, kv_size = config.num_attention_heads * size, config.kv_heads * size
         names = [f"{name}.q", f"{name}.k", f"{name}.v"]
         self.qkv = parts.column(names, [q_size, kv_size, kv_size], bias=config.qkv_bias)
@@ -104,7 +106,7 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            q, k = apply_rope(q, rope), apply_rope(k, rope)
+            q, k = (self.ops.rotate(x, rope.cos, rope.sin) for x in (q, k))
         return q, k, v
 
 
@@ -114,7 +116,7 @@ class MLP(nn.Module):
     def __init__(self, parts: ModelParts, name: str) -> None:
         super().__init__()
         config = parts.config
-        self.activation = config.activation
+        self.activation, self.ops = config.activation, parts.ops
         names = [f"{name}.gate", f"{name}.up"] if config.gated else [f"{name}.fc1"]
         self.fc1 = parts.column(names, [config.ffn_size] * len(names), bias=config.add_bias_linear)
         self.fc2 = parts.row(f"{name}.fc2", config.ffn_size)
@@ -125,10 +127,7 @@ class MLP(nn.Module):
 
     def activate(self, inner: Tensor) -> Tensor:
         """[s, b, f / tp] from fc1's output, which is twice as wide when gated."""
-        if self.activation == "swiglu":
-            gate, up = inner.chunk(2, dim=-1)
-            return F.silu(gate) * up
-        return F.gelu(inner, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        return self.ops.activate(inner, self.activation)
 
 
 class TransformerLayer(nn.Module):
@@ -143,6 +142,6 @@ class TransformerLayer(nn.Module):
         self.mlp = MLP(parts, f"{name}.mlp")
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), context)
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
+        x, normed = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), context))
+        y: Tensor = x + self.mlp(normed)
         return y

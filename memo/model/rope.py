@@ -34,12 +34,6 @@ def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> Ro
     return RopeTable((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
 
 
-def apply_rope(x: Tensor, table: RopeTable) -> Tensor:
-    """Rotate x [s, b, heads, d] by its positions."""
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat((low * table.cos - high * table.sin, high * table.cos + low * table.sin), dim=-1)
-
-
 def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     """Radians per position of each pair of dims, [d/2] fp64, and the factor on cos and sin."""
     dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64)

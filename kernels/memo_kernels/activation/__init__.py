@@ -1,0 +1,1 @@
+"""GELU (exact and by tanh) and SwiGLU."""

@@ -1,0 +1,56 @@
+"""Cross-entropy of a slice of the logits as Triton kernels: logits stay narrow, their gradient takes their place."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 2048
+
+
+@triton.jit
+def _sums(logits_ptr, labels_ptr, maximum_ptr, total_ptr, target_ptr, stride, num_valid, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    start = logits_ptr + row * stride
+    maximum = float("-inf")
+    total = 0.0
+    for first in range(0, num_valid, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        logits = tl.load(start + columns, mask=columns < num_valid, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(maximum, tl.max(logits, 0))
+        total = total * tl.exp(maximum - higher) + tl.sum(tl.exp(logits - higher), 0)
+        maximum = higher
+    label = tl.load(labels_ptr + row)
+    target = tl.load(start + label, mask=label >= 0, other=0.0).to(tl.float32)
+    tl.store(maximum_ptr + row, maximum)
+    tl.store(total_ptr + row, total)
+    tl.store(target_ptr + row, target)
+
+
+@triton.jit
+def _gradient(logits_ptr, labels_ptr, lse_ptr, grad_ptr, stride, size, num_valid, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = logits_ptr + row * stride + columns
+    logits = tl.load(at, mask=columns < num_valid, other=float("-inf")).to(tl.float32)
+    softmax = tl.exp(logits - tl.load(lse_ptr + row))
+    gradient = tl.where(columns == tl.load(labels_ptr + row), softmax - 1.0, softmax) * tl.load(grad_ptr + row)
+    tl.store(at, gradient.to(logits_ptr.dtype.element_ty), mask=columns < size)
+
+
+def logit_sums(logits: Tensor, labels: Tensor, num_valid: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As reference.logit_sums, of fp32, bf16 or fp16; sums are in fp32."""
+    maximum, total, target = (torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) for _ in range(3))
+    _sums[(logits.shape[0],)](
+        logits, labels, maximum, total, target, logits.stride(0), num_valid, BLOCK=_BLOCK, num_warps=8
+    )
+    return maximum, total, target
+
+
+def logit_gradient(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, num_valid: int) -> Tensor:
+    """As reference.logit_gradient, written over the logits."""
+    num_rows, size = logits.shape
+    _gradient[(num_rows, triton.cdiv(size, _BLOCK))](
+        logits, labels, lse, grad, logits.stride(0), size, num_valid, BLOCK=_BLOCK, num_warps=8
+    )
+    return logits

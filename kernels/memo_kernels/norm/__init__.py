@@ -1,0 +1,1 @@
+"""LayerNorm and RMSNorm over the last dim, alone or of a sum."""

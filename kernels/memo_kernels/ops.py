@@ -1,0 +1,62 @@
+"""The operations as one object, which is handed to whoever computes."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+KERNELS = ("torch", "triton")
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Shapes, dtypes and sources stand in the reference of each operation.
+
+    norm, add_norm, rotate and activate are differentiable; the others work in place or on what needs no gradient.
+    """
+
+    name: str
+    norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate_: Callable[[Tensor, Tensor, Tensor], Tensor]
+    activate: Callable[[Tensor, str], Tensor]
+    merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    logit_sums: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+    logit_gradient: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    squared_norm: Callable[[Tensor], Tensor]
+
+
+_FOLDERS = {
+    "norm": "norm",
+    "add_norm": "norm",
+    "rotate": "rope",
+    "rotate_": "rope",
+    "activate": "activation",
+    "merge_": "merge",
+    "logit_sums": "cross_entropy",
+    "logit_gradient": "cross_entropy",
+    "squared_norm": "squared_norm",
+}
+
+
+def select_ops(name: str, dtype: torch.dtype) -> Ops:
+    """The operations called `name`, one of KERNELS; fp64 models have none but torch's.
+
+    Raises ValueError for an unknown name, ImportError where Triton is missing.
+    """
+    if name not in KERNELS:
+        raise ValueError(f"kernels {name!r}: known are {', '.join(KERNELS)}")
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        raise ImportError("kernels 'triton' need the package triton, which is not installed")
+    if dtype == torch.float64:
+        name = "torch"
+    module = "reference" if name == "torch" else name
+    functions = {
+        function: getattr(import_module(f"memo_kernels.{folder}.{module}"), function)
+        for function, folder in _FOLDERS.items()
+    }
+    return Ops(name, **functions)

@@ -1,0 +1,1 @@
+"""Rotary position embedding, half-split, in place."""

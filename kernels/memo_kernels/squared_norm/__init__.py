@@ -1,0 +1,1 @@
+"""Sum of squares, for the norm of all gradients."""

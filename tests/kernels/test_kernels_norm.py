@@ -1,0 +1,82 @@
+"""Norms: LayerNorm and RMSNorm, alone and of a sum, forward and backward, against fp64."""
+
+import pytest
+import torch
+from kernel_checks import DTYPES, assert_as_exact, far_apart, normal
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from memo_kernels.norm import reference  # noqa: E402
+from memo_kernels.norm import triton as kernel  # noqa: E402
+
+EPSILON = 1e-5
+
+
+def parameters(size: int, dtype: torch.dtype, centered: bool) -> list[torch.Tensor]:
+    weight, bias = 1 + normal(size, dtype=dtype, seed=1, scale=0.1), normal(size, dtype=dtype, seed=2)
+    return [weight, bias] if centered else [weight]
+
+
+@pytest.mark.parametrize("centered", [True, False], ids=["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [64, 100])
+def test_norm(size: int, dtype: torch.dtype, centered: bool) -> None:
+    """Bound: twice torch's own error, or two roundings."""
+
+    def call(module):  # type: ignore[no-untyped-def]
+        return lambda x, weight, bias=None: module.norm(x, weight, bias, EPSILON)
+
+    x = 3 + normal(5, 2, size, dtype=dtype)
+    assert_as_exact(call(kernel), call(reference), [x, *parameters(size, dtype, centered)])
+
+
+@pytest.mark.parametrize("centered", [True, False], ids=["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_add_norm(dtype: torch.dtype, centered: bool) -> None:
+    """The sum has its own gradient too."""
+
+    def call(module):  # type: ignore[no-untyped-def]
+        return lambda x, residual, weight, bias=None: module.add_norm(x, residual, weight, bias, EPSILON)
+
+    x, residual = normal(4, 3, 96, dtype=dtype), normal(4, 3, 96, dtype=dtype, seed=5)
+    assert_as_exact(call(kernel), call(reference), [x, residual, *parameters(96, dtype, centered)])
+
+
+def test_rows_of_a_wider_tensor() -> None:
+    """Heads of a fused matrix are normed where they lie."""
+    wide = normal(6, 2, 160, dtype=torch.float32)
+    weight = parameters(32, torch.float32, centered=False)[0]
+    heads = wide.unflatten(-1, (5, 32))[:, :, 1:4]
+    torch.testing.assert_close(
+        kernel.norm(heads, weight, None, EPSILON), reference.norm(heads, weight, None, EPSILON), atol=1e-6, rtol=0
+    )
+
+
+def test_more_rows_than_programs_give_the_same_sums_twice() -> None:
+    """Weight gradients have a fixed order of addition: two runs are equal to the bit."""
+    x, weight = normal(37, 48, dtype=torch.float32), parameters(48, torch.float32, centered=False)[0]
+    found = []
+    for _ in range(2):
+        leaf = weight.clone().requires_grad_()
+        kernel.norm(x, leaf, None, EPSILON).square().sum().backward()
+        found.append(leaf.grad)
+    assert torch.equal(*found)
+
+
+def test_rows_further_apart_than_32_bits() -> None:
+    rows = normal(2, 64, dtype=torch.float16)
+    weight = parameters(64, torch.float16, centered=False)[0]
+    far = far_apart(rows)
+    assert torch.equal(kernel.norm(far, weight, None, EPSILON), kernel.norm(rows, weight, None, EPSILON))
+    grad = normal(2, 64, dtype=torch.float16, seed=3)
+    ours, near = (
+        kernel._launch_backward(grads, x, weight, None, EPSILON, False)[:2]
+        for x, grads in ((far, far_apart(grad)), (rows, grad))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(ours, near, strict=True))
+
+
+def test_too_wide_a_row_is_refused() -> None:
+    x = torch.empty(1, 65537)
+    with pytest.raises(ValueError, match="65537 columns: the kernel takes at most 65536"):
+        kernel.norm(x, x[0], None, EPSILON)

@@ -1,0 +1,115 @@
+"""Merging of partial attention, cross-entropy of a slice of the logits, sum of squares: against fp64."""
+
+import pytest
+import torch
+from kernel_checks import DEVICE, DTYPES, far_apart, normal
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from memo_kernels.cross_entropy import reference as entropy  # noqa: E402
+from memo_kernels.cross_entropy import triton as entropy_kernel  # noqa: E402
+from memo_kernels.merge import reference as merge  # noqa: E402
+from memo_kernels.merge import triton as merge_kernel  # noqa: E402
+from memo_kernels.squared_norm import reference as squares  # noqa: E402
+from memo_kernels.squared_norm import triton as squares_kernel  # noqa: E402
+
+Parts = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def parts(dtype: torch.dtype) -> Parts:
+    """Outputs [b, n, s, d] as views of [s, b, n, d], and log-sum-exps far apart."""
+    return [
+        (
+            normal(35, 2, 3, 24, dtype=dtype, seed=i).permute(1, 2, 0, 3),
+            normal(2, 3, 35, dtype=torch.float32, seed=10 + i, scale=8.0),
+        )
+        for i in range(3)
+    ]
+
+
+def merged(module, given: Parts, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[no-untyped-def]
+    out = torch.zeros(35, 2, 3, 24, dtype=dtype, device=DEVICE).permute(1, 2, 0, 3)
+    lse = torch.full((2, 3, 35), -torch.inf, dtype=dtype, device=DEVICE)
+    for part, part_lse in given:
+        module.merge_(out, lse, part, part_lse)
+    return out, lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_merge(dtype: torch.dtype) -> None:
+    """Sums in fp32: 4 roundings of fp32 at most, whatever the parts' dtype."""
+    given = parts(dtype)
+    exact = merged(merge, [(out.double(), lse.double()) for out, lse in given], torch.float64)
+    for our, truth in zip(merged(merge_kernel, given, torch.float32), exact, strict=True):
+        torch.testing.assert_close(our.double(), truth, atol=4 * 1.2e-7 * truth.abs().max().item(), rtol=0)
+
+
+def test_merge_of_a_part_of_the_queries() -> None:
+    """Only the queries that a block covers change."""
+    (out, lse), (part, part_lse) = parts(torch.float32)[:2]
+    totals = [x.contiguous().clone() for x in (out, lse)]
+    expected = [x.clone() for x in totals]
+    rows = slice(7, 20)
+    for module, (total, total_lse) in ((merge_kernel, totals), (merge, expected)):
+        module.merge_(total[:, :, rows], total_lse[:, :, rows], part[:, :, rows], part_lse[:, :, rows])
+    for our, their in zip(totals, expected, strict=True):
+        torch.testing.assert_close(our, their, atol=2e-6, rtol=0)
+        assert torch.equal(our[:, :, 20:], their[:, :, 20:])
+
+
+def test_merge_of_queries_further_apart_than_32_bits() -> None:
+    near = normal(2, 16, dtype=torch.float32)
+    total_near, total_far = (x.view(1, 1, 2, 16) for x in (near.clone(), far_apart(near)))
+    for total in (total_near, total_far):
+        lse = torch.zeros(1, 1, 2, device=DEVICE)
+        merge_kernel.merge_(total, lse, near.view(1, 1, 2, 16), torch.ones(1, 1, 2, device=DEVICE))
+    assert torch.equal(total_near, total_far)
+
+
+def logits_and_labels(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of 4500 columns the last 4 are padding; row 2's label is on another rank."""
+    labels = torch.tensor([0, 4495, -1, 2048, 2047], device=DEVICE)
+    return normal(5, 4500, dtype=dtype, scale=4.0), labels
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_logit_sums(dtype: torch.dtype) -> None:
+    """fp32 sums of 4,496 terms: 1e-5 relative."""
+    logits, labels = logits_and_labels(dtype)
+    exact = entropy.logit_sums(logits.double(), labels, 4496)
+    for our, truth in zip(entropy_kernel.logit_sums(logits, labels, 4496), exact, strict=True):
+        torch.testing.assert_close(our.double(), truth, atol=0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_logit_gradient(dtype: torch.dtype) -> None:
+    """One rounding of the result's dtype above 1e-6."""
+    logits, labels = logits_and_labels(dtype)
+    maximum, total, _ = entropy.logit_sums(logits.double(), labels, 4496)
+    lse, grad = maximum + total.log(), normal(5, dtype=torch.float32, seed=9)
+    exact = entropy.logit_gradient(logits.double(), labels, lse, grad.double(), 4496)
+    found = entropy_kernel.logit_gradient(logits.clone(), labels, lse.float(), grad, 4496)
+    assert found.dtype == dtype and not found[:, 4496:].any()
+    torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=torch.finfo(dtype).eps)
+
+
+def test_logits_further_apart_than_32_bits() -> None:
+    near = normal(2, 64, dtype=torch.float16)
+    labels, lse, grad = torch.tensor([3, 60], device=DEVICE), torch.full((2,), 5.0), torch.ones(2)
+    far = far_apart(near)
+    sums, far_sums = (entropy_kernel.logit_sums(x, labels, 60) for x in (near, far))
+    assert all(torch.equal(a, b) for a, b in zip(sums, far_sums, strict=True))
+    arguments = (labels, lse.to(DEVICE), grad.to(DEVICE), 60)
+    assert torch.equal(
+        entropy_kernel.logit_gradient(far, *arguments), entropy_kernel.logit_gradient(near.clone(), *arguments)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 8192, 20001])
+def test_squared_norm(size: int) -> None:
+    """fp32 in blocks: 1e-6 relative."""
+    x = normal(size, dtype=torch.float32)
+    truth = x.double().square().sum()
+    for module in (squares, squares_kernel):
+        assert module.squared_norm(x).dtype == torch.float64
+        torch.testing.assert_close(module.squared_norm(x), truth, atol=0, rtol=1e-6)
