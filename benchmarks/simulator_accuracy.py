@@ -25,13 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from memo.config import ModelConfig, RunConfig, preset
-from memo.estimate.answer import answer
-from memo.estimate.cases import read_case
 from memo.estimate.flops import model_flops_per_token
 from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.simulate import StepPrediction, predict_step
-from memo.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 SEQUENCES = 16
@@ -215,38 +212,6 @@ def fit(base: Efficiency, names: Sequence[str], tables: Sequence[Sequence[Measur
     return at(best.x)
 
 
-def marks() -> list[dict[str, Any]]:
-    """Rows of MEMO's table 3, 7B and 13B: printed mark, and the verdict of `memo estimate` at the printed strategy.
-
-    A row that ran out of memory has no strategy: the layout that needs least at alpha 0 stands for it. memo never
-    makes all logits at once; `whole_logits` says what would happen if it did, as the paper's system does.
-    """
-    strategies = {(row["model"], row["seq_k"]): row for row in _rows("memo_table7_memo.csv")}
-    found = []
-    with (GOLDEN / "memo_table3_mfu_tgs.csv").open(newline="", encoding="utf-8") as file:
-        printed = [row for row in csv.DictReader(file) if row["method"] == "memo"]
-    for row in printed:
-        gpus, strategy = int(row["gpus"]), strategies.get((row["model"], row["seq_k"]))
-        given = (int(strategy["tp"]), int(strategy["cp"]), int(strategy["pp"])) if strategy else (8, gpus // 8, 1)
-        cells = dict(zip(("tp", "cp", "pp"), map(str, given), strict=True))
-        cells |= {"method": "memo", "model": MODELS[row["model"]], "seq_len": str(int(row["seq_k"]) * 1024)}
-        cells |= {"gpus": str(gpus), "hardware": "a800-80", "alpha": strategy["alpha"] if strategy else "0"}
-        chunked, whole = (answer(read_case({**cells, "loss_chunk_size": size}, "table 3")) for size in ("1024", "0"))
-        found.append(
-            {
-                "table": "memo 3 marks",
-                "model": row["model"],
-                "seq_k": int(row["seq_k"]),
-                "printed": row["status"],
-                "verdict": str(chunked.verdict),
-                "gib": chunked.total_bytes / GIB,
-                "whole_logits": str(whole.verdict),
-                "whole_logits_gib": whole.total_bytes / GIB,
-            }
-        )
-    return found
-
-
 def fits() -> list[dict[str, Any]]:
     """Fits with all tables, and with each left out; the table left out is what tells."""
     tables = {"p4d 3": p4d(3), "memo 3 memo": memo_table3(), "memo 4": memo_table4(), "p4d 4": p4d(4)}
@@ -287,7 +252,6 @@ def main() -> None:
             }
             for m in table
         ]
-    results += marks()
     results += fits() if args.fit else []
     for row in results:
         print(json.dumps(row))

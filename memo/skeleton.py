@@ -19,6 +19,7 @@ the paper moves a share of them all the same (MEMO, section 4.1).
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from memo.config.memory import OffloadPolicy
@@ -51,8 +52,9 @@ class SkeletalTensor:
     dtype: Literal["model", "wide"] = "model"
 
 
+@lru_cache(maxsize=64)
 def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
-    """The table for a model, in order of execution."""
+    """The table for a model, in order of execution. Kept, because a search asks thousands of times for one model."""
     hidden, size = model.hidden_size, model.head_dim
     q_size = model.num_attention_heads * size
     fc1_size = model.ffn_size * (2 if model.gated else 1)

@@ -3,13 +3,14 @@
 memo estimate --cases in.csv --out out.csv
 memo estimate --model llama-3.1-8b --seq-len 65536 --tp 4 --gpus 8 --hardware h100-94 [--json]
 """
+# ruff: noqa: UP045 - of `X | None` tyro asks typeguard, whose import alone takes as long as a small search.
 
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import tyro
 from tyro.conf import arg
@@ -40,51 +41,53 @@ class _Options:
     The method memo also simulates the time of a step. TFLOP/s and MFU count model FLOPs with the causal half of
     attention, as `memo train` prints them; papers that count attention in full print more for the same speed.
 
-    Each flag below --json is also a column of the CSV file; an empty cell takes the default.
+    Each flag below --trace-out is also a column of the CSV file; an empty cell takes the default.
     """
 
-    cases: str | None = None
+    cases: Optional[str] = None
     """CSV file of cases, one a row; needs --out and takes no other flag but --llmem-corrected."""
-    out: str | None = None
+    out: Optional[str] = None
     """CSV file to write: all columns of the input and the answers."""
     llmem_corrected: bool = False
     """llmem: the formulas that select every printed row, instead of the literal ones."""
     json: bool = False
     """Print one JSON object instead of a table."""
-    memory_plan: str | None = None
+    memory_plan: Optional[str] = None
     """Plan of `memo solve` for this case: what it reserves takes the place of the estimate of what a step allocates."""
-    method: str | None = None
+    trace_out: Optional[str] = None
+    """File for the simulated step, which https://ui.perfetto.dev opens; method memo."""
+    method: Optional[str] = None
     """memo (default), or a paper's: eq18, llmem, dnnmem."""
-    model: str | None = None
+    model: Optional[str] = None
     """A preset, or the path of a config.json of Hugging Face."""
-    seq_len: Annotated[str | None, arg(aliases=["--seq-length"])] = None
+    seq_len: Annotated[Optional[str], arg(aliases=["--seq-length"])] = None
     """Tokens of one sequence; default: 8192."""
-    tp: str | None = None
+    tp: Optional[str] = None
     """Tensor-parallel ranks, 1 by default like cp, pp, vpp and mbs."""
-    cp: str | None = None
+    cp: Optional[str] = None
     """Context-parallel ranks."""
-    pp: str | None = None
+    pp: Optional[str] = None
     """Pipeline stages."""
-    mbs: str | None = None
+    mbs: Optional[str] = None
     """Sequences in one microbatch."""
-    gpus: str | None = None
+    gpus: Optional[str] = None
     """All GPUs; default: tp x cp x pp."""
-    gpu_memory_gib: str | None = None
+    gpu_memory_gib: Optional[str] = None
     """Nominal memory of one GPU; default: the hardware's."""
-    global_batch_size: Annotated[str | None, arg(aliases=["--gbs"])] = None
+    global_batch_size: Annotated[Optional[str], arg(aliases=["--gbs"])] = None
     """Sequences in one step; default: as many microbatches as fill the pipeline."""
-    hardware: str | None = None
+    hardware: Optional[str] = None
     """Machine by name, such as a100-40gb or h100-94gb, or a TOML file of one; default: a800-80."""
-    alpha: str | None = None
+    alpha: Optional[str] = None
     """Share of the tokens whose activations move to the host, 0 to 1; auto: what limits and times allow; off
     (default): none."""
-    vpp: str | None = None
+    vpp: Optional[str] = None
     """Chunks of layers per stage (interleaved 1F1B)."""
-    recompute: str | None = None
+    recompute: Optional[str] = None
     """none (default), selective or full; fights with alpha."""
-    loss_chunk_size: str | None = None
+    loss_chunk_size: Optional[str] = None
     """Tokens whose logits exist at once: 1024 (memo's trainer) with alpha, else 0: all, as in Megatron-LM."""
-    host_memory_gib: str | None = None
+    host_memory_gib: Optional[str] = None
     """Host memory of one node; default: the hardware's."""
 
 
@@ -92,39 +95,64 @@ def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, estimated or written."""
     options = tyro.cli(_Options, args=argv, prog="memo estimate")
     given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
+    if options.cases is not None:
+        _require_a_table(options.cases, given, options)
+    elif options.out is not None:
+        raise ConfigError(f"--out {options.out} takes the answers to a file, but --cases is not given: give both")
 
-    time_model = _Simulation()
+    time_model = _Simulation(options.trace_out)
     arena_bytes = None if options.memory_plan is None else MemoryPlan.load(options.memory_plan).arena_bytes
 
     def evaluate(case: Case) -> Answer:
         return answer(case, llmem_corrected=options.llmem_corrected, time_model=time_model, arena_bytes=arena_bytes)
 
-    if options.cases is None:
-        if options.out is not None:
-            raise ConfigError(f"--out {options.out} takes the answers to a file, but --cases is not given: give both")
-        case = read_case(given, "memo estimate")
-        if options.memory_plan is not None and case.method != "memo":
-            raise ConfigError(f"--memory-plan fights with --method {case.method}, which has its own account: drop one")
-        print(_one(case, _located("memo estimate", evaluate, case), options.json))
+    if options.cases is not None and options.out is not None:
+        _table(Path(options.cases), Path(options.out), evaluate)
         return
+    case = read_case(given, "memo estimate")
+    _require_memo(case.method, options)
+    print(_one(case, _located("memo estimate", evaluate, case), options.json))
+
+
+def _require_a_table(cases: str, given: Mapping[str, str], options: _Options) -> None:
     if options.out is None:
-        raise ConfigError(f"--cases {options.cases} needs a file for the answers, but --out is not given: give both")
-    if given or options.json or options.memory_plan is not None:
-        name = next(iter(given), "json" if options.json else "memory-plan").replace("_", "-")
-        raise ConfigError(
-            f"--{name} fights with --cases {options.cases}, whose rows say it: make it a column, or drop it"
-        )
-    _table(Path(options.cases), Path(options.out), evaluate)
+        raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
+    if given:
+        name = next(iter(given)).replace("_", "-")
+        raise ConfigError(f"--{name} fights with --cases {cases}, whose rows say it: make it a column, or drop it")
+    one_case = {"--json": options.json, "--memory-plan": options.memory_plan, "--trace-out": options.trace_out}
+    for flag, value in one_case.items():
+        if value:
+            raise ConfigError(f"{flag} fights with --cases {cases}: it is for one case given by flags: drop one")
+
+
+def _require_memo(method: str, options: _Options) -> None:
+    reasons = {
+        "--memory-plan": (options.memory_plan, "has its own account"),
+        "--trace-out": (options.trace_out, "simulates no step"),
+    }
+    for flag, (value, reason) in reasons.items():
+        if value is not None and method != "memo":
+            raise ConfigError(f"{flag} fights with --method {method}, which {reason}: drop one")
 
 
 class _Simulation:
-    """The model of time for the method memo: `memo.simulate`, loaded when the first case asks."""
+    """The model of time for the method memo: `memo.simulate`, loaded when the first case asks.
+
+    Each step that it times is also written to `trace_out`, where that is given.
+    """
+
+    def __init__(self, trace_out: str | None = None) -> None:
+        self.trace_out = trace_out
 
     def timing(
         self, config: RunConfig, world_size: int, hardware: Hardware, moved: Mapping[str, int] | None
     ) -> Timing | None:
         from memo.simulate import predict_step
+        from memo.simulate.trace import trace_step
 
+        if self.trace_out is not None:
+            trace_step(config, world_size, hardware, self.trace_out, moved)
         try:
             step = predict_step(config, world_size, hardware, moved)
         except (PlanError, HostMemoryError):

@@ -1,20 +1,21 @@
 """`memo plan`: the fastest layout that fits, as a table, as JSON, as a run.toml and as a drawing.
 
 memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 131072 [--out run.toml] [--plot plan.svg]
-memo plan --model gpt-7b --gpus 8 --objective max-seq-len
+memo plan --model gpt-7b --gpus 8 --objective max-seq-len [--trace-out step.json]
 """
+# ruff: noqa: UP045 - of `X | None` tyro asks typeguard, whose import alone takes as long as a small search.
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Optional
 
 import tyro
 from tyro.conf import arg
 
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
-from memo.search.candidates import parse_layout
+from memo.search.candidates import config_of, parse_layout
 from memo.search.launch import command, write_run
 from memo.search.planning import Objective, answer
 from memo.search.question import Question, ask
@@ -37,13 +38,13 @@ class _Options:
     """All GPUs."""
     seq_len: Annotated[int, arg(aliases=["--seq-length"])] = DEFAULT_SEQ_LEN
     """Tokens of one sequence; fights with --objective max-seq-len."""
-    global_batch_size: Annotated[int | None, arg(aliases=["--gbs"])] = None
+    global_batch_size: Annotated[Optional[int], arg(aliases=["--gbs"])] = None
     """Sequences in one step; default: one for each GPU."""
     hardware: str = ""
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one; default: a800-80."""
-    gpu_memory_gib: float | None = None
+    gpu_memory_gib: Optional[float] = None
     """Nominal memory of one GPU; default: the hardware's."""
-    host_memory_gib: float | None = None
+    host_memory_gib: Optional[float] = None
     """Host memory of one node; default: the hardware's."""
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs."""
@@ -51,15 +52,17 @@ class _Options:
     """Rows of the table: the best of each tp x cp x pp."""
     all: bool = False
     """Show every candidate that fits, and the reason for each refusal."""
-    explain: str | None = None
+    explain: Optional[str] = None
     """One layout as the table writes it, such as 'tp4 cp2 pp1 mbs1': every strategy with its memory and time."""
     json: bool = False
     """Print one JSON object instead of a table."""
-    out: str | None = None
+    out: Optional[str] = None
     """File that gets the best run, for `memo train --config`."""
-    data_path: str | None = None
+    data_path: Optional[str] = None
     """Corpus to write into that file."""
-    plot: str | None = None
+    trace_out: Optional[str] = None
+    """File for the simulated step of the best, which https://ui.perfetto.dev opens."""
+    plot: Optional[str] = None
     """Drawing (SVG, PNG or PDF) of memory and strategy by sequence length; needs matplotlib."""
 
 
@@ -81,6 +84,8 @@ def main(argv: Sequence[str]) -> None:
         return
     plan = answer(question, options.objective, top=options.top, everything=options.all)
     line = _write(plan, options)
+    if options.trace_out is not None:
+        _trace(plan, options.trace_out)
     if options.plot is not None:
         _draw(question, options.plot)
     print(json.dumps(as_object(plan, line, options.all), indent=1) if options.json else text(plan, line, options.all))
@@ -96,7 +101,8 @@ def _check(options: _Options) -> None:
             f"--data-path {options.data_path} goes into the run's file, but --out is not given: give both"
         )
     if options.explain is not None:
-        others = {"--all": options.all, "--json": options.json, "--out": options.out, "--plot": options.plot}
+        others = {"--all": options.all, "--json": options.json, "--out": options.out}
+        others |= {"--trace-out": options.trace_out, "--plot": options.plot}
         given = [flag for flag, value in others.items() if value]
         given += ["--objective max-seq-len"] if options.objective != "tgs" else []
         if given:
@@ -117,6 +123,18 @@ def _write(plan: Plan, options: _Options) -> str | None:
     if plan.question.model.run is None:
         return None
     return command(plan.question, options.out or "run.toml", options.data_path)
+
+
+def _trace(plan: Plan, path: str) -> None:
+    from memo.simulate.trace import trace_step
+
+    question, best = plan.question, plan.best
+    if best is None:
+        raise ConfigError(
+            f"--trace-out {path}: nothing fits, so there is no step to write: see `memo plan` without it for why"
+        )
+    config = config_of(question, best.layout, best.strategy)
+    trace_step(config, question.gpus, question.hardware, path, best.moved)
 
 
 def _draw(question: Question, path: str) -> None:

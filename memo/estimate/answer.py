@@ -13,8 +13,10 @@ from memo.errors import ConfigError
 from memo.estimate import llmem
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
+from memo.estimate.cpu.memory import cpu_memory
 from memo.estimate.dnnmem import dnnmem
 from memo.estimate.eq18 import Layout, eq18
+from memo.estimate.memory import RUNTIME_BYTES
 from memo.estimate.rank_memory import components, node_host_bytes, worst_rank
 from memo.estimate.shapes import model_config_of
 from memo.estimate.timing import TimeModel, Timing
@@ -24,6 +26,11 @@ from memo.units import GIB
 _BOUND = (
     f"calibrated on 232 measured runs: unsure from {FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable "
     f"{USABLE_SHARE:.1%} of the device"
+)
+
+_CPU_BOUND = (
+    "the allocated peak is within 1 % of measured ones; the process takes "
+    f"{RUNTIME_BYTES['cpu'] / GIB:.2f} GiB beside it"
 )
 
 
@@ -89,11 +96,11 @@ def run_config(case: Case) -> RunConfig:
         training=TrainingConfig(
             micro_batch_size=case.mbs,
             global_batch_size=case.global_batch_size or _filling_batch(case),
-            params_dtype="bf16",
+            params_dtype="bf16" if case.hardware.device == "cuda" else "fp32",  # the trainer's defaults
             loss_chunk_size=case.loss_chunk_size or MEMO_LOSS_CHUNK,
         ),
         data=DataConfig(seq_length=case.seq_len),
-        hardware=HardwareConfig(device="cuda"),
+        hardware=HardwareConfig(device=case.hardware.device),
     )
     # Ranges of single cells were checked as they were read, and there is neither data nor an optimizer to check:
     # memo.config.checks.check would take half of a case's time.
@@ -111,6 +118,8 @@ def _filling_batch(case: Case) -> int:
 
 
 def _by_memo(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
+    if case.hardware.device == "cpu":
+        return _on_cpu(case, room, time_model, arena_bytes)
     config, whole_logits = run_config(case), not case.loss_chunk_size
     moved = None
     if case.alpha == "auto":
@@ -136,6 +145,36 @@ def _by_memo(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: 
         bound=_BOUND,
         moved=moved,
         timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, moved),
+    )
+
+
+def _on_cpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
+    """What torch's allocator is asked for, counted tensor by tensor; the process has its own beside."""
+    if not case.loss_chunk_size:
+        raise ConfigError(
+            "loss_chunk_size is 0, as in Megatron-LM, but on a CPU memo itself runs, which never has all logits at "
+            "once: give a number of tokens, such as 1024, or leave it out"
+        )
+    if arena_bytes is not None:
+        raise ConfigError(
+            f"--memory-plan fights with --hardware {case.hardware.name}, where the step is counted tensor by tensor: "
+            "drop one"
+        )
+    config = run_config(case)
+    stages = range(config.parallel.pp)
+    memory = max((cpu_memory(config, case.gpus, stage) for stage in stages), key=lambda rank: rank.total)
+    host = 0
+    if isinstance(case.alpha, float):
+        host = node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, case.alpha)
+    return Answer(
+        states_bytes=memory.states.total,
+        activation_bytes=memory.total - memory.states.total,
+        total_bytes=memory.total,
+        host_bytes=host,
+        verdict=judge_capacity(memory.total + RUNTIME_BYTES["cpu"], room),
+        parts=memory.main_components,
+        bound=_CPU_BOUND,
+        timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, None),
     )
 
 

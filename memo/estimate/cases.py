@@ -14,6 +14,7 @@ from memo.config import PRESETS, preset
 from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
+from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.hf_config import read_hf_config
 from memo.estimate.machines import find_hardware
 from memo.estimate.shapes import ModelShape, shape_of
@@ -80,7 +81,7 @@ COLUMNS = (
 
 DEFAULT_SEQ_LEN = 8192
 MEMO_LOSS_CHUNK = 1024
-"""The trainer's default, and the estimate's where a swap plan runs."""
+"""The trainer's default, and the estimate's where a swap plan runs, and on CPUs."""
 
 
 def read_case(cells: Mapping[str, str | None], where: str) -> Case:
@@ -94,7 +95,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
             "gpus", f"does not divide by tp {tp} x cp {cp} x pp {pp} = {tp * cp * pp}: give a multiple, or smaller ones"
         )
     memory_gib = read.size("gpu_memory_gib")
-    hardware = read.using("hardware", lambda name: find_hardware(name, memory_gib))
+    hardware = read.using("hardware", lambda name: HARDWARE[name] if name == "cpu" else find_hardware(name, memory_gib))
     alpha = read.alpha()
     recompute = read.choice("recompute", RECOMPUTE)
     if alpha is not None and recompute != "none":
@@ -116,7 +117,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         alpha=alpha,
         vpp=read.count("vpp", 1),
         recompute=recompute,
-        loss_chunk_size=read.loss_chunk(0 if alpha is None else MEMO_LOSS_CHUNK),
+        loss_chunk_size=read.loss_chunk(0 if alpha is None and hardware.device == "cuda" else MEMO_LOSS_CHUNK),
         host_memory_gib=read.size("host_memory_gib") or hardware.host_memory_gib,
         shape=read.using("model", lambda name: model_shape(name, seq_len)),
     )

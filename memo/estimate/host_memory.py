@@ -2,54 +2,31 @@
 
 from pathlib import Path
 
-import psutil
-
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
+from memo.estimate.cgroups import CGROUP_ROOT, OWN_CGROUPS, ControlGroup, own_control_groups
 
 
-def available_host_bytes(cgroup_root: Path = _CGROUP_ROOT, own_cgroups: Path = _OWN_CGROUPS) -> int:
+def available_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> int:
     """The smaller of the machine's available memory and what each control group above us has left.
 
     Page cache that the kernel can drop counts as free in both. The arguments are for tests.
     """
+    import psutil  # here, because plans and estimates of other machines import this package and never ask
+
     available = int(psutil.virtual_memory().available)
-    return max(0, min([available, *_cgroup_rooms(cgroup_root, own_cgroups)]))
+    groups = own_control_groups("memory", cgroup_root, own_cgroups)
+    return max(0, min([available, *(room for group in groups for room in _room(group))]))
 
 
-def _cgroup_rooms(root: Path, own_cgroups: Path) -> list[int]:
-    """Bytes left in our control group and its parents, version 2 (`0::/path`) or 1 (`N:memory:/path`)."""
+def _room(group: ControlGroup) -> list[int]:
+    """Bytes left in a control group; nothing where it sets no limit."""
+    if group.version == 2:
+        limit, usage, cache = "memory.max", "memory.current", "inactive_file"
+    else:
+        limit, usage, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     try:
-        lines = own_cgroups.read_text().splitlines()
-    except OSError:
-        return []  # no control groups: not Linux
-    rooms = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit, usage, cache = root, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, limit, usage, cache = (
-                root / "memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            )
-        else:
-            continue
-        # A container may see its own group as the root, where the path of the host does not exist.
-        group = base / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(base):
-                break
-            rooms += _room(folder / limit, folder / usage, folder / "memory.stat", cache)
-    return rooms
-
-
-def _room(limit: Path, usage: Path, stat: Path, cache: str) -> list[int]:
-    try:
-        limit_text, used = limit.read_text().strip(), int(usage.read_text())
-        reclaimable = dict(line.split() for line in stat.read_text().splitlines()).get(cache, "0")
+        limit_text, used = (group.folder / limit).read_text().strip(), int((group.folder / usage).read_text())
+        stat = (group.folder / "memory.stat").read_text()
     except OSError:
         return []
+    reclaimable = dict(line.split() for line in stat.splitlines()).get(cache, "0")
     return [] if limit_text == "max" else [int(limit_text) - used + int(reclaimable)]

@@ -1,4 +1,4 @@
-"""What the MEMO paper (arXiv 2407.12117) counts: skeletal activations, host memory, MFU.
+"""What the MEMO paper (arXiv 2407.12117) counts: skeletal activations, host memory, MFU; and memory of its system.
 
 Skeletal activations of a GPT layer in units of b s h (section 3): input 1, input norm 1, q k v 3, attention output 1,
 residual 1, norm 1, fc1 4, GELU 4: 16 in all, in half precision 32 b s h bytes. Input and attention output always
@@ -10,8 +10,11 @@ table 4 at 384K tokens needs 1440 GiB of the 2 TB of a node, yet is marked out o
 allocator rounds each block up to a power of two, which `host_bytes(..., powers_of_two=True)` counts.
 """
 
-from memo.config import ModelConfig
+from memo.config import ModelConfig, RunConfig
 from memo.estimate.flops import model_flops_per_token
+from memo.estimate.rank_memory import RankMemory, worst_rank
+from memo.estimate.shapes import shape_of
+from memo.estimate.swap_memory import Moved
 
 UNITS = {
     "input": 1,
@@ -28,6 +31,10 @@ UNITS = {
 ALWAYS = ("input", "attention_out")
 RESIDENT_LAYERS = 2
 """The last layers, whose backward comes before their rounding buffer is needed again."""
+
+LOGIT_BYTES = 8
+"""For each logit, all of which exist at once: in fp32, and that less its maximum. The paper does not say: its marks of
+7B on 8 GPUs (1,024K tokens run, 1,152K do not) leave 7.3 to 8.3, and the ablation's (640K, 768K) agree."""
 
 
 def unit_bytes(model: ModelConfig, num_tokens: int, tp: int = 1, cp: int = 1) -> float:
@@ -62,6 +69,20 @@ def host_bytes(
     blocks = [unit * count * (1.0 if name in ALWAYS else alpha) for name, count in UNITS.items()]
     layer = sum(_next_power_of_two(block) if powers_of_two else block for block in blocks)
     return max(0, model.num_layers - RESIDENT_LAYERS) * layer
+
+
+def gpu_memory(config: RunConfig, world_size: int, moved: Moved | None) -> RankMemory:
+    """Peak of a GPU of the paper's system: memo's estimate, but its loss is not chunked.
+
+    With `host_bytes(..., powers_of_two=True)` it tells 62 of the 64 marks that the paper prints of MEMO, of full
+    recomputation and of full swapping with a memory plan (tables 7 and 4; benchmarks/paper_marks.py has the other two).
+
+    Args:
+        config: checked, with --device cuda and --offload-policy paper.
+        moved: share of the tokens; None: no swap plan runs, recomputation is the configuration's.
+    """
+    shape = shape_of(config.model, "", config.data.seq_length)
+    return worst_rank(config, shape, world_size, whole_logits=True, logit_bytes=LOGIT_BYTES, moved=moved)
 
 
 def mfu_percent(model: ModelConfig, seq_length: int, tgs: float, peak_flops: float = 312e12) -> float:

@@ -26,7 +26,7 @@ from memo.config.derived import data_parallel_size, num_microbatches, resolved_d
 from memo.estimate.calibration import CONTEXT_GIB, CP_GIB, STEP_BYTES
 from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
 from memo.estimate.shapes import ModelShape
-from memo.estimate.swap_memory import Moved, swap_bytes, working_set_bytes
+from memo.estimate.swap_memory import Moved, num_records, slot_bytes, swap_bytes, working_set_bytes
 from memo.units import DTYPE_BYTES, GIB
 
 WHOLE_LOGIT_BYTES = 10
@@ -67,6 +67,7 @@ def rank_memory(
     stage: int,
     *,
     whole_logits: bool = False,
+    logit_bytes: int = WHOLE_LOGIT_BYTES,
     moved: Moved | None = None,
 ) -> RankMemory:
     """Peak of a rank of pipeline stage `stage`.
@@ -75,6 +76,7 @@ def rank_memory(
         config: checked, with --device cuda.
         shape: whose parameters are counted; its sizes are the configuration's.
         whole_logits: the loss keeps logits of all tokens at once, as Megatron-LM's, instead of --loss-chunk-size.
+        logit_bytes: of each of them.
         moved: what a swap plan moves; default: a number in --offload-alpha (off and auto: no swap plan runs).
     """
     parallel = config.parallel
@@ -85,7 +87,7 @@ def rank_memory(
     cp_bytes = CP_GIB * GIB * math.log2(parallel.cp)
     alpha = config.memory.offload_alpha
     layers = _layers(config, world_size, stage, alpha if moved is None and isinstance(alpha, float) else moved)
-    loss = _loss_bytes(config, stage, whole_logits)
+    loss = _loss_bytes(config, stage, logit_bytes if whole_logits else None)
     return RankMemory(
         weights=parameters * narrow,
         gradients=parameters * wide,
@@ -105,26 +107,28 @@ def worst_rank(
     world_size: int,
     *,
     whole_logits: bool = False,
+    logit_bytes: int = WHOLE_LOGIT_BYTES,
     moved: Moved | None = None,
 ) -> RankMemory:
     """The stage with the highest total: the first, which has most in flight, or the last, which has the head."""
     ends = {0, config.parallel.pp - 1}
     ranks = [
-        rank_memory(config, shape, world_size, stage, whole_logits=whole_logits, moved=moved) for stage in sorted(ends)
+        rank_memory(config, shape, world_size, stage, whole_logits=whole_logits, logit_bytes=logit_bytes, moved=moved)
+        for stage in sorted(ends)
     ]
     return max(ranks, key=lambda rank: rank.total)
 
 
 def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved) -> int:
     """Host memory of one node: which stages share one depends on the launcher, so the most demanding ranks do."""
-    per_stage, left, total = world_size // config.parallel.pp, gpus_per_node, 0
+    per_stage, left, records = world_size // config.parallel.pp, gpus_per_node, 0
     for stage in range(config.parallel.pp):  # earlier stages hold more
         count = min(left, per_stage)
-        total += count * swap_bytes(config, world_size, stage, moved).host
+        records += count * num_records(config, world_size, stage)
         left -= count
         if not left:
             break
-    return total
+    return records * slot_bytes(config, moved).moved
 
 
 def stage_parameter_count(config: RunConfig, shape: ModelShape, stage: int) -> int:
@@ -171,13 +175,14 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
     return _Layers(passes * layer, 0, layer + gathered, 0)
 
 
-def _loss_bytes(config: RunConfig, stage: int, whole_logits: bool) -> int:
+def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
+    """`logit_bytes`: of each logit where all exist at once; None: chunked."""
     tokens, narrow = _tokens(config), _narrow(config)
-    if not whole_logits:
+    if logit_bytes is None:
         return loss_bytes(config, tokens, narrow, max(4, narrow), stage)
     if stage != config.parallel.pp - 1:
         return 0
-    return tokens * vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp) * WHOLE_LOGIT_BYTES
+    return tokens * vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp) * logit_bytes
 
 
 def _ends_bytes(config: RunConfig) -> int:

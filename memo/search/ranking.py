@@ -1,12 +1,10 @@
 """The fastest layouts that fit: memory first, which is cheap, then time, for the most promising ones first.
 
-    every grid tp x cp x pp      -> what memo cannot run: refused
-    its pipelines and batches    -> memory of every strategy: refused, unsure or fits
-    what fits                    -> a bound on its speed from its layers alone; simulated in order of the bound,
-                                    until the next bound lies below the last one shown
-    what moves at alpha auto     -> a given alpha tried instead, from the grid
-
-The bound leaves out messages, the optimizer and most waits, so nothing that is faster is missed.
+every grid tp x cp x pp      -> what memo cannot run: refused
+its pipelines and batches    -> memory of every strategy: refused, unsure or fits
+what fits                    -> a bound on its speed (memo.search.bounds); simulated in order of the bound, until
+                                the next one lies below the last one shown, so nothing that is faster is missed
+what moves at alpha auto     -> a given alpha tried instead, from the grid
 """
 
 import heapq
@@ -16,6 +14,7 @@ from enum import StrEnum
 from math import inf
 
 from memo.estimate.verdict import Verdict
+from memo.search.bounds import Bounds
 from memo.search.candidates import (
     AUTO,
     FULL,
@@ -37,8 +36,6 @@ from memo.search.moving import Moving, plan_moving
 from memo.search.question import Question
 from memo.search.sizing import Sized, size
 from memo.simulate import StepPrediction, predict_step
-from memo.simulate.kernels import Kernels
-from memo.simulate.layer import plain_layer, swapped_layer
 
 NUM_UNSURE = 3
 """Shown of those that may or may not fit."""
@@ -211,14 +208,12 @@ class _Race:
 
     def __init__(self, question: Question, everything: bool) -> None:
         self.question, self.everything = question, everything
-        self.kernels = Kernels(question.hardware, "bf16")
-        self._layers: dict[object, float] = {}
+        self.bounds = Bounds(question)
 
     def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> tuple[Choice, ...]:
         """The best of `count` grids, or of all candidates one by one; only those that take less than `below_s`."""
         queue: list[tuple[float, int, Moving | None]] = [
-            (self._least_s(layout, self._layer_s(layout, strategy)), index, None)
-            for index, (layout, strategy) in enumerate(pool)
+            (self.bounds.least_s(layout, strategy), index, None) for index, (layout, strategy) in enumerate(pool)
         ]
         heapq.heapify(queue)
         best: dict[object, Choice] = {}
@@ -233,7 +228,7 @@ class _Race:
                 continue
             if strategy == AUTO and moving is None:  # what it moves gives a better bound, before anything is simulated
                 moving = _moving(self.question, layout)
-                heapq.heappush(queue, (max(moving.link_s, self._least_s(layout, moving.layer_s)), index, moving))
+                heapq.heappush(queue, (self.bounds.least_s(layout, strategy, moving), index, moving))
                 continue
             choice = evaluate(self.question, layout, strategy, moving)
             if _step_s(choice) < min(below_s, _step_s(best[key]) if key in best else inf):
@@ -247,19 +242,3 @@ class _Race:
             return choice
         fitting = [share for share in GRID if size(question, layout, share).verdict == Verdict.FITS]
         return min([choice, *(evaluate(question, layout, share) for share in fitting)], key=_step_s)
-
-    def _least_s(self, layout: Layout, layer_s: float) -> float:
-        """Seconds of a step whose layers take so much: filling and draining the pipeline, no wait besides."""
-        question = self.question
-        microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
-        stage_s = layer_s * question.model.sizes.num_layers / layout.pp
-        return stage_s * (microbatches + (layout.pp - 1) / layout.vpp)
-
-    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
-        """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
-        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, strategy
-        if key not in self._layers:
-            config = config_of(self.question, layout, strategy)
-            layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
-            self._layers[key] = layer.forward.total_s + layer.backward.total_s
-        return self._layers[key]

@@ -74,10 +74,7 @@ def step_model(
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(hardware, dtype)
-    parallel = config.parallel
     layer, recompute, times, swap = _layer(config, world_size, kernels, alpha)
-    tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
-    wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow
     return StepModel(
         pipeline=pipeline_of(config, world_size),
         num_layers=config.model.num_layers,
@@ -85,12 +82,20 @@ def step_model(
         recompute=recompute,
         embedding=embedding_cost(config, kernels),
         loss=loss_cost(config, kernels),
-        message_s=kernels.message_s(wire_bytes, Group(parallel.pp, world_size // parallel.pp)),
+        message_s=stage_message_s(config, kernels, world_size),
         times=times,
         updates=_updates(config, kernels, world_size),
         peak_flops=hardware.peak_flops(dtype),
         swap=swap,
     )
+
+
+def stage_message_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
+    """Hidden states of one microbatch to the next pipeline stage, or their gradient back."""
+    parallel = config.parallel
+    tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
+    wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow
+    return kernels.message_s(wire_bytes, Group(parallel.pp, world_size // parallel.pp))
 
 
 def _layer(

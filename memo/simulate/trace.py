@@ -4,13 +4,15 @@ Nothing is shortened here: all microbatches run, layer by layer, on the streams 
 the fast prediction is tested against.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from memo.artifacts import chrome_trace
 from memo.config import RunConfig
+from memo.config.derived import num_microbatches
+from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.pipeline import program, run
@@ -20,6 +22,9 @@ from memo.simulate.swapping import stage_plan
 
 ROWS = ("compute", "offload", "prefetch", "data")
 """data: reduction of gradients and gathering of weights over dp x cp."""
+
+MOST_PASSES = 1 << 19
+"""Forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,29 @@ class SimulatedStep:
     stall_s: tuple[float, ...]
 
 
-def simulate_step(config: RunConfig, world_size: int, hardware: Hardware, alpha: float | None = None) -> SimulatedStep:
+def trace_step(
+    config: RunConfig,
+    world_size: int,
+    hardware: Hardware,
+    path: str | Path,
+    alpha: float | Mapping[str, int] | None = None,
+) -> None:
+    """Simulate one step and write its spans; other arguments and errors as of `memo.simulate.predict.predict_step`.
+
+    Raises ConfigError for a step of more than `MOST_PASSES`, ArtifactError for a file that cannot be written.
+    """
+    passes = 2 * config.model.num_layers * num_microbatches(config, world_size)
+    if passes > MOST_PASSES:
+        raise ConfigError(
+            f"--trace-out {path}: the step is {passes:,} forwards and backwards of layers, a trace holds "
+            f"{MOST_PASSES:,}: use a smaller --global-batch-size"
+        )
+    write_trace(simulate_step(config, world_size, hardware, alpha).spans, path)
+
+
+def simulate_step(
+    config: RunConfig, world_size: int, hardware: Hardware, alpha: float | Mapping[str, int] | None = None
+) -> SimulatedStep:
     """Simulate one step event by event; arguments and errors as of `memo.simulate.predict.predict_step`."""
     return simulate(step_model(config, world_size, hardware, alpha))
 

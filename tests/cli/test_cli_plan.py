@@ -118,6 +118,8 @@ def test_nothing_fits(tmp_path: Path, capsys: Capture) -> None:
     assert "\nnothing fits\n" in shown and "out of GPU memory" in shown
     out = tmp_path / "run.toml"
     assert refusal([*argv, "--out", str(out)], capsys).startswith(f"--out {out}: nothing fits, so there is no run")
+    message = refusal([*argv, "--trace-out", str(out)], capsys)
+    assert message.startswith(f"--trace-out {out}: nothing fits, so there is no step") and not out.exists()
     assert refusal([*argv, "--plot", str(tmp_path / "a.svg")], capsys).endswith("use more, or a smaller --model")
 
 
@@ -155,6 +157,7 @@ def test_the_drawing(tmp_path: Path, capsys: Capture) -> None:
         ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),
         ([*LONG, "--data-path", "d"], "--data-path d goes into the run's file, but --out is not given: give both"),
         ([*LONG, "--explain", "tp1", "--json"], "--explain tp1 only explains: leave --json out, or --explain"),
+        ([*LONG, "--explain", "tp1", "--trace-out", "a"], "--explain tp1 only explains: leave --trace-out out, or"),
         ([*LONG, "--explain", "dp1"], "--explain 'dp1': 'dp1' is no part of a layout: write it as the table does"),
         ([*LONG, "--plot", "a.bmp"], "a drawing goes to a.bmp, but its suffix must be one of .svg, .png, .pdf"),
     ],
@@ -177,10 +180,11 @@ def test_in_python() -> None:
         memo.plan("gpt-7b", 8, objective="mfu")  # type: ignore[arg-type]
 
 
-def test_no_torch() -> None:
+def test_it_loads_nothing_that_it_does_not_need() -> None:
+    """Half of the time of a plan is imports: torch takes seconds, typeguard (tyro's) and psutil 0.1 s."""
     code = (
         "import sys\nfrom memo.cli.main import main\nmain(['plan', '--model', 'gpt-7b', '--gpus', '8'])\n"
-        "assert not {'torch', 'numpy', 'pulp', 'matplotlib'} & set(sys.modules)"
+        "assert not {'torch', 'numpy', 'pulp', 'matplotlib', 'typeguard', 'psutil'} & set(sys.modules)"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert process.returncode == 0, process.stderr

@@ -1,0 +1,52 @@
+"""Bytes that torch's CPU allocator was asked for and has not got back, of all threads of this process, gloo's too.
+
+A small native library, built with the compiler that the planned allocator uses, lies over torch's allocator from
+`AllocatedBytes.install()` until the process ends.
+"""
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from memo.allocator.build import FLAGS, cache_folder, find_compiler
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+class AllocatedBytes:
+    """Counts from its making on; blocks from before are not in it. Raises AllocatorError without a compiler."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(str(_built()))
+        self._library.allocated_live_bytes.restype = ctypes.c_uint64
+        self._library.allocated_take_peak_bytes.restype = ctypes.c_uint64
+        self._library.allocated_install()
+
+    @property
+    def live_bytes(self) -> int:
+        return int(self._library.allocated_live_bytes())
+
+    def take_peak_bytes(self) -> int:
+        """The most since the last call, or since the beginning."""
+        return int(self._library.allocated_take_peak_bytes())
+
+
+def _built() -> Path:
+    """The library for the running torch, compiled where there is none yet; renamed into place, so ranks may race."""
+    key = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:24]
+    target = cache_folder() / f"allocated-{key}.so"
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    home = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
+        partial = Path(folder) / target.name
+        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+        paths = [f"-I{home / 'include'}", str(_SOURCE), "-o", str(partial), f"-L{home / 'lib'}", "-lc10"]
+        subprocess.run([find_compiler(), *FLAGS, abi, *paths], check=True)
+        partial.replace(target)
+    return target

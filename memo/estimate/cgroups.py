@@ -1,0 +1,44 @@
+"""The control groups that bound this process: its own and each above it, of version 1 or 2."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """A folder of the control group file system; its files are named by `version`, 1 or 2."""
+
+    folder: Path
+    version: int
+
+
+def own_control_groups(
+    controller: str, root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS
+) -> Iterator[ControlGroup]:
+    """Where limits of `controller`, such as "memory" or "cpu", may stand. The paths are for tests.
+
+    `own_cgroups` has lines `0::/path` for version 2 and `N:controllers:/path` for version 1. Nothing where there
+    are no control groups.
+    """
+    try:
+        lines = own_cgroups.read_text().splitlines()
+    except OSError:
+        return  # not Linux
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, version = root, 2
+        elif controller in controllers.split(","):
+            base, version = root / controller, 1
+        else:
+            continue
+        # A container may see its own group as the root, where the path of the host does not exist.
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(base):
+                break
+            yield ControlGroup(folder, version)

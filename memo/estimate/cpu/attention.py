@@ -1,0 +1,248 @@
+"""Attention of one context-parallel rank on CPU: each way of memo.parallel.context, and torch's flash kernel below.
+
+q, k and v belong to the caller. Documents are taken as whole sequences: shorter ones only cut the blocks smaller.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memo.estimate.cpu.ledger import Block, Ledger
+from memo.estimate.cpu.messages import all_gather, reduce_scatter
+from memo.estimate.cpu.sizes import LayerSizes
+
+_KEY_BLOCK = 512
+"""Keys of one block of torch's CPU flash kernel."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call: queries and keys of all sequences of the micro-batch."""
+
+    queries: int
+    keys: int
+
+
+def attention_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, Block]:
+    """(output, log-sum-exp)."""
+    if z.a2a == 1:
+        return _ring_forward(ledger, z)
+    inner, shared = _exchanged(z), z.tokens * z.narrow
+    heads = _split_heads(ledger, z.qkv * shared)
+    inner_out, lse = _ring_forward(ledger, inner)
+    (out,) = _join_heads(ledger, z, (z.q, inner.heads))
+    ledger.free(inner_out, heads)
+    return out, lse
+
+
+def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
+    """Gradients of q, k and v, together in fewer tensors where one message carries them."""
+    if z.a2a == 1:
+        return _ring_backward(ledger, z)
+    inner = _exchanged(z)
+    heads = _split_heads(ledger, (z.qkv + 2 * z.q) * z.tokens * z.narrow)
+    inner_grads = _ring_backward(ledger, inner)
+    grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
+    ledger.free(*inner_grads, heads)
+    return grads
+
+
+def _exchanged(z: LayerSizes) -> LayerSizes:
+    """All tokens of the group that splits heads, for a share of them."""
+    return replace(z, tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
+
+
+def _split_heads(ledger: Ledger, num_bytes: int) -> Block:
+    packed = ledger.make("heads to send", num_bytes)
+    received = ledger.make("heads received", num_bytes)
+    ledger.free(packed)
+    ordered = ledger.make("heads", num_bytes)
+    ledger.free(received)
+    return ordered
+
+
+def _join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
+    """Parts are (width, heads of a share). Shares of one head need no copy: they are views of what was received."""
+    widths = [width * z.tokens * z.narrow for width, _ in parts]
+    joined = ledger.make("heads to join", sum(widths))
+    packed = ledger.make("heads to send", sum(widths))
+    ledger.free(joined)
+    received = ledger.make("heads received", sum(widths))
+    copies = [ledger.make("heads", n) for n, (_, share) in zip(widths, parts, strict=True) if share > 1]
+    ledger.free(packed)
+    if len(copies) < len(parts):
+        return [*copies, received]
+    ledger.free(received)
+    return copies
+
+
+def _ring_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, Block]:
+    if z.ring == 1:
+        return _kernel_forward(ledger, z, Call(z.tokens, z.tokens))
+    gathered = _gather(ledger, z) if z.gathers_kv else None
+    kv: Block | None = ledger.make("k and v", 2 * _kv_bytes(z)) if gathered is None else None
+    total = ledger.make("merged output", _q_bytes(z) // z.narrow * z.wide)
+    lse = ledger.make("lse", _lse_bytes(z, z.tokens))
+    if gathered is not None:
+        _merge_calls(ledger, z, _gathered_calls(z))
+    else:
+        for step in range(z.ring):
+            incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < z.ring - 1 else None
+            _merge_calls(ledger, z, [_ring_call(z, step)])
+            if incoming is not None:
+                ledger.free(kv)
+                kv = incoming
+    out = total
+    if z.mixed:
+        out = ledger.make("attention_out", _q_bytes(z))
+    ledger.free(kv, gathered, total if z.mixed else None)
+    return out, lse
+
+
+def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
+    """A part is dropped when the next one is there."""
+    previous: tuple[Block, ...] = ()
+    for call in calls:
+        part = _kernel_forward(ledger, z, call)
+        ledger.free(*previous)
+        previous = part
+        rows = call.queries * z.q
+        lse = ledger.make("merged lse", _lse_bytes(z, call.queries))
+        weight = ledger.make("merge weight", lse.num_bytes)
+        cast = ledger.make("wide output", rows * z.wide) if z.mixed else None
+        product = ledger.make("weighted output", rows * z.wide)
+        ledger.free(cast, weight, product, lse)
+    ledger.free(*previous)
+
+
+def _ring_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
+    if z.ring == 1:
+        return _kernel_backward(ledger, z, Call(z.tokens, z.tokens))
+    if z.gathers_kv:
+        return _gathered_backward(ledger, z)
+    kv_bytes, wide_kv_bytes = 2 * _kv_bytes(z), 2 * _kv_bytes(z) // z.narrow * z.wide
+    kv = ledger.make("k and v", kv_bytes)
+    met: Block | None = None  # the k and v of the step before are held until the next ones are met
+    dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
+    shift: tuple[Block, ...] = ()
+    for step in range(z.ring):
+        incoming = ledger.make("k and v", kv_bytes) if step < z.ring - 1 else None
+        dkv = ledger.make("dk and dv sum", wide_kv_bytes)
+        ledger.free(met)
+        _sum_calls(ledger, z, [_ring_call(z, step)])
+        received = ledger.make("dk and dv received", wide_kv_bytes)
+        ledger.free(*reversed(shift))
+        shift = (dkv, received)
+        if incoming is None:
+            break
+        met, kv = kv, incoming
+    if not z.mixed:
+        ledger.free(dkv, kv)
+        return [dq, received]
+    grads = [ledger.make("dk and dv", kv_bytes), ledger.make("dq", _q_bytes(z))]
+    ledger.free(dq, received, dkv, kv)
+    return grads
+
+
+def _gathered_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
+    kv = _gather(ledger, z)
+    dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
+    dkv = ledger.make("dk and dv sum", kv.num_bytes // z.narrow * z.wide)
+    _sum_calls(ledger, z, _gathered_calls(z))
+    ordered = ledger.make("dk and dv to send", dkv.num_bytes)
+    own, copy = reduce_scatter(ledger, z.ring, "dk and dv", ordered)
+    ledger.free(copy, ordered)
+    grads = [own, dq]
+    if z.mixed:
+        grads = [ledger.make("dk and dv", 2 * _kv_bytes(z))]
+        ledger.free(own)
+        grads.append(ledger.make("dq", _q_bytes(z)))
+        ledger.free(dq)
+    ledger.free(dkv, kv)
+    return grads
+
+
+def _sum_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
+    previous: list[Block] = []
+    for call in calls:
+        parts = _kernel_backward(ledger, z, call)
+        ledger.free(*previous)
+        previous = parts
+        if z.mixed:
+            for part in parts:
+                ledger.pulse(("wide part", part.num_bytes // z.narrow * z.wide))
+    ledger.free(*previous)
+
+
+def _gather(ledger: Ledger, z: LayerSizes) -> Block:
+    """k and v of the whole sequence, in natural order."""
+    packed = ledger.make("k and v", 2 * _kv_bytes(z))
+    whole = all_gather(ledger, z.ring, "k and v gathered", z.ring * packed.num_bytes)
+    ledger.free(packed)
+    ordered = ledger.make("k and v gathered", z.ring * packed.num_bytes)
+    ledger.free(whole)
+    return ordered
+
+
+def _ring_call(z: LayerSizes, step: int) -> Call:
+    """Zigzag: the own block is causal; of earlier ranks' keys only the low half is seen, by all; later ranks' keys are
+    seen by the high half of the queries."""
+    if step == 0:
+        return Call(z.tokens, z.tokens)
+    if step <= z.ring_rank:
+        return Call(z.tokens, z.tokens // 2)
+    return Call(z.tokens // 2, z.tokens)
+
+
+def _gathered_calls(z: LayerSizes) -> list[Call]:
+    """Causal squares of both chunks, then all keys before each."""
+    chunk, rank = z.tokens // 2, z.ring_rank
+    before = [Call(chunk, chunk * count) for count in (rank, 2 * z.ring - 1 - rank) if count]
+    return [Call(chunk, chunk), Call(chunk, chunk), *before]
+
+
+def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:
+    out = ledger.make("attention_out", call.queries * z.q * z.narrow)
+    lse = ledger.make("lse", _lse_bytes(z, call.queries))
+    queries, keys = _block(z, call)
+    per_thread = queries * (keys + 2 + z.head_dim)
+    ledger.pulse(*_scratch(z, per_thread * z.wide, queries * keys * z.narrow))
+    return out, lse
+
+
+def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
+    """dq, dk, dv. Gradients of the output that are strided, by sequence or by an exchange of heads, are copied."""
+    grads = [ledger.make("dq", call.queries * z.q * z.narrow)]
+    grads += [ledger.make(name, call.keys * z.kv * z.narrow) for name in ("dk", "dv")]
+    copied = z.batch > 1 or z.a2a > 1
+    copy = ledger.make("output gradient", grads[0].num_bytes) if copied else None
+    queries, keys = _block(z, call)
+    per_thread = queries * (2 * keys + 1)
+    ledger.pulse(*_scratch(z, per_thread * z.wide, 2 * queries * keys * z.narrow))
+    ledger.free(copy)
+    return grads
+
+
+def _block(z: LayerSizes, call: Call) -> tuple[int, int]:
+    """Queries and keys that one thread of the kernel works on."""
+    queries, keys = call.queries // z.batch, call.keys // z.batch
+    largest = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    return min(largest, queries), min(_KEY_BLOCK, keys)
+
+
+def _scratch(z: LayerSizes, wide_bytes: int, narrow_bytes: int) -> Iterator[tuple[str, int]]:
+    """Scores in the wide dtype, and narrow ones where that is another."""
+    yield "attention scratch", z.threads * wide_bytes
+    if z.mixed:
+        yield "attention scratch", z.threads * narrow_bytes
+
+
+def _q_bytes(z: LayerSizes) -> int:
+    return z.tokens * z.q * z.narrow
+
+
+def _kv_bytes(z: LayerSizes) -> int:
+    return z.tokens * z.kv * z.narrow
+
+
+def _lse_bytes(z: LayerSizes, tokens: int) -> int:
+    return tokens * z.heads * z.wide

@@ -1,0 +1,215 @@
+"""Both ends of a stage's layers: embedding, table of positions, final norm and loss."""
+
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import num_position_embeddings, vocab_rows_per_rank
+from memo.estimate.cpu.ledger import Block, Ledger
+from memo.estimate.cpu.matrices import hidden_bytes
+from memo.estimate.cpu.messages import all_gather, reduce_scatter
+from memo.estimate.cpu.sizes import LayerSizes
+from memo.estimate.cpu.tokenwise import Normed, norm_backward, norm_forward
+
+_INDEX_BYTES = 8
+_EMBEDDING_CHUNK = 8192
+"""Tokens, as in memo.parallel.tensor."""
+
+
+@dataclass(frozen=True)
+class EndSizes:
+    """The vocabulary's part of this rank.
+
+    Attributes:
+        rows: of the embedding and of the head, padding included.
+        positions: rows of a learned position table.
+        chunk: tokens whose logits exist at once.
+        tied: the head is the embedding's matrix, on this very stage.
+    """
+
+    rows: int
+    positions: int
+    chunk: int
+    tied: bool
+
+
+def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
+    parallel, model = config.parallel, config.model
+    step = max(1, config.training.loss_chunk_size // (z.tp * z.batch)) * z.tp * z.batch
+    return EndSizes(
+        rows=vocab_rows_per_rank(model.vocabulary, parallel.tp),
+        positions=num_position_embeddings(config),
+        chunk=min(step, z.tokens),
+        tied=parallel.pp == 1 and not model.untie_embeddings_and_output_weights,
+    )
+
+
+def batch_bytes(z: LayerSizes) -> int:
+    """Tokens, labels, two kinds of positions and loss weights of one microbatch."""
+    return 5 * z.tokens * _INDEX_BYTES
+
+
+def order_bytes(config: RunConfig) -> int:
+    """Where this rank's tokens stand in the sequence, once more where tiles are split over tp (memo.train.feed)."""
+    tokens = config.data.seq_length // config.parallel.cp
+    orders = 2 if config.memory.swaps and config.parallel.tp > 1 else 1
+    return orders * tokens * _INDEX_BYTES
+
+
+def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
+    hidden = hidden_bytes(z, z.tokens) // z.tp
+    x = ledger.make("input", hidden)
+    if z.tp > 1:
+        chunk = min(_EMBEDDING_CHUNK, z.tokens)
+        rows = [ledger.make("rows", chunk * _INDEX_BYTES), ledger.make("foreign", chunk)]
+        ledger.pulse(("embedded", hidden_bytes(z, chunk)), ("gloo", hidden_bytes(z, chunk)))
+        ledger.free(*rows)
+    if ends.positions:
+        looked_up = ledger.make("positions", hidden)
+        total = ledger.make("input", hidden)
+        ledger.free(looked_up, x)
+        x = total
+    return x
+
+
+def embedding_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block, of_head: Block | None) -> None:
+    """Drops `grad`; `of_head` is the head's part of a tied matrix's gradient, which has waited for this one."""
+    if ends.positions:
+        _added(ledger, z, ends.positions * z.hidden)
+    size = ends.rows * z.hidden
+    if z.tp == 1:
+        table = ledger.make("embedding gradient", size * z.narrow)
+        ledger.free(grad)
+    else:
+        total = ledger.make("embedding gradient", size * z.wide)
+        chunk = min(_EMBEDDING_CHUNK, z.tokens)
+        rows = [ledger.make("rows", chunk * _INDEX_BYTES), ledger.make("foreign", chunk)]
+        gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, chunk))
+        part = ledger.make("embedding gradient", size * z.narrow)
+        if z.mixed:
+            ledger.pulse(("wide embedding gradient", size * z.wide))
+        ledger.free(part, gathered, *rows)
+        table = ledger.make("embedding gradient", size * z.narrow) if z.mixed else total
+        ledger.free(total if z.mixed else None, grad)
+    ledger.free(of_head)  # added in place
+    if z.mixed:
+        ledger.pulse(("wide embedding gradient", size * z.wide))
+    ledger.free(table)
+
+
+def _added(ledger: Ledger, z: LayerSizes, size: int) -> None:
+    gradient = ledger.make("weight gradient", size * z.narrow)
+    if z.mixed:
+        ledger.pulse(("wide weight gradient", size * z.wide))
+    ledger.free(gradient)
+
+
+def rope_table(ledger: Ledger, z: LayerSizes) -> Block:
+    """cos and sin of every pair of dims; the angles are in fp64."""
+    pairs = z.tokens * z.head_dim // 2
+    seconds = ledger.make("angles", 8 * pairs)
+    table = [_cast(ledger, z, pairs) for _ in range(2)]
+    ledger.free(seconds, *table)
+    return ledger.make("rope table", 2 * pairs * z.narrow)
+
+
+def _cast(ledger: Ledger, z: LayerSizes, pairs: int) -> Block:
+    values = ledger.make("angles", 8 * pairs)
+    scaled = ledger.make("angles", 8 * pairs)
+    ledger.free(values)
+    cast = ledger.make("rope table", pairs * z.narrow)
+    ledger.free(scaled)
+    return cast
+
+
+@dataclass
+class LossKept:
+    x: Block | None
+    norm: Normed
+    lse: Block
+
+
+def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes, x: Block) -> LossKept:
+    """x stays with the norm where its backward needs it, else it is dropped."""
+    norm = norm_forward(ledger, z, "final norm", z.tokens // z.tp, z.hidden, graph=True)
+    losses, lse = (ledger.make(name, z.tokens * z.wide) for name in ("losses", "log-sum-exp"))
+    logits: Block | None = None
+    for _ in range(min(2, _num_chunks(z, ends))):
+        logits = _logits(ledger, z, ends, dropped=logits)
+    ledger.free(logits)
+    keeps_input = not (z.rms and z.mixed)
+    ledger.free(None if keeps_input else x)
+    ledger.pulse(("weighted losses", 8 * z.tokens), ("weighted losses", 8 * z.tokens))
+    ledger.free(losses)
+    return LossKept(x if keeps_input else None, norm, lse)
+
+
+def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, kept: LossKept) -> tuple[Block, Block | None]:
+    """(gradient of the last layer's output, the head's gradient where a tied embedding waits for it)."""
+    size = ends.rows * z.hidden
+    grad_losses = ledger.make("losses' gradient", z.tokens * z.wide)
+    grad_hidden = ledger.make("hidden gradient", hidden_bytes(z, z.tokens) // z.tp)
+    total = ledger.make("head gradient", size * z.wide)
+    before: _Chunk = (None, None, None)
+    for _ in range(min(2, _num_chunks(z, ends))):
+        before = _loss_chunk_backward(ledger, z, ends, before)
+    gradient = total
+    if z.mixed:
+        gradient = ledger.make("head gradient", size * z.narrow)
+        ledger.free(total)
+    ledger.free(*before, grad_losses, kept.norm.out, kept.lse)
+    if not ends.tied:
+        if z.mixed:
+            ledger.pulse(("wide head gradient", size * z.wide))
+        ledger.free(gradient)
+    grad = norm_backward(ledger, z, kept.norm, grad_hidden, kept.x, adds=False)
+    assert grad is not None
+    grad.name = "gradient"
+    return grad, gradient if ends.tied else None
+
+
+_Chunk = tuple[Block | None, Block | None, Block | None]
+"""Of one chunk what lives until the next one's is there: gathered tokens, the logits' gradient, the tokens'."""
+
+
+def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, before: _Chunk) -> _Chunk:
+    old_gathered, old_logits, old_hidden = before
+    logits_size, size = ends.chunk * ends.rows, ends.rows * z.hidden
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk))
+    ledger.free(old_gathered)
+    logits = ledger.make("logits", logits_size * z.narrow)
+    wide = logits
+    if z.mixed:
+        wide = ledger.make("wide logits", logits_size * z.wide)
+        ledger.free(logits)
+    ledger.free(old_logits if not z.mixed else None)
+    labels = ledger.make("local labels", ends.chunk * (_INDEX_BYTES + 1))
+    grad_logits = wide
+    if z.mixed:
+        grad_logits = ledger.make("logits' gradient", logits_size * z.narrow)
+        ledger.free(old_logits, wide)
+    grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
+    ledger.free(old_hidden)
+    part, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
+    if z.tp > 1:
+        ledger.free(copy, part)
+    weight = ledger.make("head gradient of a chunk", size * z.narrow)
+    if z.mixed:
+        ledger.pulse(("wide head gradient", size * z.wide))
+    ledger.free(weight, labels)
+    return gathered, grad_logits, grad_gathered
+
+
+def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes, dropped: Block | None) -> Block:
+    size = ends.chunk * ends.rows
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk))
+    logits = ledger.make("logits", size * z.narrow)
+    if z.mixed:
+        wide = ledger.make("wide logits", size * z.wide)
+        ledger.free(logits)
+        logits = wide
+    ledger.free(dropped, gathered)
+    return logits
+
+
+def _num_chunks(z: LayerSizes, ends: EndSizes) -> int:
+    return -(-z.tokens // ends.chunk)

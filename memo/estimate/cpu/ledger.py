@@ -1,0 +1,85 @@
+"""Tensors that come and go, by name and bytes, and the moment at which they take most."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+class Block:
+    """One tensor while it lives."""
+
+    __slots__ = ("name", "num_bytes")
+
+    def __init__(self, name: str, num_bytes: int) -> None:
+        self.name, self.num_bytes = name, num_bytes
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What lives together.
+
+    Attributes:
+        at: where in the step, such as "layer backward".
+        alive: bytes by name; equal names add up.
+    """
+
+    at: str
+    alive: dict[str, int]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.alive.values())
+
+
+@dataclass
+class Ledger:
+    """Requests of a piece of code, in its order. Bytes are what an allocator counts: asked for, nothing rounded."""
+
+    at: str = ""
+    live_bytes: int = 0
+    peak_bytes: int = 0
+    _events: list[tuple[Block, int]] = field(default_factory=list)
+    _peak_event: int = 0
+    _peak_at: str = ""
+
+    def make(self, name: str, num_bytes: int) -> Block:
+        block = Block(name, num_bytes)
+        self._events.append((block, 1))
+        self.live_bytes += num_bytes
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes, self._peak_event, self._peak_at = self.live_bytes, len(self._events), self.at
+        return block
+
+    def restart(self) -> None:
+        """The peak from here on."""
+        self.peak_bytes, self._peak_event, self._peak_at = self.live_bytes, len(self._events), self.at
+
+    @property
+    def alive(self) -> dict[str, int]:
+        """Bytes of what lives now, by name."""
+        return self._alive(len(self._events))
+
+    def free(self, *blocks: Block | None) -> None:
+        """None and what is empty do not count."""
+        for block in blocks:
+            if block is not None:
+                self._events.append((block, -1))
+                self.live_bytes -= block.num_bytes
+
+    def pulse(self, *sizes: tuple[str, int]) -> None:
+        """Made one after the other and freed the other way round, as the scratch memory of a kernel is."""
+        blocks = [self.make(name, num_bytes) for name, num_bytes in sizes]
+        self.free(*reversed(blocks))
+
+    @property
+    def peak(self) -> Moment:
+        return Moment(self._peak_at, self._alive(self._peak_event))
+
+    def changes(self) -> list[int]:
+        """Bytes of every request and, negative, of every end, in order."""
+        return [block.num_bytes * sign for block, sign in self._events]
+
+    def _alive(self, num_events: int) -> dict[str, int]:
+        alive: Counter[str] = Counter()
+        for block, sign in self._events[:num_events]:
+            alive[block.name] += sign * block.num_bytes
+        return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}

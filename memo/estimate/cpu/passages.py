@@ -1,0 +1,98 @@
+"""A layer's forward and its backward as a whole, for whoever runs many of them: what stays, and the worst moment."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.estimate.cpu.layer import Kept, layer_backward, layer_forward, recomputed_backward, unkept_forward
+from memo.estimate.cpu.ledger import Block, Ledger, Moment
+from memo.estimate.cpu.matrices import hidden_bytes
+from memo.estimate.cpu.sizes import LayerSizes
+from memo.estimate.cpu.tiles import Slot, tiled_backward, tiled_forward
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One way through a layer.
+
+    Attributes:
+        start: the layer's own tensors before, bytes by name: its input, or what it kept and its output's gradient.
+        peak: all of them at the worst moment.
+    """
+
+    start: dict[str, int]
+    peak: Moment
+
+    @property
+    def transient(self) -> dict[str, int]:
+        """By name what the worst moment has beside the start; negative where it has less, and those come first."""
+        change = Counter(self.peak.alive)
+        change.subtract(self.start)
+        return dict(sorted(change.items(), key=lambda item: item[1]))
+
+
+@dataclass(frozen=True)
+class LayerPassages:
+    """Both ways through a layer on one rank.
+
+    Attributes:
+        backward, held_backward: the second where somebody else holds the gradient that comes in.
+        kept: bytes by name that stay between forward and backward, without input and output.
+        keeps_input: whether the input stays, too.
+        hidden_bytes: of input, output and their gradients each.
+    """
+
+    forward: Passage
+    backward: Passage
+    held_backward: Passage
+    kept: dict[str, int]
+    keeps_input: bool
+    hidden_bytes: int
+
+
+def layer_passages(config: RunConfig, z: LayerSizes, slot: Slot | None) -> LayerPassages:
+    """`slot`: what a swap plan keeps of every tile; None: no swap plan runs."""
+    ways = _Ways(config, z, slot)
+    hidden = hidden_bytes(z, z.tokens) // z.tp
+    backwards = []
+    for held in (False, True):
+        ledger = Ledger(at="layer forward")
+        x = ledger.make("input", hidden)
+        y, back, keeps_input = ways.forward(ledger, x)
+        forward = Passage({"input": hidden}, ledger.peak)
+        ledger.free(y)
+        kept = {name: num_bytes for name, num_bytes in ledger.alive.items() if name != "input"}
+        grad = ledger.make("gradient", hidden)
+        ledger.at = "layer backward"
+        ledger.restart()
+        start = ledger.alive
+        back(grad, held)
+        backwards.append(Passage(start, ledger.peak))
+    return LayerPassages(forward, backwards[0], backwards[1], kept, keeps_input, hidden)
+
+
+_Back = Callable[[Block, bool], Block]
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """How this run executes a layer."""
+
+    config: RunConfig
+    z: LayerSizes
+    slot: Slot | None
+
+    def forward(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
+        """(output, its backward, whether x stays)."""
+        z, slot = self.z, self.slot
+        if slot is not None:
+            return tiled_forward(ledger, z, x), lambda grad, held: tiled_backward(ledger, z, slot, grad), False
+        if self.config.memory.recompute_granularity == "full":
+            y = unkept_forward(ledger, z)
+            return y, lambda grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
+        y, kept = layer_forward(ledger, z, x)
+        return y, self._plain_back(ledger, kept), kept.x is not None
+
+    def _plain_back(self, ledger: Ledger, kept: Kept) -> _Back:
+        return lambda grad, held: layer_backward(ledger, self.z, kept, grad, held=held)

@@ -1,0 +1,99 @@
+"""What decides the size of every tensor of a layer on one rank."""
+
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles
+from memo.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """One rank's part of a layer. Widths are elements a token after tp's split, tokens those of all sequences.
+
+    Attributes:
+        tokens: s / cp x micro-batch, gathered over tp.
+        batch: sequences of a micro-batch.
+        narrow, wide: bytes of an element of the model, and of sums and statistics.
+        heads, kv_heads, head_dim: of this tp rank.
+        fc1, ffn: width of fc1's output (gate and up when gated), and of the activation.
+        ring, ring_rank, a2a: ranks of a ring of cp, where in it, and ranks that split heads instead.
+        threads: of one rank; each has scratch memory in attention.
+        tiles: of tokens, under a swap plan.
+        recomputes_attention: --recompute-granularity selective.
+    """
+
+    tokens: int
+    batch: int
+    tp: int
+    narrow: int
+    wide: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    fc1: int
+    ffn: int
+    gated: bool
+    rms: bool
+    qk_norm: bool
+    qkv_bias: bool
+    linear_bias: bool
+    rope: bool
+    ring: int
+    ring_rank: int
+    a2a: int
+    gathers_kv: bool
+    threads: int
+    tiles: int
+    recomputes_attention: bool
+
+    @property
+    def q(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv(self) -> int:
+        return self.q + 2 * self.kv
+
+    @property
+    def mixed(self) -> bool:
+        """Whether sums are wider than the model: in-place additions then cast what they add."""
+        return self.narrow != self.wide
+
+
+def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
+    """Of the rank at `ring_rank` of its ring of K/V (0 where there is none)."""
+    model, parallel = config.model, config.parallel
+    narrow = DTYPE_BYTES[resolved_dtype(config, "cpu")]
+    a2a = resolved_a2a_size(config)
+    return LayerSizes(
+        tokens=config.data.seq_length // parallel.cp * config.training.micro_batch_size,
+        batch=config.training.micro_batch_size,
+        tp=parallel.tp,
+        narrow=narrow,
+        wide=max(4, narrow),
+        hidden=model.hidden_size,
+        heads=model.num_attention_heads // parallel.tp,
+        kv_heads=model.kv_heads // parallel.tp,
+        head_dim=model.head_dim,
+        fc1=model.ffn_size * (2 if model.gated else 1) // parallel.tp,
+        ffn=model.ffn_size // parallel.tp,
+        gated=model.gated,
+        rms=model.normalization == "RMSNorm",
+        qk_norm=model.qk_layernorm,
+        qkv_bias=model.qkv_bias,
+        linear_bias=model.add_bias_linear,
+        rope=model.position_embedding_type == "rope",
+        ring=parallel.cp // a2a,
+        ring_rank=ring_rank,
+        a2a=a2a,
+        gathers_kv=parallel.cp_comm_type == "all_gather",
+        threads=threads,
+        tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,
+        recomputes_attention=config.memory.recompute_granularity == "selective",
+    )

@@ -1,0 +1,227 @@
+"""One training step of one rank, action by action: what lives between the layers, and the peak.
+
+Who holds a tensor follows memo.parallel.pipeline: its variables keep what they name until they name something else,
+a message keeps its tensor until the next one on its link, and a microbatch in flight keeps what entered and left.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import num_microbatches
+from memo.estimate.cpu.ends import (
+    EndSizes,
+    LossKept,
+    batch_bytes,
+    embedding_backward,
+    embedding_forward,
+    end_sizes,
+    loss_backward,
+    loss_forward,
+    order_bytes,
+    rope_table,
+)
+from memo.estimate.cpu.ledger import Block, Ledger
+from memo.estimate.cpu.passages import LayerPassages, Passage, layer_passages
+from memo.estimate.cpu.schedule import Action, actions_of_stage
+from memo.estimate.cpu.sizes import LayerSizes
+from memo.estimate.cpu.states import States
+from memo.estimate.cpu.tiles import Slot
+
+_STEADY_ROUNDS = 4
+"""Microbatches for each stage after which a schedule repeats itself: all others only wait in the batch."""
+
+
+@dataclass
+class _Flight:
+    """One microbatch in one chunk, between forward and backward."""
+
+    entered: Block | None
+    output: Block | None
+    rope: Block | None
+    layers: list[list[Block]]
+    loss: LossKept | None
+
+
+class Step:
+    """Walks through a step; `ledger` has it all afterwards. States and batches are the caller's."""
+
+    def __init__(
+        self, config: RunConfig, world_size: int, stage: int, z: LayerSizes, states: States, slot: Slot | None
+    ) -> None:
+        self.config, self.stage, self.z, self.states = config, stage, z, states
+        parallel = config.parallel
+        self.pp, self.vpp = parallel.pp, parallel.vpp
+        self.layers = config.model.num_layers // (self.pp * self.vpp)
+        self.ends: EndSizes = end_sizes(config, z)
+        self.passages: LayerPassages = layer_passages(config, z, slot)
+        self.microbatches = num_microbatches(config, world_size)
+        self.ledger = Ledger()
+        self._holders: Counter[Block] = Counter()
+        self._names: dict[str, Block | None] = {}  # variables and links of memo.parallel.pipeline
+        self._posted: dict[Action, Block] = {}
+        self._flights: dict[tuple[int, int], _Flight] = {}
+        self._reducing: list[Block] = []
+        self._num_reduced = 0
+
+    def run(self) -> Ledger:
+        self.ledger.make("batch", self.microbatches * batch_bytes(self.z))
+        self.ledger.make("order of tokens", order_bytes(self.config))
+        count = min(self.microbatches, _STEADY_ROUNDS * self.pp)
+        actions = actions_of_stage(self.pp, self.vpp, count, self.stage)
+        for index, action in enumerate(actions):
+            for upcoming in actions[index : index + 2]:
+                self._post_receive(upcoming)
+            received = self._posted.pop(action, None)
+            self._name("received", received)
+            self._drop(received)  # the message's own hold
+            if action.kind == "F":
+                self._forward(action, received)
+            else:
+                self._backward(action, received, is_last_microbatch=action.microbatch == count - 1)
+        for name in list(self._names):
+            self._name(name, None)
+        self._reduce_all()
+        self._publish()
+        return self.ledger
+
+    # Passes.
+
+    def _forward(self, action: Action, received: Block | None) -> None:
+        ledger, z, hidden_bytes = self.ledger, self.z, self.passages.hidden_bytes
+        ledger.at = "embedding forward"
+        x = received if received is not None else embedding_forward(ledger, z, self.ends)
+        rope = rope_table(ledger, z) if z.rope else None
+        flight = _Flight(received, None, rope, [], None)
+        self._hold(received)
+        for _ in range(self.layers):
+            self._play(self.passages.forward, "layer forward")
+            ledger.at = "layer forward"
+            output = ledger.make("input", hidden_bytes)
+            blocks = [ledger.make(name, num_bytes) for name, num_bytes in self.passages.kept.items()]
+            if x is not received:
+                if self.passages.keeps_input:
+                    blocks.append(x)
+                else:
+                    ledger.free(x)
+            flight.layers.append(blocks)
+            x = output
+        self._flights[action.microbatch, action.chunk] = flight
+        if self._virtual(action) == self.pp * self.vpp - 1:
+            ledger.at = "loss forward"
+            self._name("output", None)
+            flight.loss = loss_forward(ledger, z, self.ends, x)
+        else:
+            flight.output = x
+            self._hold(x)
+            self._name("output", x)
+            self._send(action, x)
+
+    def _backward(self, action: Action, received: Block | None, *, is_last_microbatch: bool) -> None:
+        ledger, z = self.ledger, self.z
+        flight = self._flights.pop((action.microbatch, action.chunk))
+        self._name("entered", flight.entered)
+        self._name("gradient of entered", None)
+        self._name("output", flight.output)
+        self._drop(flight.entered)
+        self._drop(flight.output)
+        grad, of_head = received, None
+        if flight.loss is not None:
+            ledger.at = "loss backward"
+            grad, of_head = loss_backward(ledger, z, self.ends, flight.loss)
+        owner = action.chunk * (self.layers + 2) + self.layers + 1
+        self._reduce_from(owner, is_last_microbatch)
+        for blocks in reversed(flight.layers):
+            self._play(self.passages.held_backward if grad is received else self.passages.backward, "layer backward")
+            ledger.at = "layer backward"
+            ledger.free(*blocks)
+            if grad is received:
+                grad = ledger.make("gradient", self.passages.hidden_bytes)
+            owner -= 1
+            self._reduce_from(owner, is_last_microbatch)
+        ledger.free(flight.rope)
+        assert grad is not None
+        if flight.entered is None:
+            ledger.at = "embedding backward"
+            embedding_backward(ledger, z, self.ends, grad, of_head)
+            self._reduce_from(0, is_last_microbatch)
+        else:
+            self._name("gradient of entered", grad)
+            self._send(action, grad)
+
+    def _play(self, passage: Passage, at: str) -> None:
+        """The worst moment of a layer, whose own tensors at its start are in the ledger already."""
+        ledger = self.ledger
+        if ledger.live_bytes + sum(passage.transient.values()) > ledger.peak_bytes:
+            ledger.at = at
+            ledger.pulse(*passage.transient.items())
+
+    # Reduction and update.
+
+    def _reduce_from(self, owner: int, is_last_microbatch: bool) -> None:
+        """Start what is complete once the backward of module `owner` is done, in the order of the buckets."""
+        if not (is_last_microbatch and self.config.parallel.overlap_grad_reduce):
+            return
+        buckets = self.states.buckets
+        while self._num_reduced < len(buckets) and buckets[self._num_reduced].owner >= owner:
+            self._start_reduction()
+
+    def _reduce_all(self) -> None:
+        self.ledger.at = "reduction"
+        while self._num_reduced < len(self.states.buckets):
+            self._start_reduction()
+        self.ledger.free(*self._reducing)
+
+    def _start_reduction(self) -> None:
+        bucket = self.states.buckets[self._num_reduced]
+        self._num_reduced += 1
+        shards = self.states.num_shards
+        if shards > 1:
+            size = bucket.size * self.z.wide
+            self._reducing.append(self.ledger.make("reduced gradients", size // shards))
+            self._reducing.append(self.ledger.make("gloo", size))
+
+    def _publish(self) -> None:
+        """Updated weights: each rank gives a copy of its shard, and gloo gathers into one of its own."""
+        self.ledger.at = "weights"
+        shards = self.states.num_shards
+        if shards > 1:
+            for bucket in self.states.buckets:
+                shard = self.ledger.make("weights to send", bucket.size // shards * self.z.narrow)
+                self.ledger.pulse(("gloo", bucket.size * self.z.narrow))
+                self.ledger.free(shard)
+
+    # Messages, and who holds a tensor.
+
+    def _virtual(self, action: Action) -> int:
+        return action.chunk * self.pp + self.stage
+
+    def _post_receive(self, action: Action) -> None:
+        virtual = self._virtual(action)
+        ends = 0 if action.kind == "F" else self.pp * self.vpp - 1
+        if virtual == ends or action in self._posted or self.pp == 1:
+            return
+        block = self.ledger.make("received", self.passages.hidden_bytes)
+        self._hold(block)
+        self._posted[action] = block
+
+    def _send(self, action: Action, block: Block) -> None:
+        """One message a link: forwards and backwards, to the neighbour or around."""
+        step = 1 if action.kind == "F" else -1
+        target = self._virtual(action) + step
+        self._name(f"sent {action.kind} {target // self.pp != action.chunk}", block)
+
+    def _name(self, name: str, block: Block | None) -> None:
+        self._hold(block)
+        self._drop(self._names.get(name))
+        self._names[name] = block
+
+    def _hold(self, block: Block | None) -> None:
+        if block is not None:
+            self._holders[block] += 1
+
+    def _drop(self, block: Block | None) -> None:
+        if block is not None:
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self.ledger.free(block)

@@ -1,0 +1,127 @@
+"""One layer under a swap plan, tensor by tensor, beside its slot: memo.executor.layer, forward and back."""
+
+from dataclasses import dataclass
+
+from memo.estimate.cpu.attention import attention_backward, attention_forward
+from memo.estimate.cpu.layer import heads_backward, heads_forward, matrices
+from memo.estimate.cpu.ledger import Block, Ledger
+from memo.estimate.cpu.matrices import Matrix, column_forward, hidden_bytes, row_forward
+from memo.estimate.cpu.messages import all_gather, reduce_scatter
+from memo.estimate.cpu.sizes import LayerSizes
+from memo.estimate.cpu.tokenwise import activation_backward, activation_forward, norm_backward, norm_forward
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Whether the first tile that backward meets with the least kept finds these in its slot.
+
+    Tiles that were left behind need most: one of them decides, unless every tile is kept.
+    """
+
+    qkv: bool
+    residual: bool
+    fc1: bool
+
+
+def tiled_forward(ledger: Ledger, z: LayerSizes, x: Block) -> Block:
+    """Output; x is dropped."""
+    tile = z.tokens // z.tiles
+    hidden = hidden_bytes(z, z.tokens) // z.tp
+    _compute_qkv(ledger, z, tile)
+    heads = heads_forward(ledger, z, z.tokens, graph=False) if z.qk_norm else None
+    out, lse = attention_forward(ledger, z)
+    ledger.free(out, lse, *((heads.q, heads.k) if heads is not None else ()))
+    y = ledger.make("layer output", hidden)
+    _, projection, fc1, fc2 = matrices(z)
+    residual = _residual(ledger, z, projection, tile)
+    normed = norm_forward(ledger, z, "mlp_norm", tile // z.tp, z.hidden, graph=False).out
+    inner = column_forward(ledger, z, fc1, "fc1", normed, tile)
+    active, _ = activation_forward(ledger, z, tile, graph=False)
+    added = row_forward(ledger, z, fc2, tile)
+    ledger.free(normed, inner, active, residual, added, x)
+    return y
+
+
+def tiled_backward(ledger: Ledger, z: LayerSizes, slot: Slot, grad: Block) -> Block:
+    """Gradient of the input; `grad` is dropped."""
+    tile = z.tokens // z.tiles
+    hidden, q_bytes = grad.num_bytes, z.tokens * z.q * z.narrow
+    if not slot.qkv:
+        _compute_qkv(ledger, z, tile)
+    grad_residual = ledger.make("residual gradient", hidden)
+    grad_out = ledger.make("output gradient", q_bytes)
+    _mlp_backward(ledger, z, slot, tile)
+    heads = heads_forward(ledger, z, z.tokens, graph=False) if z.qk_norm else None
+    grads = attention_backward(ledger, z)
+    ledger.free(grad_out, *((heads.q, heads.k) if heads is not None else ()))
+    grad_x = ledger.make("input gradient", hidden)
+    _qkv_backward(ledger, z, tile)
+    ledger.free(grad_residual, *grads, grad)
+    return grad_x
+
+
+def _compute_qkv(ledger: Ledger, z: LayerSizes, tile: int) -> None:
+    normed = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=False).out
+    ledger.free(all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile)))  # qkv itself is written into the slot
+    heads = heads_forward(ledger, z, tile, graph=False) if z.rope and not z.qk_norm else None
+    ledger.free(normed, *((heads.q, heads.k) if heads is not None else ()))
+
+
+def _residual(ledger: Ledger, z: LayerSizes, projection: Matrix, tile: int) -> Block:
+    projected = row_forward(ledger, z, projection, tile)
+    residual = ledger.make("residual", projected.num_bytes)
+    ledger.free(projected)
+    return residual
+
+
+def _mlp_backward(ledger: Ledger, z: LayerSizes, slot: Slot, tile: int) -> None:
+    """Locals of the function live to its end."""
+    _, projection, fc1, fc2 = matrices(z)
+    rows = tile // z.tp
+    residual = None if slot.residual else _residual(ledger, z, projection, tile)
+    norm = norm_forward(ledger, z, "mlp_norm", rows, z.hidden, graph=True)
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+    inner = None if slot.fc1 else ledger.make("fc1", tile * fc1.inside * z.narrow)
+    active, silu = activation_forward(ledger, z, tile, graph=True)
+    grad_active = _row_backward(ledger, z, fc2, tile)
+    grad_inner = activation_backward(ledger, z, tile, silu, None, None)
+    grad_normed = _column_backward(ledger, z, fc1, tile)
+    grad_x = norm_backward(ledger, z, norm, None, None, adds=False)
+    ledger.free(grad_x)
+    ledger.free(_row_backward(ledger, z, projection, tile))
+    ledger.free(residual, norm.out, gathered, inner, active, grad_active, grad_inner, grad_normed)
+
+
+def _qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
+    heads = heads_forward(ledger, z, tile, graph=True)
+    grad_qkv = heads_backward(ledger, z, tile, heads, None, None)
+    norm = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=True)
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+    grad_normed = _column_backward(ledger, z, matrices(z)[0], tile)
+    grad_x = norm_backward(ledger, z, norm, None, None, adds=False)
+    ledger.free(heads.q, heads.k, grad_qkv, norm.out, gathered, grad_normed, grad_x)
+
+
+def _row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -> Block:
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+    _weight_gradient(ledger, z, matrix)
+    grad_x = ledger.make("row gradient", tile * matrix.inside * z.narrow)
+    ledger.free(gathered)
+    return grad_x
+
+
+def _column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -> Block:
+    grad_gathered = ledger.make("column gradient", hidden_bytes(z, tile))
+    grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", grad_gathered)
+    if z.tp > 1:
+        ledger.free(grad_gathered)  # gloo works on its copy
+    _weight_gradient(ledger, z, matrix)
+    ledger.free(copy)
+    return grad_x
+
+
+def _weight_gradient(ledger: Ledger, z: LayerSizes, matrix: Matrix) -> None:
+    """Added by the matrix product itself where the main gradient is of the same dtype."""
+    size = z.hidden * matrix.inside
+    if z.mixed:
+        ledger.pulse(("weight gradient", size * z.narrow), ("wide weight gradient", size * z.wide))

@@ -1,0 +1,161 @@
+"""Pieces of a layer that work token by token: norms, RoPE, the MLP's activation; forward and back.
+
+Each follows what torch's CPU kernels and autograd ask for, in their order. With `graph` a forward keeps what its
+backward needs, as under autograd; without, as in memo.executor, it leaves its output alone.
+"""
+
+from dataclasses import dataclass
+
+from memo.estimate.cpu.ledger import Block, Ledger
+from memo.estimate.cpu.sizes import LayerSizes
+
+
+@dataclass
+class Normed:
+    """A norm of `rows` of `width` elements each: its output, and what its backward needs beside input and output."""
+
+    rows: int
+    width: int
+    out: Block
+    statistics: tuple[Block, ...] = ()
+    wide_input: Block | None = None
+    normalized: Block | None = None
+
+    @property
+    def saved(self) -> tuple[Block | None, ...]:
+        return (*self.statistics, self.wide_input, self.normalized)
+
+
+def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
+    """RMSNorm is composed of elementwise steps; those of a narrow input are in the wide dtype."""
+    if not z.rms:
+        out = ledger.make(name, rows * width * z.narrow)
+        statistics = tuple(ledger.make("statistics", rows * z.narrow) for _ in range(2))
+        if not graph:
+            ledger.free(*statistics)
+        return Normed(rows, width, out, statistics if graph else ())
+    wide = rows * width * z.wide
+    wide_input = ledger.make("wide input", wide) if z.mixed else None
+    square = ledger.make("square", wide)
+    mean = ledger.make("mean", rows * z.wide)
+    scale = ledger.make("statistics", rows * z.wide)
+    ledger.free(mean, square)
+    normalized = ledger.make("normalized", wide)
+    if not z.mixed:
+        out = ledger.make(name, wide)
+        if not graph:
+            ledger.free(scale, normalized)
+            return Normed(rows, width, out)
+        return Normed(rows, width, out, (scale,), None, normalized)
+    cast = ledger.make("wide norm weight", width * z.wide)
+    weighted = ledger.make("weighted", wide)
+    ledger.free(cast)
+    if not graph:
+        ledger.free(scale, normalized, wide_input)
+    out = ledger.make(name, rows * width * z.narrow)
+    ledger.free(weighted)
+    if not graph:
+        return Normed(rows, width, out)
+    return Normed(rows, width, out, (scale,), wide_input, normalized)
+
+
+def norm_backward(
+    ledger: Ledger, z: LayerSizes, saved: Normed, grad: Block | None, x: Block | None, *, adds: bool
+) -> Block | None:
+    """Gradient of the input. `grad` and `x`, the norm's input, are dropped once used; None where the caller holds them.
+
+    With `adds`, autograd adds the result in place to a gradient that the input already has, and None is left.
+    """
+    rows, width = saved.rows, saved.width
+    if not z.rms:
+        grad_x = ledger.make("norm gradient", rows * width * z.narrow)
+        ledger.pulse(("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide))
+        ledger.free(grad, x, *saved.statistics, grad_x if adds else None)
+        return None if adds else grad_x
+    wide, row = rows * width * z.wide, rows * z.wide
+    if z.mixed:
+        narrow_grad, grad, x = grad, ledger.make("wide gradient", wide), saved.wide_input
+        ledger.free(narrow_grad)
+    for_weight = ledger.make("times normalized", wide)
+    weighted = ledger.make("times weight", wide)
+    ledger.pulse(("norm weight gradient", width * z.wide))
+    ledger.free(for_weight, grad, saved.normalized)
+    along = ledger.make("times input", wide)
+    direct = ledger.make("times scale", wide)
+    summed = ledger.make("row sum", row)
+    ledger.free(along, weighted)
+    merged = adds and not z.mixed  # a wide gradient waits for its cast
+    ledger.free(direct if merged else None)
+    cube = ledger.make("row sum", row)
+    ledger.free(summed, *saved.statistics)
+    spread = ledger.make("of the mean", wide)
+    ledger.free(cube)
+    power = ledger.make("power", wide)
+    twice = ledger.make("scaled power", wide)
+    through_mean = ledger.make("through the mean", wide)
+    ledger.free(twice, power, spread, x, through_mean)
+    if not z.mixed:
+        return None if adds else direct
+    grad_x = ledger.make("norm gradient", rows * width * z.narrow)
+    ledger.free(direct, grad_x if adds else None)
+    return None if adds else grad_x
+
+
+def rope_forward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: int) -> Block:
+    """q or k, rotated: (low cos - high sin, high cos + low sin)."""
+    half = tokens * width * z.narrow // 2
+    low = _product_sum(ledger, half)
+    high = _product_sum(ledger, half)
+    rotated = ledger.make(name, 2 * half)
+    ledger.free(high, low)
+    return rotated
+
+
+def _product_sum(ledger: Ledger, num_bytes: int) -> Block:
+    terms = [ledger.make("rope term", num_bytes) for _ in range(2)]
+    total = ledger.make("rope half", num_bytes)
+    ledger.free(*terms)
+    return total
+
+
+def rope_backward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: int, grad: Block | None) -> Block:
+    """`grad` is dropped once used; None where the caller holds it, as of gradients that are parts of one tensor."""
+    half = tokens * width * z.narrow // 2
+    low, high = (ledger.make("rope half", half) for _ in range(2))
+    ledger.pulse(("rope term", half), ("rope term", half))
+    term = ledger.make("rope term", half)
+    ledger.free(grad, term)
+    whole = ledger.make(name, 2 * half)
+    ledger.free(low, high)
+    return whole
+
+
+def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, Block | None]:
+    """(activation, silu(gate) where gated and kept for backward)."""
+    num_bytes = tokens * z.ffn * z.narrow
+    if not z.gated:
+        return ledger.make("activation", num_bytes), None
+    silu = ledger.make("silu", num_bytes)
+    active = ledger.make("activation", num_bytes)
+    if graph:
+        return active, silu
+    ledger.free(silu)
+    return active, None
+
+
+def activation_backward(
+    ledger: Ledger, z: LayerSizes, tokens: int, silu: Block | None, grad: Block | None, inner: Block | None
+) -> Block:
+    """Gradient of fc1's output; `grad` and `inner`, fc1's output, as in `norm_backward`."""
+    num_bytes = tokens * z.ffn * z.narrow
+    if not z.gated:
+        grad_inner = ledger.make("fc1 gradient", num_bytes)
+        ledger.free(grad, inner)
+        return grad_inner
+    grad_up, grad_silu = (ledger.make("activation term", num_bytes) for _ in range(2))
+    ledger.free(grad, silu)
+    grad_gate = ledger.make("activation term", num_bytes)
+    ledger.free(grad_silu, inner)
+    grad_inner = ledger.make("fc1 gradient", 2 * num_bytes)
+    ledger.free(grad_gate, grad_up)
+    return grad_inner

@@ -1,0 +1,50 @@
+"""How many CPUs the ranks of a node may use: what the scheduler lets run them, or less inside a container."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from memo.estimate.cgroups import CGROUP_ROOT, OWN_CGROUPS, ControlGroup, own_control_groups
+
+
+def allowed_cpus(pid: int = 0) -> frozenset[int]:
+    """CPUs that a process may run on, by default this one; all of them where the system cannot tell."""
+    try:
+        return frozenset(os.sched_getaffinity(pid))
+    except (AttributeError, OSError):  # not Linux; or a process that is gone, or another user's
+        return frozenset(range(os.cpu_count() or 1))
+
+
+def cpu_quota(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> float:
+    """CPUs' worth of time that the control groups leave us (Kubernetes' limits.cpu); infinite without a limit.
+
+    A quota does not show in the CPUs that a process may run on: more threads than it allows are stopped for the
+    rest of each period. The arguments are for tests.
+    """
+    quotas = [quota for group in own_control_groups("cpu", cgroup_root, own_cgroups) for quota in _quota(group)]
+    return min(quotas, default=float("inf"))
+
+
+def threads_of_a_rank(own: Collection[int], launcher: Collection[int], quota_cpus: float, local_ranks: int) -> int:
+    """CPU threads of one of `local_ranks` ranks of a node, at least one.
+
+    Args:
+        own: CPUs that the rank may run on; fewer than the launcher's where it is bound to a NUMA node, by memo, by
+            torchrun --numa-binding or by Slurm.
+        launcher: CPUs of the process that started all ranks of the node, which share these and `quota_cpus`.
+    """
+    share = int(min(len(launcher), quota_cpus) / local_ranks)
+    return max(1, min(len(own), share))
+
+
+def _quota(group: ControlGroup) -> list[float]:
+    """CPUs that a control group allows; nothing where it sets no limit."""
+    try:
+        if group.version == 2:
+            quota, period = (group.folder / "cpu.max").read_text().split()
+        else:
+            quota = (group.folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (group.folder / "cpu.cfs_period_us").read_text().strip()
+    except OSError:
+        return []
+    return [] if quota in ("max", "-1") else [int(quota) / int(period)]

@@ -1,0 +1,90 @@
+"""Seconds that a step of a candidate takes at least: cheap, and never more than what is simulated.
+
+    stage 0       | embedding F0 | ................................ | B embedding | update
+    last stage         fill  | F0 loss B0 | F1 loss B1 | ...   | drain
+                             |<-- microbatches x (layers, loss) -->|
+
+Fill and drain are one chunk of layers and one message for each stage before the last. One stage alone does it all,
+which is what is simulated, but for copies that do not hide. Left out: those, recomputation of what moves where it is
+not yet known what moves, gradients that are reduced late, and every wait of one stage for another.
+"""
+
+from dataclasses import dataclass
+
+from memo.search.candidates import KEEP, Layout, Strategy, config_of
+from memo.search.moving import Moving
+from memo.search.question import Question
+from memo.simulate.ends import embedding_cost, loss_cost, update_cost
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer import plain_layer, swapped_layer
+from memo.simulate.model import stage_message_s
+
+_ENDLESS_S = 1e9
+"""A backward under which everything hides."""
+_ROUNDING = 1e-9
+"""The simulation adds the same numbers in another order."""
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Of a microbatch, forward and backward: both ends of the model, and a message there and back."""
+
+    embedding_s: float
+    loss_s: float
+    messages_s: float
+
+
+class Bounds:
+    """Bounds for one question; what candidates share is worked out once."""
+
+    def __init__(self, question: Question) -> None:
+        self.question, self.kernels = question, Kernels(question.hardware, "bf16")
+        self._layers: dict[object, float] = {}
+        self._ends: dict[object, _Ends] = {}
+        self._updates: dict[object, float] = {}
+
+    def least_s(self, layout: Layout, strategy: Strategy, moving: Moving | None = None) -> float:
+        """Seconds of a step; `moving`, of alpha auto, adds recomputation and copies."""
+        question = self.question
+        microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
+        layer_s = self._layer_s(layout, strategy) if moving is None else moving.layer_s
+        stage_s, ends = layer_s * question.model.sizes.num_layers / layout.pp, self._ends_of(layout)
+        if layout.pp == 1:
+            pipeline_s = microbatches * (stage_s + ends.loss_s + ends.embedding_s)
+        else:
+            hop_s = stage_s / layout.vpp + ends.messages_s
+            pipeline_s = microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
+        link_s = 0.0 if moving is None else moving.link_s
+        return (1.0 - _ROUNDING) * (max(pipeline_s, link_s) + self._update_s(layout))
+
+    def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
+        """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
+        kind = "swap" if strategy.swaps else strategy.recompute
+        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind
+        if key not in self._layers:
+            config = config_of(self.question, layout, strategy)
+            layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
+            self._layers[key] = layer.forward.total_s + layer.backward.total_s
+        return self._layers[key]
+
+    def _ends_of(self, layout: Layout) -> _Ends:
+        key = layout.tp, layout.cp, layout.pp, layout.mbs
+        if key not in self._ends:
+            config = config_of(self.question, layout, KEEP)
+            embedding, loss = embedding_cost(config, self.kernels), loss_cost(config, self.kernels)
+            self._ends[key] = _Ends(
+                (embedding.forward + embedding.backward).total_s,
+                (loss.forward + loss.backward).total_s,
+                2 * stage_message_s(config, self.kernels, self.question.gpus),
+            )
+        return self._ends[key]
+
+    def _update_s(self, layout: Layout) -> float:
+        """Reduction that nothing hides, optimizer and new weights, on the slower end of the pipeline."""
+        key = layout.tp, layout.cp, layout.pp
+        if key not in self._updates:
+            config = config_of(self.question, layout, KEEP)
+            layers = config.model.num_layers // layout.pp
+            ends = (update_cost(config, self.kernels, self.question.gpus, stage) for stage in {0, layout.pp - 1})
+            self._updates[key] = max(end.exposed_s(layers, _ENDLESS_S) + end.optimizer_s + end.gather_s for end in ends)
+        return self._updates[key]

@@ -1,0 +1,73 @@
+"""`memo estimate` and `memo plan --trace-out`: the simulated step as a Chrome trace."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memo.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+PLAN = ["plan", "--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16", "--host-memory-gib", "250"]
+"""So little host memory that the simulator left to itself would move more, and take 2 % less time."""
+ESTIMATE = ["estimate", "--model", "gpt-7b", "--seq-len", "262144", "--tp", "4", "--pp", "2", "--gbs", "4"]
+
+
+def traced(argv: list[str], trace: Path, capsys: Capture) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What is printed, and the spans of the file; they end when the step is said to (0.5 %, as every prediction)."""
+    assert main([*argv, "--json", "--trace-out", str(trace)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    step_s = found["choices"][0]["step_time_s"] if "choices" in found else found["step_time_s"]
+    assert max(span["ts"] + span["dur"] for span in spans) / 1e6 == pytest.approx(step_s, rel=0.005)
+    return found, spans
+
+
+def layers(spans: list[dict[str, Any]]) -> int:
+    return sum("layer" in span["name"] for span in spans if span["cat"] == "compute")
+
+
+def refusal(argv: list[str], capsys: Capture) -> str:
+    with pytest.raises(SystemExit) as refused:
+        main(argv)
+    assert refused.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    return message.removeprefix("error: ")
+
+
+@pytest.mark.parametrize("alpha", ["off", "0.5", "auto"])
+def test_of_one_case(alpha: str, tmp_path: Path, capsys: Capture) -> None:
+    """Its stages, its layers, and the copies that its alpha makes."""
+    found, spans = traced([*ESTIMATE, "--alpha", alpha], tmp_path / "step.json", capsys)
+    assert {span["pid"] for span in spans} == {0, 1}
+    assert layers(spans) == 2 * 32 * 4
+    copies = sum(span["cat"] in ("offload", "prefetch") for span in spans)
+    assert (copies == 0) == (alpha == "off")
+    assert (found["moved_tiles"] is not None) == (alpha == "auto")
+
+
+def test_of_the_best_plan(tmp_path: Path, capsys: Capture) -> None:
+    found, spans = traced(PLAN, tmp_path / "step.json", capsys)
+    best = found["choices"][0]
+    assert {span["pid"] for span in spans} == set(range(best["pp"]))
+    microbatches = 16 // best["dp"] // best["mbs"]
+    assert layers(spans) == 2 * 32 * microbatches
+    assert 0 < sum(best["moved_tiles"].values()) < 3 * 8
+    assert sum(span["cat"] == "offload" for span in spans) > 20 * microbatches
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").touch()
+    for argv in (PLAN, ESTIMATE):
+        below = tmp_path / "file" / "step.json"
+        assert refusal([*argv, "--trace-out", str(below)], capsys).startswith(f"{below}: ")
+
+
+def test_steps_that_no_viewer_opens(tmp_path: Path, capsys: Capture) -> None:
+    argv = ["estimate", "--model", "gpt-tiny", "--gbs", "1000000", "--trace-out", str(tmp_path / "step.json")]
+    says = refusal(argv, capsys)
+    assert says.startswith(f"memo estimate: --trace-out {tmp_path}/step.json: the step is 8,000,000 forwards and")
+    assert says.endswith("backwards of layers, a trace holds 524,288: use a smaller --global-batch-size\n")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,88 @@
+"""MEMO's printed marks of memory, at the printed strategies, through benchmarks/paper_marks.py."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from memo.config import preset
+from memo.estimate import memo_paper
+from memo.estimate.memo_paper import host_bytes
+from memo.estimate.rank_memory import rank_memory
+from memo.estimate.shapes import shape_of
+from memo.estimate.verdict import Verdict
+from memo.units import GIB
+
+
+@pytest.fixture(scope="module")
+def marks() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "paper_marks.py"
+    spec = importlib.util.spec_from_file_location("paper_marks", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def missed(marks: ModuleType) -> dict[tuple[str, str, int], str]:
+    found = {}
+    for mark in (*marks.table7(), *marks.table4()):
+        says = marks.WORDS[mark.of_the_paper()[0]]
+        if says != mark.printed:
+            found[mark.source, mark.model, mark.seq_k] = says
+    return found
+
+
+def test_all_marks_but_two(marks: ModuleType) -> None:
+    """48 of table 7 (three oom, one oohm) and 16 of table 4 (two oom, five oohm); none is called unsure."""
+    printed = [mark.printed for mark in (*marks.table7(), *marks.table4())]
+    assert {word: printed.count(word) for word in set(printed)} == {"ok": 53, "oom": 5, "oohm": 6}
+    assert missed(marks) == {("table 7", "65B", 128): "oom", ("table 7", "30B", 1408): "ok"}
+    assert set(missed(marks)) == set(marks.EXPLAINED)
+
+
+def test_what_is_said_of_the_two(marks: ModuleType) -> None:
+    large = next(m for m in marks.table7() if (m.model, m.seq_k) == ("65B", 128))
+    config = large.config
+    rank = rank_memory(config, shape_of(config.model, "", 128 << 10), 64, 0, moved=0.0)
+    assert (rank.weights + rank.gradients) / GIB == pytest.approx(91, abs=0.5)
+    assert replace(large, layout=(8, 2, 1)).of_the_paper()[0] == Verdict.FITS
+    model, tokens = preset("gpt-30b"), 1408 << 10
+    node = [8 * host_bytes(model, tokens, alpha, 8, 4, powers_of_two=True) / 1e12 for alpha in (0.0, 0.125, 0.25)]
+    assert node[0] == pytest.approx(0.79, abs=0.005) and node[1] < 2 < node[2]
+
+
+@pytest.mark.parametrize(("logit_bytes", "wrong"), [(7.2, 3), (8.4, 6), (10, 9)])
+def test_marks_tell_what_a_logit_takes(
+    logit_bytes: float, wrong: int, marks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10, as in Megatron-LM (memo.estimate.rank_memory), would have let 7B stop at 768K; the bounds stated hold."""
+    monkeypatch.setattr(memo_paper, "LOGIT_BYTES", logit_bytes)
+    assert len(missed(marks)) == wrong
+
+
+def test_memos_own_loss_fits_where_the_papers_does_not(marks: ModuleType) -> None:
+    """Chunked, 7B goes on beyond 1,024K tokens on 8 GPUs in 45 GiB, and host memory in one slab also at 384K."""
+    own: dict[Any, tuple[Verdict, int, int]] = {
+        (mark.source, mark.model, mark.seq_k): mark.of_memo() for mark in (*marks.table7(), *marks.table4())
+    }
+    refused = {key for key, (verdict, _, _) in own.items() if verdict != Verdict.FITS}
+    assert refused == {
+        ("table 7", "65B", 128),
+        ("full_recompute+plan", "7B", 768),
+        ("full_recompute+plan", "7B", 896),
+        ("full_swap+plan", "7B", 896),
+    }
+    assert own["table 7", "7B", 1408][1] / GIB == pytest.approx(45, abs=0.5)
+
+
+def test_host_memory_runs_out_before_the_loss(marks: ModuleType) -> None:
+    """Full swapping at 896K: neither memory would do, and forward fills the host's."""
+    swapped = next(m for m in marks.table4() if m.source == "full_swap+plan" and m.seq_k == 896)
+    verdict, gpu, host = swapped.of_the_paper()
+    assert verdict == Verdict.OOHM and gpu > 80 * GIB and host > 2e12
