@@ -12,6 +12,11 @@ PlannedCore& core() {
   return *only;
 }
 
+ManagedMemory& managed_memory() {
+  static auto* const only = new ManagedMemory;
+  return *only;
+}
+
 namespace {
 
 // Runs a step of the set-up; exceptions end here, Python's caller knows none.
@@ -56,6 +61,7 @@ const char memo_build_key[] = MEMO_BUILD_KEY;
 
 using memo::core;
 using memo::guarded;
+using memo::managed_memory;
 
 MEMO_API const char* memo_install() {
   static std::once_flag once;
@@ -113,3 +119,15 @@ MEMO_API void memo_copy_events(memo::Event* out) {
 MEMO_API void memo_statistics(memo::Statistics* out) { *out = core().statistics(); }
 MEMO_API void memo_reset_statistics() { core().reset_statistics(); }
 MEMO_API void memo_set_poison(int is_on) { core().set_fill(is_on != 0 ? memo::fill_with_nan : nullptr); }
+
+MEMO_API const char* memo_open_managed(int64_t limit_bytes) {
+  return guarded([=]() -> std::string {
+    if (!memo::has_managed_memory()) return "this device has no managed memory that can be larger than itself";
+    if (core().arena() == nullptr) core().set_stream(memo::bind_stream());
+    managed_memory().open(limit_bytes);
+    return "";
+  });
+}
+
+MEMO_API void memo_close_managed() { managed_memory().close(); }
+MEMO_API void memo_managed_use(memo::ManagedUse* out) { *out = managed_memory().use(); }

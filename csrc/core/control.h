@@ -1,17 +1,19 @@
 // What a device gives to the plan, and the plain C functions by which Python controls it.
 //
 // Each device is a shared library of its own: core/, and one file that defines install(), take_arena(), give_arena(),
-// bind_stream() and fill_with_nan().
+// bind_stream(), fill_with_nan() and has_managed_memory().
 #pragma once
 
 #include <cstddef>
 
+#include "managed_memory.h"
 #include "planned_core.h"
 
 namespace memo {
 
 // One a process and never destroyed: c10's deleters are plain functions, and threads free blocks until the very end.
 PlannedCore& core();
+ManagedMemory& managed_memory();
 
 // --- defined by the device; errors are thrown
 
@@ -20,6 +22,7 @@ char* take_arena(size_t num_bytes);
 void give_arena(char* arena);
 StreamId bind_stream();  // the current one, which is the arena's from here on
 void fill_with_nan(void* block, size_t num_bytes);
+bool has_managed_memory();  // of which more can be had than the device has
 
 }  // namespace memo
 
@@ -43,3 +46,7 @@ MEMO_API void memo_copy_events(memo::Event* out);  // room for memo_num_events()
 MEMO_API void memo_statistics(memo::Statistics* out);
 MEMO_API void memo_reset_statistics();
 MEMO_API void memo_set_poison(int is_on);
+// From here on requests are served from managed memory, of which at most limit_bytes may be out; see managed_memory.h.
+MEMO_API const char* memo_open_managed(int64_t limit_bytes);
+MEMO_API void memo_close_managed();
+MEMO_API void memo_managed_use(memo::ManagedUse* out);

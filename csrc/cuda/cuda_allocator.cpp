@@ -6,6 +6,8 @@
 // Addresses are used again in the order of one stream, the one that was current when the arena was taken. Requests
 // made under another stream are native. A planned block that another stream uses (record_stream) leaves an event of
 // that stream when it is freed, and the arena's stream waits for it before the address is used again.
+//
+// While an iteration is recorded, managed memory can stand in for the caching allocator (managed_memory.h).
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -88,11 +90,38 @@ void leave_events(void* block) {
   }
 }
 
+// A block of managed memory while that is open for requests of this size; nullptr: the native allocator is to be asked.
+void* managed_block(size_t num_bytes) {
+  const auto answer = managed_memory().ask(num_bytes);
+  if (answer == ManagedMemory::Answer::kNative) return nullptr;
+  TORCH_CHECK_WITH(OutOfMemoryError, answer == ManagedMemory::Answer::kManaged, "managed memory for ", num_bytes,
+                   " bytes more would pass the limit");
+  void* block = nullptr;
+  const cudaError_t error = C10_CUDA_ERROR_HANDLED(cudaMallocManaged(&block, num_bytes, cudaMemAttachGlobal));
+  if (error == cudaSuccess) {
+    managed_memory().note(block, num_bytes);
+    return block;
+  }
+  (void)cudaGetLastError();
+  managed_memory().forgo(num_bytes);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA has no managed memory for ", num_bytes, " bytes: ",
+                   cudaGetErrorString(error));
+}
+
+// Whatever stream still uses it, the device is done before the block ends: recording need not be fast.
+void free_managed(void* block) {
+  const c10::cuda::CUDAGuard guard(device().index.load());
+  C10_CUDA_CHECK_WARN(cudaDeviceSynchronize());
+  C10_CUDA_CHECK_WARN(cudaFree(block));
+}
+
 // Serves as c10's raw deleter: finds by the address whose block it is, so blocks from before install() are welcome.
 void release_block(void* block) {
   if (block == nullptr) return;
   if (core().in_arena(block)) leave_events(block);  // before the address is free
-  if (!core().release(block)) device().native->raw_deleter()(block);
+  if (core().release(block)) return;
+  if (managed_memory().release(block)) return free_managed(block);
+  device().native->raw_deleter()(block);
 }
 
 class PlannedCudaAllocator final : public DelegatingAllocator {
@@ -106,6 +135,10 @@ class PlannedCudaAllocator final : public DelegatingAllocator {
     const auto stream = reinterpret_cast<StreamId>(c10::cuda::getCurrentCUDAStream(current).stream());
     if (void* block = core().request(num_bytes, stream)) {
       device().wait_for_readers(block, num_bytes);
+      return {block, block, &release_block, c10::Device(c10::DeviceType::CUDA, current)};
+    }
+    if (void* block = managed_block(num_bytes)) {
+      core().note_native(block, num_bytes, stream);
       return {block, block, &release_block, c10::Device(c10::DeviceType::CUDA, current)};
     }
     c10::DataPtr block = native_->allocate(num_bytes);
@@ -125,6 +158,7 @@ class PlannedCudaAllocator final : public DelegatingAllocator {
       if (stream.stream() != device().stream) device().other_streams.add(block.get(), stream.stream());
       return;
     }
+    if (managed_memory().has(block.get())) return;  // free_managed() waits for all streams
     // The native allocator ignores blocks whose deleter is not its own.
     const Borrowed lent{{block.get(), block.get(), native_->raw_deleter(), block.device()}};
     native_->recordStream(lent.block, stream);
@@ -196,6 +230,12 @@ StreamId bind_stream() {
 void fill_with_nan(void* block, size_t num_bytes) {
   device().wait_for_readers(block, num_bytes);
   C10_CUDA_CHECK(cudaMemsetAsync(block, 0xff, num_bytes, device().stream.load()));
+}
+
+bool has_managed_memory() {
+  int is_paged = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&is_paged, cudaDevAttrConcurrentManagedAccess, c10::cuda::current_device()));
+  return is_paged != 0;
 }
 
 }  // namespace memo

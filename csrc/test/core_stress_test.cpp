@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "../core/managed_memory.h"
 #include "../core/planned_core.h"
 #include "check.h"
 
@@ -249,6 +250,37 @@ void many_threads(int iterations) {
   CHECK(s.live_blocks == 0 && s.live_bytes == 0);
 }
 
+// Threads take and free blocks of one limit, of which there is never more out.
+void managed_memory_of_many_threads(int iterations) {
+  constexpr int kThreads = 4, kBlocks = 3;
+  constexpr int64_t kLimitBytes = 8 * ManagedMemory::kMinBytes;
+  ManagedMemory memory;
+  memory.open(kLimitBytes);
+  std::atomic<int> num_refused{0};
+  char places[kThreads][kBlocks];
+  std::vector<std::thread> threads;
+  for (auto& own : places) {
+    threads.emplace_back([&] {
+      Random random(reinterpret_cast<uintptr_t>(&own));
+      for (int i = 0; i < iterations; ++i) {
+        for (char& block : own) {
+          const auto num_bytes = static_cast<size_t>(pick(random, 1, 2) * ManagedMemory::kMinBytes);
+          if (memory.ask(num_bytes) == ManagedMemory::Answer::kManaged) {
+            memory.note(&block, num_bytes);
+          } else {
+            ++num_refused;
+          }
+        }
+        for (char& block : own) memory.release(&block);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const ManagedUse use = memory.use();
+  CHECK(use.live_bytes == 0 && use.peak_bytes > 0 && use.peak_bytes <= kLimitBytes);
+  CHECK((use.refused_bytes > kLimitBytes) == (num_refused > 0));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -257,5 +289,6 @@ int main(int argc, char** argv) {
   Random random(1);
   for (int round = 0; round < rounds; ++round) one_random_run(random);
   many_threads(iterations);
+  managed_memory_of_many_threads(iterations);
   std::puts("core: the stress is over");
 }

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "../core/managed_memory.h"
 #include "../core/pending_events.h"
 #include "../core/planned_core.h"
 #include "check.h"
@@ -319,6 +320,61 @@ void test_double_free_ends_the_program() {
   expect_abort([&] { t.core.release(t.at(0)); });
 }
 
+// Blocks are stood for by addresses of this array.
+struct Managed {
+  using Answer = ManagedMemory::Answer;
+  static constexpr size_t kMib = 1 << 20;
+  std::array<char, 8> places{};
+  ManagedMemory memory;
+
+  const void* take(size_t place, size_t num_bytes) {
+    CHECK(memory.ask(num_bytes) == Answer::kManaged);
+    memory.note(&places[place], num_bytes);
+    return &places[place];
+  }
+};
+
+void test_managed_memory_is_asked_for_only_while_open() {
+  Managed t;
+  CHECK(t.memory.ask(t.kMib) == Managed::Answer::kNative);
+  t.memory.open(10 * t.kMib);
+  CHECK(t.memory.ask(t.kMib - 1) == Managed::Answer::kNative);
+  const void* block = t.take(0, t.kMib);
+  t.memory.close();
+  CHECK(t.memory.ask(t.kMib) == Managed::Answer::kNative);
+  CHECK(t.memory.has(block) && !t.memory.has(&t.places[1]));
+  CHECK(!t.memory.release(&t.places[1]) && t.memory.release(block) && !t.memory.release(block));
+  CHECK(t.memory.use().live_bytes == 0 && !t.memory.has(block));
+}
+
+void test_managed_memory_never_passes_its_limit() {
+  Managed t;
+  t.memory.open(4 * t.kMib);
+  const void* first = t.take(0, 2 * t.kMib);
+  const void* second = t.take(1, t.kMib + 1);  // in whole pages
+  CHECK(t.memory.use().live_bytes == 3 * Managed::kMib + ManagedMemory::kPageBytes);
+  CHECK(t.memory.ask(t.kMib) == Managed::Answer::kRefused);
+  CHECK(t.memory.ask(size_t{1} << 62) == Managed::Answer::kRefused);  // the first refusal is what is told
+  CHECK(t.memory.use().refused_bytes == 4 * Managed::kMib + ManagedMemory::kPageBytes);
+  CHECK(t.memory.release(second));
+  t.take(2, 2 * t.kMib);  // just fits
+  CHECK(t.memory.use().peak_bytes == 4 * Managed::kMib);
+  CHECK(t.memory.release(first));
+}
+
+void test_managed_memory_that_could_not_be_had_does_not_count() {
+  Managed t;
+  t.memory.open(2 * t.kMib);
+  CHECK(t.memory.ask(2 * t.kMib) == Managed::Answer::kManaged);
+  t.memory.forgo(2 * t.kMib);
+  CHECK(t.memory.use().live_bytes == 0);
+  const void* block = t.take(0, 2 * t.kMib);
+  t.memory.open(5 * t.kMib);  // what is still out counts on
+  CHECK(t.memory.use().live_bytes == 2 * Managed::kMib && t.memory.use().refused_bytes == 0);
+  CHECK(t.memory.ask(4 * t.kMib) == Managed::Answer::kRefused);
+  CHECK(t.memory.release(block));
+}
+
 }  // namespace
 
 int main() {
@@ -341,5 +397,8 @@ int main() {
   test_recording();
   test_faults_of_plans();
   test_pending_events_are_waited_for_once();
+  test_managed_memory_is_asked_for_only_while_open();
+  test_managed_memory_never_passes_its_limit();
+  test_managed_memory_that_could_not_be_had_does_not_count();
   std::puts("core: all rules hold");
 }

@@ -51,5 +51,6 @@ char* take_arena(size_t num_bytes) { return static_cast<char*>(native->raw_alloc
 void give_arena(char* arena) { native->raw_deleter()(arena); }
 StreamId bind_stream() { return 0; }
 void fill_with_nan(void* block, size_t num_bytes) { std::memset(block, 0xff, num_bytes); }
+bool has_managed_memory() { return false; }
 
 }  // namespace memo

@@ -38,6 +38,10 @@ class RawStatistics(ctypes.Structure):
     ]
 
 
+class RawManagedUse(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("limit_bytes", "live_bytes", "peak_bytes", "refused_bytes")]
+
+
 class NativeLibrary:
     """The loaded library. Its state is the process's: loading it twice gives the same allocator."""
 
@@ -59,6 +63,9 @@ class NativeLibrary:
         self._declare("statistics", None, ctypes.POINTER(RawStatistics))
         self._declare("set_poison", None, ctypes.c_int)
         self._declare("reset_statistics", None)
+        self._declare("open_managed", ctypes.c_char_p, i64)
+        self._declare("close_managed", None)
+        self._declare("managed_use", None, ctypes.POINTER(RawManagedUse))
         # Called for every phase: without the detour over a method.
         self.begin_iteration = self._declare("begin_iteration", None)
         self.mark = self._declare("mark", None, i64)
@@ -110,6 +117,21 @@ class NativeLibrary:
 
     def reset_statistics(self) -> None:
         self._native.memo_reset_statistics()
+
+    def open_managed(self, limit_bytes: int) -> None:
+        """Serve requests from managed memory, of which at most `limit_bytes` may be out. Raises AllocatorError."""
+        if refusal := self._native.memo_open_managed(limit_bytes):
+            raise AllocatorError(f"managed memory cannot be used: {refusal.decode()}")
+
+    def close_managed(self) -> None:
+        """Blocks that are alive stay until they are freed."""
+        self._native.memo_close_managed()
+
+    def managed_use(self) -> RawManagedUse:
+        """Since managed memory was opened."""
+        found = RawManagedUse()
+        self._native.memo_managed_use(ctypes.byref(found))
+        return found
 
     def _check(self, error: bytes | None) -> None:
         if error is not None:

@@ -29,9 +29,12 @@ from memo.allocator.statistics import Statistics, from_raw
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace, check_trace
 from memo.errors import AllocatorError, PlanError, TraceError
+from memo.units import format_bytes
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
 """What torch's own allocators promise, and kernels rely on."""
+
+_NO_LIMIT_BYTES = (1 << 63) - 1
 
 PhaseName = tuple[str, int, int]
 
@@ -100,6 +103,37 @@ class PlannedAllocator:
         trace = Trace(self.device, "recorded", phases, run or {})
         check_trace(trace)
         recording._trace = trace
+
+    @contextlib.contextmanager
+    def managed_memory(self, oversubscribe: bool = False) -> Iterator[None]:
+        """Serve what is asked for inside from CUDA's managed memory: MEMO's way to record more than a device holds.
+
+        Slow: for iterations that are recorded, not trained. Requests below 1 MiB stay with torch's allocator.
+
+        Args:
+            oversubscribe: let it be more than the device has free; pages then move to the host and back, and a device
+                can hang.
+
+        Raises AllocatorError where there is no such memory, and, unless `oversubscribe`, for the request with which
+        more would be out than was free at the start.
+        """
+        if self.device != "cuda":
+            raise AllocatorError(f"managed memory is CUDA's, but this is the allocator of device {self.device!r}")
+        torch.cuda.empty_cache()
+        free_bytes = int(torch.cuda.mem_get_info()[0])
+        self._library.open_managed(_NO_LIMIT_BYTES if oversubscribe else free_bytes)
+        try:
+            yield
+        except RuntimeError as error:
+            if not (refused_bytes := self._library.managed_use().refused_bytes):
+                raise
+            raise AllocatorError(
+                f"--managed-memory: the iteration asks for {format_bytes(refused_bytes)} or more at once, but the "
+                f"device has {format_bytes(free_bytes)} free: record a shorter sequence, move or recompute more, or "
+                "give --oversubscribe, with which pages move to the host and back, and a device may hang"
+            ) from error
+        finally:
+            self._library.close_managed()
 
     def use(self, plan: MemoryPlan) -> None:
         """Take the plan's arena and serve from it, from the next iteration on; an earlier plan ends.

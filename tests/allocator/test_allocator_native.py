@@ -1,5 +1,6 @@
 """The native code itself: its own tests under sanitizers, and the CUDA part against CUDA's headers."""
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from memo.allocator import build
-from memo.allocator.library import COUNTS, NUM_NAMED, REASONS
+from memo.allocator.library import COUNTS, NUM_NAMED, REASONS, RawManagedUse
 from memo.errors import AllocatorError
 
 CSRC = Path(build.source_root())
@@ -66,17 +67,23 @@ def test_python_reads_the_structs_as_they_lie(tmp_path: Path) -> None:
     """Names, order and sizes of the numbers that cross from C++ to Python."""
     order = ", ".join(f"&s.{name}" for name in COUNTS)
     reasons = ", ".join(f"Reason::k{reason.capitalize()}" for reason in REASONS)
+    managed = ", ".join(f"&use.{name}" for name, _ in RawManagedUse._fields_)
     source = tmp_path / "layout.cpp"
     source.write_text(f"""
         #include "{CSRC}/core/statistics.h"
         #include "{CSRC}/core/event_log.h"
+        #include "{CSRC}/core/managed_memory.h"
         using namespace memo;
         static_assert(kNumReasons == {len(REASONS)} && kNumNamed == {NUM_NAMED});
         static_assert(sizeof(Statistics) == 8 * ({len(COUNTS)} + {len(REASONS)} + 4 * {len(REASONS) * NUM_NAMED}));
         static_assert(sizeof(Event) == 3 * 8);
+        static_assert(sizeof(ManagedUse) == {ctypes.sizeof(RawManagedUse)});
         int main() {{
           Statistics s{{}};
           const int64_t* counts[] = {{{order}}};
+          ManagedUse use{{}};
+          const int64_t* managed[] = {{{managed}}};
+          for (int i = 0; i < {len(RawManagedUse._fields_)}; ++i) if (managed[i] != &use.limit_bytes + i) return 3;
           for (int i = 0; i < {len(COUNTS)}; ++i) if (counts[i] != &s.requests + i) return 1;
           const Reason reasons[] = {{{reasons}}};
           for (int i = 0; i < {len(REASONS)}; ++i) if (reasons[i] != static_cast<Reason>(i)) return 2;
