@@ -49,6 +49,10 @@ class HostMemoryError(ResourceError):
     """Activations that do not fit in host memory; names what is needed, what there is, and the remedy."""
 
 
+class OutOfMemory(ResourceError):
+    """A training step that memory did not suffice for; names the component that grew, and what makes room."""
+
+
 class ClosedError(MemoError, RuntimeError):
     """A trainer that is used after its close()."""
 
@@ -68,10 +72,13 @@ def is_reporting_rank() -> bool:
 
 @contextlib.contextmanager
 def exit_on_error(print_errors: bool = True) -> Iterator[None]:
-    """An error of memo's becomes `error: ...` on standard error and exit status 2."""
+    """An error of memo's becomes `error: ...` on standard error and exit status 2.
+
+    Out of memory is told by whichever rank meets it: the others only see that it is gone.
+    """
     try:
         yield
     except MemoError as error:
-        if print_errors:
+        if print_errors or isinstance(error, OutOfMemory):
             print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_REFUSED) from None

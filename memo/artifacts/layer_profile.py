@@ -59,6 +59,7 @@ class ProfileKey:
     params_dtype: str
     offload_tiles: int
     attention_backend: str
+    kernels: str
     device: str
     num_threads: int
     ranks_per_node: int

@@ -1,11 +1,6 @@
 """Training state on disk, independent of the layout that wrote it."""
 
-from memo.checkpoint.store import (
-    RunState,
-    has_checkpoint,
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from memo.checkpoint.directory import RunState, has_checkpoint, latest_checkpoint
+from memo.checkpoint.store import load_checkpoint, save_checkpoint
 
 __all__ = ["RunState", "has_checkpoint", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]

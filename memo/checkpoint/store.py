@@ -1,84 +1,109 @@
-"""Checkpoints on disk: written aside, then renamed, so that the last whole one always stays.
-
-    DIR/iter_0000100/                          torch.distributed.checkpoint files and run_state.json
-    DIR/latest_checkpointed_iteration.txt      Megatron's name for the pointer to the newest
+"""Masters and moments of all ranks, to a checkpoint and back.
 
 Every value is stored under the name and shape of the global tensor (`master/layers.0.mlp.fc1.weight`), so
 a checkpoint loads into any layout. One that holds masters alone, as `memo import` writes it, loads with
-moments of zero.
+moments of zero. What a directory of checkpoints looks like is in directory.py.
 """
 
-import json
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
 from memo.checkpoint.chunks import ChunkedTensor, global_chunks
+from memo.checkpoint.directory import (
+    LATEST,
+    RunState,
+    latest_checkpoint,
+    partial,
+    prepare,
+    publish,
+    read_state,
+)
+from memo.checkpoint.writer import InPlacePlanner, PiecewiseWriter
 from memo.errors import CheckpointError
 from memo.mesh import Mesh
 from memo.parallel.data import MasterSegment
-from memo.units import GIB
 
-LATEST = "latest_checkpointed_iteration.txt"
-SCHEMA_VERSION = 1
-MAX_FILE_BYTES = 2 * GIB
-"""Of one file; as much may lie in host memory while it is written."""
 MASTER = "master/"
 """Before the global names of the weights; the moments stand beside them."""
 
 SegmentState = tuple[MasterSegment, dict[str, Tensor]]
 """A segment and its 1-D tensors by kind: master, exp_avg, exp_avg_sq."""
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class RunState:
-    """Where a run stands, besides its tensors."""
+class StoredTensor:
+    """What a checkpoint says of one of its tensors."""
 
-    iteration: int
-    consumed_samples: int
-    seed: int
-    optimizer_steps: int
-    skipped_iterations: int
-    nan_iterations: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
-def save_checkpoint(directory: str | Path, state: RunState, segments: Sequence[SegmentState], mesh: Mesh) -> Path:
+def save_checkpoint(
+    directory: str | Path,
+    state: RunState,
+    segments: Sequence[SegmentState],
+    mesh: Mesh,
+    *,
+    group: ProcessGroup | None = None,
+    on_read: Callable[[], None] = lambda: None,
+) -> Path:
     """Write one checkpoint; collective over all ranks. Returns its directory.
+
+    Args:
+        group: of all ranks, for the messages of this save; default mesh.world. One for this alone lets it run
+            in a thread beside training.
+        on_read: called once this rank's tensors are on disk and may change. They are read where they lie:
+            no copy is made of host memory, and of device memory MAX_FILE_BYTES at a time.
 
     Raises CheckpointError on every rank when any rank could not write; older checkpoints stay whole.
     """
-    return write_tensors(directory, state, _state_dict(_written_here(segments, mesh)), mesh)
+    tensors = _state_dict(_written_here(segments, mesh))
+    return write_tensors(directory, state, tensors, mesh, group=group, on_read=on_read)
 
 
 def write_tensors(
-    directory: str | Path, state: RunState, tensors: dict[str, Tensor], mesh: Mesh, flag: str = "--save"
+    directory: str | Path,
+    state: RunState,
+    tensors: dict[str, Tensor],
+    mesh: Mesh,
+    flag: str = "--save",
+    group: ProcessGroup | None = None,
+    on_read: Callable[[], None] = lambda: None,
 ) -> Path:
     """As save_checkpoint, of tensors by kind and global name; `flag` is who is to blame for `directory`."""
     root = Path(directory)
     final = root / f"iter_{state.iteration:07d}"
-    partial = root / f"{final.name}.partial"
+    group = mesh.world if group is None else group
     try:
-        _on_rank_zero(lambda: _prepare(partial), mesh)
+        from_rank_zero(lambda: prepare(final), mesh.rank, group)
         with _single_process_is_meant():
-            save_tensors(tensors, storage_writer=_Writer(partial), no_dist=mesh.world is None)
-        _on_rank_zero(lambda: _publish(partial, final, state), mesh)
+            save_tensors(
+                tensors,
+                storage_writer=PiecewiseWriter(partial(final), on_read),
+                planner=InPlacePlanner(),
+                process_group=group,
+                no_dist=group is None,
+            )
+        from_rank_zero(lambda: publish(final, state), mesh.rank, group)
     except (CheckpointException, Exception) as error:  # the first is only a BaseException
+        if mesh.rank == 0:  # a full disk is not to stay full of what nobody can load
+            shutil.rmtree(partial(final), ignore_errors=True)
         raise CheckpointError(
             f"{flag} {root}: iteration {state.iteration} could not be written ({_cause(error)}); "
             "older checkpoints there are untouched: free disk space or choose another directory"
@@ -89,15 +114,14 @@ def write_tensors(
 def load_checkpoint(directory: str | Path, segments: Sequence[SegmentState], mesh: Mesh) -> RunState:
     """Fill the segments in place from the newest checkpoint under `directory`; collective over all ranks.
 
+    Rank 0 says which that is and what it holds, for all: over a network's file system two nodes may see two.
     Raises CheckpointError, on every rank, when there is none, when it belongs to another model, or when
     it cannot be read.
     """
     tensors = _state_dict(segments)
     # All ranks judge by the tensors of all, so that none goes on alone into a collective.
     shapes = _gather_shapes(tensors, mesh)
-    final = latest_checkpoint(directory)
-    state = _read_state(final)
-    stored = stored_tensors(final)
+    final, state, stored = from_rank_zero(lambda: _described(directory), mesh.rank, mesh.world)
     if all(name.startswith(MASTER) for name in stored):
         for _, kinds in segments:
             _zero_moments(kinds)
@@ -116,16 +140,8 @@ def read_tensors(final: Path, tensors: dict[str, Tensor], mesh: Mesh) -> None:
     except (CheckpointException, Exception) as error:
         raise CheckpointError(
             f"--load {final}: its tensors cannot be read ({_cause(error)}): "
-            f"it is damaged; write the number of an older one into {LATEST}"
+            f"it is damaged, or not there for every node; write the number of an older one into {LATEST}"
         ) from error
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """What a checkpoint says of one of its tensors."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def stored_tensors(final: Path) -> dict[str, StoredTensor]:
@@ -142,30 +158,28 @@ def stored_tensors(final: Path) -> dict[str, StoredTensor]:
         ) from error
 
 
-def latest_checkpoint(directory: str | Path) -> Path:
-    """The newest whole checkpoint; raises CheckpointError that says what is missing."""
-    root = Path(directory)
-    pointer = root / LATEST
-    if not pointer.exists():
-        raise CheckpointError(
-            f"--load {root}: {LATEST} is not there, so it holds no whole checkpoint: "
-            "give the directory that an earlier run named with --save"
-        )
-    text = pointer.read_text(encoding="utf-8").strip()
-    if not text.isdecimal():
-        raise CheckpointError(
-            f"--load {root}: {LATEST} holds {text!r}, not the number of an iteration: write that number there"
-        )
-    final = root / f"iter_{int(text):07d}"
-    if not final.is_dir():
-        raise CheckpointError(
-            f"--load {root}: {LATEST} names {final.name}, which is not there: write the number of one that is"
-        )
-    return final
+def from_rank_zero(action: Callable[[], T], rank: int, group: ProcessGroup | None) -> T:
+    """What `action` returns on rank 0 of `group`, on every rank; what it raises there, too. None: a single process."""
+    if group is None:
+        return action()
+    outcome: list[Any] = [None, None]
+    if rank == 0:
+        try:
+            outcome[0] = action()
+        except (OSError, CheckpointError) as error:
+            outcome[1] = type(error)(str(error))  # without its traceback, which cannot travel
+        except Exception as error:
+            outcome[1] = RuntimeError(f"{type(error).__name__}: {error}")
+    dist.broadcast_object_list(outcome, src=0, group=group)
+    if outcome[1] is not None:
+        raise outcome[1]
+    value: T = outcome[0]
+    return value
 
 
-def has_checkpoint(directory: str | Path) -> bool:
-    return (Path(directory) / LATEST).exists()
+def _described(directory: str | Path) -> tuple[Path, RunState, dict[str, StoredTensor]]:
+    final = latest_checkpoint(directory)
+    return final, read_state(final), stored_tensors(final)
 
 
 def _state_dict(segments: Sequence[SegmentState]) -> dict[str, Tensor]:
@@ -185,22 +199,6 @@ def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentS
     """Of copies on several ranks one is written: the first tp rank's, the first stage's."""
     writes = {"": True, "tp": mesh.at.tp == 0, "embedding": mesh.is_first_stage}
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
-
-
-def _read_state(final: Path) -> RunState:
-    try:
-        state = json.loads((final / "run_state.json").read_text(encoding="utf-8"))
-        version = state.pop("schema_version")
-        if version != SCHEMA_VERSION:
-            raise CheckpointError(
-                f"--load {final}: written by another version of memo, in schema {version}, but this one "
-                f"reads schema {SCHEMA_VERSION}: use the version that wrote it"
-            )
-        return RunState(**state)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"--load {final}: run_state.json cannot be read ({_cause(error)}): choose another checkpoint"
-        ) from error
 
 
 def _gather_shapes(tensors: dict[str, Tensor], mesh: Mesh) -> dict[str, tuple[int, ...]]:
@@ -235,91 +233,15 @@ def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]], stored: dict[
             )
 
 
-class _Writer(FileSystemWriter):
-    """Writes several files one after another, because torch keeps all tensors of a file until it is closed.
-
-    Names the operating system's error where torch's own clean-up hides it behind a later one.
-    """
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results: list[WriteResult] = []
-        try:
-            for part in _parts(plan):
-                results += super().write_data(part, planner).wait()
-        except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__
-            raise (cause or error) from None
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
-
-
-def _parts(plan: SavePlan) -> Iterator[SavePlan]:
-    """The plan as several of about MAX_FILE_BYTES, each with a prefix of its own for the names of its files."""
-    parts: list[list[WriteItem]] = [[]]
-    free_bytes = MAX_FILE_BYTES
-    for item in plan.items:
-        assert item.tensor_data is not None
-        num_bytes = item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
-        if parts[-1] and num_bytes > free_bytes:
-            parts.append([])
-            free_bytes = MAX_FILE_BYTES
-        parts[-1].append(item)
-        free_bytes -= num_bytes
-    for i, items in enumerate(parts):
-        prefix = replace(plan.storage_data, prefix=f"{plan.storage_data.prefix}{i}_") if i else plan.storage_data
-        yield replace(plan, items=items, storage_data=prefix)
-
-
 @contextmanager
 def _single_process_is_meant() -> Iterator[None]:
-    """Without a process group torch warns that it assumes a single process, which is so."""
+    """Without a process group torch warns that it assumes a single process, which is so.
+
+    Filters belong to all threads: one that comes between could leave this message ignored, which is no loss.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _prepare(partial: Path) -> None:
-    partial.mkdir(parents=True, exist_ok=True)
-    for left in partial.parent.glob("iter_*.partial"):  # by runs that died while saving
-        shutil.rmtree(left)
-    partial.mkdir()
-
-
-def _publish(partial: Path, final: Path, state: RunState) -> None:
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **asdict(state)}, indent=1)
-    _write_durably(partial / "run_state.json", text)
-    replaced = final.with_name(f"{final.name}.replaced.partial")
-    if final.exists():  # the same iteration saved twice: the newer one counts
-        os.replace(final, replaced)
-    os.replace(partial, final)
-    shutil.rmtree(replaced, ignore_errors=True)
-    pointer = final.parent / LATEST
-    _write_durably(pointer.with_suffix(".tmp"), f"{state.iteration}\n")
-    os.replace(pointer.with_suffix(".tmp"), pointer)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _on_rank_zero(action: Callable[[], None], mesh: Mesh) -> None:
-    """Run on rank 0; all ranks wait for it, and all raise when it fails."""
-    failure: list[str | None] = [None]
-    if mesh.rank == 0:
-        try:
-            action()
-        except OSError as error:
-            failure = [str(error)]
-    if mesh.world is not None:
-        dist.broadcast_object_list(failure, src=0)
-    if failure[0] is not None:
-        raise OSError(failure[0])
 
 
 def _cause(error: BaseException) -> str:

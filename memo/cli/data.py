@@ -1,4 +1,4 @@
-"""`memo data demo` and `memo data build`: from text to a corpus that `memo train --data-path` reads."""
+"""`memo data demo`, `build` and `chat`: from text to a corpus that `memo train --data-path` reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ import tyro
 from tyro.conf import Positional, arg
 
 from memo.cli.commands import Command, dispatch
-from memo.data import BuildSummary, CorpusFacts, build_corpus, build_demo
+from memo.data import BuildSummary, CorpusFacts, build_chat, build_corpus, build_demo
 from memo.errors import ConfigError, DataError
 from memo.units import format_count
 
 COMMANDS = (
     Command("demo", "a corpus that every machine has: Python's standard library", "memo.cli.data", "demo"),
     Command("build", "a corpus of .jsonl files, text files and directories", "memo.cli.data", "build"),
+    Command("chat", "a corpus of conversations, whose answers alone are learned", "memo.cli.data", "chat"),
 )
 ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
 
@@ -30,14 +31,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _Split:
+    # memo.data calls it split_eval, also in its messages.
+    eval_fraction: Annotated[float, arg(aliases=["--split-eval"])] = 0.0
+    """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options(_Split):
     tokenizer: str = "byte"
     """byte, a tokenizer.json or its directory, or bpe to train one on the corpus (set vocab-size)."""
     vocab_size: int | None = None
     """Tokens of a bpe tokenizer that is trained."""
-    # memo.data calls it split_eval, also in its messages.
-    eval_fraction: Annotated[float, arg(aliases=["--split-eval"])] = 0.0
-    """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,18 @@ class _Build(_Options):
     """End each document with the tokenizer's end-of-document token."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Chat(_Split):
+    """Build a corpus of conversations: lines of messages, of instruction and output, or of prompt and completion."""
+
+    paths: Annotated[Positional[tuple[str, ...]], arg(metavar="IN... OUT")]
+    """.jsonl files (a conversation a line) and directories that hold some; last the prefix of the files to write."""
+    tokenizer: str
+    """Directory of the model, or its tokenizer.json; byte for bytes."""
+    chat_template: str | None = None
+    """File of Jinja, or a directory of a model that has a chat template; default: the tokenizer's own."""
+
+
 def demo(argv: Sequence[str]) -> None:
     """`memo data demo OUT`."""
     options = tyro.cli(_Demo, args=argv, prog="memo data demo")
@@ -76,10 +93,7 @@ def demo(argv: Sequence[str]) -> None:
 def build(argv: Sequence[str]) -> None:
     """`memo data build IN... OUT`."""
     options = tyro.cli(_Build, args=argv, prog="memo data build")
-    if len(options.paths) < 2:
-        given = ", ".join(options.paths) or "none"
-        raise ConfigError(f"memo data build needs two paths or more, but got {given}: give IN... and then OUT")
-    *inputs, out = options.paths
+    inputs, out = _inputs_and_output(options.paths, "memo data build")
     summary = build_corpus(
         inputs,
         out,
@@ -92,6 +106,28 @@ def build(argv: Sequence[str]) -> None:
     _print_summary(summary)
 
 
+def chat(argv: Sequence[str]) -> None:
+    """`memo data chat IN... OUT`."""
+    options = tyro.cli(_Chat, args=argv, prog="memo data chat")
+    inputs, out = _inputs_and_output(options.paths, "memo data chat")
+    summary = build_chat(
+        inputs,
+        out,
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+        split_eval=options.eval_fraction,
+    )
+    _print_summary(summary)
+
+
+def _inputs_and_output(paths: Sequence[str], command: str) -> tuple[list[str], str]:
+    if len(paths) < 2:
+        given = ", ".join(paths) or "none"
+        raise ConfigError(f"{command} needs two paths or more, but got {given}: give IN... and then OUT")
+    *inputs, out = paths
+    return inputs, out
+
+
 def _print_summary(summary: BuildSummary) -> None:
     print(_line(str(summary.prefix), summary.train))
     if summary.evaluation is not None:
@@ -102,7 +138,10 @@ def _print_summary(summary: BuildSummary) -> None:
 
 
 def _line(prefix: str, facts: CorpusFacts) -> str:
+    answers = facts.num_answer_tokens
+    documents = "documents" if answers is None else "conversations"
+    learned = "" if answers is None else f" ({format_count(answers)} of answers)"
     return (
-        f"{prefix}: {facts.num_documents:,} documents, {format_count(facts.num_tokens)} tokens, "
+        f"{prefix}: {facts.num_documents:,} {documents}, {format_count(facts.num_tokens)} tokens{learned}, "
         f"tokenizer {facts.tokenizer}, vocabulary {facts.vocab_size}"
     )

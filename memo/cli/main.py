@@ -10,10 +10,11 @@ from memo.errors import exit_on_error, is_reporting_rank
 COMMANDS = (
     Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
     Command("profile", "measure one layer and the link, and print the plan for a run", "memo.cli.profile"),
+    Command("evaluate", "loss by position of a model, and what it finds again", "memo.cli.evaluate"),
     Command("estimate", "memory of a model on a layout, and whether it fits", "memo.cli.estimate"),
     Command("plan", "the fastest layout that fits, for a model on so many GPUs", "memo.cli.plan"),
     Command("solve", "fixed addresses for the memory requests of an iteration", "memo.cli.solve"),
-    Command("report", "draw what another command wrote", "memo.cli.report"),
+    Command("report", "draw training runs and memory plans", "memo.cli.report"),
     Command("data", "build a corpus to train on", "memo.cli.data"),
     Command("import", "a Hugging Face model as a checkpoint of memo", "memo.cli.import_"),
     Command("export", "a checkpoint of memo as a Hugging Face model", "memo.cli.export"),

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.checks import check
-from memo.config.derived import resolved_vocab_size, world_size_from_env
+from memo.config.derived import resolved_vocab_size
 from memo.config.flags import parse_command
 from memo.config.require import require
+from memo.config.simulated import run_world_size, with_simulated_axes
 from memo.errors import is_reporting_rank
 
 ABOUT = (
@@ -26,6 +27,12 @@ class _Options:
     trace_out: str | None = None
     """File for the memory requests of one step, for `memo solve --trace`. The whole model is built and run for it;
     of several ranks the first writes its own."""
+    managed_memory: bool = False
+    """With --trace-out, on CUDA: serve that step from managed memory, as MEMO's profiler does, so that nothing
+    fragments. Slow. A step that asks for more than the device has free is refused."""
+    oversubscribe: bool = False
+    """With --managed-memory: record also a step that is larger than the device. Its pages move to the host and back,
+    and a device may hang; weights and optimizer states must fit."""
     on_paper: int | None = None
     """With --trace-out: trace the first rank of so many GPUs on shapes alone, in one process, without memory, and
     measure nothing. An estimate: scratch memory inside kernels is missing."""
@@ -45,14 +52,31 @@ def main(argv: Sequence[str]) -> None:
     )
     if config.data.data_path is None:
         config = config.override({"mock_data": True})
+    _check_managed(options)
     if options.on_paper is not None:
         _trace_on_paper(config, options, options.on_paper)
         return
     require(options.stage == 0, f"--stage {options.stage} needs --on-paper: each real rank has its own stage")
-    check(config, world_size_from_env())
-    from memo.train.profile import profile_run
+    config = with_simulated_axes(config)
+    check(config, run_world_size(config.parallel))
+    from memo.train.profile import Recording, profile_run
 
-    profile_run(config, options.out, options.trace_out)
+    recording = None
+    if options.trace_out is not None:
+        recording = Recording(options.trace_out, options.managed_memory, options.oversubscribe)
+    profile_run(config, options.out, recording)
+
+
+def _check_managed(options: _Options) -> None:
+    require(
+        not options.managed_memory or (options.trace_out is not None and options.on_paper is None),
+        f"--managed-memory serves the step that --trace-out records on a device, but --trace-out is "
+        f"{options.trace_out} and --on-paper is {options.on_paper}: give the first without the second",
+    )
+    require(
+        options.managed_memory or not options.oversubscribe,
+        "--oversubscribe needs --managed-memory: no other memory can be larger than the device",
+    )
 
 
 def _trace_on_paper(config: RunConfig, options: _Options, num_gpus: int) -> None:

@@ -1,29 +1,66 @@
-"""`memo report`: drawings of what other commands wrote."""
+"""`memo report`: pictures and tables of training runs, and drawings of memory plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
 from memo.artifacts.memory_plan import MemoryPlan
+from memo.artifacts.run_log import RunLog
+from memo.config.require import require
 from memo.report.addresses import draw_addresses
+from memo.report.run_page import write_report
 
-ABOUT = "Draw what another command wrote; needs matplotlib (pip install 'memo-train[report]')."
+ABOUT = (
+    "Draw training runs (loss, speed, memory, copies beside compute, plan against measured) as one page of HTML with "
+    "its pictures, or a memory plan as one drawing. Needs matplotlib (pip install 'memo-train[report]')."
+)
 
 
 @dataclass(frozen=True)
 class _Options:
-    memory: str
-    """File of `memo solve --out`: its blocks are drawn as time against address."""
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """The --save directory of a run, or the file of its --log-jsonl; several runs share their curves."""
+    memory: str | None = None
+    """Instead: file of `memo solve --out`, whose blocks are drawn as time against address."""
     out: str | None = None
-    """The drawing, .svg, .png or .pdf; default: the plan's name with .svg."""
+    """For runs a folder, which gets index.html and the pictures; default: report, beside the first log. For --memory
+    the drawing, .svg, .png or .pdf; default: the plan's name with .svg."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Raises MemoError for a file that is no plan, or where matplotlib is missing."""
+    """Raises MemoError for a file that is no log or plan, or where matplotlib is missing."""
     options = tyro.cli(_Options, args=list(argv), prog="memo report", description=ABOUT)
-    plan = MemoryPlan.load(options.memory)
-    out = options.out or str(Path(options.memory).with_suffix(".svg"))
-    draw_addresses(plan, out, Path(options.memory).stem)
-    print(f"drawn to {out}")
+    require(
+        bool(options.runs) != (options.memory is not None),
+        f"memo report got runs {' '.join(options.runs) or None} and --memory {options.memory}, but draws one or the "
+        "other: give the directories of runs, or --memory FILE",
+    )
+    if options.memory is not None:
+        _draw_memory(options.memory, options.out)
+    else:
+        _draw_runs(options.runs, options.out)
+
+
+def _draw_memory(memory: str, out: str | None) -> None:
+    plan = MemoryPlan.load(memory)
+    target = out or str(Path(memory).with_suffix(".svg"))
+    draw_addresses(plan, target, Path(memory).stem)
+    print(f"drawn to {target}")
+
+
+def _draw_runs(paths: Sequence[str], out: str | None) -> None:
+    logs = [RunLog.load(path) for path in paths]
+    runs = dict(zip(_names(paths), logs, strict=True))
+    page, *pictures = write_report(runs, out or logs[0].path.parent / "report")
+    print(f"written: {page}, with {len(pictures)} pictures")
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """The last part of each path; the whole path where that is not enough to tell runs apart."""
+    whole = [str(Path(path)) for path in paths]
+    require(len(set(whole)) == len(whole), f"memo report got {' '.join(paths)}, one of them twice: leave it out")
+    short = [Path(path).stem if Path(path).is_file() else Path(path).resolve().name for path in paths]
+    return short if len(set(short)) == len(short) else whole

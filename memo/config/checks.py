@@ -17,7 +17,17 @@ from memo.config.run import RunConfig
 
 # Which numbers may be zero: every other number of a section must be positive, these must not be negative.
 _MAY_BE_ZERO = frozenset(
-    ("min_lr", "lr_warmup_iters", "weight_decay", "clip_grad", "seed", "eval_interval", "save_interval")
+    (
+        "min_lr",
+        "lr_warmup_iters",
+        "weight_decay",
+        "clip_grad",
+        "seed",
+        "eval_interval",
+        "save_interval",
+        "keep_latest_k",
+        "simulate_rank",
+    )
 )
 _HAS_OWN_RULE = frozenset(("adam_beta1", "adam_beta2", "offload_alpha"))
 
@@ -120,9 +130,28 @@ def _check_data(config: RunConfig, needs_data: bool) -> None:
         f"give --eval-interval, such as 100, or leave --eval-data-path out",
     )
     require(
+        not training.eval_positions or training.eval_interval,
+        "--eval-positions adds to each evaluation, but --eval-interval is 0, so there is none: "
+        "give --eval-interval, such as 100, or leave --eval-positions out",
+    )
+    require(
         not checkpoint.save_interval or checkpoint.save,
         f"--save-interval {checkpoint.save_interval} needs a place to save to, but --save is not given: "
         f"give --save DIR or --save-interval 0",
+    )
+    require(
+        not (config.parallel.simulate_world and (checkpoint.save or checkpoint.load)),
+        f"--simulate-world {config.parallel.simulate_world} trains nothing, so there is nothing to keep: leave --save "
+        f"{checkpoint.save} and --load {checkpoint.load} out",
+    )
+    require(
+        not checkpoint.keep_latest_k or checkpoint.save,
+        f"--keep-latest-k {checkpoint.keep_latest_k} deletes checkpoints in --save, but --save is not given: "
+        f"give --save DIR or --keep-latest-k 0",
+    )
+    require(
+        not checkpoint.async_save or checkpoint.save,
+        "--async-save writes to --save, but --save is not given: give --save DIR or --no-async-save",
     )
 
 
@@ -147,6 +176,10 @@ def _check_hardware(config: RunConfig) -> None:
         not (backend in _CUDA_BACKENDS and dtype in ("fp32", "fp64")),
         f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "
         f"use --params-dtype bf16, or --attention-backend auto",
+    )
+    require(
+        not (hardware.kernels == "triton" and device == "cpu"),
+        "--kernels triton cannot run on --device cpu: use --kernels torch, or --device cuda",
     )
     require(
         not (device == "cuda" and dtype in ("fp32", "fp64")),

@@ -1,9 +1,11 @@
 """What the model reads."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import arg
+
+LongConversations = Literal["truncate", "drop"]
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,7 @@ class DataConfig:
     seq_length: Annotated[int, arg(aliases=["--seq-len"])] = 1024
     """Tokens in one training sample."""
     data_path: str | None = None
-    """Prefix of the .bin and .idx files (`memo data demo OUT` makes one)."""
+    """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`)."""
     eval_data_path: str | None = None
     """The same for evaluation."""
     tokenizer: str | None = None
@@ -21,4 +23,7 @@ class DataConfig:
     mock_data: bool = False
     """Train on generated tokens; fights with data-path."""
     packing: bool = True
-    """Keep attention, positions and loss inside documents; off: the sample is one long text."""
+    """Keep attention, positions and loss inside documents; off: the sample is one long text. Of conversations, off:
+    one in each sample."""
+    long_conversations: LongConversations = "truncate"
+    """What becomes of conversations of more than seq-length + 1 tokens; drop: they are left out."""

@@ -17,9 +17,9 @@ from tyro.conf import OmitArgPrefixes, arg
 
 from memo.config.checks import check
 from memo.config.choose import choose_model
-from memo.config.derived import world_size_from_env
 from memo.config.presets import PRESETS
 from memo.config.run import SHORT_NAMES, RunConfig, read_toml
+from memo.config.simulated import run_world_size, with_simulated_axes
 from memo.errors import ConfigError, exit_on_error, is_reporting_rank
 
 MEGATRON_SPELLINGS = {
@@ -63,10 +63,11 @@ class _CommandLine(Generic[Options]):
 
 
 def load_run(argv: Sequence[str], *, prog: str = "memo train") -> RunConfig:
-    """Parse the flags and check them against WORLD_SIZE; on any error a message and exit status 2."""
+    """Parse the flags and check them against the world's size; on any error a message and exit status 2."""
     config = parse_run(argv, prog=prog, print_errors=is_reporting_rank())
     with exit_on_error(is_reporting_rank()):
-        check(config, world_size_from_env())
+        config = with_simulated_axes(config)
+        check(config, run_world_size(config.parallel))
     return config
 
 

@@ -31,6 +31,12 @@ class ParallelConfig:
     distributed_timeout_minutes: float = 10.0
     """How long a collective may wait for a missing rank."""
 
+    simulate_world: str | None = None
+    """Axes of a larger job, such as tp=8 or tp=4,cp=2,pp=2, of which this one process runs one rank: true shapes, order
+    and memory, nothing is sent, losses mean nothing."""
+    simulate_rank: int = 0
+    """Which rank of --simulate-world."""
+
     @property
     def tp(self) -> int:
         return self.tensor_model_parallel_size

@@ -25,11 +25,16 @@ class CheckpointConfig:
     save: str | None = None
     """Directory for checkpoints and the resolved configuration."""
     load: str | None = None
-    """Directory to resume from; default: start afresh."""
+    """Directory to resume from; the one of --save starts afresh where nothing is saved yet. Default: start afresh."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
     save_interval: int = 0
     """Save every so many steps besides the end of the run; 0 only at the end."""
+    async_save: bool = False
+    """Write checkpoints in a thread while training goes on; the next update of the weights waits until this rank's
+    share is on disk. Not yet seen on a GPU, so off."""
+    keep_latest_k: int = 0
+    """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,10 @@ class LoggingConfig:
     """What a run tells."""
 
     log_interval: int = 1
-    """Steps between two log lines."""
+    """Steps between two log lines, and between two steps whose copies are timed where activations are swapped."""
     log_jsonl: str | None = None
-    """File that gets one JSON object an iteration, at full precision."""
+    """File that gets one JSON object an iteration, at full precision; what `memo report` draws. Default: log.jsonl in
+    --save."""
     tensorboard_dir: str | None = None
     """TensorBoard event files (needs the package tensorboard)."""
     wandb_project: str | None = None
@@ -56,10 +62,16 @@ class HardwareConfig:
     """auto: CUDA where there is one."""
     attention_backend: Literal["auto", "cpu", "cudnn", "flash", "flash_attn", "te"] = "auto"
     """Kernels of exact attention."""
+    kernels: Literal["torch", "triton"] = "torch"
+    """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
     peak_tflops: float | None = None
     """Peak of one device for MFU; default: from a table by name, measured on CPU."""
     num_threads: int | None = None
-    """CPU threads of one rank; default: the cores divided by the ranks of the node."""
+    """CPU threads of one rank; default: the CPUs that the node's ranks may use, or their quota, divided by them.
+    OMP_NUM_THREADS, which torchrun sets to 1, is not asked."""
+    numa_binding: Literal["auto", "off"] = "auto"
+    """auto: run each rank, and so keep its host memory, on the NUMA node of its GPU; a rank that torchrun's
+    --numa-binding or Slurm has put there stays as it is."""
 
 
 @dataclass(frozen=True)

@@ -51,5 +51,7 @@ class TrainingConfig:
     """Evaluate every so many steps; 0 never."""
     eval_iters: int = 10
     """Global batches in one evaluation."""
+    eval_positions: bool = False
+    """Tell the loss of each evaluation by position as well: in the document with --packing, else in the sample."""
     max_step_minutes: float = 60.0
     """Refuse to start when one step is estimated to take longer."""

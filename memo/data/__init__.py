@@ -2,9 +2,13 @@
 
 from memo.data.batch import Batch, collate
 from memo.data.build import BuildSummary, build_corpus, build_demo
+from memo.data.chat import build_chat
+from memo.data.chat_packing import PackedConversations
+from memo.data.corpus import open_corpus
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.mock import MockDataset
+from memo.data.needle import NeedleDataset
 from memo.data.packing import PackedDataset
 from memo.data.sample import Sample, SampleDataset
 from memo.data.sampler import GlobalBatchSampler
@@ -20,14 +24,18 @@ __all__ = [
     "IndexedDataset",
     "IndexedDatasetWriter",
     "MockDataset",
+    "NeedleDataset",
+    "PackedConversations",
     "PackedDataset",
     "Sample",
     "SampleDataset",
     "Tokenizer",
+    "build_chat",
     "build_corpus",
     "build_demo",
     "collate",
     "load_corpus_tokenizer",
     "load_tokenizer",
+    "open_corpus",
     "train_bpe",
 ]

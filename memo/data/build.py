@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ EVAL_SUFFIX = "-eval"
 _SPLIT_KEY = 0x5EED
 _BATCH_CHARACTERS = 1 << 22
 """Text that is tokenized at a time: enough to keep all cores busy, little enough to stream."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -99,14 +102,7 @@ def _build(
     append_eod: bool,
     split_eval: float,
 ) -> BuildSummary:
-    if not 0.0 <= split_eval < 1.0:
-        raise ConfigError(f"split-eval = {split_eval}; it must be at least 0 and below 1")
-    eval_prefix = Path(f"{prefix}{EVAL_SUFFIX}")
-    if split_eval == 0.0 and Path(f"{eval_prefix}.idx").exists():
-        raise ConfigError(
-            f"split-eval = 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
-            "train on it; delete it, set split-eval or choose another prefix"
-        )
+    eval_prefix = evaluation_prefix(prefix, split_eval)
     chosen = _choose_tokenizer(tokenizer, vocab_size, read)
     with ExitStack() as stack:
         # Writers close in reverse order: the training corpus is moved into place last.
@@ -116,22 +112,19 @@ def _build(
             evaluation = stack.enter_context(IndexedDatasetWriter(eval_prefix, train.dtype))
         num_documents = num_empty_documents = 0
         for ids in _encode(read(), chosen):
-            held_out = _is_held_out(num_documents, split_eval)
+            held_out = is_held_out(num_documents, split_eval)
             num_documents += 1
             if not ids.size:
                 num_empty_documents += 1
                 continue
             writer = evaluation if evaluation is not None and held_out else train
             writer.add_document(np.append(ids, np.int32(chosen.eod)) if append_eod else ids)
-        if evaluation is not None and not (train.num_documents and evaluation.num_documents):
-            raise DataError(
-                f"split-eval = {split_eval} of {num_documents} documents leaves {train.num_documents} to "
-                f"train on and {evaluation.num_documents} to evaluate on; change it or use more documents"
-            )
+        if evaluation is not None:
+            check_split(split_eval, num_documents, train.num_documents, evaluation.num_documents)
         return BuildSummary(
             prefix=prefix,
-            train=_add_facts(train, chosen),
-            evaluation=None if evaluation is None else _add_facts(evaluation, chosen),
+            train=add_facts(train, chosen),
+            evaluation=None if evaluation is None else add_facts(evaluation, chosen),
             num_empty_documents=num_empty_documents,
         )
 
@@ -151,13 +144,15 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, read: Callable[[], Iter
         return train_bpe(read(), vocab_size, Path(folder) / "tokenizer.json")
 
 
-def _add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer) -> CorpusFacts:
+def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tokens: int | None = None) -> CorpusFacts:
+    """Facts and tokenizer of a finished corpus, to appear beside it."""
     facts = CorpusFacts(
         tokenizer=tokenizer_spec(writer.prefix, tokenizer),
         vocab_size=tokenizer.vocab_size,
         eod=tokenizer.eod,
         num_documents=writer.num_documents,
         num_tokens=writer.num_tokens,
+        num_answer_tokens=num_answer_tokens,
     )
     writer.add_side_file(".json", facts.to_json().encode())
     if isinstance(tokenizer, BPETokenizer):
@@ -167,16 +162,46 @@ def _add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer) -> CorpusFact
 
 def _encode(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.int32]]:
     """Ids of each document in turn, tokenized in batches."""
-    batch: list[str] = []
-    num_characters = 0
-    for text in documents:
-        batch.append(text)
-        num_characters += len(text)
-        if num_characters >= _BATCH_CHARACTERS:
-            yield from tokenizer.encode_batch(batch)
-            batch, num_characters = [], 0
-    yield from tokenizer.encode_batch(batch)
+    for batch in in_batches(documents, len):
+        yield from tokenizer.encode_batch(batch)
 
 
-def _is_held_out(index: int, share: float) -> bool:
+def in_batches(items: Iterable[Item], num_characters: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """All items in turn, in lists of about as much text as is tokenized at a time."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += num_characters(item)
+        if total >= _BATCH_CHARACTERS:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def evaluation_prefix(prefix: Path, split_eval: float) -> Path:
+    """Where held-out documents go. Raises ConfigError for a share outside [0, 1), or for what 0 would leave stale."""
+    if not 0.0 <= split_eval < 1.0:
+        raise ConfigError(f"split-eval = {split_eval}; it must be at least 0 and below 1")
+    eval_prefix = Path(f"{prefix}{EVAL_SUFFIX}")
+    if split_eval == 0.0 and Path(f"{eval_prefix}.idx").exists():
+        raise ConfigError(
+            f"split-eval = 0, but {eval_prefix}.idx exists: an earlier build held it out, this one would "
+            "train on it; delete it, set split-eval or choose another prefix"
+        )
+    return eval_prefix
+
+
+def check_split(split_eval: float, num_documents: int, num_train: int, num_evaluation: int) -> None:
+    """Raises DataError when a split leaves one side without documents."""
+    if not (num_train and num_evaluation):
+        raise DataError(
+            f"split-eval = {split_eval} of {num_documents} documents leaves {num_train} to "
+            f"train on and {num_evaluation} to evaluate on; change it or use more documents"
+        )
+
+
+def is_held_out(index: int, share: float) -> bool:
+    """Whether document `index` of the inputs goes to the evaluation corpus."""
     return bool(uniform((_SPLIT_KEY,), np.array([index]))[0] < share)

@@ -2,8 +2,9 @@
 
 import json
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from memo.errors import DataError
 
@@ -27,8 +28,10 @@ TEXT_SUFFIXES = {
 _INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
 
-def list_files(inputs: Sequence[str | Path]) -> list[Path]:
-    """Files as given; a directory stands for its .jsonl and text files at any depth, sorted by relative path.
+def list_files(
+    inputs: Sequence[str | Path], suffixes: Collection[str] = frozenset({JSON_LINES_SUFFIX, *TEXT_SUFFIXES})
+) -> list[Path]:
+    """Files as given; a directory stands for its files with one of `suffixes` at any depth, sorted by relative path.
 
     Hidden files and folders are left out. Raises DataError for a missing input, or for a directory without
     such files.
@@ -36,10 +39,10 @@ def list_files(inputs: Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, inputs):
         if path.is_dir():
-            readable = TEXT_SUFFIXES | {JSON_LINES_SUFFIX}
-            found = [file for file in _walk(path) if file.suffix.lower() in readable]
+            found = [file for file in _walk(path) if file.suffix.lower() in suffixes]
             if not found:
-                raise DataError(f"{path} holds no {JSON_LINES_SUFFIX} and no text files; name the files themselves")
+                text = " and no text files" if len(suffixes) > 1 else " files"
+                raise DataError(f"{path} holds no {JSON_LINES_SUFFIX}{text}; name the files themselves")
             files += found
         elif path.is_file():
             files.append(path)
@@ -61,6 +64,31 @@ def read_documents(files: Sequence[Path], json_key: str) -> Iterator[str]:
                 yield path.read_bytes().decode("utf-8-sig")
             except UnicodeDecodeError as error:
                 raise DataError(f"{path} is not UTF-8 text ({error}); convert it or leave it out") from error
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each line of a .jsonl file that is not blank: where it stands, for messages, and the value.
+
+    Raises DataError that names the file and the line that is no JSON.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{where}: no valid JSON ({error}); repair or remove the line") from error
+            yield where, value
+
+
+def require_utf8(text: str, where: str) -> None:
+    """Raises DataError for half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: half of a surrogate pair ({error}); repair or remove the line") from error
 
 
 def standard_library() -> Path:
@@ -90,21 +118,10 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _read_json_lines(path: Path, json_key: str) -> Iterator[str]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{where}: no valid JSON ({error}); repair or remove the line") from error
-            if not isinstance(record, dict) or not isinstance(record.get(json_key), str):
-                found = sorted(record) if isinstance(record, dict) else type(record).__name__
-                raise DataError(f"{where}: no string under the key {json_key!r}, found {found}; set the JSON key")
-            text: str = record[json_key]
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise DataError(f"{where}: half of a surrogate pair ({error}); repair or remove the line") from error
-            yield text
+    for where, record in read_json_lines(path):
+        if not isinstance(record, dict) or not isinstance(record.get(json_key), str):
+            found = sorted(record) if isinstance(record, dict) else type(record).__name__
+            raise DataError(f"{where}: no string under the key {json_key!r}, found {found}; set the JSON key")
+        text: str = record[json_key]
+        require_utf8(text, where)
+        yield text

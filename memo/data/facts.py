@@ -1,7 +1,7 @@
 """PREFIX.json: what a corpus is made of, written beside its .bin and .idx files."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -22,9 +22,12 @@ class CorpusFacts:
     eod: int
     num_documents: int
     num_tokens: int
+    num_answer_tokens: int | None = None
+    """Of conversations, whose answers alone are learned (`memo data chat`): tokens of answers. None: of texts."""
 
     def to_json(self) -> str:
-        return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n"
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps({"schema_version": SCHEMA_VERSION, **known}, indent=2) + "\n"
 
     @classmethod
     def load(cls, prefix: str | Path) -> Self:
@@ -36,14 +39,21 @@ class CorpusFacts:
             raise DataError(f"{path} does not exist; name the tokenizer of this corpus yourself") from error
         except ValueError as error:
             raise DataError(f"{path} is no JSON: {error}; build the corpus again") from error
-        names = {"schema_version"} | {field.name for field in fields(cls)}
-        if not isinstance(content, dict) or set(content) != names or content["schema_version"] != SCHEMA_VERSION:
+        required = {"schema_version"} | {field.name for field in fields(cls) if field.default is MISSING}
+        optional = {field.name for field in fields(cls)} - required
+        fits = isinstance(content, dict) and required <= set(content) <= required | optional
+        if not fits or content["schema_version"] != SCHEMA_VERSION:
             raise DataError(
-                f"{path} must have the fields {sorted(names)} with schema_version {SCHEMA_VERSION}, "
+                f"{path} must have the fields {sorted(required)} with schema_version {SCHEMA_VERSION}, "
                 f"but holds {content}; build the corpus again"
             )
         del content["schema_version"]
         return cls(**content)
+
+
+def mask_prefix(prefix: str | Path) -> Path:
+    """Of the pair of files that says which tokens of a corpus of conversations are answers."""
+    return Path(f"{prefix}.mask")
 
 
 def tokenizer_spec(prefix: str | Path, tokenizer: Tokenizer) -> str:

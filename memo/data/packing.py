@@ -83,6 +83,10 @@ class PackedDataset:
         ends = epoch.ends[first:last] - start
         return cut_sample(window, ends if self.packing else ends[:0])
 
+    def describe(self) -> str:
+        """For people to read."""
+        return f"{self.num_tokens:,} tokens of {len(self._documents):,} documents in {self.samples_per_epoch:,} samples"
+
     def _read(self, epoch: _Epoch, first: int, last: int, start: int, stop: int) -> NDArray[np.int64]:
         """Tokens [start, stop) of the epoch, which lie in its documents first ... last (inclusive)."""
         window = np.empty(stop - start, dtype=np.int64)

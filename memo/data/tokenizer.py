@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +40,24 @@ class Tokenizer(Protocol):
     def decode(self, ids: ArrayLike) -> str:
         """Text of `ids`, shape [n], without special tokens. Raises DataError for an unknown id."""
 
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """How the special tokens are spelled."""
+
+    def encode_located(self, texts: Sequence[str]) -> "list[Located]":
+        """Texts that a chat template wrote: unlike in `encode`, a special token that is spelled out is that token."""
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """The tokens of a text and where they come from."""
+
+    ids: NDArray[np.int32]
+    """[n]"""
+    offsets: NDArray[np.int64]
+    """[n, 2], the characters [begin, end) of each token. The tokens of one character (bytes of an emoji) all have it;
+    some tokenizers leave out the blanks around a word."""
+
 
 class ByteTokenizer:
     """The UTF-8 bytes of the text as ids 0 to 255, and 256 to end a document: no training, no files."""
@@ -46,6 +65,7 @@ class ByteTokenizer:
     name = "byte"
     vocab_size = _NUM_BYTES + 1
     eod = _NUM_BYTES
+    special_texts: tuple[str, ...] = ()
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32)
@@ -57,6 +77,14 @@ class ByteTokenizer:
         values = _checked_ids(ids, self.vocab_size)
         # A sample may begin in the middle of a character, so broken bytes are shown and not refused.
         return values[values < _NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def encode_located(self, texts: Sequence[str]) -> list[Located]:
+        return [self._located(text) for text in texts]
+
+    def _located(self, text: str) -> Located:
+        ids = self.encode(text)
+        begins = np.cumsum((ids & 0xC0) != 0x80) - 1  # all bytes but those that continue a character begin one
+        return Located(ids, np.stack([begins, begins + 1], axis=1))
 
 
 class BPETokenizer:
@@ -87,6 +115,8 @@ class BPETokenizer:
         self.eod: int = ids[self.eod_name]
         self.vocab_size: int = max(ids.values()) + 1  # ids may have holes, so this is not their number
         self.name = f"bpe-{self.vocab_size}"
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.special_texts: tuple[str, ...] = tuple(token.content for token in added if token.special)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return self.encode_batch([text])[0]
@@ -96,6 +126,17 @@ class BPETokenizer:
             text.encode("utf-8")  # the Rust side would answer half a surrogate pair with a TypeError
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def encode_located(self, texts: Sequence[str]) -> list[Located]:
+        self._tokenizer.encode_special_tokens = False
+        try:
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+        return [
+            Located(np.array(e.ids, dtype=np.int32), np.array(e.offsets, dtype=np.int64).reshape(-1, 2))
+            for e in encodings
+        ]
 
     def decode(self, ids: ArrayLike) -> str:
         text: str = self._tokenizer.decode(_checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=True)

@@ -1,7 +1,7 @@
 """Marks at the borders of an iteration's phases, set around modules from outside.
 
     embedding_forward | layer_forward 0 | layer_forward 1 | ... | loss_forward
-    loss_backward | layer_backward n-1 | ... | layer_backward 0 | embedding_backward | reduction
+    loss_backward | layer_backward n-1 | ... | layer_backward 0 | embedding_backward | reduction | optimizer
 
 A phase lasts until the next begins. Who listens (a recorder of memory requests, an allocator that obeys a plan)
 finds its place again at each of them. Evaluation sets no marks.
@@ -46,6 +46,11 @@ class MarkedModule(nn.Module):
         self.phases.begin(f"{self.name}_forward", self.layer, microbatch)
         output: Tensor = _BackwardMark.apply(self.module(*args), self, microbatch)
         return output
+
+
+def unmarked(module: Any) -> Any:
+    """The module itself, for what evaluation asks of it beside its forward."""
+    return module.module if isinstance(module, MarkedModule) else module
 
 
 class _BackwardMark(torch.autograd.Function):

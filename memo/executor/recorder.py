@@ -33,11 +33,11 @@ class _Seen:
 class Recorder:
     """A backend in front of another one; see `record`."""
 
-    def __init__(self, backend: StreamBackend, plan: SwapPlan) -> None:
+    def __init__(self, backend: StreamBackend, plan: SwapPlan, origin: Timestamp | None = None) -> None:
         self.backend, self.plan = backend, plan
         self._steps = {str(step.op): step for step in plan.steps}
         self._seen: list[_Seen] = []
-        self._origin = backend.timestamp(Stream.COMPUTE)
+        self._origin = origin or backend.timestamp(Stream.COMPUTE)
         self._open: tuple[SwapStep, Timestamp] | None = None  # the layer operation that runs, since when
         self._waited: tuple[Timestamp, Timestamp] | None = None  # by compute, for the operation that comes next
         self._due: dict[Stream, SwapStep] = {}  # what the next copy on a stream moves
@@ -103,14 +103,16 @@ class Recorder:
 
 
 @contextmanager
-def record(swapper: Swapper) -> Iterator[Recorder]:
+def record(swapper: Swapper, origin: Timestamp | None = None) -> Iterator[Recorder]:
     """Records the engine's training steps from here to the end of the block; begin between two steps.
+
+    Spans count from `origin`, a timestamp of the engine's backend; default: from now on.
 
     A recording keeps a few numbers for each layer operation, so record single steps of a long run. On CUDA the
     timestamps are events, read only by `Recorder.spans`; the run is never made to wait for them.
     """
     backend = swapper.backend
-    recorder = Recorder(backend, swapper.plan)
+    recorder = Recorder(backend, swapper.plan, origin)
     swapper.backend = recorder
     try:
         yield recorder

@@ -34,6 +34,11 @@ class SwapRuntime:
         self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend, poison)
         self._views = [self._tensors(slot) for slot in self._slots]
 
+    @property
+    def device_bytes(self) -> int:
+        """Slots and workspace."""
+        return sum(buffer.nbytes for buffer in [*self._slots, self._workspace])
+
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan gives this operation, ready for the compute stream."""
         return self._views[self.swapper.begin(kind, layer)]

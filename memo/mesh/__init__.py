@@ -1,6 +1,7 @@
 """Rank grid with named axes, and the process groups cut from it."""
 
 from memo.mesh.grid import AXES, Coordinates, RankGrid
+from memo.mesh.group import AxisGroup, Watch
 from memo.mesh.mesh import Mesh, init_distributed, local_device
 
-__all__ = ["AXES", "Coordinates", "Mesh", "RankGrid", "init_distributed", "local_device"]
+__all__ = ["AXES", "AxisGroup", "Coordinates", "Mesh", "RankGrid", "Watch", "init_distributed", "local_device"]

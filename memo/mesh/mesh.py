@@ -11,7 +11,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from memo.config.parallel import ParallelConfig
+from memo.config.simulated import run_world_size
 from memo.mesh.grid import Coordinates, RankGrid
+from memo.mesh.group import AxisGroup, Watch
+from memo.mesh.simulated import init_simulated
 
 
 class Mesh:
@@ -29,26 +33,39 @@ class Mesh:
             receive of the other direction would deadlock.
         pp_wrap_forward, pp_wrap_backward: the same for the link from the last stage to the first in
             interleaved schedules; with two stages it joins the same pair as the plain links.
+        background: all ranks over gloo, for the messages of a thread beside training; None unless asked for.
+        watch: who is told of every message over these groups but `world` and `background`.
+        is_alone: no other rank of the world exists (--simulate-world), or there is none.
     """
 
-    def __init__(self, grid: RankGrid, rank: int, a2a_size: int = 1) -> None:
+    def __init__(
+        self, grid: RankGrid, rank: int, a2a_size: int = 1, *, background: bool = False, is_simulated: bool = False
+    ) -> None:
         self.grid = grid
+        self.is_alone = is_simulated or grid.world_size == 1
         self.rank = rank
         self.at: Coordinates = grid.coordinates(rank)
+        self.watch = Watch()
         self.world = dist.group.WORLD if grid.world_size > 1 else None
-        self.tp = _join(grid.groups("tp"))
-        self.cp = _join(grid.groups("cp"))
-        self.dp = _join(grid.groups("dp"))
-        self.pp = _join(grid.groups("pp"))
-        self.dp_cp = _join(grid.groups("cp", "dp"))
+        self.tp = self._join("tp", grid.groups("tp"))
+        self.cp = self._join("cp", grid.groups("cp"))
+        self.dp = self._join("dp", grid.groups("dp"))
+        self.pp = self._join("pp", grid.groups("pp"))
+        self.dp_cp = self._join("dp", grid.groups("cp", "dp"))
         cp_sets = grid.groups("cp")
-        self.cp_a2a = _join([s[i : i + a2a_size] for s in cp_sets for i in range(0, grid.cp, a2a_size)])
-        self.cp_ring = _join([s[i::a2a_size] for s in cp_sets for i in range(a2a_size)])
+        self.cp_a2a = self._join("cp", [s[i : i + a2a_size] for s in cp_sets for i in range(0, grid.cp, a2a_size)])
+        self.cp_ring = self._join("cp", [s[i::a2a_size] for s in cp_sets for i in range(a2a_size)])
         self.embedding = self._join_embedding()
-        self.pp_forward = _join(grid.groups("pp"))
-        self.pp_backward = _join(grid.groups("pp"))
-        self.pp_wrap_forward = _join(grid.groups("pp"))
-        self.pp_wrap_backward = _join(grid.groups("pp"))
+        self.pp_forward = self._join("pp", grid.groups("pp"))
+        self.pp_backward = self._join("pp", grid.groups("pp"))
+        self.pp_wrap_forward = self._join("pp", grid.groups("pp"))
+        self.pp_wrap_backward = self._join("pp", grid.groups("pp"))
+        self.background = dist.new_group(backend="gloo") if background and self.world is not None else None
+
+    @property
+    def tells(self) -> bool:
+        """Whether this process speaks for all: it prints, and reads and keeps what ranks have in common."""
+        return self.rank == 0 or self.is_alone
 
     @property
     def is_first_stage(self) -> bool:
@@ -61,16 +78,15 @@ class Mesh:
     def _join_embedding(self) -> ProcessGroup | None:
         if self.grid.pp == 1:
             return None
-        joined = _join([[ranks[0], ranks[-1]] for ranks in self.grid.groups("pp")])
+        joined = self._join("pp", [[ranks[0], ranks[-1]] for ranks in self.grid.groups("pp")])
         return joined if self.is_first_stage or self.is_last_stage else None
 
-
-def _join(rank_sets: list[list[int]]) -> ProcessGroup | None:
-    """Create all groups of one kind (every rank must call this in the same order), return ours."""
-    if len(rank_sets[0]) == 1:
-        return None
-    group, _ = dist.new_subgroups_by_enumeration(rank_sets)
-    return group
+    def _join(self, axis: str, rank_sets: list[list[int]]) -> ProcessGroup | None:
+        """Create all groups of one kind (every rank must call this in the same order), return ours."""
+        if len(rank_sets[0]) == 1:
+            return None
+        group, _ = dist.new_subgroups_by_enumeration(rank_sets)
+        return None if group is None else AxisGroup(group, axis, self.watch)  # None: in no group of this kind
 
 
 def local_device(device_type: str) -> torch.device:
@@ -80,18 +96,22 @@ def local_device(device_type: str) -> torch.device:
     return torch.device("cpu")
 
 
-def init_distributed(device: torch.device, timeout_minutes: float) -> tuple[int, int]:
+def init_distributed(device: torch.device, parallel: ParallelConfig) -> tuple[int, int]:
     """Start the default process group from torchrun's environment; returns (rank, world size).
 
-    A single process without torchrun starts no group at all.
+    A single process without torchrun starts no group at all, but for --simulate-world one of which nobody else exists.
     """
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
-    if world_size > 1 and not dist.is_initialized():
-        timeout = datetime.timedelta(minutes=timeout_minutes)
+    if parallel.simulate_world is not None:
+        rank, world_size = parallel.simulate_rank, run_world_size(parallel)
+        if world_size > 1 and not dist.is_initialized():
+            init_simulated(rank, world_size)
+    elif world_size > 1 and not dist.is_initialized():
+        timeout = datetime.timedelta(minutes=parallel.distributed_timeout_minutes)
         store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
         # torchrun's store outlives a process group, and with it the addresses of the first one's ranks: count how
         # often this rank has started one, so that a second finds its own.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.collectives import group_rank, group_size
-from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.loss import greedy_tokens, linear_cross_entropy
 from memo.parallel.shards import Shard, empty_parameter, whole
 from memo.parallel.tensor import VocabParallelEmbedding, vocab_shard
 
@@ -106,6 +106,12 @@ class Head(nn.Module):
             group=self.group,
         )
 
+    def greedy_tokens(self, x: Tensor) -> Tensor:
+        """The likeliest next token after each token, [s, b] int64."""
+        return greedy_tokens(
+            self.norm(x), self.weight, vocab_size=self.vocab_size, chunk_size=self.chunk_size, group=self.group
+        )
+
 
 class TransformerChunk(nn.Module):
     """Layers `layers` of the model, after the embedding if `first`, before the loss if `last`.
@@ -133,6 +139,14 @@ class TransformerChunk(nn.Module):
         self.head = Head(parts, loss_chunk_size, tied_to) if last else None
 
     def forward(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
+        hidden = self.hidden_states(hidden, batch)
+        if self.head is None:
+            return hidden
+        loss: Tensor = self.head(hidden, batch)
+        return loss
+
+    def hidden_states(self, hidden: Tensor | None, batch: Microbatch) -> Tensor:
+        """What leaves the last of these layers, [n, b, h]; arguments as forward's."""
         if self.embedding is not None:
             hidden = self.embedding(batch)
         assert hidden is not None, "a chunk without the embedding needs the previous chunk's output"
@@ -142,10 +156,7 @@ class TransformerChunk(nn.Module):
         context = LayerContext(rope, batch.documents)
         for layer in self.layers:
             hidden = layer(hidden, context)
-        if self.head is None:
-            return hidden
-        loss: Tensor = self.head(hidden, batch)
-        return loss
+        return hidden
 
 
 def torch_dtype(name: str) -> torch.dtype:

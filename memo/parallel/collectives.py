@@ -2,17 +2,20 @@
 
 Every function takes the process group as an argument and returns its input unchanged when the group is None
 or holds a single rank, so callers need no case of their own. Blocks always lie along dim 0 and are equal on
-all ranks.
+all ranks. All messages of memo are issued here, so whoever watches a group (memo.mesh.group) hears of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
+
+from memo.mesh.group import begin_message, torch_group, watched
 
 # torch 2.13 renamed these two and warns about the old names; 2.11 knows only the old ones.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -41,12 +44,12 @@ def all_gather_async(x: Tensor, group: ProcessGroup | None, out: Tensor | None =
 
     The tensor is valid after ``work.wait()``; work is None if none is needed.
     """
-    size = group_size(group)
-    if size == 1:
+    if group is None or group.size() == 1:
         return _passed_through(x, out), None
     if out is None:
-        out = x.new_empty((size * x.shape[0], *x.shape[1:]))
-    return out, _all_gather_single(out, x.contiguous(), group=group, async_op=True)
+        out = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
+    span = begin_message(group, "all_gather", out)
+    return out, watched(_all_gather_single(out, x.contiguous(), group=torch_group(group), async_op=True), span)
 
 
 def reduce_scatter(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None) -> Tensor:
@@ -58,33 +61,34 @@ def reduce_scatter_async(
     x: Tensor, group: ProcessGroup | None, out: Tensor | None = None
 ) -> tuple[Tensor, Work | None]:
     """As reduce_scatter, but returns at once; see all_gather_async."""
-    size = group_size(group)
-    if size == 1:
+    if group is None or group.size() == 1:
         return _passed_through(x, out), None
-    _require_blocks(x, size, "reduce_scatter")
+    _require_blocks(x, group.size(), "reduce_scatter")
     if out is None:
-        out = x.new_empty((x.shape[0] // size, *x.shape[1:]))
-    return out, _reduce_scatter_single(out, x.contiguous(), group=group, async_op=True)
+        out = x.new_empty((x.shape[0] // group.size(), *x.shape[1:]))
+    span = begin_message(group, "reduce_scatter", x)
+    return out, watched(_reduce_scatter_single(out, x.contiguous(), group=torch_group(group), async_op=True), span)
 
 
 def all_reduce(x: Tensor, group: ProcessGroup | None, op: str = "sum") -> Tensor:
     """Reduce ``x`` over the group in place and return it; ``op`` is "sum", "max" or "min"."""
     if op not in _REDUCE_OPS:
         raise ValueError(f"all_reduce op is {op!r}; known are {', '.join(_REDUCE_OPS)}")
-    if group_size(group) > 1:
-        dist.all_reduce(x, op=_REDUCE_OPS[op], group=group)
+    if group is not None and group.size() > 1:
+        with _standing_still(group, "all_reduce", x):
+            dist.all_reduce(x, op=_REDUCE_OPS[op], group=torch_group(group))
     return x
 
 
 def all_to_all(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Send block i of ``x`` [size * n0, ...] to rank i; block i of the result came from rank i."""
-    size = group_size(group)
-    if size == 1:
+    if group is None or group.size() == 1:
         return x
-    _require_blocks(x, size, "all_to_all")
+    _require_blocks(x, group.size(), "all_to_all")
     x = x.contiguous()
     out = torch.empty_like(x)
-    dist.all_to_all_single(out, x, group=group)
+    with _standing_still(group, "all_to_all", x):
+        dist.all_to_all_single(out, x, group=torch_group(group))
     return out
 
 
@@ -96,9 +100,39 @@ def exchange(
     Each entry is (contiguous tensor, peer's rank within the group). Messages between two ranks match in the
     order given, never by tag: NCCL ignores tags, and unbatched two-way transfers can deadlock there.
     """
-    operations = [dist.P2POp(dist.isend, x, group=group, group_peer=peer) for x, peer in sends]
-    operations += [dist.P2POp(dist.irecv, x, group=group, group_peer=peer) for x, peer in receives]
-    return dist.batch_isend_irecv(operations) if operations else []
+    within = torch_group(group)
+    operations = [dist.P2POp(dist.isend, x, group=within, group_peer=peer) for x, peer in sends]
+    operations += [dist.P2POp(dist.irecv, x, group=within, group_peer=peer) for x, peer in receives]
+    if not operations:
+        return []
+    span = begin_message(group, "exchange", operations[0].tensor)
+    return [watched(work, span) for work in dist.batch_isend_irecv(operations)]
+
+
+def send(x: Tensor, group: ProcessGroup, peer: int) -> Work:
+    """Start sending a contiguous tensor to a rank of the group; leave it alone until the work is waited for."""
+    span = begin_message(group, "send", x)
+    work = dist.isend(x, group=torch_group(group), group_dst=peer)
+    assert work is not None, "this rank is of the group"
+    return watched(work, span)
+
+
+def receive(x: Tensor, group: ProcessGroup, peer: int) -> Work:
+    """Start filling a contiguous tensor from a rank of the group; it is valid after `wait()`."""
+    span = begin_message(group, "receive", x)
+    work = dist.irecv(x, group=torch_group(group), group_src=peer)
+    assert work is not None, "this rank is of the group"
+    return watched(work, span)
+
+
+@contextlib.contextmanager
+def _standing_still(group: ProcessGroup, name: str, x: Tensor) -> Iterator[None]:
+    span = begin_message(group, name, x)
+    if span is not None:
+        span.waits()
+    yield
+    if span is not None:
+        span.end()
 
 
 def _wait(pending: tuple[Tensor, Work | None]) -> Tensor:

@@ -144,6 +144,7 @@ class ShardedDataParallel:
         for bucket in self.buckets:
             if bucket.pending is not None:
                 bucket.pending.wait()
+                bucket.pending = None  # gloo's work holds a copy of all gradients
             if bucket.reduced is not None:
                 bucket.gradient_shard.copy_(bucket.reduced)
                 bucket.reduced = None

@@ -42,6 +42,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Negative log-likelihood of every token of this context-parallel rank.
 
+    Which tokens count, and how much, is for the caller: the gradient of a loss that is multiplied by zero is zero.
+
     Args:
         hidden: [n, b, h], this tp rank's tokens (n = s / tp).
         weight: [v_local, h], this rank's vocabulary rows, padding included.
@@ -57,6 +59,38 @@ def linear_cross_entropy(
     return losses
 
 
+@torch.no_grad()
+def token_losses(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    vocab_size: int,
+    chunk_size: int,
+    group: ProcessGroup | None,
+) -> Tensor:
+    """As `linear_cross_entropy`, to the last bit, for evaluation: nothing is kept for a backward pass."""
+    vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
+    return _forward(hidden, weight, labels, vocab, chunk_size, group)[0]
+
+
+@torch.no_grad()
+def greedy_tokens(
+    hidden: Tensor, weight: Tensor, *, vocab_size: int, chunk_size: int, group: ProcessGroup | None
+) -> Tensor:
+    """The likeliest next token after each token, [s, b] int64; of equal logits the lowest. Arguments as above."""
+    vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
+    found = hidden.new_empty((hidden.shape[0] * group_size(group), hidden.shape[1]), dtype=torch.int64)
+    found_rows = _by_rank(found, group)
+    for rows in _row_ranges(hidden, chunk_size, group):
+        logits = _logits(all_gather(hidden[rows], group), weight, vocab)
+        best, token = logits.max(-1)
+        is_best = best == all_reduce(best.clone(), group, "max")
+        token = (token + vocab.first).masked_fill(~is_best, vocab_size)
+        found_rows[:, rows] = all_reduce(token, group, "min").view_as(found_rows[:, rows])
+    return found
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -68,14 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_size: int,
         group: ProcessGroup | None,
     ) -> Tensor:
-        losses = torch.empty(labels.shape, dtype=_softmax_dtype(hidden.dtype), device=hidden.device)
-        log_sum_exp = torch.empty_like(losses)
-        label_rows, loss_rows, lse_rows = (_by_rank(t, group) for t in (labels, losses, log_sum_exp))
-        for rows in _row_ranges(hidden, chunk_size, group):
-            logits = _logits(all_gather(hidden[rows], group), weight, vocab)
-            lse, target = _reduce(logits, label_rows[:, rows].flatten(), vocab, group)
-            lse_rows[:, rows] = lse.view_as(lse_rows[:, rows])
-            loss_rows[:, rows] = (lse - target).view_as(loss_rows[:, rows])
+        losses, log_sum_exp = _forward(hidden, weight, labels, vocab, chunk_size, group)
         ctx.save_for_backward(hidden, weight, labels, log_sum_exp)
         ctx.vocab, ctx.chunk_size, ctx.group = vocab, chunk_size, group
         return losses
@@ -100,6 +127,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_hidden[rows] = reduce_scatter(grad_gathered, group)
             grad_weight += weight_gradient(grad_logits, gathered.flatten(0, 1))
         return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+
+
+def _forward(
+    hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabSlice, chunk_size: int, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Losses and log-sum-exp of all tokens, both [s, b], a chunk at a time."""
+    losses = torch.empty(labels.shape, dtype=_softmax_dtype(hidden.dtype), device=hidden.device)
+    log_sum_exp = torch.empty_like(losses)
+    label_rows, loss_rows, lse_rows = (_by_rank(t, group) for t in (labels, losses, log_sum_exp))
+    for rows in _row_ranges(hidden, chunk_size, group):
+        logits = _logits(all_gather(hidden[rows], group), weight, vocab)
+        lse, target = _reduce(logits, label_rows[:, rows].flatten(), vocab, group)
+        lse_rows[:, rows] = lse.view_as(lse_rows[:, rows])
+        loss_rows[:, rows] = (lse - target).view_as(loss_rows[:, rows])
+    return losses, log_sum_exp
 
 
 def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:

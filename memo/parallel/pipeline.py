@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from memo.mesh import Mesh
+from memo.parallel.collectives import receive, send
 from memo.parallel.schedule import Action, Pipeline
 
 ChunkForward = Callable[[Tensor | None, int], Tensor]
@@ -51,6 +51,7 @@ class PipelineStage:
             for upcoming in actions[index : index + 2]:
                 links.post_receive(upcoming)
             received = links.receive(action)
+            self.mesh.watch.microbatch = action.microbatch
             key = (action.microbatch, action.chunk)
             if action.kind == "F":
                 if received is not None and training:
@@ -90,9 +91,7 @@ class _Links:
             return
         peer, at = source
         buffer = torch.empty(self.wire.shape, dtype=self.wire.dtype, device=self.wire.device)
-        work = dist.irecv(buffer, group=self._group(action, at), group_src=peer)
-        assert work is not None
-        self.receives[action] = (buffer, work)
+        self.receives[action] = (buffer, receive(buffer, self._group(action, at), peer))
 
     def receive(self, action: Action) -> Tensor | None:
         """The input of an action, or None where the model begins or ends."""
@@ -109,9 +108,7 @@ class _Links:
         group = self._group(action, at)
         self._finish_send((peer, group))
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, group=group, group_dst=peer)
-        assert work is not None
-        self.sends[peer, group] = (tensor, work)
+        self.sends[peer, group] = (tensor, send(tensor, group, peer))
 
     def finish(self) -> None:
         for link in list(self.sends):

@@ -1,5 +1,6 @@
 """Drawings of plans and runs, as SVG, PNG or PDF. Matplotlib is optional and loaded only to draw."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from memo.errors import ArtifactError, ConfigError
 from memo.report.timeline import ROWS, Span, summary, tenancies
 
 _FORMATS = (".svg", ".png", ".pdf")
+_DPI = 110
 _WAIT_COLOUR = "0.85"
 _BLOCK_HEIGHT = 0.8
 _CHARACTER_INCHES = 0.075  # of a label in 7 points
@@ -107,13 +109,25 @@ def new_figure(path: str | Path, width_inches: float, height_inches: float) -> A
     """A figure outside of pyplot, which would keep it."""
     if Path(path).suffix not in _FORMATS:
         raise ConfigError(f"a drawing goes to {path}, but its suffix must be one of {', '.join(_FORMATS)}")
+    return blank_figure(path, width_inches, height_inches)
+
+
+def blank_figure(what: str | Path, width_inches: float, height_inches: float) -> Any:
+    """As new_figure, for a picture of any format; `what` stands in the message when matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError(
-            f"drawing {path} needs the package matplotlib, which is not installed: run pip install 'memo-train[report]'"
+            f"drawing {what} needs the package matplotlib, which is not installed: run pip install 'memo-train[report]'"
         ) from None
     return Figure(figsize=(width_inches, height_inches), layout="constrained")
+
+
+def png_bytes(figure: Any) -> bytes:
+    """The figure as a PNG file in memory."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
@@ -125,6 +139,6 @@ def save_figure(figure: Any, path: str | Path) -> None:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"}):
-            figure.savefig(path, dpi=110, metadata=metadata)
+            figure.savefig(path, dpi=_DPI, metadata=metadata)
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror or error}: give a path that can be written") from None

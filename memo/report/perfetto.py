@@ -1,38 +1,68 @@
-"""Spans of a real or a simulated swap plan as a Chrome trace."""
+"""Spans of a real or a simulated step as a Chrome trace."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from memo.artifacts import chrome_trace
 from memo.report.timeline import ROWS, Span, tenancies
+from memo.report.work import AXIS_ROWS, WorkSpan, lanes
 
 
-def write_perfetto(spans: Sequence[Span], path: str | Path, rank: int = 0) -> None:
+def write_perfetto(
+    spans: Sequence[Span], path: str | Path, rank: int = 0, work: Sequence[WorkSpan] | None = None
+) -> None:
     """Rows compute (with its waits), offload and prefetch, then each slot with what it holds.
 
-    The rank is the process of the trace, so traces of several ranks can be opened together.
-    Raises ArtifactError when the file cannot be written.
+    With `work`, what the rank did and sent beside swapping, there are rows tp, cp, pp and dp before the slots; messages
+    that overlap get a second row, "dp 2". The rank is the process of the trace, so traces of several ranks can be
+    opened together. Raises ArtifactError when the file cannot be written.
     """
-    chrome_trace.write(_events(spans, rank), path)
-
-
-def _events(spans: Sequence[Span], rank: int) -> list[chrome_trace.Event]:
-    held = tenancies(spans)
-    slots = sorted({tenancy.slot for tenancy in held})
-    rows = {name: at for at, name in enumerate([*ROWS, *(f"slot {slot}" for slot in slots)])}
+    axes = {} if work is None else _axis_rows(work)
+    names = [*ROWS, *axes, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in tenancies(spans)}))]
+    rows = {name: at for at, name in enumerate(names)}
     events = chrome_trace.process(rank, f"rank {rank}", list(rows))
+    events += _swap_events(spans, rank, rows)
+    for span in work or ():
+        if span.row == "compute":
+            events.append(_work_event(span, rank, rows["compute"]))
+    for name, messages in axes.items():
+        for message in messages:
+            events.append(_work_event(message, rank, rows[name]))
+            if message.stood_still_s:
+                since_s = message.end_s - message.stood_still_s
+                wait = WorkSpan("wait", f"wait {message.row} {message.name}", since_s, message.end_s)
+                events.append(_work_event(wait, rank, rows["compute"]))
+    chrome_trace.write(events, path)
+
+
+def _axis_rows(work: Sequence[WorkSpan]) -> dict[str, list[WorkSpan]]:
+    """Messages by the name of their row."""
+    found: dict[str, list[WorkSpan]] = {}
+    for axis in AXIS_ROWS:
+        spread = lanes([span for span in work if span.row == axis]) or [[]]
+        found |= {axis if at == 0 else f"{axis} {at + 1}": lane for at, lane in enumerate(spread)}
+    return found
+
+
+def _swap_events(spans: Sequence[Span], rank: int, rows: dict[str, int]) -> list[chrome_trace.Event]:
+    events = []
     for span in spans:
         row = rows["compute" if span.row == "wait" else span.row]
         name = f"wait {span.label}" if span.row == "wait" else span.label
         during = span.start_s, span.end_s
         events.append(chrome_trace.complete(rank, row, name, during, span.row, _details(span)))
-    for tenancy in held:
+    for tenancy in tenancies(spans):
         microbatch, layer = tenancy.key
         details = {"microbatch": microbatch, "layer": layer}
         during = tenancy.start_s, tenancy.end_s
         row = rows[f"slot {tenancy.slot}"]
         events.append(chrome_trace.complete(rank, row, f"{microbatch}:{layer}", during, "slot", details))
     return events
+
+
+def _work_event(span: WorkSpan, rank: int, row: int) -> chrome_trace.Event:
+    details = {"bytes": span.num_bytes} if span.num_bytes else {}
+    return chrome_trace.complete(rank, row, span.name, (span.start_s, span.end_s), span.row, details)
 
 
 def _details(span: Span) -> dict[str, int]:

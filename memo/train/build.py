@@ -1,7 +1,9 @@
 """From a configuration to a model spread over the ranks: the one place where all axes meet."""
 
+import contextlib
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +13,11 @@ from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_a2a_size
-from memo.executor.phases import mark_phases
+from memo.executor.phases import mark_phases, unmarked
 from memo.executor.runtime import SwapRuntime
 from memo.mesh import Mesh, RankGrid
 from memo.model.layer import ModelParts
-from memo.model.transformer import Microbatch, TransformerChunk, torch_dtype
+from memo.model.transformer import Head, Microbatch, TransformerChunk, torch_dtype
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.pipeline import PipelineStage, Wire
@@ -26,6 +28,7 @@ from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
 from memo.train.recompute import recompute_attention, recompute_layers
 from memo.train.swap import ChosenSwap
+from memo_kernels import select_ops
 
 
 @dataclass
@@ -45,27 +48,53 @@ class ParallelModel:
     dtype: torch.dtype
     device: torch.device
 
+    def train_step(self, batches: list[Microbatch], lr: float) -> tuple[Tensor, float, bool]:
+        """One iteration, as memory is planned for it: gradients of one global batch, then the optimizer's step.
+
+        Returns (this rank's share of the loss, gradient norm before clipping, updated).
+        """
+        with contextlib.nullcontext() if self.transients is None else self.transients.iteration():
+            loss_sum = self.forward_backward(batches)
+            self._begin_phase("optimizer")
+            with self.mesh.watch.work("optimizer"):
+                return loss_sum, *self.optimizer.step(lr)
+
     def forward_backward(self, batches: list[Microbatch]) -> Tensor:
         """Gradients of one global batch, reduced; returns this rank's share of the loss (see Microbatch)."""
         self.data_parallel.begin_step(len(batches))
         if self.swap is not None:
             self.swap.next_step()
-        if self.transients is None:
-            return self._forward_backward(batches)
-        with self.transients.iteration():
-            return self._forward_backward(batches)
-
-    def _forward_backward(self, batches: list[Microbatch]) -> Tensor:
         loss_sum = self._run(self.actions, batches)
-        if self.transients is not None:
-            self.transients.phases.begin("reduction")
-        self.data_parallel.finish_reduction()
+        self._begin_phase("reduction")
+        with self.mesh.watch.work("reduction"):
+            self.data_parallel.finish_reduction()
         return loss_sum
 
     @torch.no_grad()
     def forward(self, batches: list[Microbatch]) -> Tensor:
         """This rank's share of the loss of one global batch; changes nothing."""
         return self._run(forward_only(self.pipeline, self.mesh.at.pp), batches)
+
+    @torch.no_grad()
+    def at_head(self, batches: list[Microbatch], read: Callable[[Head, Tensor, int], None]) -> None:
+        """Forwards alone, and `read(head, hidden, microbatch)` with what enters the head, [n, b, h]; changes nothing.
+
+        Collective over all ranks; `read` is called on the last stage, there on all tp ranks alike.
+        """
+
+        def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
+            hidden = chunk.hidden_states(hidden, batches[microbatch])
+            if chunk.head is None:
+                return hidden
+            read(unmarked(chunk.head), hidden, microbatch)
+            return hidden.new_zeros(())
+
+        actions = forward_only(self.pipeline, self.mesh.at.pp)
+        self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks])
+
+    def _begin_phase(self, kind: str) -> None:
+        if self.transients is not None:
+            self.transients.phases.begin(kind)
 
     def _run(self, actions: list[Action], batches: list[Microbatch]) -> Tensor:
         def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
@@ -80,12 +109,20 @@ class ParallelModel:
 def build_mesh(config: RunConfig, rank: int, world_size: int) -> Mesh:
     p = config.parallel
     grid = RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp)
-    return Mesh(grid, rank, a2a_size=resolved_a2a_size(config))
+    return Mesh(
+        grid,
+        rank,
+        a2a_size=resolved_a2a_size(config),
+        background=config.checkpoint.async_save,
+        is_simulated=p.simulate_world is not None,
+    )
 
 
 def build_attention(config: RunConfig, mesh: Mesh, device: torch.device) -> ContextAttention:
+    backend = select_backend(config.hardware.attention_backend, device.type)
+    backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
     return ContextAttention(
-        select_backend(config.hardware.attention_backend, device.type),
+        backend,
         config.data.seq_length,
         config.parallel.cp_comm_type,
         mesh.cp_ring,
@@ -104,7 +141,8 @@ def build_chunks(
     attention = build_attention(config, mesh, device)
     # 2. Tensor parallelism decides the shapes of layers, 3. the pipeline which of them exist here.
     granularity = config.memory.recompute_granularity
-    parts = ModelParts(config.model, dtype, mesh.tp, recompute_attention(granularity, attention))
+    ops = select_ops(config.hardware.kernels, dtype)
+    parts = ModelParts(config.model, dtype, mesh.tp, recompute_attention(granularity, attention), ops)
     chunks = [
         TransformerChunk(
             parts,

@@ -6,12 +6,15 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from memo.config import HardwareConfig
 from memo.config.derived import local_world_size_from_env
 from memo.errors import ConfigError
+from memo.estimate.host_cpus import allowed_cpus, cpu_quota, threads_of_a_rank
+from memo.train.numa import bind_near
 
 # Dense bf16 peak of one device, TFLOP/s, from the vendors' data sheets; the longest name that fits wins.
 PEAK_BF16_TFLOPS = {
@@ -59,11 +62,20 @@ def resolve_device_type(config: HardwareConfig) -> str:
     return config.device
 
 
-def set_threads(config: HardwareConfig) -> None:
-    """torchrun sets OMP_NUM_THREADS=1 for each rank; CPU-side work wants the rank's share of the cores."""
+def place_on_host(config: HardwareConfig, device: torch.device) -> str:
+    """Put this rank's threads near its GPU and settle how many they are; returns what was done, in a few words.
+
+    Before anything large is allocated on the host: memory lies where it is touched first. torchrun sets
+    OMP_NUM_THREADS=1 for each rank, but CPU-side work wants the rank's share of the cores.
+    """
     local_ranks = local_world_size_from_env()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(config.num_threads or max(1, cores // local_ranks))
+    launcher = allowed_cpus(os.getppid() if local_ranks > 1 else 0)
+    where = ""
+    if device.type == "cuda" and config.numa_binding == "auto":
+        where = f", {bind_near(pci_address(device)).reason}"
+    threads = config.num_threads or threads_of_a_rank(allowed_cpus(), launcher, cpu_quota(), local_ranks)
+    torch.set_num_threads(threads)
+    return f"{threads} CPU thread{'s' * (threads > 1)} a rank{where}"
 
 
 def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype) -> Peak:
@@ -84,12 +96,29 @@ def gpu_name(device: torch.device) -> str:
     try:
         import pynvml
 
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        name = pynvml.nvmlDeviceGetName(handle)
+        name = pynvml.nvmlDeviceGetName(_nvml_handle(device))
         return name.decode() if isinstance(name, bytes) else str(name)
     except Exception:  # no driver library, or a container that hides it
         return torch.cuda.get_device_name(device)
+
+
+def pci_address(device: torch.device) -> str | None:
+    """Where a GPU sits on the bus, as sysfs writes it (0000:3b:00.0); None where the driver cannot be asked."""
+    try:
+        import pynvml
+
+        info = pynvml.nvmlDeviceGetPciInfo(_nvml_handle(device))
+    except Exception:  # as above
+        return None
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def _nvml_handle(device: torch.device) -> Any:
+    """By UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch, not for NVML."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def device_name(device: torch.device) -> str:

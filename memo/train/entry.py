@@ -11,7 +11,8 @@ from memo.train.trainer import Trainer
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the flags say; returns the exit status.
 
-    What memo refuses, or cannot do later on (a full disk), ends with one message and exit status 2.
+    What memo refuses, or cannot do later on (a full disk, a step that memory does not hold), ends with one message
+    and exit status 2.
     """
     config = load_run(sys.argv[1:] if argv is None else argv)
     with exit_on_error(is_reporting_rank()), Trainer(config=config) as trainer:

@@ -48,6 +48,10 @@ class Feed:
         self.sampler.load_state_dict(state)
         return batches
 
+    def in_shard_order(self, rows: Tensor) -> Tensor:
+        """[b, s] of the whole sequence -> this rank's tokens [s / cp, b] in the order of its microbatches."""
+        return self._own(rows, self.shard_order)
+
     def _microbatch(self, batch: Batch, num_tokens: float) -> Microbatch:
         positions = torch.from_numpy(batch.positions)
         return Microbatch(

@@ -53,9 +53,10 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         params_dtype=str(training.params_dtype),
         offload_tiles=resolved_offload_tiles(config),
         attention_backend=config.hardware.attention_backend,
+        kernels=config.hardware.kernels,
         device=device_name(device),
         num_threads=torch.get_num_threads(),
-        ranks_per_node=local_world_size_from_env(),
+        ranks_per_node=0 if config.parallel.simulate_world else local_world_size_from_env(),  # 0: they are not there
         torch=torch.__version__,
         memo=__version__,
     )
@@ -104,7 +105,7 @@ def obtain(
 def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
     """Put a measured profile into the cache of rank 0; returns where it came from, for people."""
     path = cache_file(config.memory.profile_cache, profile.key)
-    if path is None or mesh.rank != 0:
+    if path is None or not mesh.tells:
         return "measured now"
     try:
         profile.save(path)
@@ -168,12 +169,12 @@ def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: 
     """What rank 0 has kept, if it fits every rank: nodes may differ in their devices."""
     found: list[LayerProfile | None] = [None]
     path = cache_file(config.memory.profile_cache, key)
-    if mesh.rank == 0 and path is not None:
+    if mesh.tells and path is not None:
         try:
             found[0] = read_cached(path, key)
         except ArtifactError as error:
             warnings.warn(f"the kept profile is not used, the layer is measured: {error}", stacklevel=2)
-    if mesh.world is not None:
+    if not mesh.is_alone:
         dist.broadcast_object_list(found, src=0, group=mesh.world, device=device)
     fits = torch.tensor([int(found[0] is not None and found[0].key == key)], device=device)
     return found[0] if all_reduce(fits, mesh.world, "min").item() else None

@@ -3,38 +3,16 @@
 import dataclasses
 import datetime
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from memo.config import LoggingConfig
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One training iteration.
-
-    mfu_percent and tflops_per_gpu count model FLOPs alone (6 s P + 6 n h s^2 a sample, causal half of
-    attention; MEMO's convention), without what is recomputed. tgs is tokens per GPU per second.
-    """
-
-    iteration: int
-    consumed_samples: int
-    lm_loss: float
-    grad_norm: float
-    lr: float
-    step_time_s: float
-    tgs: float
-    mfu_percent: float
-    tflops_per_gpu: float
-    global_batch_size: int
-    skipped_iterations: int
-    nan_iterations: int
-    device_peak_bytes: int
-    host_peak_bytes: int
+from memo.artifacts.run_log import RunHeader, default_log, header_path
+from memo.artifacts.run_log import StepRecord as StepRecord
+from memo.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -52,6 +30,7 @@ class BenchmarkResult:
 
 class Sink(Protocol):
     def write(self, record: StepRecord) -> None: ...
+    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -76,14 +55,20 @@ def log_line(record: StepRecord, train_iters: int) -> str:
 
 
 class JsonLines:
-    """One object a line at full precision; a resumed run appends."""
+    """One object a line at full precision, and beside it what runs; a resumed run appends (memo.artifacts.run_log)."""
 
-    def __init__(self, path: str) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: str, header: RunHeader) -> None:
+        header.save(header_path(path))
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - held for the run
 
     def write(self, record: StepRecord) -> None:
-        self.file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+        self._write(dataclasses.asdict(record))
+
+    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
+        self._write({"iteration": iteration, "evaluation": found})
+
+    def _write(self, content: dict[str, Any]) -> None:
+        self.file.write(json.dumps(content) + "\n")
         self.file.flush()
 
     def close(self) -> None:
@@ -100,6 +85,9 @@ class TensorBoard:
         for name, value in _scalars(record).items():
             self.writer.add_scalar(name, value, record.iteration)
 
+    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
+        self.writer.add_scalar("validation-loss", found["loss"], iteration)
+
     def close(self) -> None:
         self.writer.close()
 
@@ -112,6 +100,9 @@ class WandB:
 
     def write(self, record: StepRecord) -> None:
         self.run.log(_scalars(record), step=record.iteration)
+
+    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
+        self.run.log({"validation-loss": found["loss"]}, step=iteration)
 
     def close(self) -> None:
         self.run.finish()
@@ -137,6 +128,14 @@ class Console:
         if record.iteration % self.log_interval == 0 or record.iteration == self.train_iters:
             print(log_line(record, self.train_iters), flush=True)
 
+    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
+        loss = found["loss"]
+        print(
+            f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
+            f"lm loss PPL: {math.exp(min(20.0, loss)):.6E} |",
+            flush=True,
+        )
+
     def close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
@@ -149,28 +148,32 @@ class Reporter:
         self.sinks = list(sinks)
 
     @classmethod
-    def for_rank(
-        cls,
-        rank: int,
-        config: LoggingConfig,
-        train_iters: int,
-        done: int,
-        resolved: Callable[[], dict[str, Any]],
-    ) -> "Reporter":
-        if rank != 0:
+    def for_rank(cls, tells: bool, config: RunConfig, done: int, header: Callable[[], RunHeader]) -> "Reporter":
+        """`done`: iterations before this start. `header` is asked for where a log is written.
+
+        Raises ArtifactError when it cannot be written.
+        """
+        if not tells:
             return cls([])
-        sinks: list[Sink] = [Console(train_iters, done, config.log_interval, config.progress)]
-        if config.log_jsonl:
-            sinks.append(JsonLines(config.log_jsonl))
-        if config.tensorboard_dir:
-            sinks.append(TensorBoard(config.tensorboard_dir))
-        if config.wandb_project:
-            sinks.append(WandB(config.wandb_project, resolved()))
+        logging, train_iters = config.logging, config.training.train_iters
+        sinks: list[Sink] = [Console(train_iters, done, logging.log_interval, logging.progress)]
+        log = default_log(config.checkpoint.save, logging.log_jsonl)
+        if log is not None:
+            sinks.append(JsonLines(log, header()))
+        if logging.tensorboard_dir:
+            sinks.append(TensorBoard(logging.tensorboard_dir))
+        if logging.wandb_project:
+            sinks.append(WandB(logging.wandb_project, dataclasses.asdict(config)))
         return cls(sinks)
 
     def write(self, record: StepRecord) -> None:
         for sink in self.sinks:
             sink.write(record)
+
+    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
+        """`found` holds the loss, in nats a token, and more where more was asked for; it can be written as JSON."""
+        for sink in self.sinks:
+            sink.write_evaluation(iteration, found)
 
     def __enter__(self) -> "Reporter":
         return self
@@ -183,6 +186,7 @@ class Reporter:
 
 
 def _scalars(record: StepRecord) -> dict[str, float]:
+    """What was measured, by name."""
     values = dataclasses.asdict(record)
     del values["iteration"]
-    return {name.replace("_", "-"): value for name, value in values.items()}
+    return {name.replace("_", "-"): value for name, value in values.items() if value is not None}

@@ -1,7 +1,9 @@
 """AdamW over this rank's master shards, gradient clipping, and the learning-rate schedule."""
 
+import contextlib
 import importlib.util
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -27,6 +29,8 @@ class Optimizer:
         # A rank whose shard is all padding has nothing to update.
         groups = [group for group in groups if group["params"]]
         self.adam = _adam(groups, config) if groups else None
+        self.before_update: Callable[[], None] = lambda: None
+        """Called in every step before masters and moments change: somebody may still read them."""
 
     def step(self, lr: float) -> tuple[float, bool]:
         """Clip, update, publish the new weights. Returns (gradient norm before clipping, updated).
@@ -34,17 +38,42 @@ class Optimizer:
         A step whose gradient norm is not finite is skipped on every rank: weights and moments stay.
         """
         norm = self.data_parallel.gradient_norm()
+        # Made also where it is not used: every step asks for the same memory, and a plan of one is a plan of all.
+        factor = (self.config.clip_grad / (norm + 1e-6)).to(self.data_parallel.buckets[0].gradients.dtype)
         norm_value = norm.item()
         if not math.isfinite(norm_value):
             return norm_value, False
         if self.config.clip_grad > 0 and norm_value > self.config.clip_grad:
-            self.data_parallel.scale_gradients(self.config.clip_grad / (norm + 1e-6))
+            self.data_parallel.scale_gradients(factor)
+        self.before_update()
         if self.adam is not None:
             for group in self.adam.param_groups:
                 group["lr"] = lr
             self.adam.step()
         self.data_parallel.publish_weights()
         return norm_value, True
+
+    @contextlib.contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Inside, `step` asks for all the memory that it ever asks for and updates nothing.
+
+        Weights, masters, moments and the counts of the bias correction keep every bit; only gradients are clipped.
+        torch's kernel is told what torch.amp.GradScaler tells it when gradients overflow: it changes nothing, and the
+        count goes back. apex's has no such way, and no memory of its own either: it rests.
+        """
+        self.segment_states()  # moments outlive every step: they must not be made in one
+        adam = self.adam
+        if isinstance(adam, torch.optim.AdamW):
+            found = torch.ones((), dtype=torch.float32, device=self.segments[0].weight.device)
+            adam.found_inf = found  # type: ignore[attr-defined]
+        else:
+            self.adam = None
+        try:
+            yield
+        finally:
+            self.adam = adam
+            if isinstance(adam, torch.optim.AdamW):
+                del adam.found_inf  # type: ignore[attr-defined]
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
         """Master values and moments of every segment, 1-D, as they lie in memory (zeros before step 1)."""

@@ -64,11 +64,25 @@ class Transients:
             self.allocator.mark(kind, layer, microbatch)
 
     def iteration(self) -> contextlib.AbstractContextManager[None]:
-        """Around the forwards and backwards of one step."""
+        """Around one step: forwards, backwards, reduction and optimizer."""
         return contextlib.nullcontext() if self.allocator is None else self.allocator.iteration()
 
+    def managed_memory(self, oversubscribe: bool) -> contextlib.AbstractContextManager[None]:
+        """Around iterations that may be larger than the device; see PlannedAllocator.managed_memory."""
+        return contextlib.nullcontext() if self.allocator is None else self.allocator.managed_memory(oversubscribe)
+
     def plan(self, run_iteration: Callable[[], object], run: dict[str, object]) -> None:
-        """Record `run_iteration`, solve, and serve what follows from the plan. `run` describes it for people.
+        """`foresee`, and serve what follows from the plan."""
+        self.foresee(run_iteration, run)
+        if self.planned is None or self.allocator is None:
+            return
+        try:
+            self.allocator.use(self.planned.plan)
+        except PlanError as error:
+            self.planned, self.reason = None, str(error)
+
+    def foresee(self, run_iteration: Callable[[], object], run: dict[str, object]) -> None:
+        """Record `run_iteration`, which must change nothing, and solve. `run` describes it for people.
 
         Every rank must call this: an iteration communicates.
         """
@@ -85,7 +99,6 @@ class Transients:
             planner = self.config.memory_planner
             assert planner != "off"
             plan = plan_trace(trace, planner, self.config.memory_planner_min_bytes, alignment_bytes)
-            self.allocator.use(plan)
             self.planned = PlannedMemory(plan, trace)
         except (TraceError, PlanError) as error:
             self.reason = str(error)

@@ -1,12 +1,16 @@
 """`memo profile` on the ranks of a run: one layer alone, and the plan that follows from it."""
 
+import contextlib
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches
-from memo.errors import AllocatorError
+from memo.config.derived import global_batch_size, num_microbatches, resolved_offload_tiles
+from memo.data import GlobalBatchSampler
+from memo.errors import AllocatorError, ConfigError
 from memo.estimate.memory import estimate_memory
 from memo.mesh import Mesh, init_distributed, local_device
 from memo.model.layer import ModelParts, TransformerLayer
@@ -15,39 +19,65 @@ from memo.parallel.data import ShardedDataParallel
 from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.profile_table import describe_profile
 from memo.planner.swap import LayerOp, layer_ops
-from memo.train.build import build_attention, build_mesh
+from memo.train.build import build, build_attention, build_mesh
+from memo.train.ending import shutdown
+from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure
-from memo.train.setup import check_writable, prepare
+from memo.train.planned_memory import describe_run
+from memo.train.setup import Prepared, check_writable, prepare
 from memo.train.swap import decide
-from memo.train.trainer import Trainer, shutdown
+from memo_kernels import select_ops
 
 
-def profile_run(config: RunConfig, out: str | None, trace_out: str | None = None) -> None:
+@dataclass(frozen=True)
+class Recording:
+    """How the memory requests of one step are recorded.
+
+    Attributes:
+        out: file for those of rank 0 (schema "memory_trace").
+        is_managed: serve the step from CUDA's managed memory while it is recorded.
+        oversubscribes: with that, let it ask for more than the device has free.
+    """
+
+    out: str
+    is_managed: bool = False
+    oversubscribes: bool = False
+
+
+def profile_run(config: RunConfig, out: str | None, recording: Recording | None = None) -> None:
     """Measure, write and print, on every rank of the run that `config` describes; rank 0 tells.
 
     Args:
         out: file for the profile (schema "layer_profile"); None: the cache alone.
-        trace_out: file for the memory requests of one step of rank 0 (schema "memory_trace"); None: not recorded.
+        recording: of the memory requests of one step; None: they are not recorded.
 
     Raises what training raises for a run that cannot be, PlanError and HostMemoryError for one that has no plan,
-    AllocatorError where requests cannot be recorded.
+    AllocatorError where requests cannot be recorded, ConfigError for managed memory without CUDA.
     """
     check_writable("--out", out, is_directory=False)
-    check_writable("--trace-out", trace_out, is_directory=False)
-    config = prepare(config).config
-    device = local_device(config.hardware.device)
-    rank, world_size = init_distributed(device, config.parallel.distributed_timeout_minutes)
+    if recording is not None:
+        check_writable("--trace-out", recording.out, is_directory=False)
+    # In managed memory what is asked for is counted and refused as it comes: no estimate has to.
+    prepared = prepare(config, must_fit=recording is None or not recording.is_managed)
+    config, device = prepared.config, local_device(prepared.device_type)
+    if recording is not None and recording.is_managed and device.type != "cuda":
+        raise ConfigError(
+            f"--managed-memory is memory of CUDA, but the run is on --device {device.type}: leave it out, which "
+            "records the same requests here"
+        )
+    rank, world_size = init_distributed(device, config.parallel)
     try:
-        _profile(config, build_mesh(config, rank, world_size), device, out)
-        if trace_out is not None:
-            _record(config, trace_out)
+        mesh = build_mesh(config, rank, world_size)
+        _profile(config, mesh, device, out)
+        if recording is not None:
+            _record(prepared, mesh, device, recording)
     finally:
         shutdown()
 
 
 def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | None) -> None:
     def tell(text: str) -> None:
-        if mesh.rank == 0:
+        if mesh.tells:
             print(text, flush=True)
 
     # A run without swapping has no tiles and no plan, but its layer has times.
@@ -56,7 +86,7 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     tell(describe_profile(profile))
     origin = keep(profile, config, mesh)
     if out is not None:
-        if mesh.rank == 0:
+        if mesh.tells:
             profile.save(out)
         origin += f" and written to {out}"
     if not config.memory.swaps:
@@ -68,24 +98,35 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     tell(f"\nplan for one layer and microbatch on this rank:\n{chosen.describe()}")
 
 
-def _record(config: RunConfig, trace_out: str) -> None:
-    """A trainer records before its first step; here it goes no further."""
-    with Trainer(config=config.override({"memory_planner": "auto"})) as trainer:
-        transients = trainer.parts.transients
-        assert transients is not None
-        if transients.planned is None:
-            raise AllocatorError(f"--trace-out {trace_out}: nothing was recorded: {transients.reason}")
-        if trainer.mesh.rank == 0:
-            transients.planned.trace.save(trace_out)
-            trainer.print(
-                f"\nmemory that a step allocates on this rank, traced to {trace_out}:\n{transients.describe()}"
-            )
+def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Recording) -> None:
+    """What training does before its first step, without taking the planned memory."""
+    config = prepared.config.override({"memory_planner": "auto"})
+    parts = build(config, mesh, prepared.dtype, device)
+    transients = parts.transients
+    assert transients is not None
+    sampler = GlobalBatchSampler(global_batch_size(config, mesh.grid.world_size), config.training.seed)
+    tiles = resolved_offload_tiles(config) if parts.swap is not None else 1
+    feed = Feed(prepared.train_data, sampler, mesh, config.training.micro_batch_size, device, tiles)
+    batches = feed.next_global_batch()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, whatever serves the step
+        if recording.is_managed:
+            stack.enter_context(transients.managed_memory(recording.oversubscribes))
+        run = describe_run(config, mesh.grid.world_size, mesh.at.pp)
+        transients.foresee(lambda: parts.train_step(batches, lr=0.0), run)
+    if transients.planned is None:
+        raise AllocatorError(f"--trace-out {recording.out}: nothing was recorded: {transients.reason}")
+    if mesh.tells:
+        transients.planned.trace.save(recording.out)
+        traced = f"\nmemory that a step allocates on this rank, traced to {recording.out}:"
+        print(f"{traced}\n{transients.describe()}", flush=True)
 
 
 def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> LayerProfile:
     """Of the model only one layer exists."""
     dtype = torch_dtype(str(config.training.params_dtype))
-    parts = ModelParts(config.model, dtype, mesh.tp, build_attention(config, mesh, device))
+    ops = select_ops(config.hardware.kernels, dtype)
+    parts = ModelParts(config.model, dtype, mesh.tp, build_attention(config, mesh, device), ops)
     layer = TransformerLayer(parts, 0)
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(

@@ -14,24 +14,23 @@ from memo.config.derived import (
     local_world_size_from_env,
     resolved_dtype,
     resolved_vocab_size,
-    world_size_from_env,
 )
+from memo.config.simulated import run_world_size, with_simulated_axes
 from memo.data import (
     CorpusFacts,
-    IndexedDataset,
     MockDataset,
-    PackedDataset,
     SampleDataset,
     Tokenizer,
     load_corpus_tokenizer,
     load_tokenizer,
+    open_corpus,
 )
 from memo.errors import ConfigError, is_reporting_rank
 from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes
 from memo.mesh import local_device
 from memo.model.transformer import torch_dtype
-from memo.train.device import Peak, device_peak, resolve_device_type, set_threads
+from memo.train.device import Peak, device_peak, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
 
 DataSource = str | os.PathLike[str] | SampleDataset
@@ -46,6 +45,7 @@ class Prepared:
     device_type: str
     dtype: torch.dtype
     peak: Peak
+    placement: str
     train_data: SampleDataset
     eval_data: SampleDataset | None
 
@@ -55,12 +55,15 @@ def prepare(
     train_data: DataSource | None = None,
     eval_data: DataSource | None = None,
     tokenizer: Tokenizer | None = None,
+    *,
+    must_fit: bool = True,
 ) -> Prepared:
-    """Resolve every default, open the data, and check the run against this machine.
+    """Resolve every default, open the data, and check the run against this machine: all but its size if not `must_fit`.
 
     Raises ConfigError, DataError, CheckpointError or ResourceError; each message says what to change.
     """
-    world_size = world_size_from_env()
+    config = with_simulated_axes(config)
+    world_size = run_world_size(config.parallel)
     if isinstance(train_data, str | os.PathLike):  # a path given in Python counts as if it were the flag
         config = config.override({"data_path": os.fspath(train_data)})
     device_type = resolve_device_type(config.hardware)
@@ -79,18 +82,20 @@ def prepare(
     _check_load(config)
     _check_pretrained(config)
     _check_writable(config)
-    set_threads(config.hardware)
-    dtype = torch_dtype(str(config.training.params_dtype))
     device = local_device(device_type)
+    placement = place_on_host(config.hardware, device)
+    dtype = torch_dtype(str(config.training.params_dtype))
     peak = device_peak(config.hardware, device, dtype)
     given_profile(config, device)
-    _admit(config, world_size, device, peak)
+    if must_fit:
+        _admit(config, world_size, device, peak)
     return Prepared(
         config,
         world_size,
         device_type,
         dtype,
         peak,
+        placement,
         open_dataset(config, config.data.data_path if train_data is None else train_data, stream=0),
         _evaluation_data(config, eval_data),
     )
@@ -111,7 +116,7 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> S
                 f"{source.seq_length} tokens: make them equal"
             )
         return source
-    corpus = IndexedDataset(os.fspath(source))
+    corpus = open_corpus(source, data, config.training.seed)
     facts = f"{os.fspath(source)}.json"
     if os.path.exists(facts) and CorpusFacts.load(os.fspath(source)).vocab_size > vocab_size:
         raise ConfigError(
@@ -119,7 +124,7 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> S
             f"{CorpusFacts.load(os.fspath(source)).vocab_size} tokens: leave --vocab-size out, or build the corpus "
             "with the model's own tokenizer"
         )
-    return PackedDataset(corpus, data.seq_length, config.training.seed, packing=data.packing)
+    return corpus
 
 
 def _evaluation_data(config: RunConfig, given: DataSource | None) -> SampleDataset | None:
@@ -154,6 +159,10 @@ def _tokenizer(config: RunConfig) -> Tokenizer | None:
 
 
 def _check_packages(config: RunConfig) -> None:
+    if config.hardware.kernels == "triton" and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "--kernels triton needs the package triton, which is not installed: install it, or use --kernels torch"
+        )
     for flag, value, package in (
         ("--tensorboard-dir", config.logging.tensorboard_dir, "tensorboard"),
         ("--wandb-project", config.logging.wandb_project, "wandb"),
@@ -168,7 +177,10 @@ def _check_packages(config: RunConfig) -> None:
 def _check_load(config: RunConfig) -> None:
     """--load must name a checkpoint, unless it is where this run itself will save its first."""
     load, save = config.checkpoint.load, config.checkpoint.save
-    if load is not None and not (load == save and not has_checkpoint(load)):
+    if load is None:
+        return
+    is_its_own = save is not None and os.path.realpath(load) == os.path.realpath(save)
+    if has_checkpoint(load) or not is_its_own:
         latest_checkpoint(load)
 
 

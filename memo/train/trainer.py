@@ -1,42 +1,41 @@
 """The trainer: owns a run from its first check to its last checkpoint."""
 
+import contextlib
 import dataclasses
-import gc
 import math
 import os
-import signal
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, save_checkpoint
+from memo.checkpoint import RunState
 from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
-from memo.data import GlobalBatchSampler, SampleDataset, Tokenizer
-from memo.errors import ClosedError, ConfigError
+from memo.data import GlobalBatchSampler, NeedleDataset, PackedConversations, PackedDataset, SampleDataset, Tokenizer
+from memo.errors import CheckpointError, ClosedError, ConfigError
 from memo.estimate.flops import model_flops_per_token
 from memo.estimate.parameters import count_parameters
-from memo.executor.recorder import record
 from memo.mesh import Mesh, init_distributed, local_device
 from memo.parallel.collectives import all_reduce
-from memo.report.perfetto import write_perfetto
 from memo.train.build import ParallelModel, build, build_mesh
-from memo.train.device import peak_memory_bytes
+from memo.train.ending import GracefulStop, shutdown
+from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall
 from memo.train.feed import Feed
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord
+from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
+from memo.train.persistence import Persistence
 from memo.train.planned_memory import describe_run
-from memo.train.setup import DataSource, Prepared, prepare
+from memo.train.setup import DataSource, Prepared, open_dataset, prepare
+from memo.train.tracing import trace_steps
+from memo.train.watching import CopyTimes, Meter, run_header
 from memo.units import format_count
 
 Callback = Callable[[StepRecord], None]
@@ -82,12 +81,14 @@ class Trainer:
             overrides = {"offload_alpha": plan, **overrides}
         config = config.override(overrides, source="Trainer")
         prepared = prepare(config, train_data, eval_data, tokenizer)
-        self.config, self.peak = prepared.config, prepared.peak
+        self.config, self.peak, self.placement = prepared.config, prepared.peak, prepared.placement
         self.callbacks = list(callbacks)
         device = local_device(prepared.device_type)
+        self._meter = Meter(device, self.config.logging.log_interval)
         self._owns_groups = not dist.is_initialized()
         self._parts: ParallelModel | None = None
         self._train_feed: Feed | None = None
+        self._persistence: Persistence | None = None
         try:
             self._build(prepared, device)
         except BaseException:
@@ -95,14 +96,15 @@ class Trainer:
             raise
 
     def _build(self, prepared: Prepared, device: torch.device) -> None:
-        rank, world_size = init_distributed(device, self.config.parallel.distributed_timeout_minutes)
+        rank, world_size = init_distributed(device, self.config.parallel)
         self.global_batch_size = global_batch_size(self.config, world_size)
         self._parts = build(self.config, build_mesh(self.config, rank, world_size), prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
         self._train_feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.nan = 0
-        self._stop_requested = self._stopping = False  # this rank was asked; all ranks agreed
+        self._stop = GracefulStop()
+        self._persistence = Persistence(self.config, self.parts, self.feed.sampler)
         self._load()
         self._plan_transients()
 
@@ -112,32 +114,31 @@ class Trainer:
         """Run until train_iters; save at the end if config.checkpoint.save is set.
 
         SIGTERM ends training after the current step on all ranks, with a checkpoint. Returns the last
-        step's record, or None if there was nothing left to do.
+        step's record, or None if there was nothing left to do. Raises OutOfMemory, on the ranks that meet it, for
+        a step that memory does not suffice for.
         """
         record = None
         training, checkpoint = self.config.training, self.config.checkpoint
-        self._save_config()
+        self.persistence.write_config()
         reporter = Reporter.for_rank(
-            self.mesh.rank,
-            self.config.logging,
-            training.train_iters,
-            self.iteration,
-            lambda: dataclasses.asdict(self.config),
+            self.mesh.tells, self.config, self.iteration, lambda: run_header(self.config, self.parts, self.peak)
         )
         saved_at = self.iteration
-        with reporter, self._graceful_stop():
-            while self.iteration < training.train_iters and not self._stopping:
-                record = self.step()
+        with reporter, self._stop.listening():
+            while self.iteration < training.train_iters and not self._stop.agreed:
+                with explained(self.config, self.parts, self._meter, self.iteration + 1):
+                    record = self.step()
                 reporter.write(record)
                 for callback in self.callbacks:
                     callback(record)
                 if training.eval_interval and self.iteration % training.eval_interval == 0:
-                    self._print_evaluation()
+                    self._report_evaluation(reporter)
                 if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
                     self.save()
                     saved_at = self.iteration
         if checkpoint.save is not None and saved_at != self.iteration:
             self.save()
+        self.persistence.finish()
         if self.parts.transients is not None:
             self.print(self.parts.transients.report())
         return record
@@ -146,28 +147,37 @@ class Trainer:
         """One optimizer step on the next global batch; collective over all ranks."""
         start_s = time.perf_counter()
         batches = self.feed.next_global_batch()
-        loss_sum = self.parts.forward_backward(batches)
+        lr = learning_rate(self.config, self.iteration + 1)
+        with self._meter.step(self.parts, self.iteration + 1) as copies:
+            loss_sum, grad_norm, updated = self.parts.train_step(batches, lr)
         self.iteration += 1
-        lr = learning_rate(self.config, self.iteration)
-        grad_norm, updated = self.parts.optimizer.step(lr)
         self.optimizer_steps += updated
         self.skipped += not updated
         loss = self._agree(loss_sum)
         self.nan += math.isnan(loss)
-        return self._record(loss, grad_norm, lr, time.perf_counter() - start_s)
+        return self._record(loss, grad_norm, lr, time.perf_counter() - start_s, copies)
 
     def evaluate(self, iters: int | None = None) -> float:
         """Mean loss in nats a token over `iters` global batches of the evaluation data, always the same ones.
 
-        Changes no training state. Raises ConfigError without evaluation data.
+        `iters` defaults to config.training.eval_iters. Changes no training state, as the other two evaluations.
+        Raises ConfigError without evaluation data.
         """
-        if self.eval_data is None:
-            raise ConfigError("evaluate() needs evaluation data: give --eval-data-path or eval_data=")
-        feed = self._feed(self.eval_data)
-        losses = []
-        for _ in range(iters or self.config.training.eval_iters):
-            losses.append(self._agree(self.parts.forward(feed.next_global_batch())))
-        return statistics.fmean(losses)
+        return mean_loss(self.parts, self._eval_feed(), iters or self.config.training.eval_iters)
+
+    def evaluate_positions(self, iters: int | None = None, edges: Sequence[int] | None = None) -> LossByPosition:
+        """The same loss, apart for tokens with more and less text before them (memo.train.evaluation).
+
+        `edges` part the positions; default: 512 and its doublings. Raises ConfigError without evaluation data.
+        """
+        return loss_by_position(self.parts, self._eval_feed(), iters or self.config.training.eval_iters, edges)
+
+    def evaluate_needles(
+        self, needles: NeedleDataset, iters: int | None = None, edges: Sequence[int] | None = None
+    ) -> NeedleRecall:
+        """What the model finds again of what `needles` hide, by distance. Raises ConfigError for another seq_length."""
+        open_dataset(self.config, needles, stream=1)
+        return needle_recall(self.parts, self._feed(needles), needles, iters or self.config.training.eval_iters, edges)
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
         """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change.
@@ -191,25 +201,19 @@ class Trainer:
         )
 
     def trace(self, path: str | os.PathLike[str], steps: int = 1) -> None:
-        """Take `steps` training steps and write what each stream did, for https://ui.perfetto.dev; a file a rank.
+        """Take `steps` training steps and write what each stream did and which messages went over which axis.
 
-        With several ranks `path` gets the rank before its suffix. Raises ConfigError for a run that does not swap.
+        https://ui.perfetto.dev opens the file; with several ranks each writes its own, and `path` gets the rank before
+        its suffix. Collective. Raises ArtifactError for a path that cannot be written, after the steps.
         """
-        if self.parts.swap is None:
-            raise ConfigError("trace() shows copies beside compute, and nothing moves here: give plan=0.5, say")
-        target = Path(path)
-        if self.mesh.grid.world_size > 1:
-            target = target.with_name(f"{target.stem}.rank{self.mesh.rank}{target.suffix}")
-        with record(self.parts.swap.swapper) as recorder:
-            for _ in range(steps):
-                self.step()
-        write_perfetto(recorder.spans(), target, self.mesh.rank)
+        trace_steps(self.parts, self.step, self.iteration + 1, steps, Path(path))
 
     def save(self, directory: str | os.PathLike[str] | None = None) -> Path:
-        """Write a checkpoint (collective); `directory` defaults to config.checkpoint.save."""
-        target = directory or self.config.checkpoint.save
-        if target is None:
-            raise ConfigError("save() needs a directory: give --save or save(directory)")
+        """Write a checkpoint (collective); `directory` defaults to config.checkpoint.save.
+
+        Under config.checkpoint.async_save a thread goes on writing it: the next save(), the end of train() and
+        close() wait until it is whole, and they or the next step() raise CheckpointError if it cannot be.
+        """
         state = RunState(
             iteration=self.iteration,
             consumed_samples=self.feed.sampler.consumed_samples,
@@ -217,14 +221,13 @@ class Trainer:
             optimizer_steps=self.optimizer_steps,
             skipped_iterations=self.skipped,
             nan_iterations=self.nan,
+            global_batch_size=self.global_batch_size,
         )
-        path = save_checkpoint(Path(target), state, self.parts.optimizer.segment_states(), self.mesh)
-        self.print(f"saved checkpoint {path}")
-        return path
+        return self.persistence.save(state, directory)
 
     def print(self, text: str) -> None:
-        """On rank 0 alone."""
-        if self.mesh.rank == 0:
+        """On rank 0 alone (or the only rank there is)."""
+        if self.mesh.tells:
             print(text, flush=True)
 
     def print_header(self) -> None:
@@ -239,32 +242,56 @@ class Trainer:
             f"{config.training.params_dtype}\n"
             f"layout: tp {grid.tp} x cp {grid.cp} ({config.parallel.cp_comm_type}) x pp {grid.pp} "
             f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {self.parts.device.type}\n"
+            f"{self._describe_simulation()}"
             f"batch: {self.global_batch_size} x {config.data.seq_length} tokens a step, "
             f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
+            f"{self._describe_data()}"
+            f"host: {self.placement}\n"
             f"MFU refers to {self.peak}"
         )
         if self.parts.chosen_swap is not None:
             self.print(
                 f"\nactivations of one layer and microbatch on this rank:\n{self.parts.chosen_swap.describe()}\n"
             )
-        if self.parts.transients is not None and self.mesh.rank == 0:  # describing takes seconds
+        if self.parts.transients is not None and self.mesh.tells:  # describing takes seconds
             self.print(f"memory that a step allocates on this rank:\n{self.parts.transients.describe()}\n")
+
+    def _describe_simulation(self) -> str:
+        world = self.config.parallel.simulate_world
+        if world is None:
+            return ""
+        return (
+            f"simulated: rank {self.mesh.rank} of {world} alone. No message is sent: times lack communication, and "
+            "losses mean nothing\n"
+        )
+
+    def _describe_data(self) -> str:
+        """A line about a corpus; datasets of users have no words for themselves."""
+        data = self.feed.dataset
+        return f"data: {data.describe()}\n" if isinstance(data, PackedDataset | PackedConversations) else ""
 
     def close(self) -> None:
         """Let go of the model, and end the process groups if this Trainer started them; a second call does nothing.
 
+        Waits for a checkpoint that is being written, and raises CheckpointError, when all is closed, if it cannot be.
         Where several Trainers live in one process, close the first of them last: it owns the groups.
         """
-        self._parts = self._train_feed = None
-        if self._owns_groups:
-            self._owns_groups = False
-            shutdown()
+        persistence, self._persistence = self._persistence, None
+        try:
+            if persistence is not None:
+                persistence.finish()
+        finally:
+            persistence = self._parts = self._train_feed = None
+            if self._owns_groups:
+                self._owns_groups = False
+                shutdown()
 
     def __enter__(self) -> "Trainer":
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(*() if kind is None else (CheckpointError,)):  # the first error is the one to tell
+            self.close()
 
     @property
     def parts(self) -> ParallelModel:
@@ -281,6 +308,13 @@ class Trainer:
         return self._train_feed
 
     @property
+    def persistence(self) -> Persistence:
+        """What of this run is on disk, or on its way."""
+        if self._persistence is None:
+            raise _closed()
+        return self._persistence
+
+    @property
     def mesh(self) -> Mesh:
         """Where this rank stands, and its process groups."""
         return self.parts.mesh
@@ -291,22 +325,29 @@ class Trainer:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
         return Feed(dataset, sampler, self.mesh, self.config.training.micro_batch_size, self.parts.device, tiles)
 
+    def _eval_feed(self) -> Feed:
+        if self.eval_data is None:
+            raise ConfigError("evaluate() needs evaluation data: give --eval-data-path or eval_data=")
+        return self._feed(self.eval_data)
+
     def _agree(self, loss_sum: Tensor) -> float:
         """The loss of the global batch from each rank's share; tp ranks hold the same, so one of them counts.
 
-        In the same message: was any rank asked to stop? Then all do, after the same step.
+        In the same message: was any rank asked to stop? Then all do, after the same step. Has any learned that a
+        checkpoint could not be written? Then all raise that CheckpointError.
         """
         counted = loss_sum.double() * (self.mesh.at.tp == 0)
-        both = torch.stack([counted, torch.full_like(counted, float(self._stop_requested))])
-        loss, stop = all_reduce(both, self.mesh.world).tolist()
-        self._stopping = stop > 0
+        asked = [torch.full_like(counted, float(flag)) for flag in (self._stop.requested, self.persistence.failed)]
+        loss, stop, failed = all_reduce(torch.stack([counted, *asked]), self.mesh.world).tolist()
+        self._stop.agreed = stop > 0
+        if failed > 0:
+            self.persistence.finish()
         return float(loss)
 
-    def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float) -> StepRecord:
+    def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float, copies: CopyTimes) -> StepRecord:
         tokens = self.global_batch_size * self.config.data.seq_length
         tgs = tokens / step_time_s / self.mesh.grid.world_size
         flops = tgs * model_flops_per_token(self.config.model, self.config.data.seq_length)
-        device_peak, host_peak = peak_memory_bytes(self.parts.device)
         return StepRecord(
             iteration=self.iteration,
             consumed_samples=self.feed.sampler.consumed_samples,
@@ -320,69 +361,31 @@ class Trainer:
             global_batch_size=self.global_batch_size,
             skipped_iterations=self.skipped,
             nan_iterations=self.nan,
-            device_peak_bytes=device_peak,
-            host_peak_bytes=host_peak,
+            **self._meter.figures(self.parts, copies),
         )
 
     def _load(self) -> None:
-        directory = self.config.checkpoint.load
-        if directory is None or not has_checkpoint(directory):
-            return
-        state = load_checkpoint(directory, self.parts.optimizer.segment_states(), self.mesh)
-        self.parts.optimizer.resume(state.optimizer_steps)
-        self.feed.sampler.load_state_dict({"seed": state.seed, "consumed_samples": state.consumed_samples})
-        self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
-        self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
-        self.print(f"loaded checkpoint {directory} at iteration {self.iteration}")
+        state = self.persistence.load()
+        if state is not None:
+            self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
+            self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
 
     def _plan_transients(self) -> None:
-        """The requests of the next step, planned; gradients are zeroed before it, and no sample is consumed."""
+        """The requests of the next step, planned: nothing is updated, and no sample is consumed."""
         if self.parts.transients is not None:
             batches = self.feed.peek()
             run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
-            self.parts.transients.plan(lambda: self.parts.forward_backward(batches), run)
+            with self.parts.optimizer.rehearsing():
+                self.parts.transients.plan(lambda: self.parts.train_step(batches, lr=0.0), run)
 
-    def _save_config(self) -> None:
-        if self.config.checkpoint.save is not None and self.mesh.rank == 0:
-            directory = Path(self.config.checkpoint.save)
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / "config.toml").write_text(self.config.to_toml(), encoding="utf-8")
-
-    def _print_evaluation(self) -> None:
-        loss = self.evaluate()
-        self.print(
-            f" validation loss at iteration {self.iteration} | lm loss value: {loss:.6E} | "
-            f"lm loss PPL: {math.exp(min(20.0, loss)):.6E} |"
-        )
-
-    @contextmanager
-    def _graceful_stop(self) -> Iterator[None]:
-        """SIGTERM asks for an end after the current step; handlers exist only in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
+    def _report_evaluation(self, reporter: Reporter) -> None:
+        if not self.config.training.eval_positions:
+            reporter.write_evaluation(self.iteration, {"loss": self.evaluate()})
             return
-
-        def request(_: int, __: FrameType | None) -> None:
-            self._stop_requested = True
-
-        self._stop_requested = self._stopping = False
-        previous = signal.signal(signal.SIGTERM, request)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous)
+        found = self.evaluate_positions()
+        reporter.write_evaluation(self.iteration, dataclasses.asdict(found))
+        self.print(found.table())
 
 
 def _closed() -> ClosedError:
     return ClosedError("this Trainer is closed and has no model any more: use it before close(), or make another")
-
-
-def shutdown() -> None:
-    """End the process groups, if any were started; let go before of what holds them (Trainer.close() does both).
-
-    gloo's threads free the tensors of the last messages when they get to it. One that does so while the
-    interpreter ends aborts the process (exit status -6), so groups, and with them their threads, end here.
-    """
-    if dist.is_initialized():
-        dist.destroy_process_group()
-        gc.collect()  # a model is a reference cycle; threads end with the last reference to their group

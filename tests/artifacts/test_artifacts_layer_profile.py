@@ -32,6 +32,7 @@ KEY = ProfileKey(
     params_dtype="bf16",
     offload_tiles=8,
     attention_backend="auto",
+    kernels="torch",
     device="a processor",
     num_threads=2,
     ranks_per_node=8,

@@ -18,6 +18,8 @@ ONE, DP2 = (1, {}), (2, {})
 TP2, CP2, PP2 = (2, {"tp": 2}), (2, {"cp": 2}), (2, {"pp": 2})
 TP2_PP2, TP2_DP2 = (4, {"tp": 2, "pp": 2}), (4, {"tp": 2})
 VPP2, CP2_PP2 = (2, {"pp": 2, "vpp": 2}), (4, {"cp": 2, "pp": 2})
+SWAP_TP2, SWAP_CP2_DP2 = (2, {"tp": 2, "offload_alpha": 0.5}), (4, {"cp": 2, "offload_alpha": 0.5})
+SWAP_VPP2, DP4 = (2, {"pp": 2, "vpp": 2, "offload_alpha": 0.5}), (4, {})
 Layout = tuple[int, dict[str, object]]
 Saved = tuple[Path, dict[str, Tensor], float]
 """Directory, global state, and loss on the batch after it."""
@@ -77,7 +79,14 @@ PAIRS = [
     ("llama-tiny", ONE, TP2_PP2),
     ("qwen3-tiny", VPP2, TP2_DP2),
     ("qwen3-tiny", VPP2, CP2_PP2),
+    ("qwen3-tiny", VPP2, SWAP_CP2_DP2),
+    ("llama-tiny", SWAP_TP2, ONE),
+    ("llama-tiny", SWAP_TP2, SWAP_VPP2),
+    ("gpt2-tiny", DP2, DP4),
+    ("gpt-tiny", TP2_PP2, SWAP_TP2),
 ]
+"""Model, where it is saved, where it is loaded: every axis on either side, ZeRO-1 over 1, 2 and 4 ranks, interleaved
+stages, activations that are swapped on one side, on the other, on both."""
 
 
 @pytest.mark.parametrize(("model", "source", "target"), PAIRS, ids=str)
@@ -100,4 +109,7 @@ def test_state_moves_between_layouts_bit_for_bit(
     assert loaded.keys() == expected.keys()
     assert {name.split("/")[0] for name in expected} == {"master", "exp_avg", "exp_avg_sq"}
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
-    assert sum(loss for _, loss in results) == pytest.approx(next_loss, rel=1e-5)  # fp32: weights follow too
+    # The weights follow: fp32, a few roundings apart as the sums of another layout are. Measured: 6.7e-8.
+    loss = sum(loss for _, loss in results)
+    print(f"{model} {source} {target}: losses differ by {abs(loss / next_loss - 1):.1e}")
+    assert loss == pytest.approx(next_loss, rel=1e-6)

@@ -158,6 +158,11 @@ WRONG = [
         data="",
     ),
     Wrong("--save-interval 10", ("--save-interval 10", "--save is not given", "--save DIR")),
+    Wrong("--keep-latest-k 2", ("--keep-latest-k 2", "--save is not given", "--keep-latest-k 0")),
+    Wrong("--save x --keep-latest-k -1", ("--keep-latest-k is -1", "0 or more")),
+    Wrong("--simulate-world tp=2 --tp 2 --save x", ("--simulate-world tp=2", "--save x", "leave")),
+    Wrong("--kernels triton --device cpu", ("--kernels triton", "--device cpu", "--kernels torch", "--device cuda")),
+    Wrong("--async-save", ("--async-save", "--save is not given", "--no-async-save")),
     Wrong(
         "--device cuda --attention-backend cpu",
         ("--attention-backend cpu", "--device cuda", "--attention-backend auto", "--device cpu"),

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from memo.mesh import Mesh, RankGrid
+from memo.mesh.group import torch_group
 from memo.parallel.collectives import all_reduce
 
 GROUPS = ("tp", "cp", "dp", "pp", "dp_cp", "cp_a2a", "cp_ring", "pp_forward", "pp_backward")
@@ -24,7 +25,7 @@ def _members(a2a_size: int) -> Views:
         sums: dict[str, int] = {}
         for name in (*GROUPS, "embedding", "pp_wrap_forward", "pp_wrap_backward"):
             group = getattr(mesh, name)
-            members[name] = None if group is None else dist.get_process_group_ranks(group)
+            members[name] = None if group is None else dist.get_process_group_ranks(torch_group(group))
             sums[name] = int(all_reduce(torch.tensor(mesh.rank), group))
         apart = {mesh.pp_forward, mesh.pp_backward, mesh.pp_wrap_forward, mesh.pp_wrap_backward}
         assert mesh.pp is None or len(apart) == 4, "links share a communicator"

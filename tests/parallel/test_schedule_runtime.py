@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks import RankError, run_ranks
 from torch import Tensor
 
-from memo.mesh import Mesh, RankGrid
+from memo.mesh import Mesh, RankGrid, Watch
 from memo.parallel.pipeline import PipelineStage, Wire
 from memo.parallel.schedule import Pipeline, forward_only, one_f_one_b
 
@@ -51,7 +51,7 @@ class FakeWork:
 
 def fake_mesh(stage: int) -> Any:
     names = ("pp_forward", "pp_backward", "pp_wrap_forward", "pp_wrap_backward")
-    return SimpleNamespace(at=SimpleNamespace(pp=stage), **{name: name for name in names})
+    return SimpleNamespace(at=SimpleNamespace(pp=stage), watch=Watch(), **{name: name for name in names})
 
 
 @pytest.mark.parametrize("make_schedule", [one_f_one_b, forward_only])
@@ -61,7 +61,7 @@ def test_buffers_in_flight_do_not_grow_with_microbatches(
 ) -> None:
     for stage in range(pipeline.stages):
         links = FakeLinks()
-        monkeypatch.setattr("memo.parallel.pipeline.dist", links)
+        monkeypatch.setattr("memo.parallel.collectives.dist", links)
         scale = torch.ones((), dtype=torch.float64, requires_grad=True)
 
         def chunk(hidden: Tensor | None, microbatch: int, scale: Tensor = scale) -> Tensor:

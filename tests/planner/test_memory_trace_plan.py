@@ -95,6 +95,26 @@ def test_two_levels_by_hand() -> None:
     assert plan.phases[3].requests == (PlannedRequest(500, NATIVE),)
 
 
+def test_the_optimizer_is_one_block_of_the_second_level() -> None:
+    """Two weight shards that are gathered one after the other, beside a reduced gradient from before."""
+    recorder = Recorder()
+    kept, reduced = recorder.make(1000), recorder.make(500)
+    recorder.free(kept)
+    recorder.end("layer_backward", 0, 0)
+    for shard in (2000, 3000):
+        recorder.free(recorder.make(shard))
+    recorder.free(reduced)
+    recorder.end("optimizer")
+    planning = solve_trace(recorder.trace(), "paper", min_bytes=500, alignment_bytes=500)
+    assert [(part.name, part.num_phases, part.num_blocks, part.solution.peak_bytes) for part in planning.parts] == [
+        ("layer_backward", 1, 1, 1000),
+        ("optimizer", 1, 2, 3000),  # the shards lie on one another
+        ("arenas and what crosses phases", 2, 3, 3500),  # two arenas and the reduced gradient
+    ]
+    first, second = planning.plan.phases[-1].requests
+    assert first.offset_bytes == second.offset_bytes and planning.plan.arena_bytes == 3500
+
+
 def test_phases_that_ask_for_the_same_have_the_same_addresses_within_their_arena() -> None:
     plan = plan_trace(layers(4), "paper", min_bytes=10, alignment_bytes=1)
     backwards = [phase.requests for phase in plan.phases if phase.kind == "layer_backward"]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 import memo
+from memo.config.parallel import ParallelConfig
 from memo.errors import ClosedError, HostMemoryError
 from memo.mesh import init_distributed, local_device
 
@@ -100,7 +101,7 @@ def _under_a_launcher(port: int) -> list[bool]:
     with pytest.raises(HostMemoryError):
         trainer(tp=2, num_layers=4, offload_alpha=0.5, offload_host_memory_gb=1e-9)
     seen.append(dist.is_initialized())
-    init_distributed(local_device("cpu"), 1.0)  # what run_ranks will end
+    init_distributed(local_device("cpu"), ParallelConfig(distributed_timeout_minutes=1.0))  # what run_ranks will end
     return seen
 
 

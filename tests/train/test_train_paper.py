@@ -70,13 +70,14 @@ def peak_bytes(trace: Trace) -> int:
     ids=["plain", "alpha", "pp2", "tp2alpha"],
 )
 def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[str, Any]) -> None:
-    """Bound 1 % (measured 6e-6); with tp 15 % below, since messages live until their threads are done (seen: 6 %)."""
+    """Bound 1 % (measured 6e-6); with tp 15 % below (seen: 6 %): gloo copies what it gathers and scatters, and its
+    threads drop that a little earlier or later. memo.estimate.cpu.messages counts those copies."""
     for stage, real in enumerate(run_ranks(world_size, recorded_on_rank, **layout)):
         if "tp" in layout and stage:
             continue  # tp ranks are alike
         on_paper = trace_on_paper(run_config(**layout), world_size, stage)
         assert [str(phase) for phase in on_paper.phases[1:]] == [
-            str(phase) for phase in real.phases if phase.kind != "reduction"
+            str(phase) for phase in real.phases if phase.kind not in ("reduction", "optimizer")
         ]
         least = 0.85 if "tp" in layout else 0.99
         assert least * peak_bytes(real) <= peak_bytes(on_paper) <= 1.01 * peak_bytes(real)

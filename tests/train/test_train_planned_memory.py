@@ -3,17 +3,25 @@
 The allocator belongs to the process, so each test trains in processes of its own.
 """
 
+import hashlib
+import itertools
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from layouts import make, tiny
 from ranks import run_ranks
-from torch import nn
+from torch import Tensor, nn
 
 import memo
+from memo.artifacts.trace import Trace, requests
+from memo.train.metrics import StepRecord
+from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
 
 RUN: dict[str, Any] = {
@@ -31,6 +39,7 @@ RUN: dict[str, Any] = {
     "profile_cache": "off",
     "memory_planner_min_bytes": 1024,
 }
+CLIP_GRAD = 0.7  # of gradient norms from 0.4 to 1.1
 
 
 def trainer(planner: str, **overrides: Any) -> memo.Trainer:
@@ -50,34 +59,72 @@ def transients(of: memo.Trainer) -> Transients:
     return found
 
 
-def train_on_rank(planner: str, steps: int, **overrides: Any) -> tuple[list[float], Any]:
+def state(of: memo.Trainer) -> str:
+    """A digest of every bit that training changes: weights, masters, moments, counts of the bias correction."""
+    digest = hashlib.sha256()
+
+    def tensors() -> Iterator[Tensor]:
+        for bucket in of.parts.data_parallel.buckets:
+            yield bucket.weights
+        optimizer = of.parts.optimizer
+        for segment, values in optimizer.segment_states():
+            assert optimizer.adam is not None
+            yield from values.values()
+            yield optimizer.adam.state[segment.weight]["step"]
+
+    for tensor in tensors():
+        digest.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def train_on_rank(planner: str, steps: int, **overrides: Any) -> tuple[list[StepRecord], str, Any, Any]:
+    """Records, the state after them, and of a plan the statistics and itself."""
     with trainer(planner, **overrides) as training:
-        statistics = None
-        if planner != "off":
-            transients(training)
-        losses = [training.step().lm_loss for _ in range(steps)]
-        if planner != "off":
-            assert training.parts.transients is not None
-            statistics = training.parts.transients.statistics()
-        return losses, statistics
+        planned = None if planner == "off" else transients(training).planned
+        records = [training.step() for _ in range(steps)]
+        found = training.parts.transients.statistics() if training.parts.transients is not None else None
+        return records, state(training), found, planned
 
 
-def train_twice(world_size: int, steps: int, **overrides: Any) -> tuple[list[Any], list[float]]:
-    """Statistics of every rank; asserts that the plan changes no bit of any loss."""
-    plain = run_ranks(world_size, train_on_rank, "off", steps, **overrides)
-    planned = run_ranks(world_size, train_on_rank, "auto", steps, **overrides)
-    assert [losses for losses, _ in planned] == [losses for losses, _ in plain]
-    return [statistics for _, statistics in planned], plain[0][0]
+def losses_of(records: list[StepRecord]) -> list[float]:
+    return [record.lm_loss for record in records]
 
 
-@pytest.mark.parametrize("alpha", ["off", 0.5])
-def test_fifty_steps_are_served_as_planned(alpha: Any) -> None:
-    """dtype fp32; bound: equal bits. Every byte of the arena is used, and none beyond."""
-    (found,), losses = train_twice(1, 50, plan=alpha)
-    assert losses[-1] < losses[0]
-    assert found.requests == found.hits > 50 * 100
-    assert (found.num_fallbacks, found.unasked, found.live_blocks) == (0, 0, 0)
-    assert found.peak_bytes == found.arena_bytes > 0
+def train_twice(world_size: int, steps: int, **overrides: Any) -> tuple[list[Any], list[Any], list[StepRecord]]:
+    """Statistics and plan of every rank; asserts that the plan changes no bit of any loss, nor of what is learnt."""
+    plain = run_ranks(world_size, train_on_rank, "off", steps, timeout_s=240, **overrides)
+    planned = run_ranks(world_size, train_on_rank, "auto", steps, timeout_s=240, **overrides)
+    for (records, learnt, *_), (expected, expected_learnt, *_) in zip(planned, plain, strict=True):
+        assert losses_of(records) == losses_of(expected)
+        assert learnt == expected_learnt
+    return [found for _, _, found, _ in planned], [plan for *_, plan in planned], planned[0][0]
+
+
+def most_alive_bytes(trace: Trace, min_bytes: int) -> int:
+    """Of the requests that a plan of `trace` serves."""
+    served = [r for r in requests(trace) if r.num_bytes >= min_bytes and r.freed_in is not None]
+    changes = [(r.lower, r.num_bytes) for r in served] + [(r.upper, -r.num_bytes) for r in served]
+    return max(itertools.accumulate(change for _, change in sorted(changes)))
+
+
+@pytest.mark.parametrize(("alpha", "min_bytes"), [("off", 1024), (0.5, 1024), ("off", 1)])
+def test_fifty_steps_are_served_as_planned(alpha: Any, min_bytes: int) -> None:
+    """dtype fp32; bound: equal bits. What is used is what was foreseen, to the byte; from 1 byte on also the scalars
+    that are all the optimizer asks for on one rank, in steps that clip and in steps that do not."""
+    (found,), (planned,), records = train_twice(
+        1, 50, plan=alpha, memory_planner_min_bytes=min_bytes, clip_grad=CLIP_GRAD
+    )
+    assert records[-1].lm_loss < records[0].lm_loss
+    assert min(r.grad_norm for r in records) < CLIP_GRAD < max(r.grad_norm for r in records)
+    by_kind = {phase.kind: len(phase.requests) for phase in planned.plan.phases}
+    assert list(by_kind)[-1] == "optimizer"
+    assert (by_kind["optimizer"] > 0) == (min_bytes == 1)
+    assert found.requests == found.hits == 50 * sum(len(phase.requests) for phase in planned.plan.phases) > 50 * 100
+    assert (found.num_fallbacks, found.native, found.unasked, found.live_blocks) == (0, 0, 0, 0)
+    assert found.arena_bytes == planned.plan.arena_bytes
+    assert found.peak_bytes == most_alive_bytes(planned.trace, min_bytes)
+    if min_bytes == 1024:  # smaller requests leave gaps: addresses are multiples of 64
+        assert found.peak_bytes == found.arena_bytes
 
 
 @pytest.mark.parametrize(
@@ -86,10 +133,82 @@ def test_fifty_steps_are_served_as_planned(alpha: Any) -> None:
     ids=["tp2", "pp2", "pp2vpp2", "cp2", "dp2"],
 )
 def test_every_axis_trains_as_without_a_plan(layout: dict[str, Any]) -> None:
-    """Messages are freed by the threads that send them, so a few requests may be served otherwise: counted."""
-    for found in train_twice(2, 4, **layout)[0]:
-        assert found.hits >= 0.9 * (found.requests - found.native) > 0
+    """Messages are freed by the threads that send them, so some requests may be served otherwise: counted.
+
+    The fewer cores, the more: 3 % were seen on an idle machine, 10 % on one that had other work.
+    """
+    statistics, planned, _ = train_twice(2, 4, **layout)
+    for found, of in zip(statistics, planned, strict=True):
+        assert found.hits >= 0.75 * (found.requests - found.native) > 0
         assert found.requests == found.hits + found.native + found.num_fallbacks
+        assert of.plan.phases[-1].kind == "optimizer"
+
+
+def shards_on_rank() -> tuple[list[int], list[int]]:
+    """Bytes of this rank's shards of weights, and of the optimizer's requests."""
+    with trainer("auto") as training:
+        planned = transients(training).planned
+        assert planned is not None
+        assert planned.plan.phases[-1].kind == "optimizer"
+        shards = [bucket.weight_shard.nbytes for bucket in training.parts.data_parallel.buckets]
+        return shards, [request.num_bytes for request in planned.plan.phases[-1].requests]
+
+
+def test_gathering_weights_over_dp_is_in_the_plan() -> None:
+    for shards, asked in run_ranks(2, shards_on_rank):
+        gathered = {num_bytes for num_bytes in shards if num_bytes >= RUN["memory_planner_min_bytes"]}
+        assert gathered and gathered <= set(asked)
+
+
+def recorded_on_rank(directory: str, dtype: str) -> list[list[tuple[str, int, float]]]:
+    """At the start and after resuming, without a plan and with one: state, its number of steps, loss of the next."""
+    found = []
+    for load in (None, directory):
+        both = []
+        for planner in ("off", "auto"):
+            with trainer(planner, params_dtype=dtype, load=load) as training:
+                if planner == "auto":
+                    transients(training)
+                both.append((state(training), training.optimizer_steps, training.step().lm_loss))
+                if load is None and planner == "off":
+                    training.save(directory)
+        found.append(both)
+    return found
+
+
+@pytest.mark.parametrize(("world_size", "dtype"), [(1, "fp32"), (2, "bf16")], ids=["alone-fp32", "dp2-bf16"])
+def test_recording_changes_nothing(world_size: int, dtype: str, tmp_path: Path) -> None:
+    """Bound: equal bits of weights, masters, moments and counters."""
+    for at_start, resumed in run_ranks(world_size, recorded_on_rank, str(tmp_path), dtype):
+        assert at_start[0] == at_start[1]
+        assert resumed[0] == resumed[1]
+        assert (at_start[0][1], resumed[0][1]) == (0, 1)
+        assert at_start[0][0] != resumed[0][0]
+
+
+class Stubborn:
+    """An optimizer that cannot be told not to update, as apex's."""
+
+    def __init__(self, adam: torch.optim.Optimizer) -> None:
+        self.state, self.param_groups, self.num_steps = adam.state, adam.param_groups, 0
+
+    def step(self) -> None:
+        self.num_steps += 1
+
+
+def test_an_optimizer_that_always_updates_rests_while_recording() -> None:
+    model, feed = make(tiny("llama-tiny", "fp32"), 1)
+    optimizer: Optimizer = model.optimizer
+    assert optimizer.adam is not None
+    other = Stubborn(optimizer.adam)
+    optimizer.adam = other  # type: ignore[assignment]
+    batches = feed.next_global_batch()
+    with optimizer.rehearsing():
+        model.train_step(batches, lr=0.1)
+        assert other.num_steps == 0
+    assert optimizer.adam is other and all("exp_avg" in other.state[s.weight] for s in optimizer.segments)
+    model.train_step(batches, lr=0.1)
+    assert other.num_steps == 1
 
 
 class Failing(nn.Module):
@@ -121,7 +240,7 @@ def disturbed_on_rank(planner: str) -> tuple[list[float], int]:
         setattr(owner, name, Failing(whole))
         batches = training.feed.peek()
         with pytest.raises(RuntimeError, match="in the middle"):
-            training.parts.forward_backward(batches)
+            training.parts.train_step(batches, lr=1e-2)
         setattr(owner, name, whole)
         losses += [training.step().lm_loss for _ in range(2)]
         if planner == "off":
@@ -148,7 +267,7 @@ def without_a_compiler_on_rank(cache: str) -> tuple[list[float], str]:
 
 
 def test_training_goes_on_without_a_compiler_and_says_so(tmp_path: Path) -> None:
-    plain = run_ranks(1, train_on_rank, "off", 2)[0][0]
+    plain = losses_of(run_ranks(1, train_on_rank, "off", 2)[0][0])
     losses, said = run_ranks(1, without_a_compiler_on_rank, str(tmp_path))[0]
     assert losses == plain
     assert "not planned, torch's own allocator serves it" in said and "compiler" in said

@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from memo.checkpoint.directory import latest_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
 from memo.checkpoint.hugging_face.names import Place, Shape, places
 from memo.checkpoint.shapes import global_shapes
-from memo.checkpoint.store import MASTER, StoredTensor, latest_checkpoint, read_tensors, stored_tensors
+from memo.checkpoint.store import MASTER, StoredTensor, read_tensors, stored_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, read_config

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from memo.checkpoint.chunks import ChunkedTensor
+from memo.checkpoint.directory import RunState, has_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_companions
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
-from memo.checkpoint.store import MASTER, RunState, has_checkpoint, write_tensors
+from memo.checkpoint.store import MASTER, write_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, read_config

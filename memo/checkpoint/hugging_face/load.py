@@ -5,8 +5,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from memo.checkpoint.chunks import global_chunks
+from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
-from memo.checkpoint.store import has_checkpoint
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import read_config

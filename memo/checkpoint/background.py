@@ -1,0 +1,98 @@
+"""A checkpoint written by a thread, while training goes on with everything that the checkpoint does not hold.
+
+    training   | step 100 | save | forward, backward of step 101 | wait | update | step 102 ...
+    thread                       | read and write masters, moments      | all ranks done? publish |
+
+Masters and moments change in the optimizer's update alone. So nothing is copied to be safe: the thread reads them
+where they lie, and the next update waits until it has. Where a step takes longer than writing one rank's share, as on
+long sequences it does, nobody waits.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class BackgroundWriter:
+    """Runs one write at a time in a thread.
+
+    Host memory: none of its own. What a write holds is the write's matter (see MAX_FILE_BYTES in writer.py).
+    The thread is no daemon: an interpreter that ends waits for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._thread: threading.Thread | None = None
+        self._was_read = threading.Event()
+        self._was_read.set()
+        self._error: BaseException | None = None
+        self._began_s = self._waited_s = 0.0
+        self._waiting_since_s: float | None = None
+
+    def start(self, write: Callable[[Callable[[], None]], None]) -> None:
+        """Call write(on_read) in the thread; it must call on_read() once it has read all that may change later.
+
+        On CUDA its copies run on a stream of their own, behind what is queued on the current one now.
+        Raises what the write before raised, after waiting for it.
+        """
+        self.finish()
+        self._was_read.clear()
+        self._began_s, self._waited_s = time.perf_counter(), 0.0
+        now = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+        self._thread = threading.Thread(target=self._run, args=(write, now), name="memo-save")
+        self._thread.start()
+
+    def wait_until_read(self) -> None:
+        """Return when what is being written may change, at once if nothing is."""
+        self._waiting_since_s = time.perf_counter()
+        self._was_read.wait()
+        self._waiting_since_s = None
+
+    def times_s(self) -> tuple[float, float]:
+        """Since start(), and how much of it wait_until_read() took; for the write itself, after its on_read()."""
+        return time.perf_counter() - self._began_s, self._waited_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether finish() would raise; never waits."""
+        return self._error is not None
+
+    def finish(self) -> None:
+        """Wait for the write, if there is one. Raises what it raised, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, write: Callable[[Callable[[], None]], None], after: torch.cuda.Event | None) -> None:
+        try:
+            with _own_stream(self.device, after):
+                write(self._release)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._was_read.set()  # nobody waits for a write that has failed
+
+    def _release(self) -> None:
+        since_s = self._waiting_since_s
+        if since_s is not None:
+            self._waited_s = time.perf_counter() - since_s
+        self._was_read.set()
+
+
+@contextmanager
+def _own_stream(device: torch.device, after: torch.cuda.Event | None) -> Iterator[None]:
+    """Copies from the device beside training's kernels; threads begin on the first device, so name ours."""
+    if after is None:
+        yield
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream(device)
+        stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            yield

@@ -1,0 +1,181 @@
+"""The directory that --save names: which checkpoints it holds, and how one comes and goes.
+
+    DIR/iter_0000100/                          a whole checkpoint: torch.distributed.checkpoint files, run_state.json
+    DIR/latest_checkpointed_iteration.txt      Megatron's name for the pointer to the newest
+    DIR/iter_0000200.partial/                  one on its way in or out, or left by a run that died meanwhile
+    DIR/iter_0000100.replaced/                 the older of two of one iteration, until the newer is in its place
+
+A checkpoint is written aside and renamed when it is whole; then the pointer moves; only then may an older one go,
+renamed before it is deleted. Each of these becomes durable before the next begins, so whenever a process is killed
+or a machine loses power, the pointer names a whole checkpoint.
+
+All functions are for one process alone, and all but the two that look are for rank 0. No torch here.
+"""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memo.errors import CheckpointError
+
+LATEST = "latest_checkpointed_iteration.txt"
+RUN_STATE = "run_state.json"
+SCHEMA_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+"""Version 1 did not know the global batch size."""
+
+_WHOLE_NAME = re.compile(r"iter_(\d{7,})")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands, besides its tensors.
+
+    memo draws no random number after the initial weights: the order of samples and mock data are functions of
+    (seed, consumed_samples), the learning rate is one of the iteration. So this, masters and moments are everything.
+    """
+
+    iteration: int
+    consumed_samples: int
+    seed: int
+    optimizer_steps: int
+    skipped_iterations: int
+    nan_iterations: int
+    global_batch_size: int = 0
+    """Samples of one step; 0 where nobody wrote it down."""
+
+
+def latest_checkpoint(directory: str | Path) -> Path:
+    """The newest whole checkpoint; raises CheckpointError that says what is missing."""
+    root = Path(directory)
+    pointer = root / LATEST
+    if not pointer.exists():
+        raise CheckpointError(
+            f"--load {root}: {LATEST} is not there, so it holds no whole checkpoint: "
+            "give the directory that an earlier run named with --save"
+        )
+    text = pointer.read_text(encoding="utf-8").strip()
+    if not text.isdecimal():
+        raise CheckpointError(
+            f"--load {root}: {LATEST} holds {text!r}, not the number of an iteration: write that number there"
+        )
+    final = root / f"iter_{int(text):07d}"
+    for found in (final, replaced(final)):  # the second: a run died between the two renames of publish
+        if found.is_dir():
+            return found
+    raise CheckpointError(
+        f"--load {root}: {LATEST} names {final.name}, which is not there: write the number of one that is"
+    )
+
+
+def has_checkpoint(directory: str | Path) -> bool:
+    """Whether a run has ever saved there; what it saved may be damaged since."""
+    return (Path(directory) / LATEST).exists()
+
+
+def read_state(final: Path) -> RunState:
+    """Raises CheckpointError when it is missing, damaged, or of another version of memo."""
+    try:
+        state = json.loads((final / RUN_STATE).read_text(encoding="utf-8"))
+        version = state.pop("schema_version")
+        if version not in READABLE_VERSIONS:
+            raise CheckpointError(
+                f"--load {final}: written by another version of memo, in schema {version}, but this one "
+                f"reads schema {' and '.join(map(str, READABLE_VERSIONS))}: use the version that wrote it"
+            )
+        return RunState(**state)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"--load {final}: {RUN_STATE} cannot be read ({type(error).__name__}: {error}): choose another checkpoint"
+        ) from error
+
+
+def partial(final: Path) -> Path:
+    """Where a checkpoint is written before it is whole, and goes to be deleted."""
+    return final.with_name(f"{final.name}.partial")
+
+
+def replaced(final: Path) -> Path:
+    return final.with_name(f"{final.name}.replaced")
+
+
+def prepare(final: Path) -> None:
+    """Clear what runs left that died here, and make an empty partial(final). Raises OSError."""
+    root = final.parent
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob("iter_*.replaced"):
+        newer = left.with_name(left.name.removesuffix(".replaced"))
+        if newer.exists():
+            shutil.rmtree(left)
+        else:
+            os.replace(left, newer)
+    for left in root.glob("iter_*.partial"):
+        shutil.rmtree(left)
+    partial(final).mkdir()
+
+
+def publish(final: Path, state: RunState) -> None:
+    """partial(final), whose tensors are all written, becomes the newest checkpoint. Raises OSError."""
+    written, root = partial(final), final.parent
+    _write_durably(written / RUN_STATE, json.dumps({"schema_version": SCHEMA_VERSION, **asdict(state)}, indent=1))
+    _make_durable(written)
+    if final.exists():  # the same iteration saved twice: the newer one counts
+        os.replace(final, replaced(final))
+    os.replace(written, final)
+    _make_durable(root)
+    pointer = root / LATEST
+    _write_durably(pointer.with_suffix(".tmp"), f"{state.iteration}\n")
+    os.replace(pointer.with_suffix(".tmp"), pointer)
+    _make_durable(root)
+    shutil.rmtree(replaced(final), ignore_errors=True)
+
+
+def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
+    """Delete whole checkpoints older than `final`, which is published, so that with it the newest K remain.
+
+    0 keeps all. What is newer than `final` (a run that went back to an older one left it), what is a link, and
+    what is not whole counts for nothing and stays. Returns what was deleted, the oldest first. Raises OSError.
+    """
+    if keep_latest_k == 0:
+        return []
+    older = [path for path in whole_checkpoints(final.parent) if _iteration(path) < _iteration(final)]
+    gone = older[: max(0, len(older) - (keep_latest_k - 1))]
+    for path in gone:
+        os.replace(path, partial(path))  # a kill from here on leaves no half checkpoint under a whole one's name
+        shutil.rmtree(partial(path))
+    return gone
+
+
+def whole_checkpoints(root: Path) -> list[Path]:
+    """By iteration, the oldest first; no links, as their target belongs to somebody else."""
+    found = [
+        path
+        for path in root.glob("iter_*")
+        if _WHOLE_NAME.fullmatch(path.name) and not path.is_symlink() and (path / RUN_STATE).exists()
+    ]
+    return sorted(found, key=_iteration)
+
+
+def _iteration(final: Path) -> int:
+    match = _WHOLE_NAME.fullmatch(final.name)
+    assert match is not None, f"{final} is not named as a checkpoint"
+    return int(match[1])
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_durable(directory: Path) -> None:
+    """The names in it; their files are synced by whoever writes them."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

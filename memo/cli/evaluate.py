@@ -1,0 +1,113 @@
+"""`memo evaluate`: how well a model foretells each position, and what it finds again over a distance.
+
+memo evaluate --model DIR --data-path P --seq-len 131072 [--needle]
+torchrun --nproc-per-node 8 -m memo evaluate --config runs/a/config.toml --load runs/a --tp 8 --seq-len 131072
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memo.config import RunConfig
+from memo.config.checks import check
+from memo.config.derived import world_size_from_env
+from memo.config.evaluation import for_evaluation
+from memo.config.flags import parse_command
+from memo.config.require import require
+from memo.data import CorpusFacts, NeedleDataset
+from memo.data.needle import check_needles
+from memo.errors import ConfigError, is_reporting_rank
+
+if TYPE_CHECKING:
+    from memo.train.trainer import Trainer
+
+ABOUT = (
+    "Loss and perplexity by position, of --model DIR or of the newest checkpoint in --load DIR, over --eval-iters "
+    "global batches of --eval-data-path, or else of --data-path. Takes every flag of `memo train`, also under "
+    "torchrun; those of checkpoints to write, of logs and of planned memory are not read."
+)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What is asked beside the loss."""
+
+    needle: bool = False
+    """Hide keys with values in the texts, ask for the values at the end, and tell how many are found, by distance."""
+    num_needles: int = 8
+    """With --needle: pairs hidden in a sample, one in each part of it."""
+    key_length: int = 4
+    """With --needle: tokens of a key."""
+    value_length: int = 4
+    """With --needle: tokens of a value, all of which must be right."""
+    out: str | None = None
+    """File for the figures, as JSON."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
+    config, options = parse_command(
+        argv, _Options(), prog="memo evaluate", about=ABOUT, print_errors=is_reporting_rank()
+    )
+    config = for_evaluation(config, world_size_from_env())
+    check(config, world_size_from_env())
+    _check_options(config, options)
+    from memo.train.setup import check_writable
+    from memo.train.trainer import Trainer
+
+    check_writable("--out", options.out, is_directory=False)
+    with Trainer(config=config) as trainer:
+        by_position = trainer.evaluate_positions()
+        found: dict[str, Any] = {"iteration": trainer.iteration, "positions": asdict(by_position)}
+        trainer.print(by_position.table())
+        if options.needle:
+            recall = trainer.evaluate_needles(_needles(trainer, options))
+            found["needles"] = asdict(recall)
+            trainer.print(f"\n{recall.table()}")
+        if options.out is not None and trainer.mesh.rank == 0:
+            _write(options.out, found)
+
+
+def _check_options(config: RunConfig, options: _Options) -> None:
+    require(
+        config.checkpoint.load or config.checkpoint.pretrained_checkpoint,
+        "there are no weights to evaluate: give --model DIR, a Hugging Face directory, or --load DIR, a checkpoint of "
+        "memo (with --config DIR/config.toml, or the flags of its model)",
+    )
+    if options.needle:
+        lengths = (options.num_needles, options.key_length, options.value_length)
+        check_needles(config.data.seq_length, *lengths)
+        return
+    for name, default in vars(_Options()).items():
+        value = getattr(options, name)
+        require(
+            name == "out" or value == default,
+            f"--{name.replace('_', '-')} {value} is read with --needle alone, which is not given: give both or none",
+        )
+
+
+def _needles(trainer: "Trainer", options: _Options) -> NeedleDataset:
+    from memo.train.setup import open_dataset
+
+    config = trainer.config
+    corpus = config.data.eval_data_path
+    ends = [CorpusFacts.load(corpus).eod] if corpus is not None and os.path.exists(f"{corpus}.json") else []
+    return NeedleDataset(
+        open_dataset(config, corpus, stream=1),
+        config.training.seed,
+        num_needles=options.num_needles,
+        key_length=options.key_length,
+        value_length=options.value_length,
+        avoid=ends,
+    )
+
+
+def _write(path: str, found: dict[str, Any]) -> None:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}: check the path and its permissions") from None

@@ -1,0 +1,31 @@
+"""The configuration of a run that only evaluates."""
+
+from dataclasses import replace
+
+from memo.config.derived import global_batch_size
+from memo.config.memory import MemoryConfig
+from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
+
+
+def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
+    """The same weights, layout and data: the evaluation data where there are any, else the training data.
+
+    What holds activations stays as it is, though forwards alone do not use it: a model is admitted for evaluation
+    where it is admitted for training. Nothing is saved or logged. The size of a global batch is stated, as a
+    checkpoint may be of a run with another.
+    """
+    data, checkpoint = config.data, config.checkpoint
+    corpus = data.eval_data_path or data.data_path
+    batch = global_batch_size(config, world_size)
+    return replace(
+        config,
+        memory=replace(
+            config.memory,
+            memory_planner="off",
+            memory_planner_min_bytes=MemoryConfig.memory_planner_min_bytes,
+        ),
+        data=data if data.mock_data else replace(data, data_path=corpus, eval_data_path=corpus),
+        training=replace(config.training, eval_interval=1, global_batch_size=batch),
+        checkpoint=CheckpointConfig(load=checkpoint.load, pretrained_checkpoint=checkpoint.pretrained_checkpoint),
+        logging=LoggingConfig(),
+    )

@@ -1,0 +1,125 @@
+"""`memo data chat`: from conversations to a corpus of which the answers alone are learned.
+
+Beside the tokens lies a second pair of the same format and the same document lengths: one byte a token, 1 where the
+assistant wrote it. The pair of tokens is what it would be without, for every tool that reads Megatron's format; and
+a mask is mapped into memory and cut as tokens are, at a length of millions too.
+
+    OUT.bin        OUT.idx         tokens
+    OUT.mask.bin   OUT.mask.idx    answers
+    OUT.json, OUT-tokenizer.json, OUT-chat_template.jinja
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memo.data.build import BuildSummary, add_facts, check_split, evaluation_prefix, in_batches, is_held_out
+from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, Span, load_chat_template
+from memo.data.conversations import read_conversations
+from memo.data.documents import JSON_LINES_SUFFIX, list_files, require_utf8
+from memo.data.facts import CorpusFacts, mask_prefix
+from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
+from memo.data.tokenizer import Located, Tokenizer, load_tokenizer
+from memo.errors import DataError
+
+TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
+
+
+def build_chat(
+    inputs: Sequence[str | Path],
+    out_prefix: str | Path,
+    *,
+    tokenizer: str,
+    chat_template: str | Path | None = None,
+    split_eval: float = 0.0,
+) -> BuildSummary:
+    """Build a corpus of .jsonl files, and of directories that hold some (`memo.data.conversations` has the forms).
+
+    tokenizer: directory of the model, its tokenizer.json, or `byte`.
+    chat_template: a file of Jinja or a directory that has one; default: the one of `tokenizer`.
+    split_eval: share of the conversations, in [0, 1), that goes to OUT-eval instead, as in `build_corpus`.
+
+    Raises ConfigError for arguments that do not fit together and DataError, with file and line, for conversations
+    that cannot be read, rendered or learned from; an older corpus of the same name then stays as it was.
+    """
+    files = list_files(inputs, suffixes={JSON_LINES_SUFFIX})
+    prefix = Path(out_prefix)
+    eval_prefix = evaluation_prefix(prefix, split_eval)
+    chosen = load_tokenizer(tokenizer)
+    template = load_chat_template(tokenizer, chosen.special_texts, chat_template)
+    with ExitStack() as stack:
+        # Writers close in reverse order: the training corpus is moved into place last.
+        train = stack.enter_context(_Writer(prefix, chosen, template))
+        evaluation = stack.enter_context(_Writer(eval_prefix, chosen, template)) if split_eval > 0.0 else None
+        count = 0
+        for ids, mask in _encode(files, chosen, template):
+            writer = evaluation if evaluation is not None and is_held_out(count, split_eval) else train
+            writer.add(ids, mask)
+            count += 1
+        if not count:
+            raise DataError(f"no conversations in {', '.join(map(str, files))}; check the inputs")
+        if evaluation is not None:
+            check_split(split_eval, count, train.tokens.num_documents, evaluation.tokens.num_documents)
+        return BuildSummary(
+            prefix=prefix,
+            train=train.add_facts(),
+            evaluation=None if evaluation is None else evaluation.add_facts(),
+            num_empty_documents=0,
+        )
+
+
+class _Writer(ExitStack):
+    """Tokens and mask of one corpus, moved in place together, the tokens last."""
+
+    def __init__(self, prefix: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        super().__init__()
+        self.tokenizer, self.template = tokenizer, template
+        self.tokens = IndexedDatasetWriter(prefix, smallest_dtype(tokenizer.vocab_size))
+        self.mask = IndexedDatasetWriter(mask_prefix(prefix), np.uint8)
+        self.num_answer_tokens = 0
+
+    def __enter__(self) -> "_Writer":
+        self.enter_context(self.tokens)
+        self.enter_context(self.mask)
+        return self
+
+    def add(self, ids: NDArray[np.int32], mask: NDArray[np.uint8]) -> None:
+        self.tokens.add_document(ids)
+        self.mask.add_document(mask)
+        self.num_answer_tokens += int(mask.sum())
+
+    def add_facts(self) -> CorpusFacts:
+        self.tokens.add_side_file(TEMPLATE_SUFFIX, self.template.source.encode())
+        return add_facts(self.tokens, self.tokenizer, self.num_answer_tokens)
+
+
+def _encode(
+    files: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+    """Tokens and mask of each conversation in turn."""
+    rendered = ((c.where, template.render(c)) for c in read_conversations(files))
+    for batch in in_batches(rendered, lambda item: len(item[1].text)):
+        for where, conversation in batch:
+            require_utf8(conversation.text, where)
+        encoded = tokenizer.encode_located([conversation.text for _, conversation in batch])
+        for (where, conversation), located in zip(batch, encoded, strict=True):
+            mask = answer_mask(located, conversation.spans)
+            if not mask[1:].any():  # the first token is no label
+                raise DataError(f"{where}: {template.name} renders no answer to learn from; see what it does with it")
+            yield located.ids, mask
+
+
+def answer_mask(located: Located, spans: Sequence[Span]) -> NDArray[np.uint8]:
+    """1 for each token, [n], that has a character of one of `spans`.
+
+    A token reaches at least to where the one before it ends: what lies between two is the blank of the later one.
+    """
+    ends = np.maximum.accumulate(located.offsets[:, 1])
+    begins = np.minimum(located.offsets[:, 0], np.concatenate(([0], ends[:-1])))
+    mask = np.zeros(len(ends), dtype=np.uint8)
+    for begin, end in spans:
+        mask |= (begins < end) & (ends > begin)
+    return mask

@@ -1,0 +1,38 @@
+"""A corpus by its prefix, as the dataset that its facts ask for."""
+
+import os
+from pathlib import Path
+
+from memo.config.data import DataConfig
+from memo.data.chat_packing import PackedConversations
+from memo.data.facts import CorpusFacts, mask_prefix
+from memo.data.indexed import IndexedDataset
+from memo.data.packing import PackedDataset
+from memo.errors import DataError
+
+
+def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int) -> PackedDataset | PackedConversations:
+    """Samples of `data.seq_length` tokens: of conversations if `memo data chat` wrote the corpus, else of texts.
+
+    Raises ConfigError when the corpus is too short, DataError when its files do not belong together.
+    """
+    name = os.fspath(prefix)
+    facts = CorpusFacts.load(name) if Path(f"{name}.json").exists() else None
+    mask = mask_prefix(name)
+    if facts is None and Path(f"{mask}.idx").exists():
+        raise DataError(
+            f"{mask}.idx says which tokens of {name} are answers, but {name}.json, which goes with it, is missing; "
+            "restore it, build the corpus again, or remove the mask to train on all tokens"
+        )
+    indexed = IndexedDataset(name)
+    if facts is None or facts.num_answer_tokens is None:
+        return PackedDataset(indexed, data.seq_length, seed, packing=data.packing)
+    return PackedConversations(
+        indexed,
+        IndexedDataset(mask),
+        data.seq_length,
+        seed,
+        fill=facts.eod,
+        packing=data.packing,
+        long_conversations=data.long_conversations,
+    )

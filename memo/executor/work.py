@@ -1,0 +1,162 @@
+"""What a rank works on and which messages it exchanges, recorded from outside of a model that is already built.
+
+    with record_work(mesh.watch, chunks, backend) as recorder:
+        ...  # training steps
+    spans = recorder.spans()
+
+Embedding, layers and loss get hooks for the time of the recording; messages are told by their groups
+(memo.mesh.group). Both put timestamps on the compute stream: on CUDA these are events, read only by `spans`, so the
+host never waits for the device because somebody looks on. What a message takes is then what the compute stream sees of
+it, from where it was issued to where its wait was over.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from memo.executor.streams import Stream, StreamBackend, Timestamp
+from memo.mesh import Watch
+from memo.report.work import WorkSpan
+
+
+@dataclass
+class _Open:
+    """One span; `waited_from` is None while the rank goes on with other work."""
+
+    recorder: "WorkRecorder"
+    row: str
+    name: str
+    num_bytes: int
+    begun: Timestamp
+    waited_from: Timestamp | None = None
+    ended: Timestamp | None = None
+
+    def waits(self) -> None:
+        if self.waited_from is None:
+            self.waited_from = self.recorder.now()
+
+    def end(self) -> None:
+        self.ended = self.recorder.now()
+
+
+class WorkRecorder:
+    """A listener that keeps what it is told; see `record_work`."""
+
+    def __init__(self, backend: StreamBackend) -> None:
+        self.backend = backend
+        self.origin = self.now()
+        self._seen: list[_Open] = []
+
+    def now(self) -> Timestamp:
+        return self.backend.timestamp(Stream.COMPUTE)
+
+    def begin(self, row: str, name: str, num_bytes: int = 0) -> _Open:
+        span = _Open(self, row, name, num_bytes, self.now())
+        self._seen.append(span)
+        return span
+
+    def spans(self) -> list[WorkSpan]:
+        """Everything that has begun and ended, in that order; waits for the device."""
+        self.backend.synchronize()
+        return [self._span(seen, seen.ended) for seen in self._seen if seen.ended is not None]
+
+    def _span(self, seen: _Open, ended: Timestamp) -> WorkSpan:
+        start_s, end_s = (at.seconds_since(self.origin) for at in (seen.begun, ended))
+        still_s = 0.0 if seen.waited_from is None else ended.seconds_since(seen.waited_from)
+        return WorkSpan(seen.row, seen.name, start_s, end_s, seen.num_bytes, still_s)
+
+
+@contextlib.contextmanager
+def record_work(
+    watch: Watch, chunks: Sequence[Any], backend: StreamBackend, layers: bool = True
+) -> Iterator[WorkRecorder]:
+    """Records one rank's work from here to the end of the block; begin and end between two training steps.
+
+    Args:
+        chunks: of the model on this rank (memo.model.transformer), wrapped in whatever way.
+        backend: for its timestamps alone.
+        layers: False where memo.executor.recorder sees the layers already.
+
+    Recording changes no bit: it adds views to the graph of autograd, and nothing else.
+    """
+    recorder = WorkRecorder(backend)
+    handles: list[RemovableHandle] = []
+    watch.listener = recorder
+    try:
+        for module, name in _parts(chunks, layers):
+            handles += _Hooks(recorder, watch, name).attach(module)
+        yield recorder
+    finally:
+        watch.listener = None
+        for handle in handles:
+            handle.remove()
+
+
+def _parts(chunks: Sequence[Any], layers: bool) -> Iterator[tuple[nn.Module, str]]:
+    for chunk in chunks:
+        if chunk.embedding is not None:
+            yield chunk.embedding, " embedding"
+        if layers:
+            for index, layer in zip(chunk.layer_indices, chunk.layers, strict=True):
+                yield layer, f":{index}"
+        if chunk.head is not None:
+            yield chunk.head, " loss"
+
+
+class _Hooks:
+    """Begin and end of one module's forwards and backwards; evaluation is not recorded."""
+
+    def __init__(self, recorder: WorkRecorder, watch: Watch, name: str) -> None:
+        self.recorder, self.watch, self.name = recorder, watch, name
+        self._forward: _Open | None = None
+        self._backward: _Open | None = None
+
+    def attach(self, module: nn.Module) -> list[RemovableHandle]:
+        return [module.register_forward_pre_hook(self._before), module.register_forward_hook(self._after)]
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not torch.is_grad_enabled():
+            return None
+        first = args[0]
+        if isinstance(first, Tensor) and first.requires_grad:
+            first = _OnBackward.apply(first, self._end_backward)
+        self._forward = self.recorder.begin("compute", f"F{self.watch.microbatch}{self.name}")
+        return first, *args[1:]
+
+    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        if self._forward is None:
+            return None
+        self._forward.end()
+        self._forward = None
+        marked: Tensor = _OnBackward.apply(output, self._begin_backward)
+        return marked
+
+    def _begin_backward(self) -> None:
+        self._backward = self.recorder.begin("compute", f"B{self.watch.microbatch}{self.name}")
+        # What has no gradient to hand on, as the embedding, is the last to run in its backward.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        if self._backward is not None:
+            self._backward.end()
+            self._backward = None
+
+
+class _OnBackward(torch.autograd.Function):
+    """The identity, whose backward calls a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Callable[[], None]) -> Tensor:
+        ctx.call = call
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.call()
+        return grads[0], None

@@ -1,0 +1,101 @@
+"""Process groups that know their axis, and the one place from which a rank's work can be watched.
+
+    mesh.watch.listener = recorder      # from here on the recorder is told of every message and every piece of work
+    mesh.watch.listener = None          # as always else: one comparison a message
+
+Groups are passed to where messages are issued, so what hears of them travels with the groups: nothing has to be
+looked up, and two trainers of one process do not hear each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Protocol
+
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+
+class OpenSpan(Protocol):
+    """Something that has begun."""
+
+    def waits(self) -> None:
+        """From here on the rank stands still until it ends."""
+
+    def end(self) -> None:
+        """It is over; of several calls the last counts."""
+
+
+class Listener(Protocol):
+    """Looks on; called by the thread that works, which on CUDA may be autograd's."""
+
+    def begin(self, row: str, name: str, num_bytes: int) -> OpenSpan:
+        """`row` is "compute" or an axis of the mesh; `num_bytes` of a message, the larger of its two ends."""
+
+
+class Watch:
+    """Who looks on at the work of one rank: nobody, unless a step is traced.
+
+    Attributes:
+        microbatch: whose forward or backward runs.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Listener | None = None
+        self.microbatch = -1
+
+    def work(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Around a piece of the rank's own work."""
+        return contextlib.nullcontext() if self.listener is None else _told(self.listener, name)
+
+
+@contextlib.contextmanager
+def _told(listener: Listener, name: str) -> Iterator[None]:
+    span = listener.begin("compute", name, 0)
+    try:
+        yield
+    finally:
+        span.end()
+
+
+class AxisGroup(ProcessGroup):
+    """A process group with the name of its axis, watched together with all others of its mesh.
+
+    It is a ProcessGroup so that it can stand wherever one is asked for, but it cannot communicate itself:
+    memo.parallel.collectives hands `inner` to torch. torch refuses the wrapper with "not initialized".
+    """
+
+    def __init__(self, inner: ProcessGroup, axis: str, watch: Watch) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]  # torch's stub knows one signature of two
+        self.inner, self.axis, self.watch = inner, axis, watch
+
+
+def torch_group(group: ProcessGroup) -> ProcessGroup:
+    """What torch.distributed takes: the group within an AxisGroup, any other as it is."""
+    return group.inner if isinstance(group, AxisGroup) else group
+
+
+def begin_message(group: ProcessGroup, name: str, x: Tensor) -> OpenSpan | None:
+    """Tell who watches the group, if anybody, that a message of x's size is issued."""
+    if not isinstance(group, AxisGroup) or group.watch.listener is None:
+        return None
+    return group.watch.listener.begin(group.axis, name, x.nbytes)
+
+
+def watched(work: Work, span: OpenSpan | None) -> Work:
+    """A message under way whose span ends when it has been waited for; without a span the message itself."""
+    return work if span is None else _WatchedWork(work, span)
+
+
+class _WatchedWork(Work):
+    def __init__(self, work: Work, span: OpenSpan) -> None:
+        super().__init__()
+        self._work, self._span = work, span
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self._span.waits()
+        done = self._work.wait()
+        self._span.end()
+        return done

@@ -1,0 +1,282 @@
+"""Pictures of training runs, from their logs: loss, speed, memory, copies beside compute, plan against measured."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from memo.artifacts.run_log import RunLog, StepRecord
+from memo.report.drawing import blank_figure, png_bytes
+from memo.units import GIB, MIB
+
+COMPONENTS = {
+    "weights": "weights_bytes",
+    "gradients": "gradients_bytes",
+    "optimizer": "optimizer_bytes",
+    "rounding_buffers": "rounding_buffers_bytes",
+    "transient": "transient_peak_bytes",
+}
+"""Of the device, from the bottom, by their name in a header's memory_forecast."""
+
+HOST = ("host_records", "host_records_bytes")
+
+_SMOOTHED_FROM = 100
+"""Steps: shorter curves are drawn as they are."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file, or why there is none."""
+
+    name: str
+    title: str
+    caption: str
+    png: bytes | None
+
+    @property
+    def missing(self) -> bool:
+        return self.png is None
+
+
+def draw_loss(runs: Mapping[str, RunLog]) -> Picture:
+    """Loss, validation loss as dots, and the gradient's norm before clipping, over iterations."""
+    panels = [("lm loss, nats a token", "lm_loss", "linear"), ("gradient norm", "grad_norm", "log")]
+    return Picture(
+        "loss", "Loss", "Loss of the global batch, and the gradient's norm before clipping.", _draw(runs, panels)
+    )
+
+
+def draw_speed(runs: Mapping[str, RunLog]) -> Picture:
+    """MFU and TGS over iterations."""
+    panels = [("MFU, % of peak", "mfu_percent", "linear"), ("tokens per GPU and second", "tgs", "linear")]
+    caption = "Model FLOPs utilisation (without recomputation), and tokens per GPU and second. Warm-up is in it."
+    return Picture("speed", "Speed", caption, _draw(runs, panels))
+
+
+def draw_memory(run: RunLog, name: str = "") -> Picture:
+    """Components of one rank over iterations, stacked; host memory and what was foreseen as lines."""
+    steps = [step for step in run.steps if step.weights_bytes is not None]
+    title = _of("Memory by component", name)
+    if not steps:
+        why = "The log has no memory by component: it was written by an older memo, train again to record it."
+        return Picture("memory", title, why, None)
+    columns = {part: [getattr(step, field) or 0 for step in steps] for part, field in COMPONENTS.items()}
+    columns = {part: values for part, values in columns.items() if any(values)}
+    host = [step.host_records_bytes or 0 for step in steps]
+    foreseen = _foreseen_bytes(run)
+    unit, unit_name = _unit(max([*map(sum, zip(*columns.values(), strict=True)), *host]))
+    figure = blank_figure("the memory of a run", 8.0, 3.6)
+    axes = _axes(figure.add_subplot(), "iteration", f"{unit_name} of rank 0")
+    at = [step.iteration for step in steps]
+    stacked = [[value / unit for value in values] for values in columns.values()]
+    labels, colours = [part.replace("_", " ") for part in columns], dict(zip(COMPONENTS, _palette(), strict=False))
+    axes.stackplot(*_widened(at, stacked), labels=labels, colors=[colours[part] for part in columns])
+    if any(host):
+        axes.plot(*_widened(at, [[value / unit for value in host]]), color="0.25", label="host records")
+    if foreseen is not None:
+        axes.axhline(foreseen / unit, color="black", linewidth=0.9, linestyle="--", label="foreseen on the device")
+    axes.set_ylim(bottom=0)
+    _legend(axes)
+    caption = (
+        "What lies in memory on rank 0; transient is the most that a step took beside the rest so far (activations "
+        "that stay, working sets, the loss). Host records are the activations that were moved."
+    )
+    return Picture("memory", title, caption, png_bytes(figure))
+
+
+def draw_copies(run: RunLog, name: str = "") -> Picture:
+    """Seconds of layers, waits and copies in each timed step, and the share of the copies that was hidden."""
+    title = _of("Copies beside compute", name)
+    steps = [step for step in run.steps if step.hidden_share is not None]
+    if not steps:
+        return Picture("copies", title, _why_no_copies(run), None)
+    figure = blank_figure("the copies of a run", 8.0, 4.4)
+    above, below = figure.subplots(2, 1, sharex=True)
+    at = [step.iteration for step in steps]
+    _axes(above, "", "seconds of a step")
+    for index, (label, field) in enumerate(_COPY_SECONDS.items()):
+        values = [getattr(step, field) for step in steps]
+        above.plot(at, values, label=label, color=f"C{index}", marker="." if len(at) < 2 * _SMOOTHED_FROM else "")
+    above.set_ylim(bottom=0)
+    _legend(above)
+    _axes(below, "iteration", "copies hidden, %")
+    below.plot(at, [100.0 * (step.hidden_share or 0.0) for step in steps], color="C0", marker=".", label="measured")
+    if run.header is not None and run.header.swap is not None:
+        share = 100.0 * run.header.swap.hidden_share
+        below.axhline(share, color="black", linewidth=0.9, linestyle="--", label="planned")
+    below.set_ylim(-3, 103)
+    _legend(below)
+    caption = (
+        f"Timed every {_interval(at)} iterations (--log-interval), on rank 0. Hidden is what of the copies' time "
+        "passed while a layer computed; where copies take turns with compute, as they do by default on CPUs, it is 0."
+    )
+    return Picture("copies", title, caption, png_bytes(figure))
+
+
+def draw_plan(run: RunLog, name: str = "") -> Picture:
+    """Bars of what was foreseen before the first step beside what was measured: bytes, and seconds when swapping."""
+    title = _of("Plan against measured", name)
+    if run.header is None:
+        why = "There is no file that says what was planned (log.run.json beside the log): train again to record it."
+        return Picture("plan", title, why, None)
+    bytes_rows = [row for row in memory_rows(run) if row[1] or row[2]]
+    seconds_rows = [row for row in copy_rows(run) if row[1] is not None and row[2] is not None]
+    if not bytes_rows:
+        return Picture("plan", title, "The log has no memory by component: train again to record it.", None)
+    heights = [len(bytes_rows) + 1, *([len(seconds_rows) + 1] if seconds_rows else [])]
+    figure = blank_figure("the plan of a run", 8.0, 0.9 + 0.36 * sum(heights))
+    subplots = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
+    unit, unit_name = _unit(max(max(row[1], row[2]) for row in bytes_rows))
+    _pairs(subplots[0][0], [(label, planned / unit, found / unit) for label, planned, found in bytes_rows], unit_name)
+    if seconds_rows:
+        _pairs(subplots[1][0], [(label, p or 0.0, m or 0.0) for label, p, m in seconds_rows], "seconds of a step")
+    caption = "Foreseen before the first step, and measured: memory at the last iteration, times as medians. Of rank 0."
+    return Picture("plan", title, caption, png_bytes(figure))
+
+
+def memory_rows(run: RunLog) -> list[tuple[str, int, int]]:
+    """(component, bytes foreseen, bytes at the last iteration) of every component that was measured."""
+    foreseen = run.header.memory_forecast if run.header is not None else {}
+    last, rows = run.steps[-1], []
+    for part, field in (*COMPONENTS.items(), HOST):
+        value = getattr(last, field)
+        if value is not None:
+            rows.append((part.replace("_", " "), foreseen.get(part, 0), value))
+    return rows
+
+
+def copy_rows(run: RunLog) -> list[tuple[str, float | None, float | None]]:
+    """(what, seconds of a step planned, median measured) of a run that swaps; None: unknown."""
+    swap = run.header.swap if run.header is not None else None
+    if swap is None or not swap.moves:
+        return []
+    rows: list[tuple[str, float | None, float | None]] = []
+    for label, field in _COPY_SECONDS.items():
+        planned = getattr(swap, field)
+        rows.append((label, planned if planned < float("inf") else None, median(run.steps, field)))
+    return rows
+
+
+def median(steps: Sequence[StepRecord], field: str) -> float | None:
+    """Of the iterations that have it; None where none has."""
+    values = [value for step in steps if (value := getattr(step, field)) is not None]
+    return statistics.median(values) if values else None
+
+
+_COPY_SECONDS = {"layers compute": "layers_s", "copies": "copies_s", "compute waits for copies": "copy_wait_s"}
+
+
+def _why_no_copies(run: RunLog) -> str:
+    swap = run.header.swap if run.header is not None else None
+    if run.header is not None and swap is None:
+        return "Nothing is swapped in this run, so there are no copies: --offload-alpha auto or a number turns it on."
+    if swap is not None and not swap.moves:
+        return "All activations fit in device memory, so nothing moves: a number in --offload-alpha forces it."
+    return "No step was timed: copies are timed every --log-interval iterations of a run that swaps (--offload-alpha)."
+
+
+def _draw(runs: Mapping[str, RunLog], panels: Sequence[tuple[str, str, str]]) -> bytes:
+    """One panel above the other, a line a run."""
+    figure = blank_figure("a run", 8.0, 4.8)
+    subplots = figure.subplots(len(panels), 1, sharex=True, height_ratios=[3, *[2] * (len(panels) - 1)])
+    for axes, (label, field, scale) in zip(subplots, panels, strict=True):
+        _axes(axes, "iteration" if axes is subplots[-1] else "", label)
+        for index, (name, run) in enumerate(runs.items()):
+            at, values = [s.iteration for s in run.steps], [float(getattr(s, field)) for s in run.steps]
+            smooth = smoothed(values) if len(values) >= _SMOOTHED_FROM else None
+            marker = "." if len(values) == 1 else ""
+            thin = {"linewidth": 0.6, "alpha": 0.4} if smooth else {"linewidth": 1.4, "label": name}
+            axes.plot(at, values, color=f"C{index}", marker=marker, **thin)
+            if smooth:
+                axes.plot(at, smooth, color=f"C{index}", linewidth=1.6, label=name)
+            if field == "lm_loss" and run.evaluations:
+                label = "validation" if len(runs) == 1 else f"{name}, validation"
+                axes.plot(*zip(*run.evaluations, strict=True), "o", color=f"C{index}", markersize=4, label=label)
+        if scale == "log" and any(getattr(s, field) > 0 for run in runs.values() for s in run.steps):
+            axes.set_yscale("log")
+            for put in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                put(_plain_log_labels())
+            axes.tick_params(which="minor", labelsize=6)
+    if len(runs) > 1 or any(run.evaluations for run in runs.values()):
+        _legend(subplots[0])
+    return png_bytes(figure)
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Medians over a fiftieth of the curve around each point, so that single outliers leave no trace."""
+    reach = max(1, len(values) // 100)
+    return [statistics.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+
+
+def _pairs(axes: Any, rows: Sequence[tuple[str, float, float]], unit_name: str) -> None:
+    at = range(len(rows))
+    colours = _palette()
+    axes.barh([y - 0.2 for y in at], [row[1] for row in rows], 0.38, label="foreseen", color="0.75")
+    axes.barh([y + 0.2 for y in at], [row[2] for row in rows], 0.38, label="measured", color=colours[0])
+    for y, (_, planned, found) in zip(at, rows, strict=True):
+        for shift, value in ((-0.2, planned), (0.2, found)):
+            axes.text(value, y + shift, f" {value:.3g}", va="center", fontsize=6.5)
+    axes.set_yticks(list(at), [row[0] for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    _axes(axes, unit_name, "")
+    _legend(axes)
+
+
+def _axes(axes: Any, x: str, y: str) -> Any:
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y" if y else "x", linewidth=0.3)
+    axes.set_axisbelow(True)
+    if x == "iteration":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return axes
+
+
+def _legend(axes: Any) -> None:
+    axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _widened(at: Sequence[int], rows: Sequence[Sequence[float]]) -> tuple[Any, ...]:
+    """A single iteration gets a width, or its area would not be seen."""
+    if len(at) > 1:
+        return at, *rows
+    return [at[0] - 0.5, at[0] + 0.5], *([row[0], row[0]] for row in rows)
+
+
+def _foreseen_bytes(run: RunLog) -> int | None:
+    if run.header is None:
+        return None
+    return sum(run.header.memory_forecast.get(part, 0) for part in COMPONENTS)
+
+
+def _unit(most_bytes: float) -> tuple[int, str]:
+    return (GIB, "GiB") if most_bytes >= GIB else (MIB, "MiB")
+
+
+def _palette() -> list[Any]:
+    from matplotlib import colormaps
+
+    return list(colormaps["Set2"].colors)  # type: ignore[attr-defined]
+
+
+def _plain_log_labels() -> Any:
+    """20 instead of 2 x 10^1, and fewer labels where there are many decades."""
+    from matplotlib.ticker import LogFormatter
+
+    return LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.4))
+
+
+def _interval(at: Sequence[int]) -> int:
+    return min((later - sooner for sooner, later in pairwise(at)), default=1)
+
+
+def _of(title: str, name: str) -> str:
+    return f"{title}: {name}" if name else title
+
+
+DRAWINGS: tuple[Callable[[RunLog, str], Picture], ...] = (draw_memory, draw_copies, draw_plan)
+"""One picture for each run; loss and speed of all runs share one."""

@@ -1,0 +1,175 @@
+"""One page about one or several training runs: pictures and tables, in one file of HTML."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from memo.artifacts.run_log import RunHeader, RunLog, StepRecord
+from memo.errors import ArtifactError
+from memo.report import html
+from memo.report.run_drawing import (
+    DRAWINGS,
+    Picture,
+    copy_rows,
+    draw_loss,
+    draw_speed,
+    median,
+    memory_rows,
+)
+from memo.units import format_bytes, format_count, format_duration_s
+
+_UNKNOWN = "-"
+
+
+def write_report(runs: Mapping[str, RunLog], directory: str | Path) -> list[Path]:
+    """index.html, and beside it every picture as a PNG; returns what was written, the page first.
+
+    `runs` by their name for people. What a log does not hold is not drawn, and the page says which flag records it.
+    Raises ConfigError when matplotlib is missing, ArtifactError when a file cannot be written.
+    """
+    pictures = draw_runs(runs)
+    folder = Path(directory)
+    written = [folder / "index.html", *(folder / f"{p.name}.png" for p in pictures if p.png is not None)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written[0].write_text(run_page(runs, pictures), encoding="utf-8")
+        for picture in pictures:
+            if picture.png is not None:
+                (folder / f"{picture.name}.png").write_bytes(picture.png)
+    except OSError as error:
+        raise ArtifactError(f"{folder}: {error.strerror or error}: give a folder that can be written") from None
+    return written
+
+
+def draw_runs(runs: Mapping[str, RunLog]) -> list[Picture]:
+    """Loss and speed of all runs together, the rest for each run; of several runs names are numbered from 1."""
+    pictures = [draw_loss(runs), draw_speed(runs)]
+    for number, (name, run) in enumerate(runs.items(), 1):
+        for draw in DRAWINGS:
+            drawn = draw(run, name if len(runs) > 1 else "")
+            own = drawn.name if len(runs) == 1 else f"{drawn.name}{number}"
+            pictures.append(Picture(own, drawn.title, drawn.caption, drawn.png))
+    return pictures
+
+
+def run_page(runs: Mapping[str, RunLog], pictures: Sequence[Picture]) -> str:
+    """The page, as text."""
+    drawn = [html.section(p.title, html.picture(p.png, p.title, p.caption)) for p in pictures if p.png is not None]
+    missing = [f"{p.title}. {p.caption}" for p in pictures if p.missing]
+    parts = [html.section("At a glance", _glance(runs)), *drawn]
+    if missing:
+        parts.append(html.section("Not drawn", html.bullets(missing)))
+    for name, run in runs.items():
+        parts.append(html.section(f"Run {name}", *_about(run)))
+    title = f"Training run {next(iter(runs))}" if len(runs) == 1 else f"{len(runs)} training runs"
+    return html.page(title, "Figures of memory and copies are of rank 0. GiB is 2^30 bytes.", parts)
+
+
+def _glance(runs: Mapping[str, RunLog]) -> str:
+    rows = [[label, *(figure(run) for run in runs.values())] for label, figure in _FIGURES.items()]
+    return html.table(["", *runs], rows)
+
+
+def _about(run: RunLog) -> list[str]:
+    parts = [html.note(f"Read from {run.path}.")]
+    if run.repeated:
+        parts.append(
+            html.note(f"{run.repeated} lines were of iterations that ran again after resuming: the last counts.")
+        )
+    memory = [[part, format_bytes(foreseen), format_bytes(found)] for part, foreseen, found in memory_rows(run)]
+    header = run.header
+    if header is None:
+        return [*parts, html.note("There is no log.run.json beside the log, so configuration and plan are not known.")]
+    parts.append(html.table(["What ran", ""], _identity(header), numbers=False))
+    parts.append(html.table(["Memory of rank 0", "foreseen", "at the last iteration"], memory))
+    parts.append(_plan(run, header))
+    return [*parts, *_configuration(header)]
+
+
+def _identity(header: RunHeader) -> list[list[str]]:
+    layout = header.layout
+    grid = " x ".join(f"{axis} {layout.get(axis, 1)}" for axis in ("tp", "cp", "pp", "dp"))
+    versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
+    return [
+        ["last started", header.started_at],
+        ["device", header.device],
+        ["peak of one device", f"{header.peak_flops / 1e12:.4g} TFLOP/s"],
+        ["parameters", format_count(header.parameters)],
+        ["layout", f"{grid}, {layout.get('microbatches', _UNKNOWN)} microbatches"],
+        ["versions", versions],
+    ]
+
+
+def _plan(run: RunLog, header: RunHeader) -> str:
+    parts = []
+    if header.swap is None:
+        parts.append(html.note("No swap plan: --offload-alpha is off, or recomputation takes its place."))
+    elif not header.swap.moves:
+        parts.append(html.note("Swap plan: all activations fit in device memory, so nothing moves."))
+    else:
+        swap = header.swap
+        moved = ", ".join(f"{name} {share:.0%}" for name, share in swap.shares.items())
+        text = f"Swap plan ({swap.origin}). Of the tokens move: {moved}. What keeps more from moving: {swap.limit}."
+        rows = [[what, _seconds(planned), _seconds(found)] for what, planned, found in copy_rows(run)]
+        measured = median(run.steps, "hidden_share")
+        rows.append(["copies hidden", f"{swap.hidden_share:.0%}", _UNKNOWN if measured is None else f"{measured:.0%}"])
+        parts += [html.note(text), html.table(["Seconds of a step", "planned", "measured, median"], rows)]
+    if header.memory_plan is not None:
+        plan, last = header.memory_plan, run.steps[-1]
+        used = _UNKNOWN if last.planned_peak_bytes is None else format_bytes(last.planned_peak_bytes)
+        rows = [
+            ["reserved for planned addresses", format_bytes(plan.get("arena_bytes", 0)), used],
+            ["least that any plan takes", format_bytes(plan.get("lower_bound_bytes", 0)), _UNKNOWN],
+            ["requests not as planned", "0", _UNKNOWN if last.fallbacks is None else str(last.fallbacks)],
+        ]
+        head = [f"Memory plan ({plan.get('planner')}, {plan.get('proof')})", "planned", "used at most"]
+        parts.append(html.table(head, rows))
+    return "\n".join(parts)
+
+
+def _configuration(header: RunHeader) -> list[str]:
+    """Every field that has a value, section by section."""
+    return [
+        html.folded(
+            f"Configuration: {section}",
+            html.table(["field", "value"], [[n, str(v)] for n, v in fields.items() if v is not None], numbers=False),
+        )
+        for section, fields in header.config.items()
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.4g}"
+
+
+def _best_loss(run: RunLog) -> str:
+    best = min(run.steps, key=lambda step: (step.lm_loss != step.lm_loss, step.lm_loss))  # NaN is no best
+    return f"{best.lm_loss:.4f} (iteration {best.iteration})"
+
+
+def _last(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
+    return lambda run: form(getattr(run.steps[-1], field))
+
+
+def _middle(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
+    return lambda run: form(median(run.steps, field) or 0.0)
+
+
+def _trained_s(steps: Sequence[StepRecord]) -> float:
+    return sum(step.step_time_s for step in steps)
+
+
+_FIGURES: dict[str, Callable[[RunLog], str]] = {
+    "iterations": lambda run: f"{run.steps[0].iteration} to {run.steps[-1].iteration}",
+    "samples seen": _last("consumed_samples", lambda value: f"{value:,.0f}"),
+    "last loss": _last("lm_loss", lambda value: f"{value:.4f}"),
+    "lowest loss": _best_loss,
+    "step, median": _middle("step_time_s", lambda value: f"{value:.4g} s"),
+    "TGS, median": _middle("tgs", lambda value: f"{value:,.1f}"),
+    "TGS, best": lambda run: f"{max(step.tgs for step in run.steps):,.1f}",
+    "MFU, median": _middle("mfu_percent", lambda value: f"{value:.2f} %"),
+    "MFU, best": lambda run: f"{max(step.mfu_percent for step in run.steps):.2f} %",
+    "time in steps": lambda run: format_duration_s(_trained_s(run.steps)),
+    "device memory, peak": _last("device_peak_bytes", format_bytes),
+    "host memory, peak": _last("host_peak_bytes", format_bytes),
+    "skipped, NaN": lambda run: f"{run.steps[-1].skipped_iterations}, {run.steps[-1].nan_iterations}",
+}

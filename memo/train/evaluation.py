@@ -1,0 +1,239 @@
+"""Evaluation: what held-out samples cost on average, by position, and by the distance to what they ask for.
+
+Everything here runs forwards alone. No gradient, buffer of a swapping run or sample of the training data is touched,
+so no later loss can tell that there was an evaluation. The same numbers come out of every layout: each rank adds up
+what its own tokens say, and the sums are added over all ranks.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from memo.data.needle import NeedleDataset
+from memo.errors import ConfigError
+from memo.mesh import Mesh
+from memo.model.transformer import Head, Microbatch
+from memo.parallel.collectives import all_reduce
+from memo.train.build import ParallelModel
+from memo.train.feed import Feed
+
+_FIRST_EDGE = 512
+"""Positions below it are one bucket: so close to a text's beginning, all models are alike."""
+
+
+@dataclass(frozen=True)
+class PositionBucket:
+    """Tokens with at least `first` and fewer than `end` others before them in their document."""
+
+    first: int
+    end: int
+    num_tokens: int
+    """Those that count in the loss."""
+    loss: float
+    """Nats a token."""
+
+    @property
+    def perplexity(self) -> float:
+        return _exp(self.loss)
+
+
+@dataclass(frozen=True)
+class LossByPosition:
+    """Buckets without tokens are left out: with packing there may be no document that long."""
+
+    loss: float
+    """Nats a token over all of them, as `evaluate` returns it."""
+    buckets: tuple[PositionBucket, ...]
+
+    def table(self) -> str:
+        """For people, a line a bucket."""
+        rows = [(_span(b.first, b.end), f"{b.num_tokens:,}", *_loss_columns(b.loss)) for b in self.buckets]
+        total = f"{sum(b.num_tokens for b in self.buckets):,}"
+        return _table(("position", "tokens", "loss", "perplexity"), [*rows, ("all", total, *_loss_columns(self.loss))])
+
+
+@dataclass(frozen=True)
+class DistanceBucket:
+    """Questions whose answer stands at least `first` and less than `end` tokens back."""
+
+    first: int
+    end: int
+    num_questions: int
+    accuracy: float
+    """Share of the questions whose whole answer is what greedy decoding gives."""
+    loss: float
+    """Nats a token of an answer."""
+
+
+@dataclass(frozen=True)
+class NeedleRecall:
+    """How well a model finds what it is asked for; buckets without questions are left out."""
+
+    accuracy: float
+    loss: float
+    buckets: tuple[DistanceBucket, ...]
+
+    def table(self) -> str:
+        """For people, a line a bucket."""
+
+        def columns(num_questions: int, accuracy: float, loss: float) -> tuple[str, ...]:
+            return f"{num_questions:,}", f"{100 * accuracy:.1f} %", f"{loss:.4f}"
+
+        rows = [(_span(b.first, b.end), *columns(b.num_questions, b.accuracy, b.loss)) for b in self.buckets]
+        rows.append(("all", *columns(sum(b.num_questions for b in self.buckets), self.accuracy, self.loss)))
+        return _table(("distance", "questions", "found", "loss"), rows)
+
+
+def compare_positions(found: Mapping[str, LossByPosition]) -> str:
+    """Perplexities of several models on the same data for people: a line a bucket, a column a model, by its name."""
+    columns = list(found.values())
+    rows = [
+        (_span(same[0].first, same[0].end), *(f"{bucket.perplexity:.4g}" for bucket in same))
+        for same in zip(*(column.buckets for column in columns), strict=True)
+    ]
+    rows.append(("all", *(f"{_exp(column.loss):.4g}" for column in columns)))
+    return _table(("perplexity", *found), rows)
+
+
+def mean_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
+    """Nats a token over `iters` global batches; collective, the same on all ranks."""
+    return statistics.fmean(
+        _sum_over_ranks(parts.forward(feed.next_global_batch()), parts.mesh).item() for _ in range(iters)
+    )
+
+
+def loss_by_position(
+    parts: ParallelModel, feed: Feed, iters: int, edges: Sequence[int] | None = None
+) -> LossByPosition:
+    """The losses of `iters` global batches by position; collective, the same on all ranks.
+
+    A position is what the rotation sees: with packing, a token's place in its document, which is how much of a text
+    the model can look back on; without, its place in the sample.
+
+    Args:
+        edges: where buckets end, in increasing order, up to the sequence's end, which is always one; default: 512 and
+            its doublings.
+
+    Raises ConfigError for edges that do not increase from 1.
+    """
+    seq_length = feed.dataset.seq_length
+    bounds = _bounds(edges, seq_length)
+    inner = torch.tensor(bounds[1:-1], device=parts.device, dtype=torch.int64)
+    sums = torch.zeros(len(bounds) - 1, 3, dtype=torch.float64, device=parts.device)
+    for _ in range(iters):
+        batches = feed.next_global_batch()
+
+        def add(head: Head, hidden: Tensor, microbatch: int, batches: list[Microbatch] = batches) -> None:
+            batch = batches[microbatch]
+            losses, weight = head.token_losses(hidden, batch.labels).double(), batch.loss_weight.double()
+            values = torch.stack([losses * weight, weight, (weight > 0).double()], dim=-1)
+            sums.index_add_(0, torch.bucketize(batch.positions.flatten(), inner, right=True), values.flatten(0, 1))
+
+        parts.at_head(batches, add)
+    rows = _sum_over_ranks(sums, parts.mesh).tolist()
+    buckets = tuple(
+        PositionBucket(first, end, int(count), weighted / weight)
+        for (first, end), (weighted, weight, count) in zip(pairwise(bounds), rows, strict=True)
+        if count
+    )
+    return LossByPosition(sum(row[0] for row in rows) / iters, buckets)
+
+
+def needle_recall(
+    parts: ParallelModel, feed: Feed, needles: NeedleDataset, iters: int, edges: Sequence[int] | None = None
+) -> NeedleRecall:
+    """Which of the values that `needles` ask for in `iters` global batches are found; collective, the same everywhere.
+
+    Args:
+        feed: draws from `needles`, from its first sample on.
+        edges: of distances, otherwise as in `loss_by_position`.
+    """
+    bounds = _bounds(edges, needles.seq_length)
+    num_samples = iters * feed.sampler.global_batch_size
+    # Of each question: the losses of its answer's tokens, and how many of them are the likeliest ones.
+    tally = torch.zeros(num_samples * needles.num_needles, 2, dtype=torch.float64, device=parts.device)
+    for _ in range(iters):
+        groups = feed.sampler.indices(parts.mesh.at.dp, parts.mesh.grid.dp, feed.micro_batch_size)
+        batches = feed.next_global_batch()
+        numbers = [feed.in_shard_order(_question_numbers(needles, samples)) for samples in groups]
+
+        def add(
+            head: Head,
+            hidden: Tensor,
+            microbatch: int,
+            batches: list[Microbatch] = batches,
+            numbers: list[Tensor] = numbers,
+        ) -> None:
+            labels, number = batches[microbatch].labels, numbers[microbatch]
+            is_found = head.greedy_tokens(hidden) == labels
+            values = torch.stack([head.token_losses(hidden, labels).double(), is_found.double()], dim=-1)
+            tally.index_add_(0, number[number >= 0], values[number >= 0])
+
+        parts.at_head(batches, add)
+    loss, found = (_sum_over_ranks(tally, parts.mesh) / needles.value_length).cpu().unbind(1)
+    found = (found == 1.0).double()
+    distances = torch.cat([torch.from_numpy(needles.questions(i).distances) for i in range(num_samples)])
+    bucket = torch.bucketize(distances, torch.tensor(bounds[1:-1], dtype=torch.int64), right=True)
+    buckets = []
+    for index, (first, end) in enumerate(pairwise(bounds)):
+        here = bucket == index
+        if here.any():
+            mean = (found[here].mean().item(), loss[here].mean().item())
+            buckets.append(DistanceBucket(first, end, int(here.sum()), *mean))
+    return NeedleRecall(found.mean().item(), loss.mean().item(), tuple(buckets))
+
+
+def _question_numbers(needles: NeedleDataset, samples: Sequence[int]) -> Tensor:
+    """Of each token, [b, s], the number of the question whose answer it must foresee; -1 for none."""
+    numbers = torch.full((len(samples), needles.seq_length), -1, dtype=torch.int64)
+    for row, sample in enumerate(samples):
+        for place, labels in enumerate(needles.questions(sample).labels):
+            numbers[row, torch.from_numpy(labels)] = sample * needles.num_needles + place
+    return numbers
+
+
+def _sum_over_ranks(share: Tensor, mesh: Mesh) -> Tensor:
+    """In fp64; tp ranks hold the same, so one of them counts."""
+    return all_reduce(share.double() * (mesh.at.tp == 0), mesh.world)
+
+
+def _bounds(edges: Sequence[int] | None, seq_length: int) -> list[int]:
+    """0, the edges within the sequence, and its end."""
+    if edges is None:
+        doublings = range(((seq_length - 1) // _FIRST_EDGE).bit_length())
+        edges = [_FIRST_EDGE << doubling for doubling in doublings]
+    if any(edge <= before for before, edge in pairwise((0, *edges))):
+        raise ConfigError(f"edges of buckets are {list(edges)}: give increasing numbers above 0, such as 512, 1024")
+    return [0, *(edge for edge in edges if edge < seq_length), seq_length]
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def _loss_columns(loss: float) -> tuple[str, str]:
+    return f"{loss:.4f}", f"{_exp(loss):.4g}"
+
+
+def _span(first: int, end: int) -> str:
+    return f"{_short(first)} - {_short(end)}"
+
+
+def _short(tokens: int) -> str:
+    """`131072` -> `'128K'`."""
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if tokens and tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return str(tokens)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns at the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -1,0 +1,193 @@
+"""Out of memory in a step: which component grew beyond what was foreseen, and which flag makes room."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from memo.artifacts.run_log import default_log
+from memo.config import RunConfig
+from memo.errors import OutOfMemory
+from memo.train.build import ParallelModel
+from memo.train.watching import MemoryUse, Meter, memory_forecast
+from memo.units import GIB, KIB, MIB, format_bytes
+
+_MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "bad_alloc")
+"""How torch's allocator for CPUs and the planned one say it, as RuntimeErrors."""
+
+_UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+
+_PLACES = (
+    ("memo.parallel.loss", "the loss"),
+    ("memo.train.optimizer", "the optimizer's step"),
+    ("memo.parallel.data", "the reduction of gradients"),
+    ("memo.executor.layer", "a layer on tiles"),
+    ("memo.model.layer", "a layer's forward"),
+    ("memo.train.recompute", "the recomputation of a layer"),
+    ("memo.parallel.pipeline", "a backward or the messages between stages"),
+)
+"""Where a step runs out, by module; the innermost on the stack counts. Plain layers' backwards have no frame."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What one rank had when it ran out.
+
+    Attributes:
+        place: what of the step was running.
+        asked_bytes: of the request that failed; None: the error does not tell.
+        used_bytes, foreseen_bytes: by component, now and before training; the request that failed counts as transient.
+        room: a sentence about the device's memory as a whole.
+        scattered_bytes: free, but in pieces that torch's allocator keeps.
+    """
+
+    place: str
+    asked_bytes: int | None
+    used_bytes: dict[str, int]
+    foreseen_bytes: dict[str, int]
+    room: str = ""
+    scattered_bytes: int = 0
+
+    @property
+    def grown(self) -> str | None:
+        """The component that is most bytes above what was foreseen; None where none is by more than a hundredth."""
+        above = {name: self.used_bytes[name] - self.foreseen_bytes.get(name, 0) for name in self.used_bytes}
+        name = max(above, key=lambda name: above[name])
+        return name if above[name] > self.foreseen_bytes.get(name, 0) / 100 else None
+
+    def describe(self) -> str:
+        """One paragraph without the advice."""
+        asked = "" if self.asked_bytes is None else f", which asked for {format_bytes(self.asked_bytes)}"
+        parts = [
+            f"{name} {format_bytes(used)} (foreseen {format_bytes(self.foreseen_bytes.get(name, 0))})"
+            for name, used in self.used_bytes.items()
+            if used or self.foreseen_bytes.get(name)
+        ]
+        name = self.grown
+        verdict = (
+            "no component is above what was foreseen, so the memory itself is smaller than the plan took it to be"
+            if name is None
+            else f"{name} is {format_bytes(self.used_bytes[name] - self.foreseen_bytes.get(name, 0))} above that"
+        )
+        return f"in {self.place}{asked}{self.room}: {', '.join(parts)}; {verdict}"
+
+
+@contextlib.contextmanager
+def explained(config: RunConfig, parts: ParallelModel, meter: Meter, iteration: int) -> Iterator[None]:
+    """Around one step: raises OutOfMemory for what the device's or the host's allocator refuses.
+
+    Its one message names the component that grew, with numbers, and the flags that help. On CUDA torch's memory
+    snapshot is written beside the run's log first.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        shortage = measure(error, config, parts, meter)
+        moves = parts.swap is not None
+        raise OutOfMemory(
+            f"out of memory on rank {parts.mesh.rank} in iteration {iteration}, {shortage.describe()}. "
+            f"What helps: {'; '.join(advice(config, shortage, moves))}{_snapshot(config, parts)}"
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA's error of torch, Python's own, and what torch's CPU allocator and C++ raise as RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+
+
+def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter: Meter) -> Shortage:
+    """What this rank holds while the failed step's tensors are still alive."""
+    use, asked = MemoryUse.of(parts), asked_bytes(str(error))
+    room, scattered = "", 0
+    if parts.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(parts.device)
+        allocated, reserved = torch.cuda.memory_allocated(parts.device), torch.cuda.memory_reserved(parts.device)
+        scattered = reserved - allocated
+        room = f" where {format_bytes(free)} of {format_bytes(total)} are free outside of torch's allocator"
+    else:
+        allocated = meter.device_bytes_now(use)
+    used = {
+        "weights": use.weights_bytes,
+        "gradients": use.gradients_bytes,
+        "optimizer": use.optimizer_bytes,
+        "rounding_buffers": use.rounding_buffers_bytes,
+        "host_records": use.host_records_bytes,
+        "transient": max(0, allocated - use.device_bytes) + (asked or 0),
+    }
+    return Shortage(place_of(error.__traceback__), asked, used, memory_forecast(config, parts), room, scattered)
+
+
+def asked_bytes(message: str) -> int | None:
+    """The size of the request that an allocator refused, from its message."""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
+    return None if found is None else int(float(found[1]) * _UNITS[found[2]])
+
+
+def place_of(trace: TracebackType | None) -> str:
+    """What of a step was running, for people."""
+    found = "the step"
+    names = dict(_PLACES)
+    while trace is not None:
+        found = names.get(trace.tb_frame.f_globals.get("__name__", ""), found)
+        trace = trace.tb_next
+    return found
+
+
+def advice(config: RunConfig, shortage: Shortage, moves: bool) -> list[str]:
+    """Flags that make room, the most fitting first; `moves`: activations move to host memory."""
+    memory, training, parallel = config.memory, config.training, config.parallel
+    found = []
+    if shortage.scattered_bytes > (shortage.asked_bytes or 0) and memory.memory_planner == "off":
+        scattered = format_bytes(shortage.scattered_bytes)
+        found.append(f"--memory-planner auto ({scattered} are free, but in pieces)")
+    if shortage.place == "the loss" and training.loss_chunk_size > 1:
+        fewer = training.loss_chunk_size // 2
+        found.append(f"--loss-chunk-size {fewer} (now {training.loss_chunk_size}: tokens whose logits exist at once)")
+    found += _activation_advice(config, moves, grown=shortage.grown)
+    if training.micro_batch_size > 1:
+        fewer = training.micro_batch_size // 2
+        found.append(f"--micro-batch-size {fewer} (now {training.micro_batch_size})")
+    found.append(
+        f"on more ranks --context-parallel-size {2 * parallel.cp} (now {parallel.cp}) for activations, or "
+        f"--tensor-model-parallel-size {2 * parallel.tp} (now {parallel.tp}) for weights as well"
+    )
+    return found
+
+
+def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> list[str]:
+    memory = config.memory
+    if moves and grown == "host_records":
+        return [f"--offload-host-memory-gb below {memory.offload_host_memory_gb or 'what is free'}, so that less moves"]
+    if moves:
+        alpha = memory.offload_alpha
+        if alpha == 0.0:
+            return [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
+        less = alpha / 2 if isinstance(alpha, float) else 0.0
+        return [f"--offload-alpha {less:g} (now {alpha}: a smaller share in the rounding buffers)"]
+    if memory.recompute_granularity == "full":
+        return ["--recompute-granularity none with --offload-alpha auto (now full: layers work on tiles instead)"]
+    found = [f"--offload-alpha 0.5 (now {memory.offload_alpha}: activations move to host memory or are recomputed)"]
+    return [*found, f"--recompute-granularity full (now {memory.recompute_granularity})"]
+
+
+def _snapshot(config: RunConfig, parts: ParallelModel) -> str:
+    """Where torch's picture of the device's memory lies; its blocks are those of the failed step."""
+    if parts.device.type != "cuda":
+        return ""
+    log = default_log(config.checkpoint.save, config.logging.log_jsonl)
+    if log is None:
+        return ". With --save or --log-jsonl there would be a memory snapshot"
+    path = Path(log).with_suffix(f".oom.rank{parts.mesh.rank}.pickle")
+    try:
+        torch.cuda.memory._dump_snapshot(str(path))
+    except (OSError, RuntimeError) as error:
+        return f". The memory snapshot could not be written: {error}"
+    return f". Memory snapshot: {path}, for https://docs.pytorch.org/memory_viz"

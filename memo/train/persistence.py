@@ -1,0 +1,118 @@
+"""What of a run outlives its processes: saving, loading, and what of it happens beside training."""
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, save_checkpoint
+from memo.checkpoint.background import BackgroundWriter
+from memo.checkpoint.directory import remove_older
+from memo.checkpoint.store import SegmentState, from_rank_zero
+from memo.config import RunConfig
+from memo.data import GlobalBatchSampler
+from memo.errors import CheckpointError, ConfigError
+from memo.train.build import ParallelModel
+
+
+class Persistence:
+    """Keeps one run on disk. What says so is collective over all ranks.
+
+    Under --async-save one checkpoint at a time is written by a thread, with messages over a group of its own. Its
+    tensors are read where they lie; optimizer steps wait for that (memo.checkpoint.background).
+    """
+
+    def __init__(self, config: RunConfig, parts: ParallelModel, sampler: GlobalBatchSampler) -> None:
+        self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, sampler
+        self.background = BackgroundWriter(parts.device) if config.checkpoint.async_save else None
+        if self.background is not None:
+            self.optimizer.before_update = self.background.wait_until_read
+
+    def write_config(self) -> None:
+        """The resolved configuration beside the checkpoints, by rank 0."""
+        if self.config.checkpoint.save is not None and self.mesh.rank == 0:
+            directory = Path(self.config.checkpoint.save)
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "config.toml").write_text(self.config.to_toml(), encoding="utf-8")
+
+    def load(self) -> RunState | None:
+        """Go on from the newest checkpoint in --load; None where a run starts afresh. Collective.
+
+        Fills masters, moments, weights and the sampler. Raises CheckpointError on every rank when it cannot be read,
+        is of another model or seed, or would go on with another global batch without having been told to.
+        """
+        directory = self.config.checkpoint.load
+        if directory is None or not from_rank_zero(lambda: has_checkpoint(directory), self.mesh.rank, self.mesh.world):
+            return None
+        state = load_checkpoint(directory, self.optimizer.segment_states(), self.mesh)
+        self._check_global_batch(directory, state)
+        self.sampler.load_state_dict({"seed": state.seed, "consumed_samples": state.consumed_samples})
+        self.optimizer.resume(state.optimizer_steps)
+        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}")
+        return state
+
+    def save(self, state: RunState, directory: str | os.PathLike[str] | None = None) -> Path:
+        """Write a checkpoint under `directory`, by default --save; collective. Returns its path.
+
+        Under --async-save it is only begun, after the one before is whole; finish() waits for it. Raises ConfigError
+        without a directory, and CheckpointError for this checkpoint or, under --async-save, the one before.
+        """
+        target = directory or self.config.checkpoint.save
+        if target is None:
+            raise ConfigError("save() needs a directory: give --save or save(directory)")
+        segments = self.optimizer.segment_states()
+        if self.background is None:
+            path = self._write(Path(target), state, segments, lambda: None)
+            self._print(f"saved checkpoint {path}")
+            return path
+        self.background.start(lambda on_read: self._write_beside(Path(target), state, segments, on_read))
+        return Path(target) / f"iter_{state.iteration:07d}"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a checkpoint written beside training could not be; finish() says why. Never waits."""
+        return self.background is not None and self.background.failed
+
+    def finish(self) -> None:
+        """Wait until what save() began is whole; collective. Raises CheckpointError, once, if it could not be."""
+        if self.background is not None:
+            self.background.finish()
+
+    def _write(self, target: Path, state: RunState, segments: list[SegmentState], on_read: Callable[[], None]) -> Path:
+        path = save_checkpoint(target, state, segments, self.mesh, group=self.mesh.background, on_read=on_read)
+        self._remove_older(path)
+        return path
+
+    def _write_beside(
+        self, target: Path, state: RunState, segments: list[SegmentState], on_read: Callable[[], None]
+    ) -> None:
+        assert self.background is not None
+        path = self._write(target, state, segments, on_read)
+        taken_s, waited_s = self.background.times_s()
+        self._print(f"saved checkpoint {path}: {taken_s:.2f} s beside training, which waited {waited_s:.2f} s for it")
+
+    def _remove_older(self, path: Path) -> None:
+        """Only where --save says, and a checkpoint that cannot be deleted is no reason to end a run."""
+        checkpoint = self.config.checkpoint
+        if self.mesh.rank != 0 or checkpoint.save is None or path.parent != Path(checkpoint.save):
+            return
+        try:
+            remove_older(path, checkpoint.keep_latest_k)
+        except OSError as error:
+            warnings.warn(f"--keep-latest-k {checkpoint.keep_latest_k}: {error}: delete it by hand", stacklevel=2)
+
+    def _check_global_batch(self, directory: str, state: RunState) -> None:
+        then, now = state.global_batch_size, self.sampler.global_batch_size
+        if then in (0, now):
+            return
+        if self.config.training.global_batch_size is None:
+            raise CheckpointError(
+                f"--load {directory}: its run took {then} samples a step, but this one takes {now}, as "
+                "--global-batch-size is not given and follows the number of ranks: give --global-batch-size "
+                f"{then} to go on as before, or {now} to change it"
+            )
+        self._print(f"--global-batch-size {now} from here on; it was {then}")
+
+    def _print(self, text: str) -> None:
+        if self.mesh.rank == 0:
+            print(text, flush=True)

@@ -1,0 +1,56 @@
+"""`memo plan` for the machine that a run stands on: the layout and the use of activations that are fastest and fit.
+
+It is what LLMem's algorithm 1 does (arXiv 2404.10933): estimate what each way of fine-tuning needs, and take the
+fastest that fits, but among all of memo's layouts, micro-batches, recomputation and swapping.
+"""
+
+import math
+import re
+from dataclasses import replace
+
+import torch
+
+from memo.config import RunConfig
+from memo.errors import ConfigError
+from memo.search.launch import run_of
+from memo.search.planning import plan
+from memo.search.ranking import Choice
+from memo.units import GIB
+
+
+def has_own_layout(config: RunConfig) -> bool:
+    """Whether flags choose what a plan would."""
+    default = RunConfig()
+    return (config.parallel, config.memory) != (default.parallel, default.memory)
+
+
+def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = None) -> tuple[RunConfig, Choice]:
+    """`config` with the fastest layout that fits, and what was chosen.
+
+    Args:
+        model: a preset, or a directory of Hugging Face; its config.json is what is planned for.
+        hardware: as of `memo plan`; default: by the name of the first GPU here.
+
+    Raises ConfigError for flags that the plan would overrule, a machine that is not known, and where nothing fits.
+    """
+    if has_own_layout(config):
+        raise ConfigError("--plan auto fights with flags of layout, recomputation or swapping: leave one of both out")
+    training = config.training
+    machine = hardware or gpu_machine()
+    found = plan(
+        model, gpus, seq_len=config.data.seq_length, global_batch_size=training.global_batch_size, hardware=machine
+    )
+    if found.best is None:
+        raise ConfigError(f"--plan auto: nothing fits on {gpus} x {machine}: see `memo plan` for why, or use more GPUs")
+    run = run_of(found.question, found.best)
+    sizes = {"global_batch_size": run.training.global_batch_size, "micro_batch_size": run.training.micro_batch_size}
+    return replace(config, parallel=run.parallel, memory=run.memory).override(sizes), found.best
+
+
+def gpu_machine() -> str:
+    """Name of the machine as `memo plan --hardware` takes it: h100-80 for an "NVIDIA H100 80GB HBM3"."""
+    if not torch.cuda.is_available():
+        raise ConfigError("--plan auto finds no GPU here: name the machine to plan for with --plan-hardware")
+    properties = torch.cuda.get_device_properties(0)
+    family = re.search(r"\b[a-z]+\d+\b", properties.name.lower())  # drivers report a little less than the name says
+    return f"{family.group() if family else properties.name}-{math.ceil(properties.total_memory / GIB)}"

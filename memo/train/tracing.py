@@ -1,0 +1,36 @@
+"""Some training steps as a trace: what each stream did, and which messages went over which axis."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from memo.executor.recorder import record
+from memo.executor.select import make_backend
+from memo.executor.work import record_work
+from memo.parallel.collectives import all_reduce
+from memo.report.perfetto import write_perfetto
+from memo.train.build import ParallelModel
+
+
+def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteration: int, steps: int, path: Path) -> None:
+    """Run `step` so many times, recorded on every rank, and write a file a rank; collective.
+
+    All ranks count time from one message that they exchange before the first step.
+    """
+    mesh, swap = parts.mesh, parts.swap
+    backend = swap.swapper.backend if swap is not None else make_backend("auto", parts.device)
+    all_reduce(torch.zeros(1, device=parts.device), mesh.world)
+    with contextlib.ExitStack() as stack:
+        work = stack.enter_context(record_work(mesh.watch, parts.chunks, backend, layers=swap is None))
+        swaps = stack.enter_context(record(swap.swapper, work.origin)) if swap is not None else None
+        for iteration in range(first_iteration, first_iteration + steps):
+            with mesh.watch.work(f"step {iteration}"):
+                step()
+    spans = swaps.spans() if swaps is not None else []
+    write_perfetto(spans, _of_rank(path, mesh.rank, mesh.grid.world_size), mesh.rank, work.spans())
+
+
+def _of_rank(path: Path, rank: int, world_size: int) -> Path:
+    return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

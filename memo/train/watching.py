@@ -1,0 +1,194 @@
+"""What a run tells of itself while it trains: bytes by component, and how the copies of a step went."""
+
+import contextlib
+import dataclasses
+import platform
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import torch
+
+from memo import __version__
+from memo.artifacts.run_log import RunHeader, SwapForecast
+from memo.config import RunConfig
+from memo.estimate.memory import RUNTIME_BYTES, estimate_memory
+from memo.estimate.parameters import count_parameters
+from memo.estimate.rank_memory import rank_memory
+from memo.estimate.shapes import shape_of
+from memo.executor.recorder import record
+from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
+from memo.train.build import ParallelModel
+from memo.train.device import Peak, device_name, peak_memory_bytes
+from memo.train.swap import ChosenSwap
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of this rank by component, now; fields as in memo.artifacts.run_log.StepRecord."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    rounding_buffers_bytes: int
+    host_records_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """All that lies on the device from one step to the next."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.rounding_buffers_bytes
+
+    @classmethod
+    def of(cls, parts: ParallelModel) -> "MemoryUse":
+        """What a rank's model holds; the optimizer's moments exist from its first step on."""
+        buckets, swap, adam = parts.data_parallel.buckets, parts.swap, parts.optimizer.adam
+        masters = [b.master for b in buckets if b.master is not b.weight_shard]
+        moments = [] if adam is None else [v for state in adam.state.values() for v in state.values()]
+        return cls(
+            weights_bytes=sum(bucket.weights.nbytes for bucket in buckets),
+            gradients_bytes=sum(bucket.gradients.nbytes for bucket in buckets),
+            optimizer_bytes=sum(x.nbytes for x in [*masters, *moments] if isinstance(x, torch.Tensor)),
+            rounding_buffers_bytes=swap.device_bytes if swap is not None else 0,
+            host_records_bytes=swap.pool.num_bytes if swap is not None else 0,
+        )
+
+
+class Meter:
+    """Measures the steps of one rank. Make it before the model: on a CPU it asks what the bare process takes.
+
+    There torch loads more with the first step, so that process is taken to be no smaller than the estimate's.
+
+    Args:
+        interval: steps between two whose copies are timed. Timing puts a few timestamps around each layer and copy
+            and waits for nothing: on CUDA they are events that are read when the step is over.
+    """
+
+    def __init__(self, device: torch.device, interval: int) -> None:
+        self.device, self.interval = device, interval
+        self._bare_bytes = 0 if device.type == "cuda" else max(resident_bytes(), RUNTIME_BYTES["cpu"])
+
+    @contextlib.contextmanager
+    def step(self, parts: ParallelModel, iteration: int) -> Iterator["CopyTimes"]:
+        """Around one step; what is yielded is filled when the block has ended."""
+        times = CopyTimes()
+        if parts.swap is None or iteration % self.interval:
+            yield times
+            return
+        with record(parts.swap.swapper) as recorder:
+            yield times
+        times.read(recorder.spans())
+
+    def figures(self, parts: ParallelModel, copies: "CopyTimes") -> dict[str, Any]:
+        """Memory of this rank and what is known of its copies, by the names of StepRecord's fields."""
+        device_peak_bytes, host_peak_bytes = peak_memory_bytes(self.device)
+        use = MemoryUse.of(parts)
+        planned = parts.transients.statistics() if parts.transients is not None else None
+        return {
+            **dataclasses.asdict(use),
+            **dataclasses.asdict(copies),
+            "device_peak_bytes": device_peak_bytes,
+            "host_peak_bytes": host_peak_bytes,
+            "transient_peak_bytes": max(0, device_peak_bytes - use.device_bytes - self._beside_bytes(use)),
+            "planned_peak_bytes": None if planned is None else planned.peak_bytes,
+            "fallbacks": None if planned is None else planned.num_fallbacks,
+        }
+
+    def device_bytes_now(self, use: MemoryUse) -> int:
+        """What of this process would lie on a device; for CPUs, where the system only tells of all of it."""
+        return resident_bytes() - self._beside_bytes(use)
+
+    def _beside_bytes(self, use: MemoryUse) -> int:
+        """On a CPU the resident set also holds the host's records, and the process was there before the model."""
+        return 0 if self.device.type == "cuda" else use.host_records_bytes + self._bare_bytes
+
+
+@dataclass
+class CopyTimes:
+    """Of one step; fields as in StepRecord."""
+
+    layers_s: float | None = None
+    copy_wait_s: float | None = None
+    copies_s: float | None = None
+    hidden_share: float | None = None
+
+    def read(self, spans: list[Span]) -> None:
+        self.layers_s = sum(span.duration_s for span in spans if span.row == "compute")
+        self.copy_wait_s, self.copies_s = stalled_s(spans), copied_s(spans)
+        self.hidden_share = hidden_share(spans)
+
+
+def resident_bytes() -> int:
+    """The resident set of this process now; its peak so far where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
+    """Bytes of this rank by component, by the estimate that admitted the run and by the swap plan."""
+    chosen, stage, world_size = parts.chosen_swap, parts.mesh.at.pp, parts.mesh.grid.world_size
+    swaps = chosen is not None and not chosen.solution.moves_nothing_is_best
+    if parts.device.type == "cuda":
+        moved = chosen.solution.tiles if chosen is not None and swaps else None
+        rank = rank_memory(config, shape_of(config.model, "", config.data.seq_length), world_size, stage, moved=moved)
+        states = {"weights": rank.weights, "gradients": rank.gradients, "optimizer": rank.optimizer}
+        transient = rank.skeletal + rank.transient + rank.communication
+        other = {"context": rank.context}
+    else:
+        plain = dataclasses.asdict(estimate_memory(config, world_size, stage))
+        states = {name: plain.pop(name) for name in ("weights", "gradients", "optimizer")}
+        other = {name: plain.pop(name) for name in ("runtime", "slack")}
+        transient = sum(plain.values()) - (plain["activations"] if swaps else 0)
+    buffers, host = (
+        (chosen.solution.device_bytes, chosen.solution.host_bytes) if chosen is not None and swaps else (0, 0)
+    )
+    return {**states, "rounding_buffers": buffers, "host_records": host, "transient": transient, **other}
+
+
+def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
+    """What the plan of this rank expects of a step."""
+    problem, solution = chosen.problem, chosen.solution
+    moved, moves = solution.moved_bytes, 0 if solution.moves_nothing_is_best else problem.num_moves
+    copies_s = problem.offload.copy_s(moved, 0.0) + problem.prefetch.copy_s(moved, 0.0) if moves else 0.0
+    wait_s = moves * solution.exposed_s
+    return SwapForecast(
+        moves=not solution.moves_nothing_is_best,
+        origin=chosen.origin,
+        limit=str(solution.limit),
+        shares={name: tiles / problem.tiles for name, tiles in solution.tiles.items()},
+        forward_s=problem.forward_s,
+        backward_s=problem.backward_s,
+        recompute_s=solution.recompute_s,
+        layers_s=problem.num_passes * (problem.forward_s + problem.backward_s + solution.recompute_s),
+        copies_s=moves * copies_s,
+        copy_wait_s=wait_s,
+        hidden_share=solution.hidden_share,
+        device_bytes=solution.device_bytes,
+        host_bytes=solution.host_bytes,
+    )
+
+
+def run_header(config: RunConfig, parts: ParallelModel, peak: Peak) -> RunHeader:
+    """What runs on this rank."""
+    grid = parts.mesh.grid
+    layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
+    planned = parts.transients.planned if parts.transients is not None else None
+    plan = planned.plan if planned is not None else None
+    return RunHeader(
+        started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        versions={"memo": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        device=device_name(parts.device),
+        parameters=count_parameters(config).total,
+        layout={**layout, "microbatches": parts.pipeline.microbatches},
+        peak_flops=peak.flops,
+        config=dataclasses.asdict(config),
+        memory_forecast=memory_forecast(config, parts),
+        swap=None if parts.chosen_swap is None else swap_forecast(parts.chosen_swap),
+        memory_plan=None
+        if plan is None
+        else {name: getattr(plan, name) for name in ("planner", "proof", "arena_bytes", "lower_bound_bytes")},
+    )

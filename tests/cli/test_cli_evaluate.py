@@ -1,0 +1,94 @@
+"""`memo evaluate`: a directory of Hugging Face and a checkpoint of memo give the same figures, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memo import Trainer
+from memo.checkpoint.hugging_face import export_checkpoint
+from memo.cli.main import main
+from memo.data import build_corpus
+
+SMALL: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "ffn_hidden_size": 48,
+    "seq_length": 64,
+    "global_batch_size": 4,
+    "train_iters": 3,
+    "lr": 1e-2,
+    "num_threads": 1,
+    "device": "cpu",
+    "progress": False,
+    "params_dtype": "fp64",
+    "offload_alpha": 0.5,
+    "offload_tiles": 4,
+    "eval_interval": 3,
+    "eval_iters": 2,
+}
+TEXT = "All happy families are alike; each unhappy family is unhappy in its own way.\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DIR/run, a run with checkpoints; DIR/model, the same for Hugging Face; DIR/corpus and DIR/other; DIR/expected."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    for name, count in (("corpus", 60), ("other", 50)):
+        (folder / f"{name}.txt").write_text(TEXT * count)
+        build_corpus([folder / f"{name}.txt"], folder / name)
+    data = {"train_data": folder / "corpus", "eval_data": folder / "other", "eval_data_path": str(folder / "other")}
+    with Trainer("llama-tiny", save=str(folder / "run"), **data, **SMALL) as trainer:
+        trainer.train()
+        expected = trainer.evaluate_positions(2)
+    (folder / "expected").write_text(json.dumps([expected.loss, expected.table()]))
+    export_checkpoint(folder / "run", folder / "model")
+    return folder
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["evaluate", *argv, "--num-threads", "1", "--device", "cpu"]) == 0
+    return capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as refused:
+        main(["evaluate", *argv])
+    assert refused.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_on_the_data_that_it_held_out(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loss, table = json.loads((run / "expected").read_text())
+    before = sorted(path.name for path in (run / "run").rglob("*"))
+    out = run / "figures.json"
+    printed = evaluate(
+        capsys, "--config", f"{run}/run/config.toml", "--load", f"{run}/run", "--needle", "--out", str(out),
+        "--num-needles", "3", "--key-length", "2", "--value-length", "1",
+    )  # fmt: skip
+    assert table in printed and "found" in printed
+    found = json.loads(out.read_text())
+    assert found["iteration"] == 3
+    assert found["positions"]["loss"] == pytest.approx(loss, rel=1e-12)  # fp64, plain layers instead of swapping ones
+    assert sum(bucket["num_questions"] for bucket in found["needles"]["buckets"]) == 2 * 4 * 3
+    assert 0 <= found["needles"]["accuracy"] < 0.5
+    assert sorted(path.name for path in (run / "run").rglob("*")) == before  # nothing saved, nothing logged
+
+
+def test_a_hugging_face_directory_gives_the_same_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, table = json.loads((run / "expected").read_text())
+    common = ["--seq-len", "64", "--gbs", "4", "--eval-iters", "2", "--dtype", "fp64", "--tokenizer", "byte"]
+    printed = evaluate(capsys, "--model", str(run / "model"), "--data-path", str(run / "other"), *common)
+    assert table in printed
+
+
+def test_refusals(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", str(run / "model"), "--data-path", str(run / "corpus"), "--tokenizer", "byte"]
+    assert "there are no weights to evaluate: give --model DIR" in refusal(capsys, "--mock-data", "--model", "gpt-tiny")
+    assert "--data-path is not given" in refusal(capsys, *model[:2])
+    message = refusal(capsys, *model, "--seq-len", "64", "--needle")
+    assert "--num-needles 8 x (--key-length 4 + --value-length 4)" in message and "give at least 127" in message
+    assert "--num-needles 3 is read with --needle alone" in refusal(capsys, *model, "--num-needles", "3")
+    assert "there is no flag --needles: did you mean --needle?" in refusal(capsys, *model, "--needles")
+    assert f"--out {__file__}/x: " in refusal(capsys, *model, "--seq-len", "64", "--out", f"{__file__}/x")

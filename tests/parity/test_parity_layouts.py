@@ -1,0 +1,144 @@
+"""Models of every family in a run of four ranks, tp 2 x pp 2, compute what transformers computes with them.
+
+fp32 throughout, in both: what differs is rounding. Logits of a published model, and after some training the loss,
+and so the perplexity, of the exported one.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hf_directories import VOCAB, write_model
+from layouts import make, tiny
+from ranks import run_ranks
+from torch import Tensor
+
+from memo import Trainer
+from memo.checkpoint.hugging_face import export_checkpoint
+from memo.config.choose import choose_model
+from memo.data import Sample
+from memo.model.transformer import Microbatch
+from memo.parallel.collectives import all_gather
+
+transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)
+SEQ_LENGTH, BATCH, STEPS, EVAL_BATCHES = 64, 2, 15, 2
+LAYOUT: dict[str, Any] = {"tp": 2, "pp": 2}
+RANKS = 4
+FAMILIES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gpt2", "starcoder2"]
+LOGITS_BOUND = 2e-6
+"""Relative, in the L2 norm; measured: at most 5.4e-7, a few roundings of fp32 (1.2e-7)."""
+LOSS_BOUND = 5e-7
+"""Relative, of the mean loss in nats; measured: at most 1.1e-7, a rounding of fp32."""
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Documents that count up in steps of 1 to 4, from anywhere: a tiny model learns them in a few steps."""
+
+    first: int
+    seq_length: int = SEQ_LENGTH
+
+    def sample(self, index: int) -> Sample:
+        index += self.first
+        tokens = (7 * index + (1 + index % 4) * np.arange(SEQ_LENGTH + 1)) % VOCAB
+        mask, positions = np.ones(SEQ_LENGTH, dtype=np.float32), np.arange(SEQ_LENGTH)
+        return Sample(tokens[:-1], tokens[1:], mask, positions, np.array([0, SEQ_LENGTH], dtype=np.int32))
+
+
+TRAINING, HELD_OUT = Counting(0), Counting(10_000)
+
+
+def make_batch() -> Microbatch:
+    generator = torch.Generator().manual_seed(5)
+    tokens, labels = torch.randint(0, VOCAB, (2, SEQ_LENGTH, BATCH), generator=generator)
+    positions = torch.arange(SEQ_LENGTH).unsqueeze(1).expand(-1, BATCH).contiguous()
+    weight = torch.full((SEQ_LENGTH, BATCH), 1.0 / (SEQ_LENGTH * BATCH), dtype=torch.float64)
+    return Microbatch(tokens, labels, positions, weight, positions, None)
+
+
+def _logits(directory: Path) -> Tensor | None:
+    """This rank's columns, [s, b, v / tp with padding], where the last stage is."""
+    flags = {"micro_batch_size": BATCH, "global_batch_size": BATCH, "seq_length": SEQ_LENGTH, **LAYOUT}
+    model, _ = make(choose_model(tiny(dtype="fp32", **flags), directory), RANKS)
+    head = model.chunks[0].head
+    inputs: list[Tensor] = []
+    if head is not None:
+        head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    model.forward([make_batch()])
+    if head is None:
+        return None
+    with torch.no_grad():
+        found: Tensor = all_gather(head.norm(inputs[0]), model.mesh.tp) @ head.weight.t()
+    return found
+
+
+def _trained_loss(directory: Path, run: Path) -> tuple[float, float]:
+    """Held-out loss of the published model and of the one that STEPS steps made of it; the latter is saved."""
+    os.environ |= {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
+    flags: dict[str, Any] = {"seq_length": SEQ_LENGTH, "micro_batch_size": BATCH, "global_batch_size": 2 * BATCH}
+    flags |= {"train_iters": STEPS, "lr": 1e-2, "eval_interval": 1000, "eval_iters": EVAL_BATCHES, "device": "cpu"}
+    flags |= {"params_dtype": "fp32", "num_threads": 1, "peak_tflops": 1.0, "progress": False, "log_interval": 1000}
+    data = {"train_data": TRAINING, "eval_data": HELD_OUT}
+    with Trainer(directory, plan="off", save=str(run), **data, **flags, **LAYOUT) as trainer:
+        before = trainer.evaluate()
+        trainer.train()
+        return before, trainer.evaluate()
+
+
+def _on_rank(directories: list[Path], runs: Path) -> list[tuple[Tensor | None, tuple[float, float]]]:
+    return [(_logits(directory), _trained_loss(directory, runs / directory.name)) for directory in directories]
+
+
+Outcome = dict[str, tuple[Tensor, tuple[float, float]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("families")
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> Outcome:
+    """{family: logits [s, b, v], losses}; one start of four ranks does all, and leaves checkpoints behind."""
+    directories = [write_model(name, folder) for name in FAMILIES]
+    results = run_ranks(RANKS, _on_rank, directories, folder / "runs", timeout_s=240)
+    found: Outcome = {}
+    for i, directory in enumerate(directories):
+        columns = [rank[i][0] for rank in results if rank[i][0] is not None]
+        losses = {rank[i][1] for rank in results}
+        assert len(columns) == LAYOUT["tp"] and len(losses) == 1  # all ranks know the loss
+        found[directory.name] = torch.cat(columns, dim=-1)[..., :VOCAB], losses.pop()
+    return found
+
+
+@torch.no_grad()
+def their_logits(directory: Path, tokens: Tensor) -> Tensor:
+    """[b, s, v] fp32, of tokens [b, s]."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits(name: str, ours: Outcome, folder: Path) -> None:
+    theirs = their_logits(folder / name, make_batch().tokens.t()).transpose(0, 1)
+    error = float((ours[name][0] - theirs).norm() / theirs.norm())
+    assert theirs.dtype == torch.float32 and error < LOGITS_BOUND
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_perplexity_of_a_trained_model(name: str, ours: Outcome, folder: Path, tmp_path: Path) -> None:
+    before, after = ours[name][1]
+    assert after < before - 0.5  # it has learnt: perplexity at least 1.6 times lower
+    export_checkpoint(folder / "runs" / name, tmp_path / "out")
+    samples = [HELD_OUT.sample(i) for i in range(2 * BATCH * EVAL_BATCHES)]
+    tokens, labels = (torch.tensor(np.stack([getattr(s, kind) for s in samples])) for kind in ("tokens", "labels"))
+    theirs = float(F.cross_entropy(their_logits(tmp_path / "out", tokens).flatten(0, 1), labels.flatten()))
+    assert after == pytest.approx(theirs, rel=LOSS_BOUND)

@@ -1,0 +1,214 @@
+"""The page about runs: every picture is in it, nothing is fetched, and what was not measured is named."""
+
+import base64
+import shutil
+import struct
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from run_logs import MIB, SWAP, header, old_step, step, write_log
+
+from memo.artifacts.run_log import RunHeader, RunLog
+from memo.errors import ArtifactError
+from memo.report.run_drawing import (
+    Picture,
+    copy_rows,
+    draw_copies,
+    draw_loss,
+    draw_memory,
+    draw_plan,
+    memory_rows,
+    smoothed,
+)
+from memo.report.run_page import draw_runs, run_page, write_report
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, pictures, and the text of each cell."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+    def images(self) -> list[bytes]:
+        sources = [attributes["src"] or "" for tag, attributes in self.tags if tag == "img"]
+        assert all(source.startswith("data:image/png;base64,") for source in sources)
+        return [base64.b64decode(source.partition(",")[2], validate=True) for source in sources]
+
+    def rows(self) -> list[list[str]]:
+        cells = [text for text in self.texts if text]
+        return [cells[i : i + 3] for i in range(len(cells))]
+
+
+def png_size(png: bytes) -> tuple[int, int]:
+    assert png.startswith(b"\x89PNG\r\n\x1a\n") and png.endswith(b"IEND\xaeB`\x82")
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+def run(tmp_path: Path, name: str = "a", lines: list[object] | None = None, head: RunHeader | None = None) -> RunLog:
+    written = [step(i) for i in range(1, 9)] if lines is None else lines
+    return RunLog.load(write_log(tmp_path / name / "log.jsonl", written, head))  # type: ignore[arg-type]
+
+
+def test_a_page_needs_nothing_beside_itself(tmp_path: Path) -> None:
+    written = write_report({"a": run(tmp_path, head=header())}, tmp_path / "report")
+    page = Page(written[0].read_text())
+    assert page.open == []  # every tag is closed, in order
+    images = page.images()
+    assert [png_size(image)[0] > 300 for image in images] == [True] * 5
+    assert images == [path.read_bytes() for path in written[1:]]
+    assert [path.name for path in written[1:]] == ["loss.png", "speed.png", "memory.png", "copies.png", "plan.png"]
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "iframe", "object", "base")
+        for name in ("src", "href", "style", "onload"):
+            assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
+    assert "url(" not in written[0].read_text() and "@import" not in written[0].read_text()
+
+
+def test_the_figures_of_the_log_stand_in_the_page(tmp_path: Path) -> None:
+    log = run(tmp_path, lines=[step(1), step(2, lm_loss=1.25), step(3, tgs=5000.0), step(4)], head=header())
+    rows = Page(run_page({"a": log}, [])).rows()
+    for expected in (
+        ["iterations", "1 to 4"],
+        ["last loss", "5.6000"],
+        ["lowest loss", "1.2500 (iteration 2)"],
+        ["TGS, best", "5,000.0"],
+        ["MFU, median", "40.00 %"],
+        ["device memory, peak", "200.00 MiB"],
+        ["device", "NVIDIA H100"],
+        ["parameters", "123.46M"],
+        ["layout", "tp 2 x cp 4 x pp 1 x dp 1, 3 microbatches"],
+        ["transient", "45.00 MiB", "50.00 MiB"],
+        ["copies", "0.4", "0.4"],
+        ["compute waits for copies", "0.05", "0.1"],
+        ["copies hidden", "88%", "75%"],
+        ["lr", "0.0003"],
+        ["seq_length", "65536"],
+    ):
+        assert any(row[: len(expected)] == expected for row in rows), expected
+    assert not any(row[0] == "global_batch_size" for row in rows)  # None: the default
+
+
+def test_names_are_text_and_not_markup(tmp_path: Path) -> None:
+    log = run(tmp_path, head=header(device="<script>alert(1)</script> & co"))
+    page = Page(run_page({"<b>run</b>": log}, [Picture("loss", "<b>Loss", "<i>", b""), Picture("x", "y", "<u>", None)]))
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "b", "i", "u"})
+    assert "<script>alert(1)</script> & co" in page.texts
+
+
+@pytest.mark.parametrize(
+    ("lines", "head", "missing"),
+    [
+        ([old_step(1)], None, {"memory": "train again", "copies": "--offload-alpha", "plan": "log.run.json"}),
+        ([old_step(1)], header(), {"memory": "train again", "copies": "--log-interval", "plan": "train again"}),
+        ([step(1, hidden_share=None)], header(swap=None), {"copies": "--offload-alpha auto or a number"}),
+        (
+            [step(1, hidden_share=None)],
+            header(swap=SWAP.__class__(**{**SWAP.__dict__, "moves": False})),
+            {"copies": "a number in --offload-alpha forces it"},
+        ),
+        ([step(1)], header(), {}),
+    ],
+    ids=["old, no header", "old", "plain", "moves nothing", "all"],
+)
+def test_what_is_not_in_the_log_is_not_drawn_and_says_why(
+    tmp_path: Path, lines: list[object], head: RunHeader | None, missing: dict[str, str]
+) -> None:
+    log = run(tmp_path, lines=lines, head=head)
+    pictures = [draw(log) for draw in (draw_memory, draw_copies, draw_plan)]
+    assert {p.name: p.png is None for p in pictures} == {name: name in missing for name in ("memory", "copies", "plan")}
+    page = Page(run_page({"a": log}, pictures))
+    assert len(page.images()) == 3 - len(missing)
+    assert ("Not drawn" in page.texts) == bool(missing)
+    for name, words in missing.items():
+        (picture,) = (p for p in pictures if p.name == name)
+        assert words in picture.caption
+        assert any(picture.caption in text for text in page.texts)
+
+
+def test_several_runs_share_curves_and_keep_their_own_memory(tmp_path: Path) -> None:
+    one, two = run(tmp_path, "one", head=header()), run(tmp_path, "two", lines=[step(1), step(2, lm_loss=3.0)])
+    names = [path.name for path in write_report({"one": one, "two": two}, tmp_path / "both")[1:]]
+    assert names == ["loss.png", "speed.png", "memory1.png", "copies1.png", "plan1.png", "memory2.png", "copies2.png"]
+    assert draw_loss({"one": one, "two": two}).png != draw_loss({"one": one}).png == draw_loss({"one": one}).png
+    rows = Page(run_page({"one": one, "two": two}, [])).rows()
+    assert ["last loss", "5.2000", "3.0000"] in rows
+
+
+@pytest.mark.parametrize("field", ["weights_bytes", "transient_peak_bytes", "host_records_bytes"])
+def test_memory_is_drawn_from_every_component(tmp_path: Path, field: str) -> None:
+    steps = [step(1), step(2)]
+    before = draw_memory(run(tmp_path, lines=[*steps])).png
+    changed = draw_memory(run(tmp_path, lines=[steps[0], step(2, **{field: 90 * MIB})])).png
+    assert before != changed
+
+
+def test_pictures_of_a_single_iteration_and_of_loss_that_is_no_number(tmp_path: Path) -> None:
+    log = run(tmp_path, lines=[step(1, lm_loss=float("nan"), grad_norm=float("inf"))], head=header())
+    assert all(picture.png is not None for picture in draw_runs({"a": log}))
+    assert "nan (iteration 1)" in run_page({"a": log}, [])
+
+
+def test_rows_of_plan_against_measured(tmp_path: Path) -> None:
+    log = run(tmp_path, lines=[step(1, copies_s=9.0), step(2), step(3)], head=header())
+    assert {row[0]: row[1:] for row in memory_rows(log)}["host records"] == (40 * MIB, 40 * MIB)
+    assert copy_rows(log) == [
+        ("layers compute", 0.7, 0.8),
+        ("copies", 0.4, 0.4),
+        ("compute waits for copies", 0.05, 0.1),
+    ]
+    assert draw_plan(log).png != draw_plan(run(tmp_path, "b", head=header(swap=None))).png
+    assert draw_copies(log).caption.startswith("Timed every 1 iterations")
+
+
+def test_smoothing_leaves_no_trace_of_an_outlier() -> None:
+    values = [1.0] * 200
+    values[100] = 50.0
+    assert smoothed(values) == [1.0] * 200
+    assert smoothed([float(i) for i in range(300)])[150] == 150.0
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("memo.report.run_page.draw_runs", lambda runs: [])
+    with pytest.raises(ArtifactError, match="give a folder that can be written"):
+        write_report({"a": run(tmp_path)}, tmp_path / "file" / "report")
+
+
+def browser() -> str | None:
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+@pytest.mark.skipif(browser() is None, reason=f"no browser here: looked for {', '.join(BROWSERS)}")
+def test_a_real_browser_shows_every_picture_and_has_nothing_to_complain_about(tmp_path: Path) -> None:
+    """A script that only this test adds writes the sizes of the pictures into the page, which is then dumped."""
+    page = write_report({"a": run(tmp_path, head=header())}, tmp_path / "report")[0]
+    assert page.name == "index.html"
+    probe = "<script>document.title = [...document.images].map(x => x.naturalWidth).join(' ')</script></body>"
+    page.write_text(page.read_text().replace("</body>", probe))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path}/u"]
+    command = [str(browser()), *flags, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    widths = done.stdout.partition("<title>")[2].partition("</title>")[0].split()
+    assert len(widths) == 5 and all(int(width) > 300 for width in widths), done.stdout[:500]
+    assert "CONSOLE" not in done.stderr

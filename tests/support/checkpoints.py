@@ -1,0 +1,29 @@
+"""Checkpoints as plain values, to compare two of them."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memo.checkpoint.directory import RunState, read_state
+from memo.checkpoint.store import read_tensors, stored_tensors
+from memo.mesh import Mesh, RankGrid
+
+ALONE = Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0)
+
+
+def contents(final: Path) -> tuple[RunState, dict[str, Tensor]]:
+    """The state, and every global tensor (master, exp_avg, exp_avg_sq) of one checkpoint; in one process."""
+    values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in stored_tensors(final).items()}
+    read_tensors(final, values, ALONE)
+    return read_state(final), values
+
+
+def assert_equal_bits(first: Path, second: Path) -> None:
+    """Two checkpoints hold the same state and the same tensors to the last bit."""
+    (state, values), (other_state, other_values) = contents(first), contents(second)
+    assert state == other_state
+    assert values.keys() == other_values.keys()
+    assert {name.split("/")[0] for name in values} == {"master", "exp_avg", "exp_avg_sq"}
+    different = [name for name, value in values.items() if not torch.equal(value, other_values[name])]
+    assert not different

@@ -1,0 +1,193 @@
+"""Where a rank runs: near its GPU by a made-up sysfs, with its share of the CPUs, and its host memory with it."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+
+from memo import Trainer
+from memo.config import HardwareConfig
+from memo.executor.host_pool import HostPool
+from memo.train import device as device_module
+from memo.train.device import pci_address, place_on_host
+from memo.train.numa import Binding, bind_near, cpus_by_node, numa_node
+
+GPU0, GPU1, UNKNOWN = "0000:3b:00.0", "0000:dc:00.0", "0001:00:00.0"
+CUDA = torch.device("cuda", 0)
+needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="binding one of two CPUs takes two")
+
+
+def make_sysfs(folder: Path, *cpulists: str) -> Path:
+    """Nodes with these CPUs; GPU i on node i; UNKNOWN says -1, as virtual machines do."""
+    for node, cpus in enumerate(cpulists):
+        home = folder / "devices/system/node" / f"node{node}"
+        home.mkdir(parents=True)
+        (home / "cpulist").write_text(f"{cpus}\n")
+    for address, gpu_node in ((GPU0, 0), (GPU1, 1), (UNKNOWN, -1)):
+        home = folder / "bus/pci/devices" / address
+        home.mkdir(parents=True)
+        (home / "numa_node").write_text(f"{gpu_node}\n")
+    return folder
+
+
+def test_reading_sysfs(tmp_path: Path) -> None:
+    sysfs = make_sysfs(tmp_path, "0-3,8-11", "4-7,12-15", "")  # the third has memory alone
+    assert cpus_by_node(sysfs) == {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}}
+    addresses = (GPU0, GPU1, UNKNOWN, "0000:ff:00.0", None)
+    assert [numa_node(address, sysfs) for address in addresses] == [0, 1, None, None, None]
+    assert cpus_by_node(tmp_path / "nowhere") == {}
+
+
+def _bind(sysfs: Path, address: str | None, before: set[int] | None) -> tuple[Binding, set[int], list[set[int]]]:
+    """The binding; CPUs of this thread after it; those of one thread that ran before and one started after."""
+    if before is not None:
+        os.sched_setaffinity(0, before)
+    found: dict[str, set[int]] = {}
+    started, bound = threading.Event(), threading.Event()
+
+    def older() -> None:
+        started.set()
+        bound.wait()
+        found["older"] = os.sched_getaffinity(0)
+
+    def newer() -> None:
+        found["newer"] = os.sched_getaffinity(0)
+
+    old, new = threading.Thread(target=older), threading.Thread(target=newer)
+    old.start()
+    started.wait()
+    binding = bind_near(address, sysfs)
+    bound.set()
+    new.start()
+    old.join()
+    new.join()
+    return binding, os.sched_getaffinity(0), [found["older"], found["newer"]]
+
+
+@needs_two_cpus
+def test_every_thread_moves_to_the_node_of_the_gpu(tmp_path: Path) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    sysfs = make_sysfs(tmp_path, f"{first},1000-1003", f"{second},1004-1007")  # CPUs not allowed are not asked for
+    ((binding, own, threads),) = run_ranks(1, _bind, sysfs, GPU1, {first, second})
+    assert binding == Binding(1, "bound to NUMA node 1 of its GPU")
+    assert own == {second} and threads == [{second}, {second}]
+
+
+@needs_two_cpus
+@pytest.mark.parametrize(
+    ("address", "before", "binding"),
+    [
+        (GPU0, "first", Binding(0, "on NUMA node 0, as started")),
+        (GPU1, "first", Binding(None, "NUMA node 1 of the GPU has no CPU that this process may use")),
+        (UNKNOWN, "both", Binding(None, "NUMA node of the GPU unknown")),
+        (None, "both", Binding(None, "NUMA node of the GPU unknown")),
+    ],
+)
+def test_what_is_left_as_it_is(tmp_path: Path, address: str | None, before: str, binding: Binding) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    sysfs = make_sysfs(tmp_path, str(first), f"{second},1004-1007")
+    allowed = {first} if before == "first" else {first, second}
+    ((found, own, threads),) = run_ranks(1, _bind, sysfs, address, allowed)
+    assert found == binding and own == allowed and threads == [allowed, allowed]
+
+
+@pytest.mark.parametrize("cpulists", [(), ("0-1023",), ("0-1023", "")])
+def test_one_node_or_none_readable(tmp_path: Path, cpulists: tuple[str, ...]) -> None:
+    before = os.sched_getaffinity(0)
+    assert bind_near(GPU0, make_sysfs(tmp_path, *cpulists)) == Binding(None, "one NUMA node")
+    assert os.sched_getaffinity(0) == before
+
+
+class FakeNvml:
+    """The few calls of nvidia-ml-py, for a GPU that torch numbers 0 and the driver does not."""
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-11-22":
+            raise ValueError(uuid)
+        return "the right one"
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
+        assert handle == "the right one"
+        return SimpleNamespace(domain=0, bus=0xDC, device=0, busId=b"00000000:DC:00.0")
+
+
+def _with_fake_gpu(monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
+
+
+def test_address_on_the_bus_as_sysfs_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_fake_gpu(monkeypatch, "11-22")
+    assert pci_address(CUDA) == GPU1
+    _with_fake_gpu(monkeypatch, "a part of a GPU")
+    assert pci_address(CUDA) is None
+
+
+def _placed(sysfs: str, flags: dict[str, Any], device: torch.device, local_ranks: str) -> tuple[str, int, set[int]]:
+    os.environ["LOCAL_WORLD_SIZE"] = local_ranks
+    with pytest.MonkeyPatch.context() as patch:
+        _with_fake_gpu(patch, "11-22")
+        patch.setattr(device_module, "bind_near", lambda address: bind_near(address, Path(sysfs)))
+        patch.setattr(device_module, "cpu_quota", lambda: float("inf"))
+        said = place_on_host(HardwareConfig(**flags), device)
+    return said, torch.get_num_threads(), os.sched_getaffinity(0)
+
+
+@needs_two_cpus
+def test_a_rank_is_placed_and_says_so(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    first, second = sorted(before)[:2]
+    sysfs = str(make_sysfs(tmp_path, str(first), str(second)))
+    (near,) = run_ranks(1, _placed, sysfs, {}, CUDA, "1")
+    assert near == ("1 CPU thread a rank, bound to NUMA node 1 of its GPU", 1, {second})
+    (off,) = run_ranks(1, _placed, sysfs, {"numa_binding": "off"}, CUDA, "1")
+    assert off == (f"{len(before)} CPU threads a rank", len(before), before)
+    (cpu,) = run_ranks(1, _placed, sysfs, {"num_threads": 3}, torch.device("cpu"), "1")
+    assert cpu == ("3 CPU threads a rank", 3, before)
+    (shared,) = run_ranks(1, _placed, sysfs, {}, torch.device("cpu"), str(len(before)))
+    assert shared == ("1 CPU thread a rank", 1, before)
+
+
+def test_quotas_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(device_module, "cpu_quota", lambda: 1.9)
+    try:
+        assert place_on_host(HardwareConfig(), torch.device("cpu")) == "1 CPU thread a rank"
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_rank_is_placed_before_its_host_memory_is_touched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """First touch decides where memory lies, and the arena touches its pages in the thread that makes it."""
+    events: list[str] = []
+    touch = HostPool._map
+
+    def placed(config: HardwareConfig, device: torch.device) -> str:
+        events.append("placed")
+        return place_on_host(config, device)
+
+    def touched(pool: HostPool) -> torch.Tensor:
+        assert threading.current_thread() is threading.main_thread()
+        events.append("touched")
+        return touch(pool)
+
+    monkeypatch.setattr("memo.train.setup.place_on_host", placed)
+    monkeypatch.setattr(HostPool, "_map", touched)
+    shape = {"num_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 61, "seq_length": 64}
+    flags: dict[str, Any] = {**shape, "mock_data": True, "device": "cpu", "num_threads": 1, "peak_tflops": 1.0}
+    with Trainer(**flags, plan=0.5, profile_cache="off", progress=False) as trainer:
+        trainer.print_header()
+    assert events == ["placed", "touched"]
+    assert "\nhost: 1 CPU thread a rank\n" in capsys.readouterr().out

@@ -1,0 +1,330 @@
+"""Evaluation by position and by distance: against plain PyTorch, the same in every layout, and unseen by training."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch import Tensor
+
+import memo
+from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
+from memo.data.sample import cut_sample
+from memo.errors import ConfigError
+from memo.parallel.loss import greedy_tokens
+from memo.train.evaluation import LossByPosition, NeedleRecall, PositionBucket, compare_positions
+
+SEQ_LENGTH, VOCABULARY = 64, 61
+SMALL: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_query_groups": 2,
+    "ffn_hidden_size": 48,
+    "vocab_size": VOCABULARY,
+    "seq_length": SEQ_LENGTH,
+    "global_batch_size": 4,
+    "train_iters": 4,
+    "lr": 1e-2,
+    "loss_chunk_size": 24,
+    "peak_tflops": 1.0,
+    "num_threads": 1,
+    "device": "cpu",
+    "progress": False,
+    "mock_data": True,
+    "params_dtype": "fp64",
+    "offload_alpha": "off",
+    "profile_cache": "off",
+}
+EDGES = [3, 8, 20, 500]
+HELD_OUT = MockDataset(VOCABULARY, SEQ_LENGTH, seed=99, mean_document_length=23)
+# Few ids for values: a model that has learned just these finds some by chance.
+NEEDLES = NeedleDataset(MockDataset(5, SEQ_LENGTH, 1), 7, num_needles=4, key_length=2, value_length=1, values=range(5))
+
+
+def trainer(**overrides: Any) -> memo.Trainer:
+    if dist.is_initialized():
+        rank = str(dist.get_rank())
+        os.environ |= {"RANK": rank, "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": rank}
+    return memo.Trainer("llama-tiny", **{"eval_data": HELD_OUT, **SMALL, **overrides})
+
+
+def logits_and_samples(of: memo.Trainer, data: SampleDataset, count: int) -> tuple[Tensor, list[Sample]]:
+    """[count, s, v] of the whole model on one rank, and what it was shown."""
+    found: list[Tensor] = []
+    feed = of._feed(data)
+    for _ in range(count // of.global_batch_size):
+        batches = feed.next_global_batch()
+        of.parts.at_head(batches, lambda head, x, _: found.append((head.norm(x) @ head.weight.t()).transpose(0, 1)))
+    return torch.cat(found)[..., :VOCABULARY], [data.sample(index) for index in range(count)]
+
+
+def test_losses_by_position_are_those_of_plain_pytorch() -> None:
+    of = trainer(micro_batch_size=2)
+    of.train()
+    logits, samples = logits_and_samples(of, HELD_OUT, 12)
+    labels, positions, mask = (
+        torch.from_numpy(np.stack([getattr(s, name) for s in samples])) for name in ("labels", "positions", "loss_mask")
+    )
+    mask = mask.double()
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(12, -1)
+    result = of.evaluate_positions(iters=3, edges=EDGES)
+    assert [(b.first, b.end) for b in result.buckets] == [(0, 3), (3, 8), (8, 20), (20, SEQ_LENGTH)]
+    # Each global batch counts alike, as in evaluate(): its tokens are weighed by how many it has.
+    weight = mask / mask.view(3, -1).sum(1).repeat_interleave(4).unsqueeze(1)
+    for bucket in result.buckets:
+        here = (positions >= bucket.first) & (positions < bucket.end)
+        expected = (losses * weight)[here].sum() / weight[here].sum()
+        assert bucket.num_tokens == int(mask[here].sum())
+        assert bucket.loss == pytest.approx(expected.item(), rel=1e-12)  # fp64
+        assert bucket.perplexity == pytest.approx(expected.exp().item(), rel=1e-12)
+    assert result.loss == pytest.approx(of.evaluate(iters=3), rel=1e-12)
+    assert sum(b.num_tokens for b in result.buckets) == int(mask.sum())
+
+
+def test_found_needles_are_those_of_plain_pytorch() -> None:
+    of = trainer(train_data=NEEDLES, mock_data=False)
+    of.train()
+    logits, samples = logits_and_samples(of, NEEDLES, 12)
+    result = of.evaluate_needles(NEEDLES, iters=3, edges=[30])
+    rows = []
+    for index, sample in enumerate(samples):
+        questions = NEEDLES.questions(index)
+        for (place,), distance in zip(questions.labels, questions.distances, strict=True):
+            label, at = int(sample.labels[place]), logits[index, place]
+            rows.append((int(distance), float(at.argmax() == label), (at.logsumexp(0) - at[label]).item()))
+    distances, found, losses = (np.array(column) for column in zip(*rows, strict=True))
+    assert 0 < found.mean() < 0.5
+    for bucket, here in zip(result.buckets, (distances < 30, distances >= 30), strict=True):
+        assert bucket.num_questions == here.sum()
+        assert bucket.accuracy == found[here].mean()
+        assert bucket.loss == pytest.approx(losses[here].mean(), rel=1e-12)
+    assert (result.accuracy, result.loss) == (found.mean(), pytest.approx(losses.mean(), rel=1e-12))
+
+
+def greedy_on_rank(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden [tp, n, b, h], weight [tp, rows, h]: each rank's part."""
+    rank = dist.get_rank()
+    return greedy_tokens(hidden[rank], weight[rank], vocab_size=100, chunk_size=5, group=dist.group.WORLD)
+
+
+def test_greedy_tokens_are_the_first_of_the_largest_logits_over_all_ranks() -> None:
+    """100 tokens on 2 ranks of 64 rows, of which the last 28 would win; fp64, exact."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(2, 6, 2, 16, dtype=torch.float64, generator=generator)
+    weight = torch.randn(128, 16, dtype=torch.float64, generator=generator)
+    weight[100:] *= 100
+    weight[[20, 90]] = 3 * hidden[1, 4, 0]  # equal logits there, one on each rank
+    expected = (hidden.flatten(0, 1) @ weight[:100].t()).argmax(-1)
+    assert expected[6 + 4, 0] == 20 and (expected < 64).any() and (expected >= 64).any()
+    for found in run_ranks(2, greedy_on_rank, hidden, weight.view(2, 64, 16)):
+        assert torch.equal(found, expected)
+
+
+def test_a_needle_is_found_when_all_its_tokens_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of two tokens, and models that know both, the first or the second."""
+    needles = NeedleDataset(MockDataset(9, SEQ_LENGTH, 1), 7, num_needles=3, key_length=1, value_length=2)
+    of = trainer(global_batch_size=1)
+
+    def knows(tokens: list[int]) -> Callable[[Any, Tensor], Tensor]:
+        answer = torch.full((SEQ_LENGTH, 1), -1)
+        places = needles.questions(0).labels[:, tokens].flatten()
+        answer[places, 0] = torch.from_numpy(needles.sample(0).labels[places])
+        return lambda head, x: answer
+
+    for known, accuracy in (([0, 1], 1.0), ([0], 0.0), ([1], 0.0)):
+        monkeypatch.setattr("memo.model.transformer.Head.greedy_tokens", knows(known))
+        assert of.evaluate_needles(needles, iters=1).accuracy == accuracy
+
+
+Numbers = tuple[float, LossByPosition, NeedleRecall]
+
+
+def numbers(**overrides: Any) -> Numbers:
+    with trainer(train_data=NEEDLES, mock_data=False, **overrides) as of:
+        of.train()
+        return (of.evaluate(2), of.evaluate_positions(2, EDGES), of.evaluate_needles(NEEDLES, 3, [10, 30]))
+
+
+@pytest.fixture(scope="module")
+def alone() -> Numbers:
+    found: Numbers = run_ranks(1, numbers)[0]
+    return found
+
+
+SWAPPING = {"offload_alpha": 0.5, "offload_tiles": 4}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [
+        (2, {"tp": 2, **SWAPPING}),
+        (2, {"cp": 2, **SWAPPING}),
+        (2, {"cp": 2, "cp_comm_type": "a2a"}),
+        (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 1}),
+        (2, {"micro_batch_size": 2}),
+        (4, {"tp": 2, "cp": 2, "recompute_granularity": "full"}),
+        (4, {"cp": 2, "pp": 2, **SWAPPING}),
+    ],
+    ids=["tp", "cp", "a2a", "pp", "dp", "tp-cp", "cp-pp"],
+)
+def test_every_layout_gives_the_numbers_of_one_process(world_size: int, layout: dict[str, Any], alone: Numbers) -> None:
+    results = run_ranks(world_size, numbers, **layout)
+    assert all(result == results[0] for result in results)  # every rank is told the same
+    loss, positions, needles = results[0]
+    expected_loss, expected_positions, expected_needles = alone
+    assert loss == pytest.approx(expected_loss, rel=1e-9)  # after 4 optimizer steps in fp64
+    assert positions.loss == pytest.approx(loss, rel=1e-12)
+    pairs = [*zip(positions.buckets, expected_positions.buckets, strict=True)]
+    pairs += zip(needles.buckets, expected_needles.buckets, strict=True)
+    assert len(pairs) == 4 + 3 and 0 < needles.accuracy < 1
+    for bucket, expected in pairs:
+        assert dataclasses.replace(bucket, loss=0.0) == dataclasses.replace(expected, loss=0.0)
+        assert bucket.loss == pytest.approx(expected.loss, rel=1e-9)
+    assert needles.accuracy == expected_needles.accuracy and needles.loss == pytest.approx(expected_needles.loss, 1e-9)
+
+
+def bits(of: memo.Trainer) -> list[Tensor]:
+    return [tensor.clone() for bucket in of.parts.data_parallel.buckets for tensor in (bucket.weights, bucket.master)]
+
+
+def evaluate_in_all_ways(of: memo.Trainer) -> None:
+    of.evaluate(1)
+    of.evaluate_positions(1)
+    of.evaluate_needles(NEEDLES, 1)
+    of.evaluate(1)
+
+
+def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
+    """Losses of a run with evaluations before, between and after all steps, of one without, and: equal weights?"""
+    overrides = {"params_dtype": "fp32", "num_layers": 3, "global_batch_size": 2, **overrides}
+    losses: list[list[float]] = []
+    weights: list[list[Tensor]] = []
+    for evaluates in (True, False):
+        with trainer(**overrides) as of:
+            losses.append([])
+            for _ in range(3):
+                if evaluates:
+                    evaluate_in_all_ways(of)
+                losses[-1].append(of.step().lm_loss)
+            if of.parts.transients is not None:
+                statistics = of.parts.transients.statistics()
+                assert statistics is not None and statistics.hits > 0, of.parts.transients.reason
+            weights.append(bits(of))
+    return losses[0], losses[1], all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "how"),
+    [
+        (1, {}),
+        (1, {"offload_alpha": 0.5, "offload_tiles": 4, "offload_check_races": True}),
+        (1, {"offload_alpha": 1.0, "offload_backend": "threads"}),
+        (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024}),
+        (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024, **SWAPPING}),
+        (2, {"pp": 2, "num_layers": 4, **SWAPPING}),
+        (2, {"cp": 2, "params_dtype": "bf16"}),
+    ],
+    ids=["plain", "alpha-half", "alpha-one-threads", "planned", "planned-swapping", "pp", "cp-bf16"],
+)
+def test_evaluation_between_any_two_steps_changes_no_bit(world_size: int, how: dict[str, Any]) -> None:
+    for evaluated, plain, weights_are_equal in run_ranks(world_size, with_and_without, **how):
+        assert evaluated == plain
+        assert weights_are_equal
+
+
+def test_every_evaluation_is_told_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.jsonl"
+    options = {"eval_interval": 2, "eval_iters": 2, "eval_positions": True, "log_jsonl": str(log)}
+    with trainer(**options) as of:
+        of.train()
+        last = of.evaluate_positions()
+    printed = capsys.readouterr().out
+    assert last.table() in printed and "validation loss at iteration 2 |" in printed
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    evaluations = [line for line in lines if "evaluation" in line]
+    assert [line["iteration"] for line in evaluations] == [2, 4] and len(lines) == 4 + 2
+    assert evaluations[-1]["evaluation"] == json.loads(json.dumps(dataclasses.asdict(last)))  # full precision
+    with trainer(**{**options, "eval_positions": False, "log_jsonl": str(tmp_path / "plain.jsonl")}) as of:
+        of.train()
+    lines = [json.loads(line) for line in (tmp_path / "plain.jsonl").read_text().splitlines()]
+    assert [line["evaluation"] for line in lines if "evaluation" in line][1] == {"loss": pytest.approx(last.loss)}
+
+
+def test_what_cannot_be_evaluated_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--eval-positions .* --eval-interval is 0, .* give --eval-interval"):
+        trainer(eval_positions=True)
+    of = trainer()
+    for edges in ([8, 8], [20, 8], [0, 8], [-1]):
+        with pytest.raises(ConfigError, match=r"edges of buckets are \[.*: give increasing numbers above 0"):
+            of.evaluate_positions(1, edges)
+    with pytest.raises(ConfigError, match=r"--seq-length is 64, but the samples of the given data have 32 tokens"):
+        of.evaluate_needles(NeedleDataset(MockDataset(9, 32, 1), 7, num_needles=1))
+
+
+@pytest.mark.parametrize(("seq_length", "edges"), [(512, []), (1024, [512]), (1536, [512, 1024]), (64, [])])
+def test_buckets_are_doublings_of_512(seq_length: int, edges: list[int]) -> None:
+    with trainer(seq_length=seq_length, eval_data=MockDataset(VOCABULARY, seq_length, 5), num_layers=1) as of:
+        found = [(bucket.first, bucket.end) for bucket in of.evaluate_positions(1).buckets]
+    assert found == list(zip([0, *edges], [*edges, seq_length], strict=True))
+
+
+def test_tables() -> None:
+    short = PositionBucket(0, 512, 1000, 2.0)
+    one = LossByPosition(1.5, (short, PositionBucket(512, 131072, 1000, 1.0)))
+    assert one.table().splitlines() == [
+        "  position  tokens    loss  perplexity",
+        "   0 - 512   1,000  2.0000       7.389",
+        "512 - 128K   1,000  1.0000       2.718",
+        "       all   2,000  1.5000       4.482",
+    ]
+    other = LossByPosition(800.0, (short, PositionBucket(512, 131072, 1000, 3.0)))
+    assert compare_positions({"before": one, "after": other}).splitlines()[2:] == [
+        "512 - 128K   2.718  20.09",
+        "       all   4.482    inf",
+    ]
+
+
+class CutInTheMiddle(NeedleDataset):
+    """The same samples, but a document ends in their middle: what stands before is out of the questions' sight."""
+
+    def sample(self, index: int) -> Sample:
+        whole = super().sample(index)
+        window = np.append(whole.tokens, whole.labels[-1])
+        return dataclasses.replace(cut_sample(window, np.array([self.seq_length // 2])), loss_mask=whole.loss_mask)
+
+
+COPY_LENGTH, HAYSTACK, NUM_VALUES = 64, 8, 8
+
+
+def copying(kind: type[NeedleDataset], seed: int) -> NeedleDataset:
+    """One needle: a mark, and behind it one of 8 tokens that the text has nowhere else."""
+    text = MockDataset(HAYSTACK, COPY_LENGTH, seed)
+    values = range(HAYSTACK + 1, HAYSTACK + 1 + NUM_VALUES)
+    return kind(text, seed, num_needles=1, key_length=1, value_length=1, keys=(HAYSTACK,), values=values)
+
+
+def learn_to_copy(kind: type[NeedleDataset], steps: int = 110, **overrides: Any) -> NeedleRecall:
+    """What a model finds of needles that it has not seen before or after the middle, once it was trained to copy."""
+    shape = {"num_layers": 3, "num_attention_heads": 2, "num_query_groups": 2, "ffn_hidden_size": 64}
+    batch = {"seq_length": COPY_LENGTH, "micro_batch_size": 32, "global_batch_size": 32, "train_iters": steps}
+    training = {"vocab_size": HAYSTACK + 1 + NUM_VALUES, "weight_decay": 0.0, "lr_warmup_iters": 20}
+    values = {**shape, **batch, **training, "params_dtype": "fp32", "rotary_base": 1e6, "init_method_std": 0.06}
+    with trainer(train_data=copying(kind, 1), mock_data=False, **{**values, **overrides}) as of:
+        of.train()
+        return of.evaluate_needles(copying(kind, 2), iters=12, edges=[COPY_LENGTH // 2])
+
+
+def test_attention_reaches_across_the_whole_length_and_not_across_documents() -> None:
+    """Under cp 2 and swapping, and with layers of which one moves; chance is 1 in 8."""
+    near, far = run_ranks(2, learn_to_copy, NeedleDataset, cp=2, timeout_s=240, **SWAPPING)[0].buckets
+    assert near.num_questions + far.num_questions == 12 * 32 and min(near.num_questions, far.num_questions) > 100
+    assert near.accuracy > 0.9 and far.accuracy > 0.9
+    near, far = run_ranks(1, learn_to_copy, CutInTheMiddle, timeout_s=240)[0].buckets
+    assert near.accuracy > 0.8 and far.accuracy < 0.3

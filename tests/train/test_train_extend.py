@@ -1,0 +1,184 @@
+"""examples/extend_context.py: what it does to rotary positions, and that it extends a model from end to end."""
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memo import Trainer
+from memo.checkpoint.hugging_face import export_checkpoint
+from memo.config import preset
+from memo.config.extend import extend_context
+from memo.config.model import ModelConfig
+from memo.data import PackedDataset, build_demo
+from memo.data.indexed import IndexedDataset
+from memo.errors import ConfigError
+from memo.model.rope import rope_frequencies
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "extend_context.py"
+TINY: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "ffn_hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "lr": 1e-2,
+    "num_threads": 1,
+    "device": "cpu",
+    "progress": False,
+    "offload_alpha": "off",
+    "log_interval": 1000,
+}
+
+
+def model(**fields: Any) -> ModelConfig:
+    return ModelConfig(**{"kv_channels": 16, "max_position_embeddings": 512, **fields})
+
+
+def test_a_larger_base_spreads_the_slowest_pair_over_the_new_length_and_leaves_the_fastest() -> None:
+    before = model()
+    after = extend_context(before, 4096, "rope-base")
+    assert after.rotary_base == pytest.approx(10000.0 * 8 ** (16 / 14), rel=1e-15)
+    assert after.max_position_embeddings == 4096 and after.rope_scaling_type == "none"
+    ratio = rope_frequencies(before)[0] / rope_frequencies(after)[0]
+    assert ratio[0] == 1.0 and ratio[-1] == pytest.approx(8.0, rel=1e-12)
+    assert (ratio.diff() > 0).all()
+
+
+def test_yarn_is_measured_from_the_length_before_any_scaling() -> None:
+    after = extend_context(model(), 4096, "yarn")
+    assert (after.rope_scaling_type, after.rope_scaling_factor) == ("yarn", 8.0)
+    assert after.rope_original_max_position_embeddings == 512 and after.rotary_base == 10000.0
+    llama = preset("llama-3.1-8b")
+    assert llama.rope_scaling_type == "llama3" and llama.max_position_embeddings == 131072
+    after = extend_context(llama, 1 << 20, "yarn")
+    assert after.rope_scaling_factor == 128.0 and after.rope_original_max_position_embeddings == 8192
+    assert (after.rope_low_freq_factor, after.rope_high_freq_factor) == (1.0, 4.0)
+    based = extend_context(llama, 1 << 20, "rope-base")
+    assert based.rope_scaling_type == "llama3" and based.rope_scaling_factor == 8.0
+    assert based.rotary_base == pytest.approx(500000 * 8 ** (128 / 126), rel=1e-15)
+    linear = model(rope_scaling_type="linear", rope_scaling_factor=4.0, max_position_embeddings=2048)
+    after = extend_context(linear, 4096, "yarn")
+    assert after.rope_scaling_factor == 8.0 and after.rope_original_max_position_embeddings == 512
+    again = extend_context(extend_context(model(), 2048, "yarn"), 4096, "yarn")
+    assert again == extend_context(model(), 4096, "yarn")
+
+
+def test_what_cannot_be_extended_is_refused() -> None:
+    for seq_length in (256, 512):
+        message = rf"--seq-length {seq_length} is not above --max-position-embeddings 512, .* give more, such as 2048"
+        with pytest.raises(ConfigError, match=message):
+            extend_context(model(), seq_length, "yarn")
+    with pytest.raises(ConfigError, match=r"--position-embedding-type is learned_absolute"):
+        extend_context(model(position_embedding_type="learned_absolute"), 4096, "yarn")
+    with pytest.raises(ConfigError, match=r"--max-position-embeddings is not given"):
+        extend_context(model(max_position_embeddings=None), 4096, "rope-base")
+    with pytest.raises(ConfigError, match=r"--kv-channels 2 is one pair of dims"):
+        extend_context(model(kv_channels=2), 4096, "rope-base")
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    spec = importlib.util.spec_from_file_location("extend_context", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["extend_context"] = module  # tyro looks its dataclass up there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    build_demo(folder / "demo", split_eval=0.05)
+    return folder / "demo"
+
+
+@pytest.fixture
+def run(example: Any, demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the example with flags; returns what it printed."""
+
+    def with_flags(*switches: str, **flags: Any) -> str:
+        data = {"data_path": demo, "eval_data_path": f"{demo}-eval", "tokenizer": "byte"}
+        common = {"device": "cpu", "num_threads": 1, "offload_alpha": "off", "lr": 3e-3, **data, **flags}
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in common.items()]
+        monkeypatch.setattr(sys, "argv", ["extend_context.py", *words, *switches])
+        example.main()
+        return capsys.readouterr().out
+
+    return with_flags
+
+
+def trained(folder: Path, demo: Path, seq_length: int, steps: int, **overrides: Any) -> Path:
+    """A Llama in Hugging Face's format, trained on the demo corpus at `seq_length`."""
+    values = {**TINY, "seq_length": seq_length, "max_position_embeddings": seq_length, "train_iters": steps}
+    with Trainer("llama-tiny", train_data=demo, save=str(folder / "first"), **{**values, **overrides}) as trainer:
+        trainer.train()
+    return export_checkpoint(folder / "first", folder / "model").path
+
+
+def perplexities(printed: str) -> dict[str, list[float]]:
+    """The last table: of each bucket, of the model as it is, stretched and trained."""
+    lines = printed[printed.index("perplexity  as it is") :].splitlines()[1:]
+    rows = [line.split() for line in lines if len(line.split()) in (4, 6)]
+    return {"".join(row[:-3]): [float(value) for value in row[-3:]] for row in rows if row[-1][0].isdigit()}
+
+
+def test_a_model_of_512_tokens_learns_4096(run: Callable[..., str], demo: Path, tmp_path: Path) -> None:
+    """The perplexity past its old length falls, and below that within it; the export says what it is."""
+    batch = {"micro_batch_size": 8, "global_batch_size": 8, "loss_chunk_size": 4096}
+    directory = trained(tmp_path, demo, 512, 80, **batch)
+    out = tmp_path / "out"
+    training = {"train_iters": 24, "lr_warmup_iters": 4, "eval_iters": 4, "log_interval": 100}
+    printed = run(model=directory, seq_len=4096, **training, save=tmp_path / "run", out=out)
+    found = perplexities(printed)
+    assert list(found) == ["0-512", "512-1K", "1K-2K", "2K-4K", "all"]
+    for bucket in list(found)[1:]:
+        as_it_is, stretched, after = found[bucket]
+        assert after < 0.98 * min(as_it_is, stretched), found
+    config = json.loads((out / "config.json").read_text())
+    assert config["max_position_embeddings"] == 4096 and config["rope_scaling"] is None
+    assert config["rope_theta"] == pytest.approx(10000 * 8 ** (16 / 14), rel=1e-15)
+    assert f"{out}: LlamaForCausalLM for 4096 tokens" in printed
+
+
+@pytest.mark.parametrize("method", ["rope-base", "yarn"])
+def test_the_exported_model_is_the_trained_one(
+    method: str, run: Callable[..., str], demo: Path, tmp_path: Path
+) -> None:
+    """transformers' perplexity of the export, past the old length too, is what the example printed; fp32."""
+    transformers = pytest.importorskip("transformers")
+    directory = trained(tmp_path, demo, 32, 2)
+    out = tmp_path / "out"
+    flags = {"model": directory, "seq_len": 256, "train_iters": 4, "eval_iters": 3, "method": method}
+    printed = run("--no-packing", **flags, save=tmp_path / "run", out=out)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, torch_dtype=torch.float32).eval()
+    assert theirs.config.max_position_embeddings == 256
+    data = PackedDataset(IndexedDataset(f"{demo}-eval"), 256, 1234, packing=False)
+    losses = []
+    for index in range(3):
+        sample = data.sample(index)
+        with torch.no_grad():
+            logits = theirs(torch.from_numpy(sample.tokens)[None]).logits[0]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.from_numpy(sample.labels)).item())
+    expected = math.exp(sum(losses) / 3)
+    assert perplexities(printed)["all"][2] == pytest.approx(expected, rel=6e-4)  # four digits are printed
+
+
+def test_refusals_of_the_example(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here, new, save = tmp_path, tmp_path / "new", tmp_path / "run"
+    for flags, message in (
+        ({"model": "llama-tiny"}, "there is nothing to extend: give --model DIR"),
+        ({"pretrained_checkpoint": here, "out": new}, f"--out {new} is written from a checkpoint: give --save DIR"),
+        ({"pretrained_checkpoint": here, "out": here, "save": save}, f"--out {here} exists"),
+    ):
+        with pytest.raises(SystemExit) as refused:
+            run(**flags)
+        assert refused.value.code == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,215 @@
+"""examples/finetune.py: from a Hugging Face directory and a file of conversations to a Hugging Face directory."""
+
+import importlib.util
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from chats import write_lines, write_tokenizer
+
+from memo.config import RunConfig
+from memo.data import IndexedDataset, build_chat, load_tokenizer
+from memo.errors import ConfigError
+from memo.train.plan_run import gpu_machine, has_own_layout, plan_run
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "finetune.py"
+WORDS = ["red", "blue", "one", "two", "cat", "sun", "moon"]
+FLAGS = [
+    *("--seq-len", "128", "--gbs", "2", "--lr", "1e-2", "--epochs", "30", "--num-threads", "1"),
+    *(
+        "--weight-decay",
+        "0",
+        "--eval-fraction",
+        "0.1",
+        "--device",
+        "cpu",
+        "--params-dtype",
+        "fp64",
+        "--log-interval",
+        "1000",
+    ),
+]
+LOSSES = re.compile(r"loss of held-out answers, nats a token: ([\d.]+) before, ([\d.]+) after")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with random weights, and chat.jsonl beside it: repeat two words."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = write_tokenizer(tmp_path_factory.mktemp("finetune") / "model", "chatml", marks=False)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=load_tokenizer(folder).vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    pairs = itertools.product(WORDS, WORDS)
+    write_lines(folder.parent / "chat.jsonl", [{"instruction": f"say {a} {b}", "output": f"{a} {b}"} for a, b in pairs])
+    return folder
+
+
+def finetune(model: Path, save: Path, *flags: str, ranks: int = 1) -> tuple[float, float, str]:
+    """Losses before and after, and all that was printed."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [*(launcher if ranks > 1 else [sys.executable]), str(SCRIPT), "--model", str(model)]
+    command += ["--train-data", str(model.parent / "chat.jsonl"), "--save", str(save), *FLAGS, *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = LOSSES.search(run.stdout)
+    assert found, run.stdout[-3000:]
+    return float(found[1]), float(found[2]), run.stdout
+
+
+@torch.no_grad()
+def loss_of_transformers(folder: Path, corpus: str) -> float:
+    """Mean over all answer tokens of a corpus, conversation by conversation, in fp64."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    tokens, mask = IndexedDataset(corpus), IndexedDataset(f"{corpus}.mask")
+    total, count = 0.0, 0
+    for i in range(len(tokens)):
+        ids = torch.from_numpy(tokens[i].astype("int64"))[None]
+        labels = ids.masked_fill(torch.from_numpy(mask[i].astype("int64"))[None] == 0, -100)
+        num = int((labels[:, 1:] != -100).sum())
+        total += loaded(input_ids=ids, labels=labels).loss.item() * num
+        count += num
+    return total / count
+
+
+def answer_of_transformers(folder: Path, question: str) -> str:
+    """What follows the question, decoded greedily until the token that ends an answer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, loaded = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    asked = [{"role": "user", "content": question}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    out = loaded.generate(**ids, max_new_tokens=20, do_sample=False, eos_token_id=tokenizer.eos_token_id)
+    text: str = tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
+    return text
+
+
+def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path) -> None:
+    """What is printed is what transformers computes of the held-out conversations, before and of the export.
+
+    fp64, so within 6e-5, of which 5e-5 is the last printed digit. The held-out conversations fit one sample, so the
+    mean over tokens is that over batches. Two ranks under a plan: the same run.
+    """
+    before, after, printed = finetune(model, tmp_path / "one", "--offload-alpha", "off")
+    corpus = str(tmp_path / "one" / "data" / "chat-eval")
+    assert len(IndexedDataset(corpus)) >= 3 and "in 1 samples" in printed
+    assert abs(before - loss_of_transformers(model, corpus)) < 6e-5
+    assert abs(after - loss_of_transformers(tmp_path / "one" / "hf", corpus)) < 6e-5
+    assert after < before / 2
+    assert answer_of_transformers(tmp_path / "one" / "hf", "say moon cat") == "moon cat<|im_end|>"
+    exported = {path.name for path in (tmp_path / "one" / "hf").iterdir()}
+    assert {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "config.json"} <= exported
+    assert "<|im_start|>" in (tmp_path / "one" / "hf" / "chat_template.jinja").read_text()
+
+    two = finetune(model, tmp_path / "two", "--plan", "auto", "--plan-hardware", "a100-40", ranks=2)
+    assert re.search(r"^plan: tp\d cp\d pp\d mbs\d.*, keep$", two[2], re.MULTILINE), two[2][:2000]
+    assert abs(two[0] - before) < 1.1e-4 and abs(two[1] - after) < 1.1e-4
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["finetune"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--save", "OUT"], "error: --data-path None is no corpus of `memo data chat`: give one, or --train-data"),
+        (["--train-data", "IN"], "error: --model DIR and --save OUT are needed"),
+        (["--train-data", "IN", "--save", "DONE"], "hf exists: choose another directory"),
+        (["--train-data", "IN", "--save", "OUT", "--plan", "auto", "--tp", "2"], "--plan auto fights with flags of"),
+        (
+            ["--train-data", "IN", "--save", "OUT", "--plan", "auto"],
+            "name the machine to plan for with --plan-hardware",
+        ),
+        (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
+        (["--train-data", "IN", "--save", "OUT", "--epoch", "2"], "there is no flag --epoch: did you mean --epochs?"),
+    ],
+)
+def test_refusals(
+    model: Path,
+    tmp_path: Path,
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "done" / "hf").mkdir(parents=True)
+    places = {"IN": str(model.parent / "chat.jsonl"), "OUT": str(tmp_path / "out"), "DONE": str(tmp_path / "done")}
+    argv = ["finetune.py", "--model", str(model), *(places.get(flag, flag) for flag in flags)]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        script.main()
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_corpus_that_is_already_there(model: Path, tmp_path: Path, script: ModuleType) -> None:
+    """Without --train-data, --data-path is used as it is; epochs count its samples."""
+    prefix = tmp_path / "chat"
+    build_chat([model.parent / "chat.jsonl"], prefix, tokenizer=str(model), split_eval=0.1)
+    config = RunConfig().override({"data_path": str(prefix), "seq_length": 64, "global_batch_size": 4})
+    options = script.Options(epochs=2.5)
+    assert script.build_corpus(config, options, str(model), str(tmp_path / "save")) == str(prefix)
+    samples = json.loads(Path(f"{prefix}.json").read_text())["num_tokens"] / 65
+    steps = script.with_epochs(config, options).training.train_iters
+    assert samples * 2.5 / 4 <= steps <= 1.3 * samples * 2.5 / 4 + 1
+
+
+def test_plan_run_takes_the_plan_and_keeps_the_rest() -> None:
+    config = RunConfig().override({"seq_length": 262144, "global_batch_size": 8, "lr": 1e-5, "seed": 3})
+    planned, choice = plan_run(config, "gpt-7b", 8, "a800-80")
+    assert planned.parallel.tp == choice.layout.tp and planned.parallel.cp == choice.layout.cp
+    assert planned.training.micro_batch_size == choice.layout.mbs
+    assert planned.memory.offload_alpha == choice.strategy.alpha
+    assert (planned.training.lr, planned.training.seed, planned.data) == (1e-5, 3, config.data)
+    assert has_own_layout(planned) and not has_own_layout(config)
+    with pytest.raises(ConfigError, match="fights with flags of layout"):
+        plan_run(planned, "gpt-7b", 8, "a800-80")
+    with pytest.raises(ConfigError, match=r"nothing fits on 1 x a800-80: see `memo plan`"):
+        plan_run(RunConfig(), "gpt-65b", 1, "a800-80")
+
+
+@pytest.mark.parametrize(
+    ("name", "total_gib", "machine"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.18, "h100-80"),
+        ("NVIDIA A100-SXM4-40GB", 39.39, "a100-40"),
+        ("NVIDIA H200", 139.72, "h200-140"),
+        ("NVIDIA GeForce RTX 4090", 23.64, "NVIDIA GeForce RTX 4090-24"),
+    ],
+)
+def test_machine_by_name_of_the_gpu(monkeypatch: pytest.MonkeyPatch, name: str, total_gib: float, machine: str) -> None:
+    class Properties:
+        total_memory = int(total_gib * 2**30)
+
+    Properties.name = name  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    assert gpu_machine() == machine

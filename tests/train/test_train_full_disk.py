@@ -1,0 +1,86 @@
+"""A disk that fills up ends a run with one message and status 2, and the last whole checkpoint can be loaded."""
+
+import contextlib
+import io
+import os
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from checkpoints import contents
+from ranks import run_ranks
+
+from memo.checkpoint import latest_checkpoint
+from memo.checkpoint.writer import PiecewiseWriter
+from memo.train.entry import main
+
+FLAGS = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 64 "
+    "--global-batch-size 4 --train-iters 100 --save-interval 2 --lr 1e-3 --device cpu --num-threads 1 "
+    "--peak-tflops 1 --no-progress --max-step-minutes 1000 --offload-alpha off"
+)
+DISK_KIB = 512
+"""One checkpoint of 320 KiB and the run's log fit, two checkpoints do not."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_KIB}k", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk; a limit on file sizes stands for it in the other tests")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def _limit_files_from_the_second_save_on() -> None:
+    write, calls = PiecewiseWriter.write_data, 0
+
+    def wrapped(self: PiecewiseWriter, plan: Any, planner: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return write(self, plan, planner)
+
+    PiecewiseWriter.write_data = wrapped  # type: ignore[method-assign]
+
+
+def _run(world_size: int, flags: list[str], limited_rank: int | None) -> tuple[int | str | None, str]:
+    """(exit status, what stands on standard error)."""
+    rank = dist.get_rank()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    if rank == limited_rank:
+        _limit_files_from_the_second_save_on()
+    with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit) as caught:
+        main(flags)
+    return caught.value.code, errors.getvalue()
+
+
+def _check(folder: Path, results: list[tuple[int | str | None, str]], cause: str) -> None:
+    assert [status for status, _ in results] == [2] * len(results)
+    told = [line for _, errors in results for line in errors.splitlines()]
+    assert len(told) == 1  # by one rank of the node, in one line
+    assert told[0].startswith(f"error: --save {folder}: iteration 4 could not be written (")
+    assert cause in told[0] and "older checkpoints there are untouched: free disk space" in told[0]
+    state, values = contents(latest_checkpoint(folder))
+    assert state.iteration == 2 and len(values) > 10
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize("save", ["--async-save", "--no-async-save"])
+@pytest.mark.parametrize("limited_rank", [0, 1])
+def test_one_rank_whose_files_cannot_grow(tmp_path: Path, save: str, limited_rank: int) -> None:
+    results = run_ranks(2, _run, 2, [*FLAGS.split(), save, "--save", str(tmp_path)], limited_rank)
+    _check(tmp_path, results, "File too large")
+
+
+@pytest.mark.parametrize("save", ["--async-save", "--no-async-save"])
+def test_a_disk_without_space(small_disk: Path, save: str) -> None:
+    results = run_ranks(1, _run, 1, [*FLAGS.split(), save, "--save", str(small_disk)], None)
+    _check(small_disk, results, "No space left on device")
