@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test install lint types contracts unit clean
+.PHONY: demo test install lint types contracts unit docs benchmark gpu clean
 
 demo: install
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,17 @@ contracts: install
 
 unit: install
 	$(BIN)/python -m pytest
+
+docs: install
+	$(BIN)/python docs/make_flags.py
+
+# Smoke size on a CPU, full size on CUDA; writes BENCHMARKS.md.
+benchmark: install
+	$(BIN)/python benchmarks/run_all.py
+
+# Everything that half an hour on a machine with a GPU is for: native build, tests on the device, benchmarks.
+gpu: install
+	$(BIN)/python benchmarks/all_on_gpu.py
 
 install: $(VENV)/installed
 

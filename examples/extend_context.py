@@ -1,0 +1,81 @@
+"""Extend a model of Hugging Face to longer texts: stretch its rotary positions, train on long samples, export.
+
+    python examples/extend_context.py --model DIR --seq-len 4096 --data-path long --eval-data-path long-eval \\
+        --save runs/long --out OUT
+    torchrun --nproc-per-node 8 examples/extend_context.py --model Llama-3.1-8B --seq-len 524288 --tp 8 \\
+        --method yarn --data-path long --eval-data-path long-eval --train-iters 200 --save runs/long --out Llama-512K
+
+Every flag of `memo train` works. What it prints at the end is the perplexity by position: of the model as it is, of
+the same weights with stretched positions, and of the trained model. docs/long_context.md has the whole recipe.
+"""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memo import Trainer
+from memo.checkpoint.hugging_face import export_checkpoint
+from memo.config import RunConfig
+from memo.config.checks import check
+from memo.config.derived import world_size_from_env
+from memo.config.evaluation import for_evaluation
+from memo.config.extend import ExtensionMethod, extend_context
+from memo.config.flags import parse_command
+from memo.config.require import require
+from memo.errors import exit_on_error, is_reporting_rank
+from memo.train.evaluation import LossByPosition, compare_positions
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is extended."""
+
+    method: ExtensionMethod = "rope-base"
+    """rope-base: a larger base turns all dims more slowly, the slowest most; yarn: only slow dims are stretched."""
+    out: str | None = None
+    """Directory for the extended model in Hugging Face's format."""
+
+
+def main() -> None:
+    """Evaluate, stretch, evaluate, train, evaluate, export."""
+    about = __doc__.splitlines()[0]
+    prog, speaks = "extend_context.py", is_reporting_rank()
+    config, options = parse_command(sys.argv[1:], Options(), prog=prog, about=about, print_errors=speaks)
+    with exit_on_error(speaks):
+        config = checked(config, options)
+        extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
+        found = {"as it is": evaluate(config)}
+        with Trainer(config=extended) as trainer:
+            trainer.print_header()
+            found["stretched"] = trainer.evaluate_positions()
+            trainer.train()
+            found["trained"] = trainer.evaluate_positions()
+            trainer.print(compare_positions(found))
+            is_first = trainer.mesh.rank == 0
+        if is_first and options.out is not None:
+            exported = export_checkpoint(str(config.checkpoint.save), options.out)
+            print(f"{exported.path}: {exported.architecture} for {config.data.seq_length} tokens")
+
+
+def checked(config: RunConfig, options: Options) -> RunConfig:
+    """What can be refused is refused before anything is built. Evaluations need data, the export a checkpoint."""
+    checkpoint = config.checkpoint
+    require(checkpoint.pretrained_checkpoint, "there is nothing to extend: give --model DIR, a Hugging Face directory")
+    require(config.data.eval_data_path, "perplexities need held-out texts: give --eval-data-path PREFIX")
+    if options.out is not None:
+        require(checkpoint.save, f"--out {options.out} is written from a checkpoint: give --save DIR")
+        require(not Path(options.out).exists(), f"--out {options.out} exists: give another directory, or remove it")
+    if not config.training.eval_interval:  # only before and after
+        config = config.override({"eval_interval": config.training.train_iters + 1})
+    check(config, world_size_from_env())
+    return config
+
+
+def evaluate(config: RunConfig) -> LossByPosition:
+    """Of the weights as they are."""
+    with Trainer(config=for_evaluation(config, world_size_from_env())) as trainer:
+        return trainer.evaluate_positions()
+
+
+if __name__ == "__main__":
+    main()

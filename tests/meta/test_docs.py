@@ -1,0 +1,160 @@
+"""The user's guide cannot rot: flags as generated, commands that parse, messages that memo has, links that lead on."""
+
+import ast
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from memo import errors
+from memo.cli import evaluate, profile, train
+from memo.cli.main import main
+from memo.config.flags import parse_run
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = ROOT / "docs" / "flags.md"
+TROUBLES = ROOT / "docs" / "troubleshooting.md"
+
+
+def test_flags_page_is_what_the_flags_say() -> None:
+    spec = importlib.util.spec_from_file_location("make_flags", ROOT / "docs" / "make_flags.py")
+    assert spec is not None and spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    assert GENERATED.read_text() == generator.page(), "docs/flags.md is not up to date: run `make docs`"
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Command lines in fenced blocks of a page, continuations joined."""
+    for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for line in block.replace("\\\n", " ").splitlines():
+            if re.match(r"(\w+=\S+ )*(memo|torchrun|python -m memo|python examples/\w+\.py) ", line):
+                yield line
+
+
+def words_of(line: str) -> tuple[list[str], int]:
+    """The arguments of memo in a command line, and how many ranks it starts."""
+    words, ranks = shlex.split(line, comments=True), 1
+    while "=" in words[0]:
+        words.pop(0)
+    if words[0] == "torchrun":
+        for flag in ("--nproc-per-node", "--nnodes"):
+            ranks *= int(words[words.index(flag) + 1]) if flag in words else 1
+    if "-m" in words:
+        return words[words.index("memo") + 1 :], ranks
+    script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    return words[1:] if script is None else [words[script], *words[script + 1 :]], ranks
+
+
+class _Parsed(Exception):
+    pass
+
+
+@pytest.fixture
+def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands stop once their flags are parsed, by the parsers that they always have."""
+    real = tyro.cli
+
+    def parse(*args: Any, **options: Any) -> Any:
+        parsed = real(*args, **options)
+        if options.get("return_unknown_args"):
+            return parsed  # parse_command still looks at what is left
+        raise _Parsed
+
+    def stop(*args: Any, **options: Any) -> Any:
+        raise _Parsed
+
+    monkeypatch.setattr(tyro, "cli", parse)
+    monkeypatch.setattr(profile, "check", stop)
+    monkeypatch.setattr(evaluate, "check", stop)
+    monkeypatch.setattr(profile, "_trace_on_paper", stop)
+
+
+LINES = [(page, line) for page in PAGES if page != GENERATED for line in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "line"), LINES, ids=[f"{page.stem}-{i}" for i, (page, _) in enumerate(LINES)])
+@pytest.mark.usefixtures("parse_only")
+def test_commands_parse(page: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, ranks = words_of(line)
+    monkeypatch.chdir(_some_files(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    shortened = "..." in arguments
+    arguments = [word for word in arguments if word != "..."]
+    if arguments[0].endswith("pretrain_gpt.py"):
+        arguments[0] = "train"
+    if arguments == ["--help"]:
+        assert main(arguments) == 0
+    elif arguments[0].endswith(".py"):
+        assert (ROOT / arguments[0]).exists(), line
+    elif arguments[0] == "train":
+        mock = ["--mock-data"] if not {"--data-path", "--mock-data"} & set(arguments) else []
+        (parse_run if shortened else _load_run)([*arguments[1:], *mock], prog=f"{page.name}: {line}")
+    else:
+        with pytest.raises(_Parsed):
+            main(arguments)
+
+
+_load_run = train.load_run
+
+
+def _some_files(folder: Path) -> Path:
+    """What the pages' commands read before they start: a run's file and a model's directory."""
+    (folder / "run.toml").write_text("train_iters = 100\n")
+    for model in ("Llama-3.1-8B", "Llama-3.1-8B-512K"):
+        (folder / model).mkdir()
+        (folder / model / "config.json").write_text(
+            '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,'
+            ' "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "rms_norm_eps": 1e-5,'
+            ' "max_position_embeddings": 131072, "rope_theta": 500000.0, "tie_word_embeddings": false}'
+        )
+    return folder
+
+
+def sentences() -> Iterator[str]:
+    """Every text in memo's sources but docstrings, with … for what is put in."""
+    for path in (ROOT / "memo").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                yield node.value
+            elif isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+
+def quoted(section: str) -> list[str]:
+    """First cells of the tables of a section, without their quotes."""
+    rows = re.findall(r"^\| `(.+?)` ?(?:\([^)]*\) )?\|", section, re.MULTILINE)
+    return [row.replace("\\|", "|") for row in rows]
+
+
+def test_every_quoted_message_is_memos() -> None:
+    known = list(sentences())
+    ours = TROUBLES.read_text().split("\n## What memo does not say itself")[0]
+    messages = quoted(ours)
+    assert len(messages) > 30
+    for message in messages:
+        pattern = re.compile(".*?".join(re.escape(part) for part in message.split("…")), re.DOTALL)
+        assert any(pattern.match(text) for text in known), f"{TROUBLES.name} quotes {message!r}, which nothing says"
+
+
+def test_every_family_of_errors_has_a_section() -> None:
+    headings = " ".join(re.findall(r"^## (.+)$", TROUBLES.read_text(), re.MULTILINE))
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.MemoError)]
+    missing = sorted({kind.__name__ for kind in kinds} - {"MemoError"} - set(re.findall(r"\w+", headings)))
+    assert len(kinds) > 10
+    assert not missing, f"{TROUBLES.name} has no section on {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    broken = [link for link in links if not (page.parent / link).exists()]
+    assert not broken, f"{page.name}: {broken}"
