@@ -1,5 +1,6 @@
 """Rows that benchmarks print and keep: one JSON object each, with what is needed to run it again."""
 
+import contextlib
 import datetime
 import json
 import platform
@@ -10,31 +11,94 @@ from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def environment() -> dict[str, Any]:
-    """Command, commit, date, device and versions of this run."""
+    """Command, commit, date, device and versions of this run; on CUDA the driver and the clocks of this moment too."""
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else _cpu_name()
     return {
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": " ".join([Path(sys.executable).name, _from_root(sys.argv[0]), *sys.argv[1:]]),
         "commit": commit.stdout.strip() or "unknown",
         "date": datetime.date.today().isoformat(),
-        "device": device,
         "torch": torch.__version__,
         "python": platform.python_version(),
+        **(_gpu() if torch.cuda.is_available() else {"device": _cpu_name()}),
     }
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
     """Keep `rows` as results/NAME.jsonl, each with the environment."""
-    RESULTS.mkdir(exist_ok=True)
+    return _write(name, [{**row, **environment()} for row in rows])
+
+
+class Journal:
+    """Rows of one script, on disk after each of them, so that none is lost when time runs out.
+
+    The file of an earlier run goes with the first row.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.rows.append({**row, **environment()})
+        self._keep()
+        print(json.dumps(row), flush=True)
+        return self.rows[-1]
+
+    def amend(self, row: dict[str, Any], **values: Any) -> None:
+        """More about a row that was added: what only later rows tell, such as a ratio."""
+        row.update(values)
+        self._keep()
+
+    def _keep(self) -> None:
+        _write(self.name, self.rows)
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    """The rows of results/NAME.jsonl; none where there is no such file."""
     path = RESULTS / f"{name}.jsonl"
-    facts = environment()
-    path.write_text("".join(json.dumps({**row, **facts}) + "\n" for row in rows), encoding="utf-8")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _write(name: str, rows: list[dict[str, Any]]) -> Path:
+    path = RESULTS / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".partial")  # a script that is ended while it writes leaves the last file whole
+    beside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    beside.replace(path)
     return path
+
+
+def _from_root(script: str) -> str:
+    """Its path in the repository, wherever that is checked out."""
+    path = Path(script).resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else script
+
+
+def _gpu() -> dict[str, Any]:
+    """Of the first GPU, from NVML, which takes no memory of the device; torch's name where there is no NVML."""
+    facts: dict[str, Any] = {"cuda": torch.version.cuda}
+    with contextlib.suppress(Exception):  # pynvml raises classes of its own, and containers hide the driver's library
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(0).uuid  # CUDA_VISIBLE_DEVICES renumbers devices for torch alone
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        facts["device"] = _text(pynvml.nvmlDeviceGetName(gpu))
+        facts["driver"] = _text(pynvml.nvmlSystemGetDriverVersion())
+        for name, clock in (("sm", pynvml.NVML_CLOCK_SM), ("memory", pynvml.NVML_CLOCK_MEM)):
+            facts[f"{name}_clock_mhz"] = pynvml.nvmlDeviceGetClockInfo(gpu, clock)
+            facts[f"{name}_clock_max_mhz"] = pynvml.nvmlDeviceGetMaxClockInfo(gpu, clock)
+    return {"device": torch.cuda.get_device_name(0), **facts}
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _cpu_name() -> str:

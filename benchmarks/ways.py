@@ -1,0 +1,135 @@
+"""Ways to make activations fit, all on the same model and trainer, so that a comparison compares nothing else.
+
+none                   everything stays: the ideal, where it fits
+full-recompute         Megatron-LM's --recompute-granularity full
+selective-recompute    Megatron-LM's selective: core attention
+full-recompute-plan    with planned memory (MEMO's ablation, table 4)
+layer-input-offload    full recomputation whose layer inputs wait in host memory (ALST, TRL, Unsloth)
+move-everything        every saved tensor to host memory and back (torch's save_on_cpu, torchtune's
+                       OffloadActivations; on the stream that computes)
+full-swap-plan         token-wise layers with alpha = 1 and planned memory (MEMO's ablation)
+memo                   alpha solved, planned memory
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memo import Trainer
+
+Context = contextlib.AbstractContextManager[Any]
+
+
+class HostCopies:
+    """Tensors that wait in host memory, pinned where they come from a GPU; counts the bytes of those alive."""
+
+    def __init__(self) -> None:
+        self.num_bytes = self.peak_bytes = 0
+
+    def take(self, x: Tensor) -> Tensor:
+        """A copy of `x` on the host, on its way on the stream that computes."""
+        waiting = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        self.num_bytes += waiting.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        weakref.finalize(waiting, self._let_go, waiting.nbytes)
+        return waiting.copy_(x, non_blocking=True)
+
+    def _let_go(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+
+
+@dataclass(frozen=True)
+class Way:
+    """`flags` are the trainer's; `prepare` changes a built trainer; steps run within `around`.
+
+    Both are given where to keep what they move by themselves.
+    """
+
+    flags: dict[str, Any]
+    prepare: Callable[[Trainer, HostCopies], None] = lambda trainer, copies: None
+    around: Callable[[Trainer, HostCopies], Context] = lambda trainer, copies: contextlib.nullcontext()
+
+
+class InputOffloadedLayer(nn.Module):
+    """Recomputes a layer from an input that waits in host memory; both copies run on the stream that computes, as its
+    authors do."""
+
+    def __init__(self, layer: nn.Module, copies: HostCopies) -> None:
+        super().__init__()
+        self.layer, self.copies = layer, copies
+
+    def forward(self, x: Tensor, context: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.layer(x, context)
+        y: Tensor = _InputOffloaded.apply(x, self.layer, context, self.copies)
+        return y
+
+
+class _InputOffloaded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module, context: Any, copies: HostCopies) -> Tensor:
+        ctx.layer, ctx.context, ctx.device = layer, context, x.device
+        ctx.waiting = copies.take(x)
+        y: Tensor = layer(x, context)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x = ctx.waiting.to(ctx.device, non_blocking=True, copy=True).requires_grad_()
+        with torch.enable_grad():
+            y = ctx.layer(x, ctx.context)
+        torch.autograd.backward(y, grads[0])
+        return x.grad, None, None, None
+
+
+def offload_inputs(trainer: Trainer, copies: HostCopies) -> None:
+    for chunk in trainer.parts.chunks:
+        chunk.layers = nn.ModuleList(InputOffloadedLayer(layer, copies) for layer in chunk.layers)
+
+
+@dataclass(frozen=True)
+class _Away:
+    """A saved tensor that waits in host memory."""
+
+    waiting: Tensor
+    device: torch.device
+
+
+_SMALL = 1024
+"""Elements below which moving does not pay (torchtune's bound)."""
+
+
+def _all_saved_tensors_away(trainer: Trainer, copies: HostCopies) -> Context:
+    """Everything that autograd saves, but weights, which stay anyway, and what is small."""
+    weights = {bucket.weights.untyped_storage().data_ptr() for bucket in trainer.parts.data_parallel.buckets}
+
+    def pack(x: Tensor) -> Tensor | _Away:
+        if x.numel() < _SMALL or x.untyped_storage().data_ptr() in weights:
+            return x
+        return _Away(copies.take(x), x.device)
+
+    def unpack(saved: Tensor | _Away) -> Tensor:
+        return saved.waiting.to(saved.device, non_blocking=True, copy=True) if isinstance(saved, _Away) else saved
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+_PLAIN = {"offload_alpha": "off"}
+_FULL = {**_PLAIN, "recompute_granularity": "full"}
+_PLANNED = {"memory_planner": "auto"}
+
+WAYS = {
+    "none": Way(_PLAIN),
+    "full-recompute": Way(_FULL),
+    "selective-recompute": Way({**_PLAIN, "recompute_granularity": "selective"}),
+    "full-recompute-plan": Way({**_FULL, **_PLANNED}),
+    "layer-input-offload": Way(_PLAIN, prepare=offload_inputs),
+    "move-everything": Way(_PLAIN, around=_all_saved_tensors_away),
+    "full-swap-plan": Way({"offload_alpha": 1.0, "offload_policy": "paper", **_PLANNED}),
+    "memo": Way({"offload_alpha": "auto", **_PLANNED}),
+}

@@ -1,0 +1,61 @@
+"""Sizes beyond 32 bits on a GPU: byte counts of copies, and element counts of the loss."""
+
+import pytest
+import torch
+
+from memo.executor.host_pool import HostPool
+from memo.executor.streams import CudaStreams, Stream
+from memo.parallel.loss import linear_cross_entropy
+from memo.units import GIB
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def need(num_bytes: int) -> torch.device:
+    if torch.cuda.mem_get_info()[0] < num_bytes:
+        pytest.skip(f"needs {num_bytes / GIB:.0f} GiB of free device memory")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def test_a_record_of_more_than_4_gib_goes_and_comes() -> None:
+    num_bytes = 4 * GIB + 512
+    device = need(3 * num_bytes)
+    pool, backend = HostPool(1, num_bytes, device), CudaStreams(device)
+    slot = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    marks = torch.tensor([0, 2**31 - 1, 2**31, 2**32 - 1, 2**32, num_bytes - 1], device=device)
+    slot[marks] = torch.arange(1, 7, dtype=torch.uint8, device=device)
+    back = torch.full_like(slot, 255)
+    backend.wait(Stream.OFFLOAD, backend.record(Stream.COMPUTE))
+    backend.copy(Stream.OFFLOAD, pool.record(0), slot, "record", "slot")
+    backend.wait(Stream.PREFETCH, backend.record(Stream.OFFLOAD))
+    backend.copy(Stream.PREFETCH, back, pool.record(0), "back", "record")
+    backend.wait(Stream.COMPUTE, backend.record(Stream.PREFETCH))
+    backend.synchronize()
+    assert torch.equal(back, slot)
+    assert back[marks].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_loss_of_hidden_states_with_more_than_2_31_elements() -> None:
+    """The last chunk, behind element 2^31, has the losses and the gradients that it has alone, to the last bit: both
+    are the same products of the same chunk."""
+    width, vocabulary, chunk = 4096, 64, 1024
+    tokens = 2**31 // width + chunk
+    device = need(6 * tokens * width * 2)
+    generator = torch.Generator(device).manual_seed(0)
+    hidden = torch.zeros(tokens, 1, width, dtype=torch.bfloat16, device=device)
+    hidden[-chunk:] = torch.randn(chunk, 1, width, generator=generator, device=device)
+    hidden.requires_grad_()
+    weight = torch.randn(vocabulary, width, generator=generator, device=device).bfloat16()
+    labels = torch.randint(0, vocabulary, (tokens, 1), generator=generator, device=device)
+    assert hidden.numel() > 2**31
+
+    def run(x: torch.Tensor, of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        losses = linear_cross_entropy(x, weight, of, vocab_size=vocabulary, chunk_size=chunk, group=None)
+        return losses.detach()[-chunk:], torch.autograd.grad(losses.sum(), x)[0][-chunk:]
+
+    losses, grad = run(hidden, labels)
+    alone = hidden.detach()[-chunk:].clone().requires_grad_()
+    expected, expected_grad = run(alone, labels[-chunk:])
+    assert expected.abs().max() > 0 and expected_grad.abs().max() > 0
+    assert torch.equal(losses, expected)
+    assert torch.equal(grad, expected_grad)

@@ -1,0 +1,38 @@
+"""The same training on a CPU and on a GPU, by how wrong bf16 itself is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from memo import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+RUN: dict[str, Any] = {"mock_data": True, "seq_length": 256, "micro_batch_size": 2, "train_iters": 4, "lr": 1e-3}
+STEPS = 3
+
+
+def figures(device: str, dtype: str, **run: Any) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step."""
+    trainer = Trainer(**RUN, **run, device=device, params_dtype=dtype, profile_cache="off", progress=False)
+    return [(record.lm_loss, record.grad_norm) for record in (trainer.step() for _ in range(STEPS))]
+
+
+def error(found: list[tuple[float, float]], exact: list[tuple[float, float]]) -> list[float]:
+    """Of losses and of gradient norms: the largest, relative to the exact value."""
+    return [max(abs(f[i] - e[i]) / abs(e[i]) for f, e in zip(found, exact, strict=True)) for i in range(2)]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("alpha", ["off", 0.5])
+@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])
+def test_gpu_is_as_exact_as_cpu(model: str, alpha: str | float, kernels: str) -> None:
+    """bf16 against fp64 on a CPU. Bound: three times the error of bf16 on a CPU, or four roundings of bf16."""
+    if kernels == "triton":
+        pytest.importorskip("triton", reason="Triton is not installed")
+    exact = figures("cpu", "fp64", model=model, offload_alpha=alpha)
+    cpu = error(figures("cpu", "bf16", model=model, offload_alpha=alpha), exact)
+    gpu = error(figures("cuda", "bf16", model=model, offload_alpha=alpha, kernels=kernels), exact)
+    floor = 4 * torch.finfo(torch.bfloat16).eps
+    assert [g <= max(3 * c, floor) for g, c in zip(gpu, cpu, strict=True)] == [True, True], (gpu, cpu)
