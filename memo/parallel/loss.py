@@ -60,21 +60,6 @@ def linear_cross_entropy(
 
 
 @torch.no_grad()
-def token_losses(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    *,
-    vocab_size: int,
-    chunk_size: int,
-    group: ProcessGroup | None,
-) -> Tensor:
-    """As `linear_cross_entropy`, to the last bit, for evaluation: nothing is kept for a backward pass."""
-    vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
-    return _forward(hidden, weight, labels, vocab, chunk_size, group)[0]
-
-
-@torch.no_grad()
 def greedy_tokens(
     hidden: Tensor, weight: Tensor, *, vocab_size: int, chunk_size: int, group: ProcessGroup | None
 ) -> Tensor:

@@ -62,14 +62,12 @@ class CpuMemory:
 _MAIN_SHARE = 0.01
 
 
-def cpu_memory(
-    config: RunConfig, world_size: int, stage: int, threads: int = 1, moved: Moved | None = None
-) -> CpuMemory:
+def cpu_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> CpuMemory:
     """Peak of the worst rank of pipeline stage `stage`.
 
     Args:
-        config: checked, with a vocabulary; its device counts as cpu.
-        threads: of one rank: attention has scratch memory for each.
+        config: checked, with a vocabulary; its device counts as cpu. Attention has scratch memory, at most 1.5 MiB, for
+            each of --num-threads; one is assumed where none is given.
         moved: what a swap plan moves; default: a number in --offload-alpha (off and full recomputation: none).
 
     Raises ConfigError for --offload-alpha auto without `moved`: what moves is decided by measuring.
@@ -82,6 +80,7 @@ def cpu_memory(
                 "0 to 1"
             )
         moved = alpha
+    threads = config.hardware.num_threads or 1
     states = rank_states(config, world_size, stage)
     slot = None if moved is None else _slot(config, moved)
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
