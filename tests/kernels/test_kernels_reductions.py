@@ -37,11 +37,13 @@ def merged(module, given: Parts, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_merge(dtype: torch.dtype) -> None:
-    """Sums in fp32: 4 roundings of fp32 at most, whatever the parts' dtype."""
+    """Sums in fp32, whatever the parts' dtype: an error of at most twice torch's own in fp32."""
     given = parts(dtype)
     exact = merged(merge, [(out.double(), lse.double()) for out, lse in given], torch.float64)
-    for our, truth in zip(merged(merge_kernel, given, torch.float32), exact, strict=True):
-        torch.testing.assert_close(our.double(), truth, atol=4 * 1.2e-7 * truth.abs().max().item(), rtol=0)
+    found, theirs = (merged(module, given, torch.float32) for module in (merge_kernel, merge))
+    for our, their, truth in zip(found, theirs, exact, strict=True):
+        bound = 2 * (their.double() - truth).abs().max().item()
+        torch.testing.assert_close(our.double(), truth, atol=bound, rtol=0)
 
 
 def test_merge_of_a_part_of_the_queries() -> None:
