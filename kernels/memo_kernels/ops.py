@@ -22,24 +22,16 @@ class Ops:
     norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-    rotate_: Callable[[Tensor, Tensor, Tensor], Tensor]
     activate: Callable[[Tensor, str], Tensor]
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    logit_sums: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
-    logit_gradient: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
-    squared_norm: Callable[[Tensor], Tensor]
 
 
 _FOLDERS = {
     "norm": "norm",
     "add_norm": "norm",
     "rotate": "rope",
-    "rotate_": "rope",
     "activate": "activation",
     "merge_": "merge",
-    "logit_sums": "cross_entropy",
-    "logit_gradient": "cross_entropy",
-    "squared_norm": "squared_norm",
 }
 
 

@@ -34,7 +34,7 @@ class AttentionBackend(ABC):
 
     name: str
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None] = staticmethod(merge.merge_)
-    """Adds a block's results to running ones; `select_backend` puts a fused one in its place."""
+    """Adds a block's results to running ones; whoever builds the attention may put a fused one in its place."""
 
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
