@@ -6,6 +6,10 @@ from memo.config.memory import MemoryConfig
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
 
+_OF_SWAPPING = ("offload_alpha", "offload_policy", "offload_tiles", "layer_profile")
+_OF_ALL_COPIES = ("offload_host_memory_gb", "offload_backend", "offload_check_races")
+"""Read by what moves activations and by what moves states."""
+
 
 def check_memory(config: RunConfig) -> None:
     """Raises ConfigError; numbers are known to be finite, and the layout to fit without tiles."""
@@ -15,6 +19,7 @@ def check_memory(config: RunConfig) -> None:
         "--profile-cache and --layer-profile are paths, but one of them is empty: leave it out",
     )
     _check_planner(config)
+    _check_states(config)
     if not memory.swaps:
         _check_unread(config)
         return
@@ -49,6 +54,34 @@ def _check_planner(config: RunConfig) -> None:
     )
 
 
+def _check_states(config: RunConfig) -> None:
+    memory = config.memory
+    optimizer = memory.optimizer_offload_fraction
+    for name in ("optimizer_offload_fraction", "gradient_offload_fraction", "weight_offload_fraction"):
+        share = getattr(memory, name)
+        if share is None:
+            continue
+        flag = "--" + name.replace("_", "-")
+        require(
+            0 <= share <= 1, f"{flag} is {share}, but it is a share of the layers and must be in [0, 1]: give 0.5, say"
+        )
+        require(
+            memory.offload_states in ("optimizer", "all"),
+            f"{flag} {share} fights with --offload-states {memory.offload_states}, which ignores it: use "
+            "--offload-states optimizer or all, or leave it out",
+        )
+        require(
+            optimizer is None or share <= optimizer,
+            f"{flag} {share} is above --optimizer-offload-fraction {optimizer}, but only layers whose masters are in "
+            f"host memory can have more there: give {optimizer} or less",
+        )
+    require(
+        memory.offload_weight_copy or memory.offload_states in ("all", "auto"),
+        f"--no-offload-weight-copy fights with --offload-states {memory.offload_states}, which streams no weights: use "
+        "--offload-states all, or leave it out",
+    )
+
+
 def _check_unread(config: RunConfig) -> None:
     """A setting of swapping that nothing reads is more likely a forgotten --offload-alpha."""
     memory = config.memory
@@ -56,7 +89,9 @@ def _check_unread(config: RunConfig) -> None:
     why = "--offload-alpha off" if memory.offload_alpha == "off" else why
     for entry in fields(memory):
         value = getattr(memory, entry.name)
-        belongs_to_swapping = entry.name.startswith("offload_") or entry.name == "layer_profile"
+        belongs_to_swapping = entry.name in _OF_SWAPPING or (
+            entry.name in _OF_ALL_COPIES and not (memory.offloads_states or config.parallel.shards_gradients)
+        )
         require(
             not belongs_to_swapping or entry.name == "offload_alpha" or value == entry.default,
             f"--{entry.name.replace('_', '-')} {value} fights with {why}, which ignores it: "

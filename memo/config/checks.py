@@ -29,7 +29,16 @@ _MAY_BE_ZERO = frozenset(
         "simulate_rank",
     )
 )
-_HAS_OWN_RULE = frozenset(("adam_beta1", "adam_beta2", "offload_alpha"))
+_HAS_OWN_RULE = frozenset(
+    (
+        "adam_beta1",
+        "adam_beta2",
+        "offload_alpha",
+        "optimizer_offload_fraction",
+        "gradient_offload_fraction",
+        "weight_offload_fraction",
+    )
+)
 
 
 def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> None:

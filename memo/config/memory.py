@@ -8,6 +8,7 @@ OffloadPolicy = Literal["auto", "paper"]
 OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
 RecomputeGranularity = Literal["none", "full", "selective"]
 MemoryPlanner = Literal["off", "auto", "paper", "flat"]
+OffloadStates = Literal["auto", "none", "optimizer", "all"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class MemoryConfig:
     offload_policy: OffloadPolicy = "auto"
     """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
     offload_host_memory_gb: float | None = None
-    """GiB of host memory of one node for activations, shared by its ranks; default: what is free."""
+    """GiB of host memory of one node for activations and states, shared by its ranks; default: what is free."""
     offload_backend: OffloadBackend = "auto"
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
     offload_check_races: bool = False
@@ -33,6 +34,25 @@ class MemoryConfig:
     profile_cache: str = "auto"
     """Directory that keeps measured layers, so that the next start plans from them; auto: ~/.cache/memo (or
     $XDG_CACHE_HOME/memo); off: measure at each start."""
+    offload_states: OffloadStates = "none"
+    """What of the model's states lives in host memory: optimizer (masters, moments and reduced gradients of all layers,
+    updated there), all (weights too, which stream to the device layer by layer), or auto: of each as much as the device
+    lacks."""
+    optimizer_offload_fraction: float | None = None
+    """Megatron's: share of the layers whose masters and moments are in host memory; given with --offload-states
+    optimizer or all, whose default is 1."""
+    gradient_offload_fraction: float | None = None
+    """Share of the layers whose gradients leave the device once they are complete; at most the optimizer's; default: 1
+    under all, else 0."""
+    weight_offload_fraction: float | None = None
+    """Share of the layers whose weights stream from host memory; at most the optimizer's; default: 1 under all, else
+    0."""
+    offload_weight_copy: bool = True
+    """Stream weights from a copy in --params-dtype in host memory; without it from the masters: 2 bytes a parameter
+    less in host memory, twice the bytes over the link."""
+    device_memory_gb: float | None = None
+    """GiB of the device that a rank may use; default: what is free. The states of a run that may use less are placed
+    under it, or it is refused."""
     recompute_granularity: RecomputeGranularity = "none"
     """Megatron's: full keeps only the input of each layer, selective recomputes attention alone."""
     memory_planner: MemoryPlanner = "off"
@@ -41,6 +61,11 @@ class MemoryConfig:
     one; off: torch's own allocator."""
     memory_planner_min_bytes: int = 1 << 20
     """Smaller requests are left to torch's allocator."""
+
+    @property
+    def offloads_states(self) -> bool:
+        """Whether any state may live in host memory."""
+        return self.offload_states != "none"
 
     @property
     def swaps(self) -> bool:

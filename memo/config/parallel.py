@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
+DataParallelSharding = Literal["optim", "optim_grads", "optim_grads_params"]
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,13 @@ class ParallelConfig:
     """Stages of consecutive layers."""
     num_virtual_stages_per_pipeline_rank: Annotated[int, arg(aliases=["--vpp"])] = 1
     """Chunks of layers per stage; above 1 the schedule is interleaved 1F1B."""
+    data_parallel_sharding_strategy: DataParallelSharding = "optim"
+    """What the ranks of dp x cp share out among them (Megatron's name): masters and moments (ZeRO-1), gradients of
+    layers too (ZeRO-2), or weights of layers as well (ZeRO-3), gathered for each layer when it runs."""
     overlap_grad_reduce: bool = True
     """Start the reduce-scatter of a gradient bucket as soon as its last gradient is there."""
     ddp_bucket_size: int = 40_000_000
-    """Parameters in one gradient bucket."""
+    """Parameters in one gradient bucket, which never spans two layers."""
     distributed_timeout_minutes: float = 10.0
     """How long a collective may wait for a missing rank."""
 
@@ -52,6 +56,14 @@ class ParallelConfig:
     @property
     def vpp(self) -> int:
         return self.num_virtual_stages_per_pipeline_rank
+
+    @property
+    def shards_gradients(self) -> bool:
+        return self.data_parallel_sharding_strategy != "optim"
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.data_parallel_sharding_strategy == "optim_grads_params"
 
     @property
     def model_ranks(self) -> int:

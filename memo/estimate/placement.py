@@ -1,0 +1,116 @@
+"""Where the states of each layer live on one rank: the placement, as data.
+
+A layer's states are one unit; what may differ between two layers of a rank is on which side they are.
+
+    kind         on the device                        in host memory
+    optimizer    master, moments (shard)              updated there; its reduced gradient too
+    gradients    main gradient, whole                 in a slot while its backward runs, then reduced and moved
+    weights      whole                                in a slot while its forward or backward runs
+
+Slots are rounding buffers, as for activations: few, each as large as one layer. ZeRO-2 and ZeRO-3 keep gradients and
+weights of every layer in slots too, and only this rank's shard of them besides, on either side.
+"""
+
+import math
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import data_parallel_size
+
+
+@dataclass(frozen=True)
+class LayerPlaces:
+    """Where one layer's states are.
+
+    Attributes:
+        optimizer_on_host: masters, moments and reduced gradient; the layer is updated by the CPU.
+        gradients_in_slot: the main gradient exists only from the layer's backward to its reduction.
+        weights_in_slot: the weights exist only while the layer runs; their source is on the side of the masters.
+    """
+
+    optimizer_on_host: bool = False
+    gradients_in_slot: bool = False
+    weights_in_slot: bool = False
+
+
+@dataclass(frozen=True)
+class StatePlacement:
+    """Of the `layers` of one rank: how many have what in host memory; fewer gradients and weights than optimizers.
+
+    Attributes:
+        shards_gradients, shards_weights: ZeRO-2, ZeRO-3, of every layer.
+        weight_copy: streamed weights come from a copy in the dtype of training; else from the masters.
+    """
+
+    layers: int
+    optimizer: int = 0
+    gradients: int = 0
+    weights: int = 0
+    shards_gradients: bool = False
+    shards_weights: bool = False
+    weight_copy: bool = True
+
+    @property
+    def ends_on_host(self) -> bool:
+        """Whether embedding and head are updated on the host too; their weights and gradients stay on the device."""
+        return self.layers > 0 and self.optimizer == self.layers
+
+    @property
+    def streams(self) -> bool:
+        """Whether anything is ever in a slot or on the host."""
+        return bool(self.optimizer) or self.shards_gradients or self.shards_weights
+
+    def of_layer(self, position: int) -> LayerPlaces:
+        """Places of the layer at `position` on this rank, counted over its chunks."""
+        rank = spread(self.layers)[position]
+        return LayerPlaces(
+            rank < self.optimizer,
+            self.shards_gradients or rank < self.gradients,
+            self.shards_weights or rank < self.weights,
+        )
+
+    @property
+    def of_ends(self) -> LayerPlaces:
+        return LayerPlaces(optimizer_on_host=self.ends_on_host)
+
+
+def placement_of(config: RunConfig, world_size: int) -> StatePlacement:
+    """What a configuration without "auto" asks for, the same on every rank. See memo.config.memory."""
+    memory, parallel = config.memory, config.parallel
+    is_shared = data_parallel_size(config, world_size) * parallel.cp > 1
+    layers = config.model.num_layers // parallel.pp
+    counts = [0, 0, 0]
+    if memory.offload_states in ("optimizer", "all"):
+        rest = 1.0 if memory.offload_states == "all" else 0.0
+        given = (memory.optimizer_offload_fraction, memory.gradient_offload_fraction, memory.weight_offload_fraction)
+        shares = [default if share is None else share for share, default in zip(given, (1.0, rest, rest), strict=True)]
+        counts = [count_of(share, layers) for share in shares]
+    return StatePlacement(
+        layers,
+        counts[0],
+        min(counts[1], counts[0]),
+        min(counts[2], counts[0]),
+        is_shared and parallel.shards_gradients,
+        is_shared and parallel.shards_weights,
+        memory.offload_weight_copy,
+    )
+
+
+def count_of(share: float, layers: int) -> int:
+    """Layers of a share, rounded up: memory that was to be freed is freed."""
+    return math.ceil(share * layers - 1e-9)
+
+
+def spread(layers: int) -> list[int]:
+    """For each layer its turn to go to host memory.
+
+    Any first ones lie as far from each other as they can (the van der Corput order), so that the copies of one find
+    other layers to hide under. The last layer goes first: its forward and its backward need one copy.
+    """
+    bits = max(1, (layers - 1).bit_length())
+    backwards = [int(f"{place:0{bits}b}"[::-1], 2) for place in range(1 << bits)]
+    order = [layers - 1 - place for place in backwards if place < layers]
+    turns = [0] * layers
+    for turn, position in enumerate(order):
+        turns[position] = turn
+    return turns
