@@ -7,6 +7,7 @@ share a stream or when the later one's stream knew of the earlier one. The verdi
 issue alone, never on timing.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -68,6 +69,9 @@ class Checked:
         """Raises RaceError, as `copy` does, naming the buffer, both accesses and their streams."""
         self._check(stream, buffer_name, mode, what)
         self.backend.access(stream, buffer_name, mode, what)
+
+    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
+        return self.backend.issuing(stream)
 
     def timestamp(self, stream: Stream) -> Timestamp:
         return self.backend.timestamp(stream)

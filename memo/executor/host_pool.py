@@ -1,4 +1,4 @@
-"""Host memory for activations: one arena of exact size, cut into records of equal size.
+"""Host memory for activations and states: one arena of exact size, cut into records of equal size.
 
 torch's pinned allocator rounds each block up to a power of two, which can double what a node needs; an arena
 of our own is exact, and pinned by registering it with CUDA.
@@ -6,6 +6,7 @@ of our own is exact, and pinned by registering it with CUDA.
 
 import mmap
 import weakref
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,11 +19,14 @@ from memo.units import GIB, format_bytes
 _SHARE_OF_FREE = 0.9
 """Of free memory, when no limit is set: the rest of the process, and the page cache, still need some."""
 
-_REMEDY = "lower --offload-alpha, or use more pipeline stages or nodes"
+_REMEDIES = {
+    "activations": "lower --offload-alpha, or use more pipeline stages or nodes",
+    "states": "lower --optimizer-offload-fraction, or spread the model over more nodes",
+}
 
 
 def host_budget_bytes(limit_gib: float | None, local_ranks: int) -> int:
-    """Host bytes that one of `local_ranks` ranks of this node may use for activations.
+    """Host bytes that one of `local_ranks` ranks of this node may use for activations and states.
 
     `limit_gib` is --offload-host-memory-gb, GiB for the whole node; never more than what is available, and
     nine tenths of that when it is None. Ask on all ranks before any of them makes its pool: pools count as
@@ -41,13 +45,19 @@ class HostPool:
     """
 
     def __init__(
-        self, num_records: int, record_bytes: int, device: torch.device, budget_bytes: int | None = None
+        self,
+        num_records: int,
+        record_bytes: int,
+        device: torch.device,
+        budget_bytes: int | None = None,
+        contents: Literal["activations", "states"] = "activations",
     ) -> None:
-        self.num_records, self.record_bytes = num_records, record_bytes
+        self.num_records, self.record_bytes, self._remedy = num_records, record_bytes, _REMEDIES[contents]
         if budget_bytes is not None and self.num_bytes > budget_bytes:
             raise HostMemoryError(
-                f"activations in host memory need {self._needs}, but --offload-host-memory-gb or this node's free"
-                f" memory leaves {format_bytes(budget_bytes)} to each rank: raise that flag if it is set, {_REMEDY}"
+                f"{contents} in host memory need {self._needs}, but --offload-host-memory-gb or this node's free"
+                f" memory leaves {format_bytes(budget_bytes)} to each rank: raise that flag if it is set,"
+                f" {self._remedy}"
             )
         self._arena = self._map()
         self._unpin = _pin(self, self._arena) if device.type == "cuda" and self.num_bytes else None
@@ -81,7 +91,7 @@ class HostPool:
         except (OSError, OverflowError) as error:
             raise HostMemoryError(
                 f"this system refuses {self._needs} of host memory ({error}), with"
-                f" {format_bytes(available_host_bytes())} available: {_REMEDY}"
+                f" {format_bytes(available_host_bytes())} available: {self._remedy}"
             ) from None
         # The first touch decides the NUMA node, and torch would touch from its worker threads: numpy does it here.
         np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
@@ -95,6 +105,6 @@ def _pin(pool: HostPool, arena: Tensor) -> "weakref.finalize[[int], HostPool]":
     if status != 0:
         raise HostMemoryError(
             f"CUDA cannot pin {format_bytes(arena.numel())} of host memory (cudaHostRegister returned {status}):"
-            f" raise the limit of locked memory (ulimit -l), {_REMEDY}"
+            f" raise the limit of locked memory (ulimit -l), {pool._remedy}"
         )
     return weakref.finalize(pool, cudart.cudaHostUnregister, arena.data_ptr())

@@ -9,6 +9,7 @@ timestamps around compute, copies and waits. The engine declares an access when 
 when it ends, and issues its copies right after, so nothing else has to be told to the recorder.
 """
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,9 @@ class Recorder:
             self._seen.append(_Seen("compute", begun, begin, self.backend.timestamp(stream)))
             self._open = None
             self._due = self._moves_after(step)
+
+    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
+        return self.backend.issuing(stream)
 
     def timestamp(self, stream: Stream) -> Timestamp:
         return self.backend.timestamp(stream)

@@ -4,6 +4,7 @@ The swap engine orders its copies with nothing but `copy`, `record`, `wait` and 
 runs on CUDA streams, on a CPU that imitates them deterministically, and on threads. `timestamp` only looks on.
 """
 
+import contextlib
 import queue
 import random
 import threading
@@ -24,9 +25,11 @@ class Stream(Enum):
     COMPUTE = "compute"  # the model's: whatever is current in the caller
     OFFLOAD = "offload"  # device to host: waits for compute, must never hold it up
     PREFETCH = "prefetch"  # host to device: its own stream, because links are full duplex
+    HOST = "host"  # what the CPU computes itself, at once: it stands still while it waits for an event
 
 
 COPY_STREAMS = (Stream.OFFLOAD, Stream.PREFETCH)
+_DEVICE_STREAMS = (Stream.COMPUTE, *COPY_STREAMS)
 
 AccessMode = Literal["r", "w"]
 
@@ -56,6 +59,9 @@ class StreamBackend(Protocol):
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         """Declares that the stream reads or writes a buffer at this point, outside of `copy`."""
 
+    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
+        """Messages that are begun inside come behind what was issued on the stream."""
+
     def timestamp(self, stream: Stream) -> Timestamp:
         """The time at which everything issued on the stream so far has run; orders and delays nothing."""
 
@@ -76,22 +82,31 @@ class CudaStreams:
             dst.copy_(src, non_blocking=True)
 
     def record(self, stream: Stream) -> Event:
+        if stream is Stream.HOST:
+            return None  # what the CPU has done lies behind everything that is issued from now on
         event = torch.cuda.Event()
         event.record(self._stream(stream))
         return event
 
     def wait(self, stream: Stream, event: Event | None) -> None:
-        if event is not None:
+        if event is None:
+            return
+        if stream is Stream.HOST:
+            event.synchronize()
+        else:
             self._stream(stream).wait_event(event)
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         pass
 
+    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream(stream))
+
     def timestamp(self, stream: Stream) -> Timestamp:
         return _CudaTimestamp(self._stream(stream))
 
     def synchronize(self) -> None:
-        for stream in Stream:
+        for stream in _DEVICE_STREAMS:
             self._stream(stream).synchronize()
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
@@ -152,9 +167,13 @@ class VirtualStreams:
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._progress()
 
+    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
+        self._run_until(self.record(stream))
+        return contextlib.nullcontext()
+
     def timestamp(self, stream: Stream) -> Timestamp:
         stamp = _ClockTimestamp()
-        if stream is Stream.COMPUTE or self.policy == "eager":
+        if stream not in COPY_STREAMS or self.policy == "eager":
             stamp.reach()
         else:
             self._queues[stream].append(stamp.reach)  # without progress: looking on must not make copies run
@@ -166,7 +185,7 @@ class VirtualStreams:
                 self._run_first(stream)
 
     def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
-        if stream is Stream.COMPUTE or self.policy == "eager":
+        if stream not in COPY_STREAMS or self.policy == "eager":
             task()
         else:
             self._queues[stream].append(task)
@@ -225,6 +244,10 @@ class ThreadStreams:
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._raise_errors()
 
+    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
+        self.wait(Stream.HOST, self.record(stream))
+        return contextlib.nullcontext()
+
     def timestamp(self, stream: Stream) -> Timestamp:
         stamp = _ClockTimestamp()
         self._issue(stream, stamp.reach)
@@ -245,7 +268,7 @@ class ThreadStreams:
 
     def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
         self._raise_errors()
-        if stream is Stream.COMPUTE:
+        if stream not in COPY_STREAMS:
             task()
         else:
             self._workers[stream].tasks.put(task)

@@ -11,7 +11,7 @@ it, from where it was issued to where its wait was over.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from memo.executor.marks import on_backward
 from memo.executor.streams import Stream, StreamBackend, Timestamp
 from memo.mesh import Watch
 from memo.report.work import WorkSpan
@@ -124,7 +125,7 @@ class _Hooks:
             return None
         first = args[0]
         if isinstance(first, Tensor) and first.requires_grad:
-            first = _OnBackward.apply(first, self._end_backward)
+            first = on_backward(first, self._end_backward)
         self._forward = self.recorder.begin("compute", f"F{self.watch.microbatch}{self.name}")
         return first, *args[1:]
 
@@ -133,8 +134,7 @@ class _Hooks:
             return None
         self._forward.end()
         self._forward = None
-        marked: Tensor = _OnBackward.apply(output, self._begin_backward)
-        return marked
+        return on_backward(output, self._begin_backward)
 
     def _begin_backward(self) -> None:
         self._backward = self.recorder.begin("compute", f"B{self.watch.microbatch}{self.name}")
@@ -146,17 +146,3 @@ class _Hooks:
         if self._backward is not None:
             self._backward.end()
             self._backward = None
-
-
-class _OnBackward(torch.autograd.Function):
-    """The identity, whose backward calls a function."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Callable[[], None]) -> Tensor:
-        ctx.call = call
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ctx.call()
-        return grads[0], None

@@ -1,24 +1,33 @@
-"""Data parallelism with sharded optimizer states: ZeRO-1 (Rajbhandari et al., 2020).
+"""Data parallelism with sharded states (Rajbhandari et al., ZeRO, 2020).
 
 Weights live in flat buffers, one a bucket; beside each lies a buffer of gradients in fp32 (fp64 for fp64
 weights) into which every microbatch adds. After the last microbatch each rank of dp x cp receives
 the sum of its shard (reduce-scatter, started as soon as a bucket is complete), updates its shard of
-the fp32 master weights, and all ranks gather the new weights.
+the fp32 master weights, and all ranks gather the new weights: ZeRO-1.
+
+Layers whose states are not resident on the device (memo.estimate.placement) have no flat buffers: `StateMover`
+(memo.executor.states) lends them slots while they run, and brings their gradients where their masters are.
 
 Gradients add up without any factor: the loss is already divided by the tokens of the global batch.
 """
 
+import contextlib
+import re
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import ProcessGroup
 
+from memo.estimate.placement import LayerPlaces, StatePlacement
 from memo.mesh import Mesh
-from memo.parallel.buckets import BucketPlan, Segment, plan_buckets
+from memo.parallel.buckets import Segment, plan_buckets
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
 from memo.parallel.shards import Shard, ShardedParameter, initialize
+from memo.parallel.units import Bucket, Carver, HostMemory, Unit, UnitPlan, host_bytes, in_units, nothing, wide_dtype
 
 
 @dataclass
@@ -29,38 +38,43 @@ class MasterSegment:
         segment: which flat range of the local parameter it is.
         shard: the local parameter's description.
         weight: master values (a leaf whose .grad is the reduced gradient), 1-D.
+        moments: where the first and second must lie, 1-D; None where the optimizer makes them.
     """
 
     segment: Segment
     shard: Shard
     weight: nn.Parameter
+    moments: tuple[Tensor, Tensor] | None = None
 
 
-class Bucket:
-    """The memory of one bucket on one rank."""
+class StateMover(Protocol):
+    """Copies states between device and host beside the computation (memo.executor.states)."""
 
-    def __init__(self, plan: BucketPlan, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.plan = plan
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        self.weights = torch.zeros(plan.size, dtype=dtype, device=device)
-        self.gradients = torch.zeros(plan.size, dtype=wide, device=device)
-        mine = slice(rank * plan.shard_size, (rank + 1) * plan.shard_size)
-        self.weight_shard = self.weights[mine]
-        self.gradient_shard = self.gradients[mine]
-        # Weights that are as wide as their gradients are their own master copy.
-        self.master = self.weight_shard if dtype == wide else torch.zeros_like(self.gradient_shard)
-        self.pending: Work | None = None
-        self.reduced: Tensor | None = None
+    def finish_gradients(self) -> None:
+        """Every gradient of a driven unit has been reduced, and is on its way to its shard."""
 
-    def view(self, name: str, flat: Tensor) -> Tensor:
-        slot = next(slot for slot in self.plan.slots if slot.name == name)
-        return flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
+    def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
+        """Host gradient shard <- reduced gradient on the device."""
+
+    def await_gradients(self) -> None:
+        """Returns when the host may read gradients and write masters."""
+
+    def upload_weights(self, bucket: Bucket) -> None:
+        """Resident weights' shard <- masters on the host."""
+
+    def forget(self) -> None:
+        """Weights have changed."""
 
 
 class ShardedDataParallel:
     """Owns the memory of a rank's parameters and gradients, and their reduction over dp x cp.
 
     `model` must be built of `empty_parameter`s (no memory); here they become views of the buffers.
+
+    Args:
+        placement: where each layer's states are; default: all on the device.
+        host_memory: makes the host arena of a number of bytes, for what `placement` puts there.
+        accumulates: whether a step has several microbatches.
     """
 
     def __init__(
@@ -72,26 +86,30 @@ class ShardedDataParallel:
         device: torch.device,
         bucket_size: int,
         overlap: bool,
+        placement: StatePlacement | None = None,
+        host_memory: Callable[[int], HostMemory] | None = None,
+        accumulates: bool = False,
     ) -> None:
         self.model, self.mesh, self.overlap = model, mesh, overlap
-        self.group = mesh.dp_cp
-        rank, num_shards = group_rank(self.group), group_size(self.group)
+        self.group, self.device, self.dtype = mesh.dp_cp, device, dtype
+        self.mover: StateMover | None = None
         # Gradients appear from the last layer to the first.
         named: dict[str, ShardedParameter] = {}
         for name, parameter in reversed(list(model.named_parameters())):
             assert isinstance(parameter, ShardedParameter), f"{name} has no Shard"
             named[name] = parameter
-        layout = [(name, tuple(p.shape), p.shard.replicated) for name, p in named.items()]
-        plans = plan_buckets(layout, bucket_size, num_shards)
-        self.buckets = [Bucket(plan, rank, dtype, device) for plan in plans]
+        plans = self._plan(named, bucket_size, placement)
+        self.host: HostMemory | None = None
+        self.units = self._make_units(plans, placement, host_memory, accumulates)
+        self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
+        self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self.parameters = self._give_memory(named)
-        places = {slot.name: bucket for bucket in self.buckets for slot in bucket.plan.slots}
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
-        self._main_gradients = {
-            id(parameter): places[name].view(name, places[name].gradients)
-            for name, parameter in self.parameters.items()
-        }
+        self._main_gradients: dict[int, Tensor] = {}
+        for unit in self.units:
+            self.bind_gradients(unit, None)
         self._missing: dict[str, int] = {}
+        self._reduced_here = [b for unit in self.units if not unit.is_driven for b in unit.buckets]
         self._next_bucket = 0
         # Autograd holds hooks where the garbage collector cannot look: a strong one would keep model, gradients
         # and process groups for ever.
@@ -106,28 +124,55 @@ class ShardedDataParallel:
             parameter.register_post_accumulate_grad_hook(on_gradient)
 
     def initialize(self, seed: int) -> None:
-        """Initial weights, the same for every layout; also the master copy."""
-        for parameter in self.parameters.values():
-            initialize(parameter, seed)
-        self.masters_from_weights()
+        """Initial weights, the same for every layout and placement; also the master copy."""
+        for unit in self.units:
+            with self.scratch(unit) as weights:
+                for parameter in self._parameters_of(unit):
+                    initialize(parameter, seed)
+                for bucket, flat in zip(unit.buckets, weights, strict=True):
+                    for copy in (bucket.master, bucket.source):
+                        if copy is not None and copy.data_ptr() != flat[bucket.mine].data_ptr():
+                            copy.copy_(flat[bucket.mine])
+
+    @contextlib.contextmanager
+    def scratch(self, unit: Unit) -> Iterator[list[Tensor]]:
+        """Memory for the weights and gradients that a unit has only in slots: zeros, forgotten at the end.
+
+        Yields the flat weights of each bucket, resident ones where they are.
+        """
+        weights = [_resident_or_zeros(b.weights, b.plan.size, self.dtype, self.device) for b in unit.buckets]
+        wide = wide_dtype(self.dtype)
+        self.bind_weights(unit, weights)
+        self.bind_gradients(
+            unit, [_resident_or_zeros(b.gradients, b.plan.size, wide, self.device) for b in unit.buckets]
+        )
+        try:
+            yield weights
+        finally:
+            self.bind_weights(unit, None)
+            self.bind_gradients(unit, None)
 
     def master_segments(self) -> list[MasterSegment]:
         """This rank's share of the optimizer's work; gradients are attached by `finish_reduction`."""
-        rank = group_rank(self.group)
+        return [segment for bucket in self.buckets for segment in self.segments_of(bucket)]
+
+    def segments_of(self, bucket: Bucket) -> list[MasterSegment]:
         segments = []
-        for bucket in self.buckets:
-            for segment in bucket.plan.segments(rank):
-                part = slice(segment.shard_offset, segment.shard_offset + segment.stop - segment.start)
-                weight = nn.Parameter(bucket.master[part])
-                weight.grad = bucket.gradient_shard[part]
-                segments.append(MasterSegment(segment, self.parameters[segment.slot.name].shard, weight))
+        for segment in bucket.plan.segments(group_rank(self.group)):
+            part = slice(segment.shard_offset, segment.shard_offset + segment.stop - segment.start)
+            weight = nn.Parameter(bucket.master[part])
+            weight.grad = bucket.gradient_shard[part]
+            moments = None if bucket.moments is None else (bucket.moments[0][part], bucket.moments[1][part])
+            shard = self.parameters[segment.slot.name].shard
+            segments.append(MasterSegment(segment, shard, weight, moments))
         return segments
 
     def begin_step(self, num_microbatches: int) -> None:
         """Zero the gradients and expect `num_microbatches` of them from every parameter."""
         for bucket in self.buckets:
-            bucket.gradients.zero_()
-            bucket.pending = bucket.reduced = None
+            if bucket.gradients is not None:
+                bucket.gradients.zero_()
+            bucket.pending = bucket.reduced = bucket.squared_norm = None
         self._missing = dict.fromkeys(self.parameters, num_microbatches)
         self._next_bucket = 0
 
@@ -139,24 +184,37 @@ class ShardedDataParallel:
                 f"{len(late)} parameters got fewer gradients than microbatches, the first is {late[0]}: "
                 "each must take part in every forward"
             )
-        for bucket in self.buckets[self._next_bucket :]:
+        if self.mover is not None:
+            self.mover.finish_gradients()
+        for bucket in self._reduced_here[self._next_bucket :]:
             self._start_reduction(bucket)
-        for bucket in self.buckets:
+        for bucket in self._reduced_here:
             if bucket.pending is not None:
                 bucket.pending.wait()
                 bucket.pending = None  # gloo's work holds a copy of all gradients
+            assert bucket.gradients is not None
+            shard = bucket.gradients[bucket.mine]
             if bucket.reduced is not None:
-                bucket.gradient_shard.copy_(bucket.reduced)
+                shard.copy_(bucket.reduced)
                 bucket.reduced = None
-            all_reduce(bucket.gradient_shard, self._replica_group(bucket))
+            self.complete(bucket, shard)
+            if bucket.places.optimizer_on_host:
+                assert self.mover is not None
+                self.mover.offload_gradient(bucket, shard)
+
+    def complete(self, bucket: Bucket, shard: Tensor) -> None:
+        """`shard`, reduced over dp x cp, becomes the gradient of the whole global batch."""
+        all_reduce(shard, self._replica_group(bucket))
+        if bucket.places.optimizer_on_host:
+            bucket.squared_norm = _squared_norm(shard)
 
     def gradient_norm(self) -> Tensor:
         """L2 norm over every weight of the model, each counted once; fp64 scalar, the same on all ranks."""
-        device = self.buckets[0].gradients.device
-        total = torch.zeros((), dtype=torch.float64, device=device)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for bucket in self.buckets:
             if self._counts_here(bucket):
-                total += torch.linalg.vector_norm(bucket.gradient_shard).double().square()
+                told = bucket.squared_norm
+                total += _squared_norm(bucket.gradient_shard) if told is None else told
         for group in (self.group, self.mesh.tp, self.mesh.pp):
             all_reduce(total, group)
         return total.sqrt()
@@ -164,27 +222,112 @@ class ShardedDataParallel:
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply this rank's gradient shards by a scalar tensor."""
         for bucket in self.buckets:
-            bucket.gradient_shard.mul_(factor.to(bucket.gradient_shard.dtype))
+            bucket.gradient_shard.mul_(factor.to(bucket.gradient_shard))
 
-    def publish_weights(self) -> None:
-        """Weights from the updated master shards: cast, then gather over dp x cp."""
-        for bucket in self.buckets:
-            if bucket.master is not bucket.weight_shard:
-                bucket.weight_shard.copy_(bucket.master)
-            # A copy: input and output of a collective must not overlap.
-            if group_size(self.group) > 1:
-                all_gather(bucket.weight_shard.clone(), self.group, out=bucket.weights)
+    def publish_weights(self, buckets: Sequence[Bucket] | None = None) -> None:
+        """Weights from the updated master shards, of all buckets or these: cast, then gathered over dp x cp."""
+        for bucket in self.buckets if buckets is None else buckets:
+            if bucket.source is not None and bucket.source is not bucket.master:
+                bucket.source.copy_(bucket.master)
+            if bucket.weights is not None:
+                self._publish(bucket, bucket.weights)
+        if self.mover is not None:
+            self.mover.forget()
 
-    def masters_from_weights(self) -> None:
-        for bucket in self.buckets:
-            if bucket.master is not bucket.weight_shard:
-                bucket.master.copy_(bucket.weight_shard)
+    def _publish(self, bucket: Bucket, weights: Tensor) -> None:
+        shard = weights[bucket.mine]
+        if bucket.places.optimizer_on_host and self.mover is not None:
+            self.mover.upload_weights(bucket)
+        elif bucket.has_own_master:
+            shard.copy_(bucket.master)
+        # A copy: input and output of a collective must not overlap.
+        if group_size(self.group) > 1:
+            all_gather(shard.clone(), self.group, out=weights)
+
+    def _plan(
+        self, named: dict[str, ShardedParameter], bucket_size: int, placement: StatePlacement | None
+    ) -> list[UnitPlan]:
+        """Buckets end with their layer: what is reduced and moved together then depends on no placement."""
+        plans = []
+        for layer, names in in_units(list(named), _layer_positions(list(named))):
+            layout = [(name, tuple(named[name].shape), named[name].shard.replicated) for name in names]
+            places = LayerPlaces()
+            if placement is not None:
+                places = placement.of_ends if layer is None else placement.of_layer(layer)
+            buckets = plan_buckets(layout, bucket_size, group_size(self.group))
+            plans.append(UnitPlan(layer, places, tuple(buckets)))
+        return plans
+
+    def _make_units(
+        self,
+        plans: list[UnitPlan],
+        placement: StatePlacement | None,
+        host_memory: Callable[[int], HostMemory] | None,
+        accumulates: bool,
+    ) -> list[Unit]:
+        weight_copy = placement is None or placement.weight_copy
+        # Sharded gradients are reduced in every microbatch.
+        keeps_partial = accumulates and not (placement is not None and placement.shards_gradients)
+        needed_bytes = host_bytes(plans, self.dtype, weight_copy=weight_copy, keeps_partial=keeps_partial)
+        carver = None
+        if needed_bytes:
+            assert host_memory is not None, "a placement in host memory needs host memory"
+            self.host = host_memory(needed_bytes)
+            carver = Carver(self.host.record(0))
+        rank, dtype, device = group_rank(self.group), self.dtype, self.device
+        return [
+            Unit(
+                plan.layer,
+                plan.places,
+                tuple(
+                    Bucket(
+                        bucket,
+                        rank,
+                        dtype,
+                        device,
+                        plan.places,
+                        carver,
+                        weight_copy=weight_copy,
+                        keeps_partial=keeps_partial,
+                    )
+                    for bucket in plan.buckets
+                ),
+            )
+            for plan in plans
+        ]
+
+    def bind_weights(self, unit: Unit, flats: list[Tensor] | None) -> None:
+        """Parameters of a unit become views of these buckets; None: of the resident ones, or they show NaN."""
+        parts = [bucket.weights for bucket in unit.buckets] if flats is None else flats
+        for bucket, part in zip(unit.buckets, parts, strict=True):
+            for slot in bucket.plan.slots:
+                parameter = self.parameters[slot.name]
+                if part is None:
+                    parameter.data = nothing(slot.shape, self.dtype, self.device)
+                else:
+                    parameter.data = bucket.view(slot, part)
+
+    def bind_gradients(self, unit: Unit, flats: list[Tensor] | None) -> None:
+        """Main gradients of a unit become views of these buckets; None: of the resident ones, or none at all."""
+        parts = [bucket.gradients for bucket in unit.buckets] if flats is None else flats
+        for bucket, part in zip(unit.buckets, parts, strict=True):
+            for slot in bucket.plan.slots:
+                key = id(self.parameters[slot.name])
+                if part is None:
+                    self._main_gradients.pop(key, None)
+                else:
+                    self._main_gradients[key] = bucket.view(slot, part)
+
+    def _parameters_of(self, unit: Unit) -> list[ShardedParameter]:
+        return [self.parameters[slot.name] for bucket in unit.buckets for slot in bucket.plan.slots]
 
     def _give_memory(self, named: dict[str, ShardedParameter]) -> dict[str, ShardedParameter]:
         placed = {}
         for bucket in self.buckets:
             for slot in bucket.plan.slots:
-                view = bucket.view(slot.name, bucket.weights)
+                view = nothing(slot.shape, self.dtype, self.device)
+                if bucket.weights is not None:
+                    view = bucket.view(slot, bucket.weights)
                 placed[slot.name] = ShardedParameter(view, named[slot.name].shard)
         by_identity = {id(parameter): placed[name] for name, parameter in named.items()}
         for module in self.model.modules():
@@ -212,8 +355,8 @@ class ShardedDataParallel:
 
     def _start_ready_buckets(self) -> None:
         """Start complete buckets in their fixed order: every rank must issue collectives alike."""
-        while self._next_bucket < len(self.buckets):
-            bucket = self.buckets[self._next_bucket]
+        while self._next_bucket < len(self._reduced_here):
+            bucket = self._reduced_here[self._next_bucket]
             if any(self._missing[slot.name] for slot in bucket.plan.slots):
                 return
             self._start_reduction(bucket)
@@ -221,6 +364,7 @@ class ShardedDataParallel:
 
     def _start_reduction(self, bucket: Bucket) -> None:
         if group_size(self.group) > 1:
+            assert bucket.gradients is not None
             bucket.reduced, bucket.pending = reduce_scatter_async(bucket.gradients, self.group)
 
     def _replica_group(self, bucket: Bucket) -> ProcessGroup | None:
@@ -233,3 +377,27 @@ class ShardedDataParallel:
         if bucket.plan.replicated == "embedding":
             return self.mesh.is_first_stage
         return True
+
+
+def _resident_or_zeros(resident: Tensor | None, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(numel, dtype=dtype, device=device) if resident is None else resident
+
+
+def _squared_norm(shard: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(shard).double().square()
+
+
+def _layer_positions(names: list[str]) -> Callable[[str], int | None]:
+    """Parameter's name -> position of its layer among all layers of the rank, chunk by chunk; None at the ends."""
+    found = {match.groups() for name in names if (match := _IN_LAYER.match(name))}
+    order = sorted((int(chunk), int(layer)) for chunk, layer in found)
+    positions = {key: position for position, key in enumerate(order)}
+
+    def layer_of(name: str) -> int | None:
+        match = _IN_LAYER.match(name)
+        return None if match is None else positions[int(match[1]), int(match[2])]
+
+    return layer_of
+
+
+_IN_LAYER = re.compile(r"(\d+)\.layers\.(\d+)\.")

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,20 @@ from torch import Tensor, nn
 from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
 from memo.config import RunConfig
-from memo.config.derived import data_parallel_size, num_microbatches, resolved_a2a_size
+from memo.config.derived import (
+    data_parallel_size,
+    local_world_size_from_env,
+    num_microbatches,
+    resolved_a2a_size,
+)
+from memo.estimate.placement import StatePlacement, placement_of
+from memo.executor.host_pool import HostPool, host_budget_bytes
 from memo.executor.phases import mark_phases, unmarked
 from memo.executor.runtime import SwapRuntime
+from memo.executor.select import make_backend
+from memo.executor.states import StateStreamer
+from memo.executor.streamed import StreamedLayer
+from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh, RankGrid
 from memo.model.layer import ModelParts
 from memo.model.transformer import Head, Microbatch, TransformerChunk, torch_dtype
@@ -22,7 +33,8 @@ from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.pipeline import PipelineStage, Wire
 from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
-from memo.planner.swap import layer_ops
+from memo.planner.state_plan import state_plan
+from memo.planner.swap import LayerOp, layer_ops
 from memo.train import swap
 from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
@@ -42,6 +54,7 @@ class ParallelModel:
     data_parallel: ShardedDataParallel
     optimizer: Optimizer
     swap: SwapRuntime | None
+    states: StateStreamer | None
     chosen_swap: ChosenSwap | None
     transients: Transients | None
     actions: list[Action]
@@ -62,6 +75,8 @@ class ParallelModel:
     def forward_backward(self, batches: list[Microbatch]) -> Tensor:
         """Gradients of one global batch, reduced; returns this rank's share of the loss (see Microbatch)."""
         self.data_parallel.begin_step(len(batches))
+        if self.states is not None:
+            self.states.next_step()
         if self.swap is not None:
             self.swap.next_step()
         loss_sum = self._run(self.actions, batches)
@@ -175,9 +190,11 @@ def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: 
 
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
     """Apply the axes, each from outside, in an order that has a reason."""
-    parallel, training = config.parallel, config.training
+    parallel, training, memory = config.parallel, config.training, config.memory
     pipeline, chunks = build_chunks(config, mesh, dtype, device)  # 1 to 3
-    # 4. Only now memory: parameters become views of flat buffers, which need every shape.
+    # 4. Only now memory: parameters become views of flat buffers, which need every shape. States that are not resident
+    # get host memory and slots.
+    placement = placement_of(config, mesh.grid.world_size)
     data_parallel = ShardedDataParallel(
         nn.ModuleList(chunks),
         mesh,
@@ -185,24 +202,67 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         device=device,
         bucket_size=parallel.ddp_bucket_size,
         overlap=parallel.overlap_grad_reduce,
+        placement=placement,
+        host_memory=functools.partial(_host_memory, config, device),
+        accumulates=pipeline.microbatches > 1,
     )
     _first_weights(config, data_parallel, mesh)
     # 5. The optimizer sees this rank's shard of the masters.
     optimizer = Optimizer(data_parallel, training)
-    # 6. Swapping wraps the layers last: it adds to gradients whose place must be known.
+    # 6. Swapping wraps the layers: it adds to gradients whose place must be known. What streams states comes around it.
     actions = one_f_one_b(pipeline, mesh.at.pp)
+    ops = layer_ops(pipeline, mesh.at.pp, config.model.num_layers, actions)
+    backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     chosen = runtime = None
-    if config.memory.swaps:
-        ops = layer_ops(pipeline, mesh.at.pp, config.model.num_layers, actions)
+    if memory.swaps:
         chosen = swap.choose(config, mesh, ops, chunks, data_parallel)
         if not chosen.solution.moves_nothing_is_best:
-            runtime = swap.start(config, mesh, chosen, chunks, data_parallel)
+            runtime = swap.start(config, mesh, chosen, chunks, data_parallel, backend)
+    states = None
+    if placement.streams:
+        states = stream_states(placement, ops, chunks, data_parallel, backend)
     # 7. Marks come around everything that asks for memory.
     transients = None
-    if config.memory.memory_planner != "off":
-        transients = Transients(config.memory, device.type)
+    if memory.memory_planner != "off":
+        transients = Transients(memory, device.type)
         mark_phases(chunks, transients.phases)
     stage = build_stage(config, mesh, pipeline, device)
     return ParallelModel(
-        mesh, pipeline, stage, chunks, data_parallel, optimizer, runtime, chosen, transients, actions, dtype, device
+        mesh,
+        pipeline,
+        stage,
+        chunks,
+        data_parallel,
+        optimizer,
+        runtime,
+        states,
+        chosen,
+        transients,
+        actions,
+        dtype,
+        device,
     )
+
+
+def stream_states(
+    placement: StatePlacement,
+    ops: Sequence[LayerOp],
+    chunks: Sequence[TransformerChunk],
+    data_parallel: ShardedDataParallel,
+    backend: StreamBackend,
+) -> StateStreamer:
+    """Plan for the layers of a rank, take the slots, and wrap every layer."""
+    layers = [index for chunk in chunks for index in chunk.layer_indices]
+    positions = {layer: position for position, layer in enumerate(layers)}
+    places = {layer: placement.of_layer(position) for layer, position in positions.items()}
+    plan = state_plan(ops, places, reduces_each=placement.shards_gradients)
+    states = StateStreamer(plan, data_parallel, positions, backend)
+    for chunk in chunks:
+        for place, layer in enumerate(chunk.layers):
+            chunk.layers[place] = StreamedLayer(layer, chunk.layer_indices[place], states)
+    return states
+
+
+def _host_memory(config: RunConfig, device: torch.device, num_bytes: int) -> HostPool:
+    budget_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, local_world_size_from_env())
+    return HostPool(1, num_bytes, device, budget_bytes, "states")

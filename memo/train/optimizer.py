@@ -3,7 +3,7 @@
 import contextlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,17 +11,15 @@ from torch import Tensor
 from memo.config import RunConfig, TrainingConfig
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
 from memo.parallel.data import MasterSegment, ShardedDataParallel
+from memo.parallel.units import Bucket
 
 
-class Optimizer:
-    """One AdamW step on the shards of ZeRO-1, with global-norm clipping before it.
+class _Part:
+    """What is updated in one call: all that lies on the device, or one unit in host memory."""
 
-    The update runs in torch's fused kernel, or apex's where apex is importable and the shards are on CUDA.
-    """
-
-    def __init__(self, data_parallel: ShardedDataParallel, config: TrainingConfig) -> None:
-        self.data_parallel, self.config = data_parallel, config
-        self.segments = data_parallel.master_segments()
+    def __init__(self, data_parallel: ShardedDataParallel, buckets: Sequence[Bucket], config: TrainingConfig) -> None:
+        self.buckets = buckets
+        self.segments = [segment for bucket in buckets for segment in data_parallel.segments_of(bucket)]
         groups = [
             {"params": [s.weight for s in self.segments if s.shard.decay is decay], "weight_decay": amount}
             for decay, amount in ((True, config.weight_decay), (False, 0.0))
@@ -29,28 +27,69 @@ class Optimizer:
         # A rank whose shard is all padding has nothing to update.
         groups = [group for group in groups if group["params"]]
         self.adam = _adam(groups, config) if groups else None
+
+    def update(self, lr: float) -> None:
+        if self.adam is not None:
+            for group in self.adam.param_groups:
+                group["lr"] = lr
+            self.adam.step()
+
+    def state(self, segment: MasterSegment) -> dict[str, Tensor]:
+        """Moments and count, zeros before step 1; they lie where the segment says."""
+        assert self.adam is not None
+        state: dict[str, Tensor] = self.adam.state[segment.weight]
+        if "exp_avg" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=segment.weight.device)
+            places = segment.moments or (torch.zeros_like(segment.weight), torch.zeros_like(segment.weight))
+            state["exp_avg"], state["exp_avg_sq"] = places
+        return state
+
+
+class Optimizer:
+    """One AdamW step on this rank's shards, with global-norm clipping before it.
+
+    The update runs in torch's fused kernel, or apex's where apex is importable and the shards are on CUDA. Shards in
+    host memory are updated by the CPU, unit by unit, the first layer first; the weights of each return to the device
+    while the next is updated, and the CPU works while the device updates its own.
+    """
+
+    def __init__(self, data_parallel: ShardedDataParallel, config: TrainingConfig) -> None:
+        self.data_parallel, self.config = data_parallel, config
+        units = data_parallel.units
+        on_device = [b for unit in units for b in unit.buckets if not b.places.optimizer_on_host]
+        on_host = [unit.buckets for unit in reversed(units) if unit.places.optimizer_on_host]
+        self.parts = [_Part(data_parallel, buckets, config) for buckets in ([on_device] if on_device else []) + on_host]
+        for part in self.parts:
+            for segment in part.segments:
+                if segment.moments is not None:
+                    part.state(segment)
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before masters and moments change: somebody may still read them."""
+
+    @property
+    def segments(self) -> list[MasterSegment]:
+        return [segment for part in self.parts for segment in part.segments]
 
     def step(self, lr: float) -> tuple[float, bool]:
         """Clip, update, publish the new weights. Returns (gradient norm before clipping, updated).
 
         A step whose gradient norm is not finite is skipped on every rank: weights and moments stay.
         """
-        norm = self.data_parallel.gradient_norm()
+        data_parallel = self.data_parallel
+        if data_parallel.mover is not None:
+            data_parallel.mover.await_gradients()
+        norm = data_parallel.gradient_norm()
         # Made also where it is not used: every step asks for the same memory, and a plan of one is a plan of all.
-        factor = (self.config.clip_grad / (norm + 1e-6)).to(self.data_parallel.buckets[0].gradients.dtype)
+        factor = (self.config.clip_grad / (norm + 1e-6)).to(data_parallel.buckets[0].gradient_shard.dtype)
         norm_value = norm.item()
         if not math.isfinite(norm_value):
             return norm_value, False
         if self.config.clip_grad > 0 and norm_value > self.config.clip_grad:
-            self.data_parallel.scale_gradients(factor)
+            data_parallel.scale_gradients(factor)
         self.before_update()
-        if self.adam is not None:
-            for group in self.adam.param_groups:
-                group["lr"] = lr
-            self.adam.step()
-        self.data_parallel.publish_weights()
+        for part in self.parts:
+            part.update(lr)
+            data_parallel.publish_weights(part.buckets)
         return norm_value, True
 
     @contextlib.contextmanager
@@ -62,41 +101,38 @@ class Optimizer:
         count goes back. apex's has no such way, and no memory of its own either: it rests.
         """
         self.segment_states()  # moments outlive every step: they must not be made in one
-        adam = self.adam
-        if isinstance(adam, torch.optim.AdamW):
-            found = torch.ones((), dtype=torch.float32, device=self.segments[0].weight.device)
-            adam.found_inf = found  # type: ignore[attr-defined]
-        else:
-            self.adam = None
+        adams = [part.adam for part in self.parts]
+        for part in self.parts:
+            if isinstance(part.adam, torch.optim.AdamW):
+                found = torch.ones((), dtype=torch.float32, device=part.segments[0].weight.device)
+                part.adam.found_inf = found  # type: ignore[attr-defined]
+            else:
+                part.adam = None
         try:
             yield
         finally:
-            self.adam = adam
-            if isinstance(adam, torch.optim.AdamW):
-                del adam.found_inf  # type: ignore[attr-defined]
+            for part, adam in zip(self.parts, adams, strict=True):
+                part.adam = adam
+                if isinstance(adam, torch.optim.AdamW):
+                    del adam.found_inf  # type: ignore[attr-defined]
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
         """Master values and moments of every segment, 1-D, as they lie in memory (zeros before step 1)."""
         states = []
-        for segment in self.segments:
-            assert self.adam is not None
-            state = self.adam.state[segment.weight]
-            if "exp_avg" not in state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=segment.weight.device)
-                state["exp_avg"] = torch.zeros_like(segment.weight)
-                state["exp_avg_sq"] = torch.zeros_like(segment.weight)
-            tensors = {"master": segment.weight.detach()}
-            states.append((segment, tensors | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}))
+        for part in self.parts:
+            for segment in part.segments:
+                state = part.state(segment)
+                tensors = {"master": segment.weight.detach()}
+                states.append((segment, tensors | {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}))
         return states
 
     def resume(self, optimizer_steps: int) -> None:
         """After masters and moments were loaded: go on with the bias correction, publish the weights."""
-        if self.adam is not None:
-            for segment in self.segments:
-                self.adam.state[segment.weight]["step"] = torch.tensor(
-                    float(optimizer_steps), device=segment.weight.device
-                )
-            for group in self.adam.param_groups:
+        for part in self.parts:
+            for segment in part.segments:
+                step = torch.tensor(float(optimizer_steps), device=segment.weight.device)
+                part.state(segment)["step"] = step
+            for group in [] if part.adam is None else part.adam.param_groups:
                 group["step"] = optimizer_steps  # apex counts here
         self.data_parallel.publish_weights()
 

@@ -14,7 +14,7 @@ from memo.executor.host_pool import host_budget_bytes
 from memo.executor.layer import Buffers, TokenwiseLayer, make_tiles
 from memo.executor.pieces import GradientSink
 from memo.executor.runtime import SwapRuntime
-from memo.executor.select import make_backend
+from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
 from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
@@ -50,12 +50,15 @@ def choose(
     data_parallel: ShardedDataParallel,
 ) -> ChosenSwap:
     """Plan for a model that is built, from the profile of its first layer, whose gradients the first step zeroes."""
-    device = data_parallel.buckets[0].weights.device
+    device = data_parallel.device
     layer = chunks[0].layers[0]
     assert isinstance(layer, TransformerLayer)
-    profile, origin = obtain(
-        config, mesh, device, lambda: measure(config, mesh, layer, data_parallel.main_gradient, device)
-    )
+
+    def measured() -> LayerProfile:
+        with data_parallel.scratch(data_parallel.layer_units[0]):
+            return measure(config, mesh, layer, data_parallel.main_gradient, device)
+
+    profile, origin = obtain(config, mesh, device, measured)
     return decide(config, mesh, ops, profile, origin, device)
 
 
@@ -98,13 +101,11 @@ def start(
     chosen: ChosenSwap,
     chunks: Sequence[TransformerChunk],
     data_parallel: ShardedDataParallel,
+    backend: StreamBackend,
 ) -> SwapRuntime:
     """Take the memory and replace every plain layer by one that runs under the plan."""
-    memory = config.memory
-    device = data_parallel.buckets[0].weights.device
-    backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     layout = slot_layout(config, chosen.solution.tiles)
-    runtime = SwapRuntime(chosen.plan, layout, backend, device, chosen.problem.host_bytes)
+    runtime = SwapRuntime(chosen.plan, layout, backend, data_parallel.device, chosen.problem.host_bytes)
     put_on_tiles(config, mesh, chunks, runtime, data_parallel)
     return runtime
 

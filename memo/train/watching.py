@@ -43,16 +43,29 @@ class MemoryUse:
     @classmethod
     def of(cls, parts: ParallelModel) -> "MemoryUse":
         """What a rank's model holds; the optimizer's moments exist from its first step on."""
-        buckets, swap, adam = parts.data_parallel.buckets, parts.swap, parts.optimizer.adam
-        masters = [b.master for b in buckets if b.master is not b.weight_shard]
-        moments = [] if adam is None else [v for state in adam.state.values() for v in state.values()]
+        buckets, swap, states = parts.data_parallel.buckets, parts.swap, parts.states
+        weights = [x for b in buckets for x in (b.weights, b.source) if x is not None and x is not b.master]
+        gradients = [b.gradients if b.gradients is not None else b.gradient_shard for b in buckets]
+        optimizer = [b.master for b in buckets if b.has_own_master]
+        for part in parts.optimizer.parts:
+            adam_states = [] if part.adam is None else part.adam.state.values()
+            optimizer += [value for state in adam_states for value in state.values()]
+        host = parts.data_parallel.host
+        arena = [] if host is None else [host.record(0)]
         return cls(
-            weights_bytes=sum(bucket.weights.nbytes for bucket in buckets),
-            gradients_bytes=sum(bucket.gradients.nbytes for bucket in buckets),
-            optimizer_bytes=sum(x.nbytes for x in [*masters, *moments] if isinstance(x, torch.Tensor)),
-            rounding_buffers_bytes=swap.device_bytes if swap is not None else 0,
-            host_records_bytes=swap.pool.num_bytes if swap is not None else 0,
+            weights_bytes=_outside_bytes(weights, arena),
+            gradients_bytes=_outside_bytes(gradients, arena),
+            optimizer_bytes=_outside_bytes([x for x in optimizer if isinstance(x, torch.Tensor)], arena),
+            rounding_buffers_bytes=sum(x.device_bytes for x in (swap, states) if x is not None),
+            host_records_bytes=(swap.pool.num_bytes if swap is not None else 0)
+            + (states.host_bytes if states is not None else 0),
         )
+
+
+def _outside_bytes(tensors: list[torch.Tensor], arena: list[torch.Tensor]) -> int:
+    """Of those that do not lie in the arena of states in host memory."""
+    inside = [x.untyped_storage().data_ptr() for x in arena]
+    return sum(x.nbytes for x in tensors if x.untyped_storage().data_ptr() not in inside)
 
 
 class Meter:

@@ -1,0 +1,426 @@
+"""Obeys the state plan: lends slots to layers whose weights or gradients are not resident, and moves their gradients.
+
+    prefetch   | weights of layer i+1 |  (from host memory or this rank's shard; gathered over dp x cp)
+    compute    | layer i                         | layer i+1
+    offload               | gradient of layer i-1, reduced |
+
+A layer's parameters are views of its slot while it runs, and NaN at any other time. The CPU is one more stream, for
+what it updates in host memory (`Stream.HOST`): every copy that reads it waits for its event, and it for theirs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from memo.errors import PlanError
+from memo.executor.streams import Event, Stream, StreamBackend
+from memo.parallel.collectives import all_gather_async, group_size, reduce_scatter_async
+from memo.parallel.data import ShardedDataParallel
+from memo.parallel.units import Bucket, Unit, wide_dtype
+from memo.planner.state_plan import Fetch, StatePlan, StateStep
+
+
+@dataclass
+class _Slot:
+    """A rounding buffer of states.
+
+    Attributes:
+        shard: where this rank's shard arrives before it is gathered; None where nothing is.
+        filled, works: until when its content may not be used.
+        free: until when it may not be overwritten.
+    """
+
+    name: str
+    flat: Tensor
+    shard: Tensor | None = None
+    layer: int | None = None
+    filled: Event = None
+    works: list[Work] = field(default_factory=list)
+    free: Event = None
+
+
+@dataclass
+class _Reduction:
+    """Of one layer's gradient, begun when its backward ended."""
+
+    unit: Unit
+    step: StateStep
+    parts: list[Tensor]
+    works: list[Work]
+    source: _Slot | None  # whose slot is free once it is over
+    reduced: _Slot | None  # where the shard lies; None: in its source
+
+
+class StateStreamer:
+    """The `StateMover` of one rank, and what its layers are wrapped around."""
+
+    def __init__(
+        self,
+        plan: StatePlan,
+        data_parallel: ShardedDataParallel,
+        layers: Mapping[int, int],
+        backend: StreamBackend,
+        poison: bool = False,
+    ) -> None:
+        """`layers`: position on this rank by global index. `poison` fills slots with NaN before they are used again."""
+        self.plan, self.data_parallel, self.backend, self._poison = plan, data_parallel, backend, poison
+        self._units = {layer: data_parallel.layer_units[position] for layer, position in layers.items()}
+        self._order = list(layers)
+        self._num_shards = group_size(data_parallel.group)
+        self._make_buffers()
+        self._pending: _Reduction | None = None
+        self._next_reduced = 0
+        self._position = 0
+        self._written: Event = None  # host memory, by the CPU
+        self._updated: Event = None  # shards on the device, by the optimizer
+        self._offloaded: dict[str, Event] = {}
+        data_parallel.mover = self
+
+    def _make_buffers(self) -> None:
+        dp, plan = self.data_parallel, self.plan
+        units = list(self._units.values())
+        narrow, wide = dp.dtype, wide_dtype(dp.dtype)
+        size = max(unit.size for unit in units)
+        shard = max(unit.shard_size for unit in units)
+        largest = max(bucket.plan.shard_size for bucket in dp.buckets)
+        driven = [unit for unit in units if unit.is_driven]
+        is_split = self._num_shards > 1
+
+        def slots(name: str, count: int, numel: int, dtype: torch.dtype, stage: bool = False) -> list[_Slot]:
+            return [
+                _Slot(f"{name} {i}", self._empty(numel, dtype), self._empty(shard, dtype) if stage else None)
+                for i in range(count)
+            ]
+
+        arrives = is_split and any(u.places.optimizer_on_host and u.places.weights_in_slot for u in units)
+        self._weights = slots("weights slot", plan.num_weight_slots, size, narrow, arrives)
+        self._gradients = slots("gradient slot", plan.num_gradient_slots, size, wide)
+        self._reduced = slots("reduced gradient", min(2, len(driven)) if is_split else 0, shard, wide)
+        casts = any(b.source is b.master and narrow != wide for u in units for b in u.buckets)
+        self._cast = slots("masters", int(casts), largest, wide)
+        adds = any(_adds_up(s) and self._units[s.op.layer].places.optimizer_on_host for s in plan.steps)
+        self._sum = slots("gradient sum", int(adds), shard, wide)
+        uploads = narrow != wide and any(b.places.optimizer_on_host and b.weights is not None for b in dp.buckets)
+        self._staging = [
+            _Slot(f"host staging {i}", _pinned(largest, narrow, dp.device)) for i in range(2 if uploads else 0)
+        ]
+
+    def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, device=self.data_parallel.device)
+
+    @property
+    def device_bytes(self) -> int:
+        """Slots and stages on the device."""
+        buffers = [*self._weights, *self._gradients, *self._reduced, *self._cast, *self._sum]
+        return sum(b.flat.nbytes + (0 if b.shard is None else b.shard.nbytes) for b in buffers)
+
+    @property
+    def host_bytes(self) -> int:
+        """The arena of states, and the stages of their upload."""
+        arena = self.data_parallel.host
+        return sum(b.flat.nbytes for b in self._staging) + (0 if arena is None else arena.record(0).nbytes)
+
+    # Around each step.
+
+    def next_step(self) -> None:
+        """Before each training step, also after one that an exception cut short."""
+        if self._position not in (0, len(self.plan.steps)):
+            self._interrupt()
+        for unit in self._units.values():
+            self._release(unit)
+        self.forget()
+        self._position = 0
+
+    def forget(self) -> None:
+        """Weights may have changed: what slots hold of them is of no use, and who fetches them waits for the change."""
+        for slot in self._weights:
+            slot.layer = None
+        self._updated = self.backend.record(Stream.COMPUTE)
+        self._written = self.backend.record(Stream.HOST)
+
+    def _interrupt(self) -> None:
+        """What an exception left on its way comes to an end."""
+        works = [work for slot in self._weights for work in slot.works]
+        works += [] if self._pending is None else self._pending.works
+        for work in works:
+            work.wait()
+        self._pending = None
+        self.backend.synchronize()
+
+    # Around each operation of a training step.
+
+    def begin(self, kind: str, layer: int) -> None:
+        """The layer has weights, and before a backward a main gradient, for what the compute stream does next."""
+        step, unit = self._expect(kind, layer), self._units[layer]
+        self._finish_pending()
+        for fetch in step.fetches:
+            self._fetch(fetch)
+        if step.weight_slot is not None:
+            self._lend_weights(unit, self._weights[step.weight_slot], str(step.op))
+        if step.gradient_slot is not None:
+            self._lend_gradient(unit, self._gradients[step.gradient_slot], step)
+
+    def end(self, kind: str, layer: int) -> None:
+        """The layer needs them no more: slots are given on, gradients go on their way."""
+        step, unit = self._expect(kind, layer), self._units[layer]
+        self._position += 1
+        if step.weight_slot is not None:
+            self._weights[step.weight_slot].free = self.backend.record(Stream.COMPUTE)
+        slot = None if step.gradient_slot is None else self._gradients[step.gradient_slot]
+        if step.end == "reduce":
+            self._start_reduction(unit, step, slot)
+        elif step.end == "offload" and slot is not None:
+            self._offload_partial(unit, slot)
+        self._release(unit)
+
+    def begin_unplanned(self, layer: int) -> None:
+        """As `begin`, of a forward that no plan foresees (evaluation): the next layer's weights are fetched beside."""
+        following = self._order[(self._order.index(layer) + 1) % len(self._order)]
+        for wanted in (layer, following):
+            if self._units[wanted].places.weights_in_slot and wanted not in [slot.layer for slot in self._weights]:
+                others = [slot for slot in self._weights if slot.layer != layer]
+                if others:  # with one slot the next layer must wait
+                    self._fetch_weights(wanted, others[0])
+        slot = next((slot for slot in self._weights if slot.layer == layer), None)
+        if slot is not None:
+            self._lend_weights(self._units[layer], slot, f"forward of layer {layer}")
+
+    def end_unplanned(self, layer: int) -> None:
+        for slot in self._weights:
+            if slot.layer == layer:
+                slot.free = self.backend.record(Stream.COMPUTE)
+        self._release(self._units[layer])
+
+    def _expect(self, kind: str, layer: int) -> StateStep:
+        if self._position < len(self.plan.steps):
+            step = self.plan.steps[self._position]
+            if (step.op.kind, step.op.layer) == (kind, layer):
+                return step
+            comes = f"{step.op} comes next"
+        else:
+            comes = "it has ended"
+        raise PlanError(
+            f"{kind} of layer {layer}, but in the state plan {comes} (step {self._position} of"
+            f" {len(self.plan.steps)}): plan for the schedule that runs, or next_step() after an interrupted one"
+        )
+
+    def _release(self, unit: Unit) -> None:
+        if unit.places.weights_in_slot:
+            self.data_parallel.bind_weights(unit, None)
+        if unit.places.gradients_in_slot:
+            self.data_parallel.bind_gradients(unit, None)
+
+    # Weights.
+
+    def _fetch(self, fetch: Fetch) -> None:
+        if fetch.kind == "weights":
+            self._fetch_weights(fetch.layer, self._weights[fetch.slot])
+        else:
+            self._fetch_partial(self._units[fetch.layer], self._gradients[fetch.slot])
+
+    def _fetch_weights(self, layer: int, slot: _Slot) -> None:
+        backend, unit = self.backend, self._units[layer]
+        backend.wait(Stream.PREFETCH, slot.free)
+        backend.wait(Stream.PREFETCH, self._written)
+        backend.wait(Stream.PREFETCH, self._updated)
+        if self._poison:
+            backend.copy(Stream.PREFETCH, slot.flat, torch.full_like(slot.flat, float("nan")), slot.name, "poison")
+        shards = self._bring_shards(layer, unit, slot)
+        slot.works = []
+        if self._num_shards > 1:
+            wholes = unit.parts(slot.flat)
+            with backend.issuing(Stream.PREFETCH):
+                for shard, whole in zip(shards, wholes, strict=True):
+                    _, work = all_gather_async(shard, self.data_parallel.group, out=whole)
+                    slot.works += [] if work is None else [work]
+            backend.access(Stream.PREFETCH, slot.name, "w", f"gather of layer {layer}")
+        slot.layer, slot.filled = layer, backend.record(Stream.PREFETCH)
+
+    def _bring_shards(self, layer: int, unit: Unit, slot: _Slot) -> list[Tensor]:
+        """This rank's shard of each bucket on the device: in the slot itself where it is all there is."""
+        if not unit.places.optimizer_on_host:
+            return [_given(bucket.source) for bucket in unit.buckets]
+        flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
+        shards = unit.shard_parts(flat)
+        for bucket, shard in zip(unit.buckets, shards, strict=True):
+            source, source_name = _given(bucket.source), f"host weights {layer}"
+            if source.dtype != shard.dtype:
+                wide = self._cast[0].flat[: source.numel()]
+                self.backend.copy(Stream.PREFETCH, wide, source, self._cast[0].name, source_name)
+                source, source_name = wide, self._cast[0].name
+            self.backend.copy(Stream.PREFETCH, shard, source, name, source_name)
+        return shards
+
+    def _lend_weights(self, unit: Unit, slot: _Slot, what: str) -> None:
+        self.backend.wait(Stream.COMPUTE, slot.filled)
+        for work in slot.works:
+            work.wait()
+        slot.works = []
+        self.backend.access(Stream.COMPUTE, slot.name, "r", what)
+        self.data_parallel.bind_weights(unit, unit.parts(slot.flat))
+
+    # Gradients.
+
+    def _lend_gradient(self, unit: Unit, slot: _Slot, step: StateStep) -> None:
+        if step.start == "zero":
+            self.backend.wait(Stream.COMPUTE, slot.free)
+            slot.flat.zero_()
+        elif step.start == "fetched":
+            self.backend.wait(Stream.COMPUTE, slot.filled)
+        self.backend.access(Stream.COMPUTE, slot.name, "w", str(step.op))
+        self.data_parallel.bind_gradients(unit, unit.parts(slot.flat))
+
+    def _offload_partial(self, unit: Unit, slot: _Slot) -> None:
+        """The sum of some microbatches, whole, to host memory."""
+        self._follow(Stream.OFFLOAD, Stream.COMPUTE)
+        for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
+            name = _partial_name(bucket)
+            self.backend.copy(Stream.OFFLOAD, _given(bucket.partial), part, name, slot.name)
+            self._offloaded[name] = self.backend.record(Stream.OFFLOAD)
+        slot.free = self.backend.record(Stream.OFFLOAD)
+
+    def _fetch_partial(self, unit: Unit, slot: _Slot) -> None:
+        self.backend.wait(Stream.PREFETCH, slot.free)
+        for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
+            name = _partial_name(bucket)
+            self.backend.wait(Stream.PREFETCH, self._offloaded[name])
+            self.backend.copy(Stream.PREFETCH, part, _given(bucket.partial), slot.name, name)
+        slot.filled = self.backend.record(Stream.PREFETCH)
+        # Whoever writes the record next must wait until it was read.
+        self.backend.wait(Stream.OFFLOAD, slot.filled)
+
+    def _start_reduction(self, unit: Unit, step: StateStep, slot: _Slot | None) -> None:
+        wholes = [_given(b.gradients) for b in unit.buckets] if slot is None else unit.parts(slot.flat)
+        if self._num_shards == 1:
+            self._pending = _Reduction(unit, step, wholes, [], slot, None)
+            return
+        reduced = self._reduced[self._next_reduced % len(self._reduced)]
+        self._next_reduced += 1
+        self.backend.wait(Stream.COMPUTE, reduced.free)
+        self.backend.access(Stream.COMPUTE, reduced.name, "w", f"reduction of {step.op}")
+        parts, works = unit.shard_parts(reduced.flat), []
+        for whole, part in zip(wholes, parts, strict=True):
+            _, work = reduce_scatter_async(whole, self.data_parallel.group, out=part)
+            works += [] if work is None else [work]
+        self._pending = _Reduction(unit, step, parts, works, slot, reduced)
+
+    def finish_gradients(self) -> None:
+        self._finish_pending()
+
+    def _finish_pending(self) -> None:
+        """The reduction that was begun when the last backward ended: its shard goes where the masters are."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        for work in pending.works:
+            work.wait()
+        for bucket, part in zip(pending.unit.buckets, pending.parts, strict=True):
+            self._deliver(bucket, part, pending)
+        on_host = pending.unit.places.optimizer_on_host
+        gone = self.backend.record(Stream.OFFLOAD if on_host else Stream.COMPUTE)
+        if pending.reduced is not None:
+            pending.reduced.free = gone
+            gone = self.backend.record(Stream.COMPUTE)
+        if pending.source is not None:
+            pending.source.free = gone
+
+    def _deliver(self, bucket: Bucket, shard: Tensor, pending: _Reduction) -> None:
+        """Add what earlier microbatches reduced, complete it after the last, and bring it to its shard."""
+        step, data_parallel = pending.step, self.data_parallel
+        if not bucket.places.optimizer_on_host:
+            if step.is_first:
+                bucket.gradient_shard.copy_(shard)
+            else:
+                bucket.gradient_shard.add_(shard)
+            if step.is_last:
+                data_parallel.complete(bucket, bucket.gradient_shard)
+            return
+        if _adds_up(step):
+            shard = self._summed(bucket, shard)
+        if step.is_last:
+            data_parallel.complete(bucket, shard)
+        holder = pending.reduced or pending.source
+        self._offload(bucket, shard, holder.name if holder is not None else "resident gradient")
+
+    def _summed(self, bucket: Bucket, shard: Tensor) -> Tensor:
+        """Sharded gradients add up in host memory, but on the device: fetched, added, and sent back."""
+        (stage,) = self._sum
+        part = stage.flat[: shard.numel()]
+        self.backend.wait(Stream.PREFETCH, stage.free)
+        self.backend.wait(Stream.PREFETCH, self._offloaded[_gradient_name(bucket)])
+        self.backend.copy(Stream.PREFETCH, part, bucket.gradient_shard, stage.name, _gradient_name(bucket))
+        self._follow(Stream.COMPUTE, Stream.PREFETCH)
+        self._follow(Stream.OFFLOAD, Stream.PREFETCH)
+        self.backend.access(Stream.COMPUTE, stage.name, "r", "sum of gradients")
+        shard.add_(part)
+        stage.free = self.backend.record(Stream.COMPUTE)
+        return shard
+
+    def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
+        self._offload(bucket, reduced, "resident gradient")
+
+    def _offload(self, bucket: Bucket, reduced: Tensor, name: str) -> None:
+        self._follow(Stream.OFFLOAD, Stream.COMPUTE)
+        self.backend.wait(Stream.OFFLOAD, self._written)
+        self.backend.copy(Stream.OFFLOAD, bucket.gradient_shard, reduced, _gradient_name(bucket), name)
+        self._offloaded[_gradient_name(bucket)] = self.backend.record(Stream.OFFLOAD)
+
+    # The optimizer's step.
+
+    def await_gradients(self) -> None:
+        for stream in (Stream.OFFLOAD, Stream.PREFETCH):
+            self._follow(Stream.HOST, stream)
+        for layer, unit in self._units.items():
+            for bucket in unit.buckets:
+                if bucket.places.optimizer_on_host:
+                    self.backend.access(Stream.HOST, _gradient_name(bucket), "w", "clipping")
+                if bucket.places.optimizer_on_host and bucket.source is not None:
+                    self.backend.access(Stream.HOST, f"host weights {layer}", "w", "update")
+
+    def upload_weights(self, bucket: Bucket) -> None:
+        shard = _given(bucket.weight_shard)
+        source, name = bucket.master, "masters"
+        if source.dtype != shard.dtype:
+            stage = self._staging[0]
+            self._staging.reverse()
+            self.backend.wait(Stream.HOST, stage.free)
+            source, name = stage.flat[: shard.numel()], stage.name
+            self.backend.access(Stream.HOST, name, "w", "cast of masters")
+            source.copy_(bucket.master)
+            self.backend.wait(Stream.PREFETCH, self.backend.record(Stream.HOST))
+        self._follow(Stream.PREFETCH, Stream.COMPUTE)  # whoever reads the old weights
+        self.backend.copy(Stream.PREFETCH, shard, source, "resident weights", name)
+        event = self.backend.record(Stream.PREFETCH)
+        if source is not bucket.master:
+            stage.free = event
+        self.backend.wait(Stream.COMPUTE, event)
+
+    def _follow(self, stream: Stream, other: Stream) -> None:
+        """What is issued on the stream from now on runs after all that was issued on the other."""
+        self.backend.wait(stream, self.backend.record(other))
+
+
+def _adds_up(step: StateStep) -> bool:
+    """Whether earlier microbatches were reduced already, so that their sum lies in the shard."""
+    return step.end == "reduce" and step.start == "zero" and not step.is_first
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "the placement gives this bucket no such memory"
+    return tensor
+
+
+def _gradient_name(bucket: Bucket) -> str:
+    return f"host gradient of {bucket.plan.slots[0].name}"
+
+
+def _partial_name(bucket: Bucket) -> str:
+    one_record = bucket.partial is bucket.gradient_shard
+    return _gradient_name(bucket) if one_record else f"host sum of {bucket.plan.slots[0].name}"
+
+
+def _pinned(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(numel, dtype=dtype, pin_memory=device.type == "cuda")

@@ -1,0 +1,210 @@
+"""The states that stream, as data: which slot a layer's weights and gradients have, and when they are fetched.
+
+From the layer operations of one pipeline stage in schedule order. Weights are only read, so a slot that is given to
+another layer loses nothing; which layer it loses is the one needed last (Belady, 1966). One stage, three layers whose
+weights stream, two slots:
+
+    compute   F0        F1        F2        B2        B1        B0
+    slot 0    0         0 -> 2    2         2 -> ...
+    slot 1    1 fetched 1         1         1         1 -> 0    0
+
+A layer's gradient has a slot while its backward runs; after the last microbatch it is reduced and leaves, between
+microbatches it goes to host memory and comes back, unless the next backward is of the same layer.
+`memo.executor.states` obeys the plan.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from memo.estimate.placement import LayerPlaces
+from memo.planner.swap import LayerOp
+
+NUM_SLOTS = 2
+"""Rounding buffers of each kind: one is used while the other is filled or emptied."""
+
+Start = Literal["zero", "fetched", "kept"]
+End = Literal["keep", "offload", "reduce"]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A copy from where a layer's shard lives into a slot."""
+
+    kind: Literal["weights", "gradient"]
+    layer: int
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layer} -> slot {self.slot}"
+
+
+@dataclass(frozen=True)
+class StateStep:
+    """One layer operation with the copies around it.
+
+    Attributes:
+        fetches: issued when it begins, for itself (too late to hide) or for later steps.
+        weight_slot, gradient_slot: of this layer; None where it needs none.
+        start: how a backward finds its gradient slot.
+        end: what becomes of a driven gradient; None for others, and for forwards.
+        is_first, is_last: backward among the microbatches of its layer.
+    """
+
+    op: LayerOp
+    fetches: tuple[Fetch, ...] = ()
+    weight_slot: int | None = None
+    gradient_slot: int | None = None
+    start: Start | None = None
+    end: End | None = None
+    is_first: bool = False
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
+class StatePlan:
+    """All steps of one training step on one stage, in order."""
+
+    steps: tuple[StateStep, ...]
+    num_weight_slots: int
+    num_gradient_slots: int
+
+    @property
+    def num_fetches(self) -> int:
+        return sum(len(step.fetches) for step in self.steps)
+
+    def to_table(self) -> str:
+        """The counts, then one line a step."""
+        lines = [
+            f"layer operations: {len(self.steps)}, slots for weights: {self.num_weight_slots}, for gradients: "
+            f"{self.num_gradient_slots}; fetches: {self.num_fetches}",
+            f"{'step':>5}  {'operation':<16} {'weights':>7} {'gradient':>8}  {'before':<36} after",
+        ]
+        for index, step in enumerate(self.steps):
+            slots = ["" if slot is None else str(slot) for slot in (step.weight_slot, step.gradient_slot)]
+            before = ", ".join([*map(str, step.fetches), *([] if step.start is None else [f"gradient {step.start}"])])
+            line = f"{index:>5}  {step.op!s:<16} {slots[0]:>7} {slots[1]:>8}  {before:<36} {step.end or ''}"
+            lines.append(line.rstrip())
+        return "\n".join(lines)
+
+
+def state_plan(
+    ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], *, reduces_each: bool = False, slots: int = NUM_SLOTS
+) -> StatePlan:
+    """Plans one training step.
+
+    Args:
+        places: of every layer that occurs, by its global index.
+        reduces_each: gradients are reduced in every microbatch, as sharded ones are (ZeRO-2).
+        slots: at most, of each kind.
+    """
+    weight_slots, weight_fetches = _weights(ops, places, slots)
+    gradients = _gradients(ops, places, slots, reduces_each)
+    gradient_fetches = {
+        g.fetch_at: Fetch("gradient", g.layer, g.slot) for g in gradients.values() if g.slot is not None
+    }
+    steps = []
+    for index, op in enumerate(ops):
+        own = gradients.get(index, _Gradient())
+        fetches = weight_fetches.get(index, ())
+        if index in gradient_fetches:
+            fetches = (*fetches, gradient_fetches[index])
+        steps.append(
+            StateStep(op, fetches, weight_slots.get(index), own.slot, own.start, own.end, own.is_first, own.is_last)
+        )
+    used_weights = 1 + max(weight_slots.values(), default=-1)
+    used_gradients = 1 + max((g.slot for g in gradients.values() if g.slot is not None), default=-1)
+    return StatePlan(tuple(steps), used_weights, used_gradients)
+
+
+def _weights(
+    ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int
+) -> tuple[dict[int, int], dict[int, tuple[Fetch, ...]]]:
+    """Slot of each step, and the fetches that each issues when it begins."""
+    needing = [index for index, op in enumerate(ops) if places[op.layer].weights_in_slot]
+    slots = min(slots, len({ops[index].layer for index in needing}))
+    content: list[int | None] = [None] * slots
+    chosen: dict[int, int] = {}
+    fetches: dict[int, tuple[Fetch, ...]] = {}
+    if not needing:
+        return chosen, fetches
+    for index, op in enumerate(ops):
+        wanted = _next_layers(ops, places, index, slots)
+        issued = []
+        for layer in wanted:
+            if layer not in content:
+                slot = _victim(content, wanted)
+                content[slot] = layer
+                issued.append(Fetch("weights", layer, slot))
+        if issued:
+            fetches[index] = tuple(issued)
+        if places[op.layer].weights_in_slot:
+            chosen[index] = content.index(op.layer)
+    return chosen, fetches
+
+
+def _next_layers(ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], index: int, count: int) -> list[int]:
+    """The first `count` different layers that need a slot from this step on."""
+    found: list[int] = []
+    for op in ops[index:]:
+        if places[op.layer].weights_in_slot and op.layer not in found:
+            found.append(op.layer)
+            if len(found) == count:
+                break
+    return found
+
+
+def _victim(content: list[int | None], wanted: list[int]) -> int:
+    """A slot whose layer is not among the next ones: as many are wanted as there are slots."""
+    return next(slot for slot, layer in enumerate(content) if layer not in wanted)
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """What a backward does with its gradient; `fetch_at` is the step that issues its fetch."""
+
+    slot: int | None = None
+    start: Start | None = None
+    end: End | None = None
+    is_first: bool = False
+    is_last: bool = False
+    fetch_at: int | None = None
+    layer: int = -1
+
+
+def _gradients(
+    ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int, reduces_each: bool
+) -> dict[int, _Gradient]:
+    backwards = [index for index, op in enumerate(ops) if op.kind == "B" and _is_driven(places[op.layer])]
+    slotted = [index for index in backwards if places[ops[index].layer].gradients_in_slot]
+    following = {index: ops[after].layer for index, after in pairwise(slotted)}
+    in_slot = set(slotted)
+    slots = min(slots, len({ops[index].layer for index in slotted}))
+    last_of = {ops[index].layer: index for index in backwards}
+    first_of = {ops[index].layer: index for index in reversed(backwards)}
+    found: dict[int, _Gradient] = {}
+    previous: int | None = None  # step of the backward before that used a slot
+    for index in backwards:
+        layer = ops[index].layer
+        is_first, is_last = index == first_of[layer], index == last_of[layer]
+        if index not in in_slot:
+            end: End = "reduce" if is_last else "keep"
+            found[index] = _Gradient(None, None, end, is_first, is_last, None, layer)
+            continue
+        stays = previous is not None and ops[previous].layer == layer and not reduces_each
+        before = found[previous].slot if previous is not None else None
+        slot = before if stays else (0 if before is None else (before + 1) % slots)
+        assert slot is not None
+        start: Start = "zero" if is_first or reduces_each else ("kept" if stays else "fetched")
+        end = "reduce" if is_last or reduces_each else ("keep" if following.get(index) == layer else "offload")
+        fetch_at = None
+        if start == "fetched":
+            fetch_at = index if previous is None or slots == 1 else previous
+        found[index] = _Gradient(slot, start, end, is_first, is_last, fetch_at, layer)
+        previous = index
+    return found
+
+
+def _is_driven(places: LayerPlaces) -> bool:
+    return places.optimizer_on_host or places.gradients_in_slot
