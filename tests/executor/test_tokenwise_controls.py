@@ -23,6 +23,7 @@ from memo.executor.runtime import SwapRuntime
 from memo.executor.slots import SlotLayout
 from memo.executor.streams import Event, Stream, VirtualStreams
 from memo.planner.swap import swap_plan
+from memo.train import build as building
 from memo.train import swap
 from memo.train.build import ParallelModel
 
@@ -129,7 +130,7 @@ class NoWait(Forwarding):
 
 
 def backend(make: Callable[[], Forwarding]) -> AbstractContextManager[object]:
-    return patch.object(swap, "make_backend", lambda *_, **__: make())
+    return patch.object(building, "make_backend", lambda *_, **__: make())
 
 
 FAULTS: dict[str, tuple[float, Fault]] = {

@@ -1,5 +1,6 @@
 """Runs of the swap engine with synthetic layers, and faults to inject into them."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -100,6 +101,9 @@ class Forwarding:
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self.backend.access(stream, buffer_name, mode, what)
+
+    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
+        return self.backend.issuing(stream)
 
     def synchronize(self) -> None:
         self.backend.synchronize()

@@ -20,6 +20,7 @@ from memo.executor.runtime import SwapRuntime
 from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
 from memo.model.transformer import Microbatch, torch_dtype
 from memo.parallel.collectives import all_reduce
+from memo.train import build as building
 from memo.train import swap
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.feed import Feed
@@ -60,7 +61,7 @@ def observed(poison: bool = True, copies: Copies = "lazy") -> Iterator[None]:
     runtime = functools.partial(SwapRuntime, poison=poison)
     with (
         patch.object(swap, "SwapRuntime", runtime),
-        patch.object(swap, "make_backend", lambda *_, **__: _backend(copies)),
+        patch.object(building, "make_backend", lambda *_, **__: _backend(copies)),
     ):
         yield
 

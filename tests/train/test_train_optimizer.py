@@ -115,7 +115,9 @@ def _skip(config: RunConfig, world_size: int, poison: float) -> tuple[bool, floa
     before = state_bits(model)
     one_step_backward(model, feed)
     if model.mesh.rank == world_size - 1:
-        model.optimizer.segments[0].weight.grad[0] = poison  # type: ignore[index]
+        # Not of a norm: those are replicated over tp, and counted on its first rank.
+        split = next(segment for segment in model.optimizer.segments if not segment.shard.replicated)
+        split.weight.grad[0] = poison  # type: ignore[index]
     norm, updated = model.optimizer.step(1e-2)
     same = all(torch.equal(a, b) for a, b in zip(before, state_bits(model), strict=True))
     one_step_backward(model, feed)
