@@ -46,11 +46,15 @@ class PlanError(MemoError, RuntimeError):
 
 
 class HostMemoryError(ResourceError):
-    """Activations that do not fit in host memory; names what is needed, what there is, and the remedy."""
+    """Activations or states that do not fit in host memory; names what is needed, what there is, and the remedy."""
 
 
 class OutOfMemory(ResourceError):
     """A training step that memory did not suffice for; names the component that grew, and what makes room."""
+
+
+class GradientError(MemoError, RuntimeError):
+    """Gradients that are not finite, in a step that can no longer be skipped."""
 
 
 class ClosedError(MemoError, RuntimeError):

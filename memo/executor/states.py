@@ -8,8 +8,9 @@ A layer's parameters are views of its slot while it runs, and NaN at any other t
 what it updates in host memory (`Stream.HOST`): every copy that reads it waits for its event, and it for theirs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +41,16 @@ class _Slot:
     filled: Event = None
     works: list[Work] = field(default_factory=list)
     free: Event = None
+
+
+class GradientConsumer(Protocol):
+    """Uses gradients up as they arrive in host memory (memo.train.optimizer)."""
+
+    def arrived(self, unit: Unit, wait: Callable[[], None]) -> None:
+        """The unit's gradient is there once `wait` has returned."""
+
+    def consumed(self, unit: Unit) -> None:
+        """Returns when a gradient that arrived is needed no more."""
 
 
 @dataclass
@@ -77,6 +88,8 @@ class StateStreamer:
         self._written: Event = None  # host memory, by the CPU
         self._updated: Event = None  # shards on the device, by the optimizer
         self._offloaded: dict[str, Event] = {}
+        self.consumer: GradientConsumer | None = None
+        self._in_ring: dict[int, Unit] = {}
         data_parallel.mover = self
 
     def _make_buffers(self) -> None:
@@ -133,6 +146,7 @@ class StateStreamer:
             self._release(unit)
         self.forget()
         self._position = 0
+        self._in_ring.clear()
 
     def forget(self) -> None:
         """Weights may have changed: what slots hold of them is of no use, and who fetches them waits for the change."""
@@ -317,6 +331,8 @@ class StateStreamer:
             return
         for work in pending.works:
             work.wait()
+        if self.data_parallel.rules.consumes and pending.unit.places.optimizer_on_host:
+            self._clear_ring(pending.unit)
         for bucket, part in zip(pending.unit.buckets, pending.parts, strict=True):
             self._deliver(bucket, part, pending)
         on_host = pending.unit.places.optimizer_on_host
@@ -326,6 +342,28 @@ class StateStreamer:
             gone = self.backend.record(Stream.COMPUTE)
         if pending.source is not None:
             pending.source.free = gone
+        if on_host and pending.step.is_last and self.consumer is not None:
+            self._announce(pending.unit, self.consumer)
+
+    def _clear_ring(self, unit: Unit) -> None:
+        """Whose gradient lay in the ring where this unit's will lie has been updated."""
+        if self.consumer is None:
+            raise PlanError("gradients that are consumed as they arrive need train_step(), which says with which rate")
+        place = unit.buckets[0].gradient_shard.data_ptr()
+        if place in self._in_ring:
+            self.consumer.consumed(self._in_ring[place])
+            self._written = self.backend.record(Stream.HOST)
+        self._in_ring[place] = unit
+
+    def _announce(self, unit: Unit, consumer: GradientConsumer) -> None:
+        event = self.backend.record(Stream.OFFLOAD)
+
+        def wait() -> None:
+            self.backend.wait(Stream.HOST, event)
+            for bucket in unit.buckets:
+                self.backend.access(Stream.HOST, _gradient_name(bucket), "r", "update")
+
+        consumer.arrived(unit, wait)
 
     def _deliver(self, bucket: Bucket, shard: Tensor, pending: _Reduction) -> None:
         """Add what earlier microbatches reduced, complete it after the last, and bring it to its shard."""
@@ -414,7 +452,8 @@ def _given(tensor: Tensor | None) -> Tensor:
 
 
 def _gradient_name(bucket: Bucket) -> str:
-    return f"host gradient of {bucket.plan.slots[0].name}"
+    """By its place: layers may share it."""
+    return f"host gradient at {bucket.gradient_shard.data_ptr():x}"
 
 
 def _partial_name(bucket: Bucket) -> str:

@@ -27,7 +27,19 @@ from memo.mesh import Mesh
 from memo.parallel.buckets import Segment, plan_buckets
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
 from memo.parallel.shards import Shard, ShardedParameter, initialize
-from memo.parallel.units import Bucket, Carver, HostMemory, Unit, UnitPlan, host_bytes, in_units, nothing, wide_dtype
+from memo.parallel.units import (
+    Bucket,
+    Carver,
+    HostMemory,
+    HostRules,
+    Unit,
+    UnitPlan,
+    host_bytes,
+    in_units,
+    nothing,
+    ring_sizes,
+    wide_dtype,
+)
 
 
 @dataclass
@@ -75,6 +87,7 @@ class ShardedDataParallel:
         placement: where each layer's states are; default: all on the device.
         host_memory: makes the host arena of a number of bytes, for what `placement` puts there.
         accumulates: whether a step has several microbatches.
+        consumes_gradients: the CPU updates a layer as soon as its gradient has come, so that few are in host memory.
     """
 
     def __init__(
@@ -89,6 +102,7 @@ class ShardedDataParallel:
         placement: StatePlacement | None = None,
         host_memory: Callable[[int], HostMemory] | None = None,
         accumulates: bool = False,
+        consumes_gradients: bool = False,
     ) -> None:
         self.model, self.mesh, self.overlap = model, mesh, overlap
         self.group, self.device, self.dtype = mesh.dp_cp, device, dtype
@@ -100,7 +114,13 @@ class ShardedDataParallel:
             named[name] = parameter
         plans = self._plan(named, bucket_size, placement)
         self.host: HostMemory | None = None
-        self.units = self._make_units(plans, placement, host_memory, accumulates)
+        is_sharded = placement is not None and placement.shards_gradients  # then each microbatch is reduced
+        self.rules = HostRules(
+            weight_copy=placement is None or placement.weight_copy,
+            keeps_partial=accumulates and not is_sharded,
+            consumes=consumes_gradients and not accumulates,
+        )
+        self.units = self._make_units(plans, host_memory)
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self.parameters = self._give_memory(named)
@@ -225,10 +245,13 @@ class ShardedDataParallel:
             bucket.gradient_shard.mul_(factor.to(bucket.gradient_shard))
 
     def publish_weights(self, buckets: Sequence[Bucket] | None = None) -> None:
-        """Weights from the updated master shards, of all buckets or these: cast, then gathered over dp x cp."""
+        """Weights from the updated master shards, of all buckets or these: cast, then gathered over dp x cp.
+
+        Whoever names buckets has refreshed their sources.
+        """
         for bucket in self.buckets if buckets is None else buckets:
-            if bucket.source is not None and bucket.source is not bucket.master:
-                bucket.source.copy_(bucket.master)
+            if buckets is None:
+                bucket.refresh_source()
             if bucket.weights is not None:
                 self._publish(bucket, bucket.weights)
         if self.mover is not None:
@@ -258,43 +281,30 @@ class ShardedDataParallel:
             plans.append(UnitPlan(layer, places, tuple(buckets)))
         return plans
 
-    def _make_units(
-        self,
-        plans: list[UnitPlan],
-        placement: StatePlacement | None,
-        host_memory: Callable[[int], HostMemory] | None,
-        accumulates: bool,
-    ) -> list[Unit]:
-        weight_copy = placement is None or placement.weight_copy
-        # Sharded gradients are reduced in every microbatch.
-        keeps_partial = accumulates and not (placement is not None and placement.shards_gradients)
-        needed_bytes = host_bytes(plans, self.dtype, weight_copy=weight_copy, keeps_partial=keeps_partial)
-        carver = None
+    def _make_units(self, plans: list[UnitPlan], host_memory: Callable[[int], HostMemory] | None) -> list[Unit]:
+        needed_bytes = host_bytes(plans, self.dtype, self.rules)
+        carver, rings = None, list[Tensor]()
         if needed_bytes:
             assert host_memory is not None, "a placement in host memory needs host memory"
             self.host = host_memory(needed_bytes)
             carver = Carver(self.host.record(0))
-        rank, dtype, device = group_rank(self.group), self.dtype, self.device
-        return [
-            Unit(
-                plan.layer,
-                plan.places,
-                tuple(
-                    Bucket(
-                        bucket,
-                        rank,
-                        dtype,
-                        device,
-                        plan.places,
-                        carver,
-                        weight_copy=weight_copy,
-                        keeps_partial=keeps_partial,
-                    )
-                    for bucket in plan.buckets
-                ),
-            )
-            for plan in plans
-        ]
+            if self.rules.consumes:
+                rings = [carver.take(size, wide_dtype(self.dtype)) for size in ring_sizes(plans)]
+        units, num_in_ring = [], 0
+        for plan in plans:
+            ring = None
+            if rings and plan.layer is not None and plan.places.optimizer_on_host:
+                ring = rings[num_in_ring % len(rings)]
+                num_in_ring += 1
+            units.append(Unit(plan.layer, plan.places, tuple(self._make_buckets(plan, carver, ring))))
+        return units
+
+    def _make_buckets(self, plan: UnitPlan, carver: Carver | None, ring: Tensor | None) -> Iterator[Bucket]:
+        rank, used = group_rank(self.group), 0
+        for bucket in plan.buckets:
+            own = None if ring is None else ring[used : used + bucket.shard_size]
+            used += bucket.shard_size
+            yield Bucket(bucket, rank, self.dtype, self.device, plan.places, carver, rules=self.rules, ring=own)
 
     def bind_weights(self, unit: Unit, flats: list[Tensor] | None) -> None:
         """Parameters of a unit become views of these buckets; None: of the resident ones, or they show NaN."""

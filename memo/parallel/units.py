@@ -63,9 +63,10 @@ class Bucket:
         places: LayerPlaces,
         host: Carver | None,
         *,
-        weight_copy: bool,
-        keeps_partial: bool,
+        rules: "HostRules",
+        ring: Tensor | None = None,
     ) -> None:
+        """`ring`: where the reduced gradient lies until the CPU has consumed it, shared with other layers."""
         self.plan, self.places, self.device = plan, places, device
         wide = wide_dtype(dtype)
         self.mine = slice(rank * plan.shard_size, (rank + 1) * plan.shard_size)
@@ -76,12 +77,13 @@ class Bucket:
         self.source: Tensor | None = None
         if places.optimizer_on_host:
             assert host is not None, "states in host memory need its arena"
-            self.master, self.gradient_shard, *moments = (host.take(plan.shard_size, wide) for _ in range(4))
+            self.master, *moments = (host.take(plan.shard_size, wide) for _ in range(3))
             self.moments = moments[0], moments[1]
-            if places.gradients_in_slot and keeps_partial:
+            self.gradient_shard = host.take(plan.shard_size, wide) if ring is None else ring[: plan.shard_size]
+            if places.gradients_in_slot and rules.keeps_partial:
                 self.partial = self.gradient_shard if plan.num_shards == 1 else host.take(plan.size, wide)
             if places.weights_in_slot:
-                is_copy = weight_copy and dtype != wide
+                is_copy = rules.weight_copy and dtype != wide
                 self.source = host.take(plan.shard_size, dtype) if is_copy else self.master
         else:
             self._on_device(dtype, wide)
@@ -113,6 +115,11 @@ class Bucket:
         """Whether the master is memory of its own, not the weights."""
         shard = self.weight_shard
         return shard is None or shard.data_ptr() != self.master.data_ptr()
+
+    def refresh_source(self) -> None:
+        """After masters changed: what weight slots are filled from."""
+        if self.source is not None and self.source is not self.master:
+            self.source.copy_(self.master)
 
     def view(self, slot: Slot, flat: Tensor) -> Tensor:
         """One parameter in a flat tensor of the bucket's size."""
@@ -165,18 +172,41 @@ class UnitPlan:
     buckets: tuple[BucketPlan, ...]
 
 
-def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, *, weight_copy: bool, keeps_partial: bool) -> int:
+@dataclass(frozen=True)
+class HostRules:
+    """What layers in host memory keep there beside masters and moments.
+
+    Attributes:
+        weight_copy: streamed weights in the dtype of training.
+        keeps_partial: whole gradients between two microbatches.
+        consumes: each gradient is used up as it arrives (memo.train.optimizer): two records serve all layers.
+    """
+
+    weight_copy: bool = True
+    keeps_partial: bool = False
+    consumes: bool = False
+
+
+def ring_sizes(plans: list[UnitPlan]) -> list[int]:
+    """Elements of the records that hold reduced gradients in turn: one arrives while the CPU consumes the other."""
+    layers = [unit for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
+    largest = max((sum(bucket.shard_size for bucket in unit.buckets) for unit in layers), default=0)
+    return [largest] * min(2, len(layers))
+
+
+def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> int:
     """Of the arena that these units need."""
     wide, narrow = wide_dtype(dtype).itemsize, dtype.itemsize
-    total = 0
+    total = sum(_aligned(size * wide) for size in ring_sizes(plans)) if rules.consumes else 0
     for unit in plans:
         if not unit.places.optimizer_on_host:
             continue
+        in_ring = rules.consumes and unit.layer is not None
         for bucket in unit.buckets:
-            total += 4 * _aligned(bucket.shard_size * wide)
-            if unit.places.gradients_in_slot and keeps_partial and bucket.num_shards > 1:
+            total += (3 if in_ring else 4) * _aligned(bucket.shard_size * wide)
+            if unit.places.gradients_in_slot and rules.keeps_partial and bucket.num_shards > 1:
                 total += _aligned(bucket.size * wide)
-            if unit.places.weights_in_slot and weight_copy and narrow != wide:
+            if unit.places.weights_in_slot and rules.weight_copy and narrow != wide:
                 total += _aligned(bucket.shard_size * narrow)
     return total
 

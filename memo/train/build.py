@@ -66,7 +66,8 @@ class ParallelModel:
 
         Returns (this rank's share of the loss, gradient norm before clipping, updated).
         """
-        with contextlib.nullcontext() if self.transients is None else self.transients.iteration():
+        iteration = contextlib.nullcontext() if self.transients is None else self.transients.iteration()
+        with iteration, self.optimizer.updating(lr, self.states):
             loss_sum = self.forward_backward(batches)
             self._begin_phase("optimizer")
             with self.mesh.watch.work("optimizer"):
@@ -205,6 +206,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         placement=placement,
         host_memory=functools.partial(_host_memory, config, device),
         accumulates=pipeline.microbatches > 1,
+        consumes_gradients=training.clip_grad == 0,
     )
     _first_weights(config, data_parallel, mesh)
     # 5. The optimizer sees this rank's shard of the masters.

@@ -4,14 +4,17 @@ import contextlib
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from memo.config import RunConfig, TrainingConfig
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
+from memo.errors import GradientError
+from memo.executor.states import StateStreamer
 from memo.parallel.data import MasterSegment, ShardedDataParallel
-from memo.parallel.units import Bucket
+from memo.parallel.units import Bucket, Unit
 
 
 class _Part:
@@ -29,10 +32,13 @@ class _Part:
         self.adam = _adam(groups, config) if groups else None
 
     def update(self, lr: float) -> None:
+        """Masters, moments, and what weight slots are filled from."""
         if self.adam is not None:
             for group in self.adam.param_groups:
                 group["lr"] = lr
             self.adam.step()
+        for bucket in self.buckets:
+            bucket.refresh_source()
 
     def state(self, segment: MasterSegment) -> dict[str, Tensor]:
         """Moments and count, zeros before step 1; they lie where the segment says."""
@@ -51,6 +57,9 @@ class Optimizer:
     The update runs in torch's fused kernel, or apex's where apex is importable and the shards are on CUDA. Shards in
     host memory are updated by the CPU, unit by unit, the first layer first; the weights of each return to the device
     while the next is updated, and the CPU works while the device updates its own.
+
+    Without clipping nothing has to be known of all gradients before the first update: within `updating` a layer in host
+    memory is updated as soon as its gradient has arrived, by a thread, while backward goes on with the layers below.
     """
 
     def __init__(self, data_parallel: ShardedDataParallel, config: TrainingConfig) -> None:
@@ -65,6 +74,21 @@ class Optimizer:
                     part.state(segment)
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before masters and moments change: somebody may still read them."""
+        self._early: _EarlyUpdates | None = None
+
+    @contextlib.contextmanager
+    def updating(self, lr: float, states: StateStreamer | None) -> Iterator[None]:
+        """Around backward and `step(lr)` of one training step."""
+        if states is None or self.config.clip_grad > 0:
+            yield
+            return
+        parts = {id(part.buckets): part for part in self.parts}
+        with ThreadPoolExecutor(1, "memo-optimizer") as thread:
+            self._early = states.consumer = _EarlyUpdates(parts, lr, self.before_update, thread)
+            try:
+                yield
+            finally:
+                self._early = states.consumer = None
 
     @property
     def segments(self) -> list[MasterSegment]:
@@ -82,13 +106,20 @@ class Optimizer:
         # Made also where it is not used: every step asks for the same memory, and a plan of one is a plan of all.
         factor = (self.config.clip_grad / (norm + 1e-6)).to(data_parallel.buckets[0].gradient_shard.dtype)
         norm_value = norm.item()
+        done = [] if self._early is None else self._early.finish()
         if not math.isfinite(norm_value):
+            if done:
+                raise GradientError(
+                    f"the gradient norm is {norm_value}, and with --clip-grad 0 and --offload-states layers were"
+                    " updated before it was known: resume from the last checkpoint with --clip-grad 1, which skips such a step"
+                )
             return norm_value, False
         if self.config.clip_grad > 0 and norm_value > self.config.clip_grad:
             data_parallel.scale_gradients(factor)
         self.before_update()
         for part in self.parts:
-            part.update(lr)
+            if part not in done:
+                part.update(lr)
             data_parallel.publish_weights(part.buckets)
         return norm_value, True
 
@@ -135,6 +166,43 @@ class Optimizer:
             for group in [] if part.adam is None else part.adam.param_groups:
                 group["step"] = optimizer_steps  # apex counts here
         self.data_parallel.publish_weights()
+
+
+class _EarlyUpdates:
+    """Updates units in host memory during backward; the `GradientConsumer` of one step."""
+
+    def __init__(
+        self, parts: dict[int, _Part], lr: float, before_update: Callable[[], None], thread: ThreadPoolExecutor
+    ) -> None:
+        """`parts` by the identity of their buckets."""
+        self._parts, self._lr, self._before_update, self._thread = parts, lr, before_update, thread
+        self._running: dict[int, Future[None]] = {}
+
+    def arrived(self, unit: Unit, wait: Callable[[], None]) -> None:
+        part = self._parts[id(unit.buckets)]
+        if unit.buckets[0].device.type == "cpu":
+            wait()  # copies are run by whoever waits for them, and that must be the thread that issues them
+            wait = _nothing
+
+        def update() -> None:
+            wait()
+            self._before_update()
+            part.update(self._lr)
+
+        self._running[id(unit.buckets)] = self._thread.submit(update)
+
+    def consumed(self, unit: Unit) -> None:
+        self._running[id(unit.buckets)].result()
+
+    def finish(self) -> list[_Part]:
+        """Waits for all; which parts were updated. Raises what an update raised."""
+        for future in self._running.values():
+            future.result()
+        return [self._parts[key] for key in self._running]
+
+
+def _nothing() -> None:
+    pass
 
 
 def _adam(groups: list[dict[str, object]], config: TrainingConfig) -> torch.optim.Optimizer:
