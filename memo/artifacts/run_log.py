@@ -31,8 +31,8 @@ class StepRecord:
     Attributes:
         device_peak_bytes, host_peak_bytes: of this process so far; on a CPU both are the peak of its resident set.
         weights_bytes, gradients_bytes, optimizer_bytes: of this rank's shards, as they lie in memory.
-        rounding_buffers_bytes: slots and workspace of swapping; 0 without.
-        host_records_bytes: activations in host memory; 0 without swapping.
+        rounding_buffers_bytes: slots and workspace of swapping, slots of streamed states; 0 without.
+        host_records_bytes: activations and states in host memory; 0 without swapping and --offload-states.
         transient_peak_bytes: the most that a step took beside all these so far: activations that stay, working sets,
             the loss, buffers of communication. On a CPU it is what the resident set's peak leaves when the components
             and the bare process (352 MiB or more) are taken off: rough, and too small for tiny models.
@@ -40,6 +40,9 @@ class StepRecord:
         copy_wait_s: that the compute stream stood still for their copies.
         copies_s: that the copies of both directions took, together.
         hidden_share: of copies_s, what passed while a layer computed, 0 to 1.
+        state_copies_s: that copies of streamed states took in a step, both directions together (--offload-states).
+        state_wait_s: that the compute stream, or the CPU after the last backward, stood still for them.
+        host_update_s: that the CPU took to update what lies in host memory.
         planned_peak_bytes: most bytes in use at planned addresses (--memory-planner).
         fallbacks: requests so far that were not as planned, and went to torch's allocator.
     """
@@ -68,6 +71,9 @@ class StepRecord:
     copy_wait_s: float | None = None
     copies_s: float | None = None
     hidden_share: float | None = None
+    state_copies_s: float | None = None
+    state_wait_s: float | None = None
+    host_update_s: float | None = None
     planned_peak_bytes: int | None = None
     fallbacks: int | None = None
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -30,15 +31,18 @@ class _Part:
         # A rank whose shard is all padding has nothing to update.
         groups = [group for group in groups if group["params"]]
         self.adam = _adam(groups, config) if groups else None
+        self.update_s = 0.0
 
     def update(self, lr: float) -> None:
         """Masters, moments, and what weight slots are filled from."""
+        begin_s = time.perf_counter()
         if self.adam is not None:
             for group in self.adam.param_groups:
                 group["lr"] = lr
             self.adam.step()
         for bucket in self.buckets:
             bucket.refresh_source()
+        self.update_s = time.perf_counter() - begin_s
 
     def state(self, segment: MasterSegment) -> dict[str, Tensor]:
         """Moments and count, zeros before step 1; they lie where the segment says."""
@@ -91,6 +95,11 @@ class Optimizer:
                 self._early = states.consumer = None
 
     @property
+    def host_update_s(self) -> float:
+        """Seconds that the CPU took in the last step to update what lies in host memory."""
+        return sum(part.update_s for part in self.parts if part.buckets[0].places.optimizer_on_host)
+
+    @property
     def segments(self) -> list[MasterSegment]:
         return [segment for part in self.parts for segment in part.segments]
 
@@ -111,7 +120,8 @@ class Optimizer:
             if done:
                 raise GradientError(
                     f"the gradient norm is {norm_value}, and with --clip-grad 0 and --offload-states layers were"
-                    " updated before it was known: resume from the last checkpoint with --clip-grad 1, which skips such a step"
+                    " updated before it was known: resume from the last checkpoint with --clip-grad 1, which skips"
+                    " such a step"
                 )
             return norm_value, False
         if self.config.clip_grad > 0 and norm_value > self.config.clip_grad:

@@ -19,6 +19,7 @@ from memo.estimate.parameters import count_parameters
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.shapes import shape_of
 from memo.executor.recorder import record
+from memo.executor.state_recorder import record_states
 from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
 from memo.train.build import ParallelModel
 from memo.train.device import Peak, device_name, peak_memory_bytes
@@ -86,12 +87,18 @@ class Meter:
     def step(self, parts: ParallelModel, iteration: int) -> Iterator["CopyTimes"]:
         """Around one step; what is yielded is filled when the block has ended."""
         times = CopyTimes()
-        if parts.swap is None or iteration % self.interval:
+        if iteration % self.interval:
             yield times
             return
-        with record(parts.swap.swapper) as recorder:
+        with contextlib.ExitStack() as stack:
+            swaps = None if parts.swap is None else stack.enter_context(record(parts.swap.swapper))
+            states = None if parts.states is None else stack.enter_context(record_states(parts.states))
             yield times
-        times.read(recorder.spans())
+        if swaps is not None:
+            times.read(swaps.spans())
+        if states is not None:
+            times.state_copies_s, times.state_wait_s = states.copies_s(), states.waited_s()
+            times.host_update_s = parts.optimizer.host_update_s
 
     def figures(self, parts: ParallelModel, copies: "CopyTimes") -> dict[str, Any]:
         """Memory of this rank and what is known of its copies, by the names of StepRecord's fields."""
@@ -125,6 +132,9 @@ class CopyTimes:
     copy_wait_s: float | None = None
     copies_s: float | None = None
     hidden_share: float | None = None
+    state_copies_s: float | None = None
+    state_wait_s: float | None = None
+    host_update_s: float | None = None
 
     def read(self, spans: list[Span]) -> None:
         self.layers_s = sum(span.duration_s for span in spans if span.row == "compute")
