@@ -96,6 +96,12 @@ def _check_pipeline(config: RunConfig) -> None:
         vpp == 1 or pp > 1,
         f"--vpp {vpp} interleaves pipeline stages, but --pp is {pp}: use --pp 2 or more, or --vpp 1",
     )
+    order = config.parallel.gradient_accumulation_order
+    require(
+        order == "depth_first" or pp == 1,
+        f"--gradient-accumulation-order {order} takes all microbatches through a layer before the next, but --pp is "
+        f"{pp}, whose schedule is 1F1B: use --pp 1, or --gradient-accumulation-order depth_first",
+    )
     stages = pp * vpp
     require(
         layers % stages == 0,

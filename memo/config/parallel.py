@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
+AccumulationOrder = Literal["depth_first", "breadth_first"]
 DataParallelSharding = Literal["optim", "optim_grads", "optim_grads_params"]
 
 
@@ -25,6 +26,9 @@ class ParallelConfig:
     """Stages of consecutive layers."""
     num_virtual_stages_per_pipeline_rank: Annotated[int, arg(aliases=["--vpp"])] = 1
     """Chunks of layers per stage; above 1 the schedule is interleaved 1F1B."""
+    gradient_accumulation_order: AccumulationOrder = "depth_first"
+    """breadth_first takes all microbatches through one layer before the next: states that stream are copied once a
+    step, and activations of all microbatches live at one time. depth_first finishes each microbatch first."""
     data_parallel_sharding_strategy: DataParallelSharding = "optim"
     """What the ranks of dp x cp share out among them (Megatron's name): masters and moments (ZeRO-1), gradients of
     layers too (ZeRO-2), or weights of layers as well (ZeRO-3), gathered for each layer when it runs."""

@@ -150,13 +150,17 @@ class TransformerChunk(nn.Module):
         if self.embedding is not None:
             hidden = self.embedding(batch)
         assert hidden is not None, "a chunk without the embedding needs the previous chunk's output"
-        rope = None
-        if self.config.position_embedding_type == "rope":
-            rope = rope_table(self.config, batch.attention_positions, self.dtype)
-        context = LayerContext(rope, batch.documents)
+        context = self.context(batch)
         for layer in self.layers:
             hidden = layer(hidden, context)
         return hidden
+
+    def context(self, batch: Microbatch) -> LayerContext:
+        """What every layer needs to know of a microbatch."""
+        rope = None
+        if self.config.position_embedding_type == "rope":
+            rope = rope_table(self.config, batch.attention_positions, self.dtype)
+        return LayerContext(rope, batch.documents)
 
 
 def torch_dtype(name: str) -> torch.dtype:

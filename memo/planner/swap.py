@@ -152,6 +152,13 @@ def layer_ops(pipeline: Pipeline, stage: int, num_layers: int, actions: Iterable
     return ops
 
 
+def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
+    """All microbatches through one layer before the next, on one stage (memo.train.breadth_first)."""
+    layers, each = range(num_layers), range(microbatches)
+    forwards = [LayerOp("F", microbatch, layer) for layer in layers for microbatch in each]
+    return forwards + [LayerOp("B", microbatch, layer) for layer in reversed(layers) for microbatch in each]
+
+
 def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     """Plans one training step of one stage; two slots are MEMO's rounding buffers.
 

@@ -34,8 +34,9 @@ from memo.parallel.data import ShardedDataParallel
 from memo.parallel.pipeline import PipelineStage, Wire
 from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
 from memo.planner.state_plan import state_plan
-from memo.planner.swap import LayerOp, layer_ops
+from memo.planner.swap import LayerOp, breadth_first_ops, layer_ops
 from memo.train import swap
+from memo.train.breadth_first import run_breadth_first
 from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
 from memo.train.recompute import recompute_attention, recompute_layers
@@ -58,6 +59,7 @@ class ParallelModel:
     chosen_swap: ChosenSwap | None
     transients: Transients | None
     actions: list[Action]
+    is_breadth_first: bool
     dtype: torch.dtype
     device: torch.device
 
@@ -80,11 +82,20 @@ class ParallelModel:
             self.states.next_step()
         if self.swap is not None:
             self.swap.next_step()
-        loss_sum = self._run(self.actions, batches)
+        loss_sum = self._run_breadth_first(batches) if self.is_breadth_first else self._run(self.actions, batches)
         self._begin_phase("reduction")
         with self.mesh.watch.work("reduction"):
             self.data_parallel.finish_reduction()
         return loss_sum
+
+    def _run_breadth_first(self, batches: list[Microbatch]) -> Tensor:
+        def entering(microbatch: int) -> None:
+            self.mesh.watch.microbatch = microbatch
+            if self.transients is not None:
+                self.transients.phases.microbatch = microbatch
+
+        (chunk,) = self.chunks
+        return run_breadth_first(chunk, batches, entering)
 
     @torch.no_grad()
     def forward(self, batches: list[Microbatch]) -> Tensor:
@@ -213,7 +224,11 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     optimizer = Optimizer(data_parallel, training)
     # 6. Swapping wraps the layers: it adds to gradients whose place must be known. What streams states comes around it.
     actions = one_f_one_b(pipeline, mesh.at.pp)
-    ops = layer_ops(pipeline, mesh.at.pp, config.model.num_layers, actions)
+    is_breadth_first = parallel.gradient_accumulation_order == "breadth_first"
+    if is_breadth_first:
+        ops = breadth_first_ops(pipeline.microbatches, config.model.num_layers)
+    else:
+        ops = layer_ops(pipeline, mesh.at.pp, config.model.num_layers, actions)
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     chosen = runtime = None
     if memory.swaps:
@@ -241,6 +256,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         chosen,
         transients,
         actions,
+        is_breadth_first,
         dtype,
         device,
     )

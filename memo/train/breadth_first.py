@@ -1,0 +1,99 @@
+"""Gradient accumulation layer by layer: all microbatches pass through a layer before any meets the next.
+
+    depth first      F0 F1 F2 B2 B1 B0 | F0 F1 F2 B2 B1 B0            (layers; | between microbatches)
+    breadth first    F0 F0 F1 F1 F2 F2 | B2 B2 B1 B1 B0 B0
+
+Weights and gradients that stream are then fetched once a step and not once a microbatch (the order of Lamy-Poirier,
+Breadth-First Pipeline Parallelism, 2022, on one stage). Each parameter but a tied one sums its microbatches in the same
+order either way, so the gradients are the same to the last bit.
+
+Every layer is a graph of its own, cut at its input, and nothing holds the hidden states between two layers but what a
+layer saves: under a swap plan that is nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from memo.model.transformer import Microbatch, TransformerChunk
+from memo.parallel.units import wide_dtype
+
+
+@dataclass
+class _Cut:
+    """One microbatch at the input of one layer: the graph behind it, and the gradient that arrives here."""
+
+    behind: GradientEdge
+    grad: Tensor | None = None
+
+
+class _Enter(torch.autograd.Function):
+    """x, as the beginning of a graph; its gradient goes to a cut."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, x: Tensor, cut: _Cut) -> Tensor:
+        ctx.cut = cut
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        (ctx.cut.grad,) = grads
+        return None, None, None
+
+
+def run_breadth_first(
+    chunk: TransformerChunk, batches: Sequence[Microbatch], entering: Callable[[int], None]
+) -> Tensor:
+    """Forwards and backwards of one step of a whole model; returns the detached sum of this rank's losses.
+
+    `entering` is told which microbatch a layer, or an end of the model, works on next.
+    """
+    assert chunk.embedding is not None and chunk.head is not None, "breadth first needs the whole model on one stage"
+    contexts = [chunk.context(batch) for batch in batches]
+    hidden: list[Tensor] = []
+    for microbatch, batch in enumerate(batches):
+        entering(microbatch)
+        hidden.append(chunk.embedding(batch))
+    cuts: list[list[_Cut]] = []
+    for layer in chunk.layers:
+        cuts.append([_Cut(get_gradient_edge(x)) for x in hidden])
+        for microbatch, cut in enumerate(cuts[-1]):
+            entering(microbatch)
+            hidden[microbatch] = layer(_enter(hidden[microbatch], cut), contexts[microbatch])
+    cuts.append([_Cut(get_gradient_edge(x)) for x in hidden])
+    loss_sum = _losses(chunk, batches, hidden, cuts[-1], entering)
+    for at_layer in reversed(cuts):
+        for microbatch, cut in enumerate(at_layer):
+            entering(microbatch)
+            grad, cut.grad = cut.grad, None
+            torch.autograd.backward([cut.behind], [grad])
+    return loss_sum
+
+
+def _losses(
+    chunk: TransformerChunk,
+    batches: Sequence[Microbatch],
+    hidden: list[Tensor],
+    cuts: list[_Cut],
+    entering: Callable[[int], None],
+) -> Tensor:
+    """Forward and backward of the head, microbatch by microbatch; empties `hidden`."""
+    assert chunk.head is not None
+    total = torch.zeros((), dtype=wide_dtype(chunk.dtype), device=hidden[0].device)
+    for microbatch, (batch, cut) in enumerate(zip(batches, cuts, strict=True)):
+        entering(microbatch)
+        loss = chunk.head(_enter(hidden[microbatch], cut), batch)
+        hidden[microbatch] = hidden[microbatch].new_empty(0)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def _enter(x: Tensor, cut: _Cut) -> Tensor:
+    anchor = torch.empty(0, device=x.device, requires_grad=True)  # only so that autograd follows
+    entered: Tensor = _Enter.apply(anchor, x.detach(), cut)
+    return entered
