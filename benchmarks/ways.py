@@ -106,7 +106,11 @@ _SMALL = 1024
 
 def _all_saved_tensors_away(trainer: Trainer, copies: HostCopies) -> Context:
     """Everything that autograd saves, but weights, which stay anyway, and what is small."""
-    weights = {bucket.weights.untyped_storage().data_ptr() for bucket in trainer.parts.data_parallel.buckets}
+    weights = {
+        bucket.weights.untyped_storage().data_ptr()
+        for bucket in trainer.parts.data_parallel.buckets
+        if bucket.weights is not None
+    }
 
     def pack(x: Tensor) -> Tensor | _Away:
         if x.numel() < _SMALL or x.untyped_storage().data_ptr() in weights:
