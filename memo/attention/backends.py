@@ -5,6 +5,9 @@ packed tokens. Kernels work on [b, n, s, d] and may be given strided views whose
 return the natural log-sum-exp of the scaled scores beside the output; from a *global* output and log-sum-exp,
 the backward of any block of the score matrix gives that block's exact share of the gradients. No kernel is
 ever given a mask tensor.
+
+A forward may be told where its output belongs: a view, strided like any input, of memory that outlives the call. A
+kernel that can writes there, one that cannot is copied from (`placed`); either way `out` is what comes back.
 """
 
 from __future__ import annotations
@@ -33,14 +36,18 @@ class AttentionBackend(ABC):
     """Attention of one block: full, or causal over the same tokens on both sides (then s_q == s_k)."""
 
     name: str
+    deterministic_head_dim: int
+    """Up to it, gradients have the same bits each time under torch.use_deterministic_algorithms; 0: never."""
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None] = staticmethod(merge.merge_)
     """Adds a block's results to running ones; whoever builds the attention may put a fused one in its place."""
 
     @abstractmethod
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """q [b, n, s_q, d], k and v [b, n_kv, s_k, d] -> out [b, n, s_q, d] in q's dtype, lse [b, n, s_q].
 
-        lse is fp32, or fp64 for fp64 inputs. Both results may be strided.
+        lse is fp32, or fp64 for fp64 inputs. Both results may be strided. ``out``: as the result, to be overwritten.
         """
 
     @abstractmethod
@@ -53,7 +60,13 @@ class VarlenBackend(AttentionBackend):
 
     @abstractmethod
     def forward_varlen(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: tuple[int, ...],
+        scale: float,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """q [t, n, d], k and v [t, n_kv, d], boundaries (0, ..., t) -> out [t, n, d], lse [n, t] (fp32)."""
 
@@ -67,15 +80,19 @@ class VarlenBackend(AttentionBackend):
 class CpuFlash(AttentionBackend):
     """torch's CPU flash kernel: fp64, fp32, bf16 and fp16, any head dim, grouped heads, strided views.
 
-    Its causal mask starts at the top left when s_q != s_k, and an empty sequence kills the process (SIGFPE).
+    Its causal mask starts at the top left when s_q != s_k, and an empty sequence kills the process (SIGFPE). It has no
+    variant that takes an output.
     """
 
     name = "cpu"
+    deterministic_head_dim = 1 << 30
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         _check_block(q, k, causal)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-        return out, lse
+        found, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        return placed(found, out), lse
 
     def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         _check_block(saved.q, saved.k, causal)
@@ -83,6 +100,11 @@ class CpuFlash(AttentionBackend):
             grad_out, *saved, 0.0, causal, scale=scale
         )
         return dq, dk, dv
+
+
+def placed(found: Tensor, out: Tensor | None) -> Tensor:
+    """What a kernel made, where it belongs: copied to ``out`` if there is one."""
+    return found if out is None else out.copy_(found)
 
 
 def _check_block(q: Tensor, k: Tensor, causal: bool) -> None:

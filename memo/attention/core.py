@@ -19,19 +19,49 @@ from memo.attention.blocks import Block
 
 
 def attend(
-    backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], scale: float
+    backend: AttentionBackend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Sequence[Block],
+    scale: float,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [s_q, b, n, d], k and v [s_k, b, n_kv, d] -> out [s_q, b, n, d] in q's dtype, lse [b, n, s_q].
 
     ``blocks`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be
-    strided: a single block that covers everything costs no copy.
+    strided: a single block that covers everything costs no copy. ``out``: as the result, to be overwritten; its last
+    dim must be contiguous.
     """
     if _is_whole(blocks, q, k):
-        out, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), blocks[0].causal, scale)
-        return _tokens_first(out), lse
-    merger = OutputMerger(q, _sum_dtype(blocks, q))
+        place = None if out is None else _heads_first(out)
+        found, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), blocks[0].causal, scale, place)
+        return _tokens_first(found), lse
+    if all(block.causal for block in blocks):
+        return _attend_squares(backend, q, k, v, blocks, scale, out)
+    merger = OutputMerger(q, out)
     merger.add(backend, q, k, v, blocks, scale)
-    return merger.result(q.dtype)
+    return merger.result()
+
+
+def _attend_squares(
+    backend: AttentionBackend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: Sequence[Block],
+    scale: float,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Causal squares share no token: each is written where it belongs, and nothing is merged."""
+    s_q, b, n, _ = q.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    lse = torch.empty((b, n, s_q), dtype=accumulator_dtype(q), device=q.device)
+    q, k, v, whole = map(_heads_first, (q, k, v, out))
+    for call in _calls(backend, blocks, b):
+        _, part = call.forward(backend, q[call.q], k[call.k], v[call.k], scale, whole[call.q])
+        lse[call.q].copy_(part)
+    return out, lse
 
 
 def attend_backward(
@@ -58,13 +88,21 @@ def accumulator_dtype(x: Tensor) -> torch.dtype:
 
 
 class OutputMerger:
-    """Running output and log-sum-exp of queries that meet their keys block by block."""
+    """Running output and log-sum-exp of queries that meet their keys block by block.
 
-    def __init__(self, q: Tensor, dtype: torch.dtype | None = None) -> None:
-        """For q [s_q, b, n, d]; ``dtype`` of the running output defaults to accumulator_dtype(q)."""
+    The output runs in accumulator_dtype(q): in the place where it belongs if that has this dtype.
+    """
+
+    def __init__(self, q: Tensor, out: Tensor | None = None) -> None:
+        """For q [s_q, b, n, d]; ``out``, as q, is where the result belongs."""
         s_q, b, n, _ = q.shape
-        self._out = torch.zeros(q.shape, dtype=dtype or accumulator_dtype(q), device=q.device)
-        self._lse = torch.full((b, n, s_q), -torch.inf, dtype=accumulator_dtype(q), device=q.device)
+        wide = accumulator_dtype(q)
+        self._dtype, self._place = q.dtype, out
+        if out is not None and out.dtype == wide:
+            self._out = out.zero_()
+        else:
+            self._out = torch.zeros(q.shape, dtype=wide, device=q.device)
+        self._lse = torch.full((b, n, s_q), -torch.inf, dtype=wide, device=q.device)
 
     def add(
         self,
@@ -82,9 +120,11 @@ class OutputMerger:
             out, lse = call.forward(backend, q[call.q], k[call.k], v[call.k], scale)
             backend.merge_(total_out[call.q], self._lse[call.q], out, lse)
 
-    def result(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """out [s_q, b, n, d] in ``dtype`` and lse [b, n, s_q]."""
-        return self._out.to(dtype), self._lse
+    def result(self) -> tuple[Tensor, Tensor]:
+        """out [s_q, b, n, d] in q's dtype and lse [b, n, s_q]."""
+        if self._place is None or self._place is self._out:
+            return self._out.to(self._dtype), self._lse
+        return self._place.copy_(self._out), self._lse
 
 
 class GradSums(NamedTuple):
@@ -131,13 +171,14 @@ class _Call(NamedTuple):
     cu_seqlens: tuple[int, ...] | None
 
     def forward(
-        self, backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, scale: float
+        self, backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         if self.cu_seqlens is None:
-            return backend.forward(q, k, v, self.causal, scale)
+            return backend.forward(q, k, v, self.causal, scale, out)
         assert isinstance(backend, VarlenBackend)
-        out, lse = backend.forward_varlen(_pack(q), _pack(k), _pack(v), self.cu_seqlens, scale)
-        return _unpack(out), lse.unsqueeze(0)
+        place = None if out is None else _pack(out)
+        found, lse = backend.forward_varlen(_pack(q), _pack(k), _pack(v), self.cu_seqlens, scale, place)
+        return _unpack(found), lse.unsqueeze(0)
 
     def backward(
         self, backend: AttentionBackend, grad_out: Tensor, saved: Saved, scale: float

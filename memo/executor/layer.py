@@ -36,7 +36,9 @@ from memo.parallel.collectives import all_gather
 class CoreAttention(Protocol):
     """Attention with explicit forward and backward (memo.parallel.context)."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
     def backward(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, documents: Any = None
@@ -138,8 +140,8 @@ class TokenwiseLayer(nn.Module):
         for tile in self.tiles:
             self.compute_qkv(kept, tile, context)
         q, k, v = self._attention_inputs(kept, context)
-        out, lse = self.layer.attention.core.forward(q, k, v, context.documents)
-        kept["attention_out"].copy_(out.flatten(2))
+        out = kept["attention_out"].unflatten(-1, (-1, self.layer.attention.head_dim))
+        _, lse = self.layer.attention.core.forward(q, k, v, context.documents, out)
         self._lse_shape = lse.shape
         kept["lse"].view(lse.shape).copy_(lse)
         del q, k, v, out, lse

@@ -105,18 +105,21 @@ class ContextAttention:
         assert isinstance(out, Tensor)
         return out
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """As __call__, without autograd.
 
-        -> out [s, b, n, d] and lse [b, n / A, A s], which backward wants back.
+        -> out [s, b, n, d] and lse [b, n / A, A s], which backward wants back. ``out``: where the output belongs, such
+        as a buffer of the caller's; it is overwritten and returned. Its last dim must be contiguous.
         """
         self._check(q, k, documents)
         if self._a2a_size == 1:
-            return self._forward(q, k, v, documents)
+            return self._forward(q, k, v, documents, out)
         q, k, v = self._split_heads(q, k, v)
-        out, lse = self._forward(q, k, v, documents)
-        (out,) = self._join_heads(out)
-        return out, lse
+        of_share, lse = self._forward(q, k, v, documents, None)
+        (joined,) = self._join_heads(of_share, out=out)
+        return joined, lse
 
     def backward(
         self,
@@ -136,13 +139,15 @@ class ContextAttention:
         dq, dk, dv = self._join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents))
         return dq, dk, dv
 
-    def _forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if self._ring_size == 1:
-            return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale)
+            return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale, out)
         if self.comm_type == "all_gather":
             k, v = self._gather(k, v)
-            return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale)
-        return self._ring_forward(q, k, v, documents)
+            return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale, out)
+        return self._ring_forward(q, k, v, documents, out)
 
     def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
         if self._ring_size == 1:
@@ -153,15 +158,17 @@ class ContextAttention:
 
     # p2p: at step t this rank's queries meet the keys of ring rank (rank - t).
 
-    def _ring_forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
+    def _ring_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         kv = torch.stack((k, v))  # [2, S, b, n_kv, d], one message
-        merger = OutputMerger(q)
+        merger = OutputMerger(q, out)
         for step in range(self._ring_size):
             incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
             merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale)
             if incoming:
                 kv = incoming.wait()
-        return merger.result(q.dtype)
+        return merger.result()
 
     def _ring_backward(
         self, grad_out: Tensor, saved: Saved, documents: Documents | None
@@ -219,12 +226,19 @@ class ContextAttention:
         mine = all_to_all(torch.cat(by_rank, dim=3), self._a2a)  # [A, s, b, sum of shares, d]
         return natural_from_zigzag(mine.flatten(0, 1), self._a2a_size).split(shares, dim=2)
 
-    def _join_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The inverse of _split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d]."""
+    def _join_heads(self, *tensors: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The inverse of _split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d].
+
+        ``out``: where the result belongs if there is only one.
+        """
         shares = [x.shape[2] for x in tensors]
         mine = zigzag_from_natural(torch.cat(tensors, dim=2), self._a2a_size)
         by_rank = all_to_all(mine.unflatten(0, (self._a2a_size, -1)), self._a2a)  # [A, s, b, sum of shares, d]
-        return tuple(x.permute(1, 2, 0, 3, 4).flatten(2, 3) for x in by_rank.split(shares, dim=3))
+        joined = [x.permute(1, 2, 0, 3, 4) for x in by_rank.split(shares, dim=3)]  # [s, b, A, share, d]
+        if out is not None:
+            out.unflatten(2, (self._a2a_size, -1)).copy_(*joined)
+            return (out,)
+        return tuple(x.flatten(2, 3) for x in joined)
 
     def _blocks(self, step: int, documents: Documents | None) -> tuple[Block, ...]:
         own = self._chunks[self._ring_rank]

@@ -7,7 +7,7 @@ import torch
 from attention_reference import assert_accurate, dense_attention, make_inputs, random_documents
 from torch import Tensor
 
-from memo.attention.backends import CpuFlash, Saved, VarlenBackend
+from memo.attention.backends import CpuFlash, Saved, VarlenBackend, placed
 from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
 from memo.attention.core import attend, attend_backward
 
@@ -28,15 +28,23 @@ class VarlenByLoop(VarlenBackend):
         self.cpu = CpuFlash()
         self.calls: list[str] = []
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         self.calls.append("causal" if causal else "full")
-        return self.cpu.forward(q, k, v, causal, scale)
+        return self.cpu.forward(q, k, v, causal, scale, out)
 
     def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         return self.cpu.backward(grad_out, saved, causal, scale)
 
     def forward_varlen(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: tuple[int, ...],
+        scale: float,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert cu_seqlens[0] == 0 and cu_seqlens[-1] == q.shape[0] == k.shape[0]
         self.calls.append("varlen")
@@ -44,8 +52,8 @@ class VarlenByLoop(VarlenBackend):
             self.cpu.forward(*(x[a:b].transpose(0, 1)[None] for x in (q, k, v)), True, scale)
             for a, b in pairwise(cu_seqlens)
         ]
-        out = torch.cat([out[0].transpose(0, 1) for out, _ in parts])
-        return out, torch.cat([lse[0] for _, lse in parts], dim=-1)
+        found = torch.cat([part[0].transpose(0, 1) for part, _ in parts])
+        return placed(found, out), torch.cat([lse[0] for _, lse in parts], dim=-1)
 
     def backward_varlen(
         self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
@@ -106,8 +114,10 @@ def test_random_documents_with_single_tokens(seed: int) -> None:
 class Spy(CpuFlash):
     """Remembers the memory that the kernel was given and gave."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        results = super().forward(q, k, v, causal, scale)
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        results = super().forward(q, k, v, causal, scale, out)
         self.addresses = [x.data_ptr() for x in (q, k, v, *results)]
         return results
 

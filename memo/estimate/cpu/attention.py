@@ -24,14 +24,26 @@ class Call:
 
 def attention_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, Block]:
     """(output, log-sum-exp)."""
+    out, lse = _forward(ledger, z, placed=False)
+    assert out is not None
+    return out, lse
+
+
+def attention_forward_placed(ledger: Ledger, z: LayerSizes) -> Block:
+    """Log-sum-exp alone: the output goes to a slot that is there already."""
+    _, lse = _forward(ledger, z, placed=True)
+    return lse
+
+
+def _forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | None, Block]:
     if z.a2a == 1:
-        return _ring_forward(ledger, z)
+        return _ring_forward(ledger, z, placed)
     inner, shared = _exchanged(z), z.tokens * z.narrow
     heads = _split_heads(ledger, z.qkv * shared)
-    inner_out, lse = _ring_forward(ledger, inner)
-    (out,) = _join_heads(ledger, z, (z.q, inner.heads))
-    ledger.free(inner_out, heads)
-    return out, lse
+    inner_out, lse = _ring_forward(ledger, inner, placed=False)
+    (out,) = _join_heads(ledger, z, (z.q, 1 if placed else inner.heads))  # what is copied to the slot takes nothing
+    ledger.free(inner_out, heads, out if placed else None)
+    return (None if placed else out), lse
 
 
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
@@ -75,12 +87,15 @@ def _join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[
     return copies
 
 
-def _ring_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, Block]:
+def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | None, Block]:
     if z.ring == 1:
-        return _kernel_forward(ledger, z, Call(z.tokens, z.tokens))
+        made, lse = _kernel_forward(ledger, z, Call(z.tokens, z.tokens))
+        ledger.free(made if placed else None)  # the kernel makes its own output in any case
+        return (None if placed else made), lse
     gathered = _gather(ledger, z) if z.gathers_kv else None
     kv: Block | None = ledger.make("k and v", 2 * _kv_bytes(z)) if gathered is None else None
-    total = ledger.make("merged output", _q_bytes(z) // z.narrow * z.wide)
+    in_place = placed and not z.mixed
+    total = None if in_place else ledger.make("merged output", _q_bytes(z) // z.narrow * z.wide)
     lse = ledger.make("lse", _lse_bytes(z, z.tokens))
     if gathered is not None:
         _merge_calls(ledger, z, _gathered_calls(z))
@@ -93,7 +108,7 @@ def _ring_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, Block]:
                 kv = incoming
     out = total
     if z.mixed:
-        out = ledger.make("attention_out", _q_bytes(z))
+        out = None if placed else ledger.make("attention_out", _q_bytes(z))
     ledger.free(kv, gathered, total if z.mixed else None)
     return out, lse
 

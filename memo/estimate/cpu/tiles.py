@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from memo.estimate.cpu.attention import attention_backward, attention_forward
+from memo.estimate.cpu.attention import attention_backward, attention_forward_placed
 from memo.estimate.cpu.layer import heads_backward, heads_forward, matrices
 from memo.estimate.cpu.ledger import Block, Ledger
 from memo.estimate.cpu.matrices import Matrix, column_forward, hidden_bytes, row_forward
@@ -29,8 +29,8 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, x: Block) -> Block:
     hidden = hidden_bytes(z, z.tokens) // z.tp
     _compute_qkv(ledger, z, tile)
     heads = heads_forward(ledger, z, z.tokens, graph=False) if z.qk_norm else None
-    out, lse = attention_forward(ledger, z)
-    ledger.free(out, lse, *((heads.q, heads.k) if heads is not None else ()))
+    lse = attention_forward_placed(ledger, z)
+    ledger.free(lse, *((heads.q, heads.k) if heads is not None else ()))
     y = ledger.make("layer output", hidden)
     _, projection, fc1, fc2 = matrices(z)
     residual = _residual(ledger, z, projection, tile)

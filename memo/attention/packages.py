@@ -1,0 +1,292 @@
+"""CUDA kernels of packages that a user may install, behind the interface of backends.py: thin shells.
+
+A package is imported when its shell is built, and not before.
+
+Legend as in backends.py. All take fp16 and bf16, head dims that are multiples of 8, and packed documents where their
+class is a VarlenBackend.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memo.attention.backends import AttentionBackend, Saved, VarlenBackend, placed
+from memo.attention.cuda import boundaries_on, unused_rng
+from memo.errors import ConfigError
+
+_NO_DROPOUT = 0.0
+
+
+class FlashAttn(VarlenBackend):
+    """The flash-attn package, version 2.7 or later of the 2.x line. Its Python functions take no output."""
+
+    name = "flash_attn"
+    deterministic_head_dim = 256
+
+    def __init__(self) -> None:
+        self._lib = _require("flash_attn.flash_attn_interface", "flash_attn", "flash-attn")
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, s, n, d]
+        found, lse, *_ = self._lib._flash_attn_forward(q, k, v, **self._options(causal, scale), return_softmax=False)
+        return placed(found.transpose(1, 2), out), lse
+
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, out = (x.transpose(1, 2) for x in saved[:4])
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        self._lib._flash_attn_backward(
+            grad_out.transpose(1, 2),
+            q,
+            k,
+            v,
+            out,
+            saved.lse.contiguous(),
+            dq,
+            dk,
+            dv,
+            **self._options(causal, scale),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+    def forward_varlen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: tuple[int, ...],
+        scale: float,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        boundaries, longest = boundaries_on(cu_seqlens, q.device)
+        found, lse, *_ = self._lib._flash_attn_varlen_forward(
+            q,
+            k,
+            v,
+            boundaries,
+            boundaries,
+            longest,
+            longest,
+            **self._options(True, scale),
+            return_softmax=False,
+        )
+        return placed(found, out), lse
+
+    def backward_varlen(
+        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        boundaries, longest = boundaries_on(cu_seqlens, grad_out.device)
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in saved[:3])
+        self._lib._flash_attn_varlen_backward(
+            grad_out,
+            *saved[:4],
+            saved.lse.contiguous(),
+            dq,
+            dk,
+            dv,
+            boundaries,
+            boundaries,
+            longest,
+            longest,
+            **self._options(True, scale),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return dq, dk, dv
+
+    def _options(self, causal: bool, scale: float) -> dict[str, Any]:
+        return {
+            "dropout_p": _NO_DROPOUT,
+            "softmax_scale": scale,
+            "causal": causal,
+            "window_size_left": -1,
+            "window_size_right": -1,
+            "softcap": 0.0,
+            "alibi_slopes": None,
+        }
+
+
+class FlashAttn3(VarlenBackend):
+    """FlashAttention-3, for Hopper: the package flash-attn-3 (folder `hopper` of the flash-attention repository).
+
+    Called through the operators that it registers with torch: their arguments have names, and they write the output
+    where it belongs, which the Python functions around them refuse.
+    """
+
+    name = "flash_attn_3"
+    deterministic_head_dim = 192
+
+    def __init__(self) -> None:
+        _require("flash_attn_interface", "flash_attn_3", "flash-attn-3")
+        self._ops = torch.ops.flash_attn_3
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, s, n, d]
+        place = None if out is None else out.transpose(1, 2)
+        found, lse, *_ = self._ops.fwd(q, k, v, out=place, softmax_scale=scale, is_causal=causal, num_splits=1)
+        return found.transpose(1, 2), lse
+
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, *saved[:4]))
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        self._ops.bwd(
+            *(grad_out, q, k, v, out, saved.lse.contiguous(), dq, dk, dv),
+            softmax_scale=scale,
+            is_causal=causal,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+    def forward_varlen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: tuple[int, ...],
+        scale: float,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        options = {**_documents(cu_seqlens, q.device), "softmax_scale": scale, "is_causal": True}
+        found, lse, *_ = self._ops.fwd(q, k, v, out=out, num_splits=1, **options)
+        return found, lse
+
+    def backward_varlen(
+        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in saved[:3])
+        options = {**_documents(cu_seqlens, grad_out.device), "softmax_scale": scale, "is_causal": True}
+        self._ops.bwd(
+            *(grad_out, *saved[:4], saved.lse.contiguous(), dq, dk, dv),
+            **options,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return dq, dk, dv
+
+
+class FlashAttn4(VarlenBackend):
+    """FlashAttention-4, for Hopper and Blackwell: the package flash-attn-4. Compiles each kernel at its first call."""
+
+    name = "flash_attn_4"
+    deterministic_head_dim = 128
+
+    def __init__(self) -> None:
+        self._lib = _require("flash_attn.cute.interface", "flash_attn_4", "flash-attn-4")
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, s, n, d]
+        place = None if out is None else out.transpose(1, 2)
+        found, lse, *_ = self._lib._flash_attn_fwd(
+            q, k, v, softmax_scale=scale, causal=causal, return_lse=True, out=place
+        )
+        return found.transpose(1, 2), lse
+
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, *saved[:4]))
+        dq, dk, dv, *_ = self._lib._flash_attn_bwd(
+            *(q, k, v, out, grad_out, saved.lse.contiguous()),
+            softmax_scale=scale,
+            causal=causal,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+    def forward_varlen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: tuple[int, ...],
+        scale: float,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        options = {**_documents(cu_seqlens, q.device), "softmax_scale": scale, "causal": True}
+        found, lse, *_ = self._lib._flash_attn_fwd(q, k, v, return_lse=True, out=out, **options)
+        return found, lse
+
+    def backward_varlen(
+        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        options = {**_documents(cu_seqlens, grad_out.device), "softmax_scale": scale, "causal": True}
+        dq, dk, dv, *_ = self._lib._flash_attn_bwd(
+            *(*saved[:4], grad_out, saved.lse.contiguous()),
+            **options,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        return dq, dk, dv
+
+
+class TransformerEngine(AttentionBackend):
+    """cuDNN's fused attention as wrapped by transformer_engine, version 2.0 or later. Its forward takes no output."""
+
+    name = "te"
+    deterministic_head_dim = 128
+
+    def __init__(self) -> None:
+        package = "transformer_engine[pytorch]"
+        self._lib = _require("transformer_engine.pytorch.cpp_extensions.fused_attn", "te", package)
+        self._te_dtypes = _require("transformer_engine.pytorch.constants", "te", package).TE_DType
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))  # [b, s, n, d]
+        found, aux = self._lib.fused_attn_fwd(is_training=True, q=q, k=k, v=v, **self._options(q, k, causal, scale))
+        return placed(found.transpose(1, 2), out), aux[0].view(q.shape[0], q.shape[2], q.shape[1])
+
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, out = (x.transpose(1, 2).contiguous() for x in saved[:4])
+        rng_state, _ = unused_rng(q.device)
+        dq, dk, dv, *_ = self._lib.fused_attn_bwd(
+            q=q,
+            k=k,
+            v=v,
+            o=out,
+            d_o=grad_out.transpose(1, 2).contiguous(),
+            dqkv_dtype=self._te_dtypes[q.dtype],
+            aux_ctx_tensors=[saved.lse.contiguous().unsqueeze(-1), rng_state],
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            **self._options(q, k, causal, scale),
+        )
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+    def _options(self, q: Tensor, k: Tensor, causal: bool, scale: float) -> dict[str, Any]:
+        (b, s_q), s_k = q.shape[:2], k.shape[1]
+        return {
+            "max_seqlen_q": s_q,
+            "max_seqlen_kv": s_k,
+            "cu_seqlens_q": torch.arange(0, (b + 1) * s_q, s_q, dtype=torch.int32, device=q.device),
+            "cu_seqlens_kv": torch.arange(0, (b + 1) * s_k, s_k, dtype=torch.int32, device=q.device),
+            "fake_dtype": q.dtype,
+            "fused_attention_backend": self._lib.FusedAttnBackend["F16_arbitrary_seqlen"],
+            "attn_scale": scale,
+            "dropout": _NO_DROPOUT,
+            "qkv_layout": "bshd_bshd_bshd",
+            "attn_mask_type": "causal" if causal else "no_mask",
+        }
+
+
+def _require(module: str, backend: str, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"attention_backend is {backend!r}, but {module} cannot be imported ({error}); "
+            f"install {package}, or use 'auto'"
+        ) from error
+
+
+def _documents(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    """Boundaries of packed documents, the same for queries and keys, by the names of FlashAttention 3 and 4."""
+    boundaries, longest = boundaries_on(cu_seqlens, device)
+    ends = {"cu_seqlens_q": boundaries, "cu_seqlens_k": boundaries}
+    return {**ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
