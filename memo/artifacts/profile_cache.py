@@ -1,8 +1,11 @@
-"""Measured layers kept between runs: one file for each key, in a folder of the user."""
+"""What was measured, kept between runs in a folder of the user: layers, a file each, and one table of attention kernels
+for each device and versions."""
 
+import hashlib
 import os
 from pathlib import Path
 
+from memo.artifacts.attention_table import AttentionTable
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.errors import ArtifactError
 
@@ -14,13 +17,8 @@ def cache_file(choice: str, key: ProfileKey) -> Path | None:
         choice: --profile-cache: "auto" ($XDG_CACHE_HOME/memo/layer_profiles, or the same below ~/.cache), "off",
             or a directory.
     """
-    if choice == "off":
-        return None
-    try:
-        folder = _user_folder() if choice == "auto" else Path(choice).expanduser()
-    except RuntimeError:  # no home directory
-        return None
-    return folder / f"{key.digest}.json"
+    folder = _folder(choice)
+    return None if folder is None else folder / f"{key.digest}.json"
 
 
 def read_cached(path: Path, key: ProfileKey) -> LayerProfile | None:
@@ -34,6 +32,35 @@ def read_cached(path: Path, key: ProfileKey) -> LayerProfile | None:
     if profile.key != key:
         raise ArtifactError(f"{path} holds the profile of another layer: delete it")
     return profile
+
+
+def attention_table_file(choice: str, empty: AttentionTable) -> Path | None:
+    """Where the table of `empty`'s device and versions is kept; None where none is. `choice`: as in `cache_file`."""
+    folder = _folder(choice)
+    digest = hashlib.sha256(f"{empty.device}\n{empty.torch}\n{empty.memo}".encode()).hexdigest()[:32]
+    return None if folder is None else folder / f"attention-{digest}.json"
+
+
+def read_attention_table(path: Path, empty: AttentionTable) -> AttentionTable:
+    """The table kept at `path`; `empty` where there is none.
+
+    Raises ArtifactError for a file that holds something else, or the table of another device or version.
+    """
+    if not path.exists():
+        return empty
+    table = AttentionTable.load(path)
+    if (table.device, table.torch, table.memo) != (empty.device, empty.torch, empty.memo):
+        raise ArtifactError(f"{path} holds the table of another device or version: delete it")
+    return table
+
+
+def _folder(choice: str) -> Path | None:
+    if choice == "off":
+        return None
+    try:
+        return _user_folder() if choice == "auto" else Path(choice).expanduser()
+    except RuntimeError:  # no home directory
+        return None
 
 
 def _user_folder() -> Path:

@@ -118,6 +118,7 @@ class RunHeader:
         memory_forecast: bytes of rank 0 by component, as estimated before training: weights, gradients, optimizer,
             rounding_buffers, transient, host_records and others.
         memory_plan: of --memory-planner: planner, proof, arena_bytes, lower_bound_bytes; None without.
+        attention: name of the kernels, and the reason why these; None in files of older versions.
     """
 
     started_at: str
@@ -130,6 +131,7 @@ class RunHeader:
     memory_forecast: dict[str, int]
     swap: SwapForecast | None
     memory_plan: dict[str, Any] | None
+    attention: dict[str, str] | None = None
 
     def save(self, path: str | Path) -> None:
         """Raises ArtifactError for a path that cannot be written."""

@@ -1,37 +1,151 @@
-"""The choice among attention kernels, by name and device."""
+"""The choice among attention kernels, by name, device, and what was measured there."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 import torch
 
+from memo.artifacts.attention_table import AttentionTable, Case
 from memo.attention.backends import AttentionBackend, CpuFlash
 from memo.errors import ConfigError
 
-BACKENDS = ("auto", "cpu", "cudnn", "flash", "flash_attn", "te")
+_MODULES = {
+    "cudnn": "torch",
+    "flash": "torch",
+    "flash_attn": "flash_attn.flash_attn_interface",
+    "flash_attn_3": "flash_attn_interface",
+    "flash_attn_4": "flash_attn.cute.interface",
+    "te": "transformer_engine.pytorch",
+}
+"""What each CUDA backend imports."""
+CUDA_BACKENDS = tuple(_MODULES)
+BACKENDS = ("auto", "cpu", *CUDA_BACKENDS)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend's name, never "auto", and why it is this one, for people."""
+
+    name: str
+    reason: str
+
+
+def choose_backend(
+    name: str,
+    device_type: str,
+    head_dim: int,
+    calls: Mapping[Case, float] | None = None,
+    table: AttentionTable | None = None,
+    compute_capability: tuple[int, int] | None = None,
+) -> Choice:
+    """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and why.
+
+    "auto" is the CPU kernel on a CPU. On CUDA it is what ``table`` found quickest for ``calls`` (how often each case
+    runs) among the backends that are installed; where the table lacks one of the cases, cuDNN from compute capability
+    9.0 on, there 1.7 to 2.3 times as fast as flash (published, not measured here), and flash below.
+    ``compute_capability`` defaults to the current device's. Under torch.use_deterministic_algorithms only backends
+    whose gradients are then deterministic at ``head_dim`` are eligible.
+
+    Raises ConfigError for an unknown name, one of the other device type, or one that is not deterministic where it
+    has to be.
+    """
+    _check(name, device_type)
+    if device_type == "cpu":
+        return Choice("cpu", "--attention-backend" if name == "cpu" else "the one kernel of this device")
+    if name != "auto":
+        _check_deterministic(name, head_dim)
+        return Choice(name, "--attention-backend")
+    eligible = [backend for backend in CUDA_BACKENDS if is_installed(backend) and _is_eligible(backend, head_dim)]
+    totals = table.totals(calls) if table is not None and calls else {}
+    measured = [backend for backend in totals if backend in eligible]
+    limited = "; torch.use_deterministic_algorithms leaves no other" if _must_be_deterministic() else ""
+    if table is not None and calls and measured:
+        return Choice(measured[0], _figures(measured, totals, table, calls) + limited)
+    major, minor = compute_capability or torch.cuda.get_device_capability()
+    chosen = "cudnn" if major >= 9 and "cudnn" in eligible else "flash"
+    _check_deterministic(chosen, head_dim)
+    return Choice(
+        chosen,
+        f"by compute capability {major}.{minor}{limited}; kernels were not measured here for this shape: "
+        "`memo profile --attention` with the flags of this run",
+    )
 
 
 def select_backend(name: str, device_type: str, compute_capability: tuple[int, int] | None = None) -> AttentionBackend:
-    """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda").
+    """The backend for ``name`` (one of BACKENDS), "auto" without a table; see `choose_backend`.
 
-    "auto" is the CPU kernel on a CPU; on CUDA it is cuDNN from compute capability 9.0 on, where that is 1.7
-    to 2.3 times as fast as flash, and flash below. ``compute_capability`` defaults to the current device's.
-    Raises ConfigError for an unknown name, one of the other device type, or one whose package is missing.
+    Raises ConfigError also for a backend whose package is missing.
     """
+    _check(name, device_type)
+    if device_type == "cpu":
+        return CpuFlash()
+    if name == "auto":
+        name = choose_backend(name, device_type, head_dim=0, compute_capability=compute_capability).name
+    return _class_of(name)()
+
+
+def is_installed(name: str) -> bool:
+    """Whether what a CUDA backend imports is there; nothing of it is run but the packages around it."""
+    try:
+        return importlib.util.find_spec(_MODULES[name]) is not None
+    except (ImportError, ValueError):  # a parent is missing, or sys.modules says that it must not be there
+        return False
+
+
+def _class_of(name: str) -> type[AttentionBackend]:
+    # Only here: nothing of CUDA may be touched on a CPU.
+    from memo.attention import cuda, packages
+
+    classes: Sequence[type[AttentionBackend]] = (
+        cuda.CudnnSdpa,
+        cuda.FlashSdpa,
+        packages.FlashAttn,
+        packages.FlashAttn3,
+        packages.FlashAttn4,
+        packages.TransformerEngine,
+    )
+    return {cls.name: cls for cls in classes}[name]
+
+
+def _check(name: str, device_type: str) -> None:
     if name not in BACKENDS:
         raise ConfigError(f"attention_backend is {name!r}; known are {', '.join(BACKENDS)}")
-    if device_type == "cpu":
-        if name not in ("auto", "cpu"):
-            raise ConfigError(
-                f"attention_backend is {name!r}, which needs CUDA, but the device is 'cpu'; use 'auto' or 'cpu'"
-            )
-        return CpuFlash()
-    if device_type != "cuda" or name == "cpu":
+    if device_type == "cpu" and name not in ("auto", "cpu"):
+        raise ConfigError(
+            f"attention_backend is {name!r}, which needs CUDA, but the device is 'cpu'; use 'auto' or 'cpu'"
+        )
+    if device_type not in ("cpu", "cuda") or (device_type == "cuda" and name == "cpu"):
         raise ConfigError(
             f"attention_backend is {name!r}, but the device is {device_type!r}; "
             "use 'auto', and 'cpu' or 'cuda' as device"
         )
-    # Only here: nothing of CUDA may be touched on a CPU.
-    from memo.attention import cuda
 
-    if name == "auto":
-        major, _ = compute_capability or torch.cuda.get_device_capability()
-        name = "cudnn" if major >= 9 else "flash"
-    return cuda.build(name)
+
+def _must_be_deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _is_eligible(name: str, head_dim: int) -> bool:
+    return not _must_be_deterministic() or max(1, head_dim) <= _class_of(name).deterministic_head_dim
+
+
+def _check_deterministic(name: str, head_dim: int) -> None:
+    if not _is_eligible(name, head_dim):
+        largest = _class_of(name).deterministic_head_dim
+        known = f"only up to heads of {largest}, and they are of {head_dim}" if largest else "never"
+        raise ConfigError(
+            f"attention_backend is {name!r}, whose gradients are deterministic {known}, but "
+            "torch.use_deterministic_algorithms is on: use 'auto', or turn that off"
+        )
+
+
+def _figures(
+    measured: Sequence[str], totals: Mapping[str, float], table: AttentionTable, calls: Mapping[Case, float]
+) -> str:
+    """The day, the shape and the times of all that could have been chosen, the quickest first."""
+    rows = [row for row in table.rows if row.case in calls]
+    day = datetime.fromisoformat(min(row.measured_at for row in rows)).strftime("%Y-%m-%d")
+    times = ", ".join(f"{name} {totals[name] * 1e3:.3g} ms" for name in measured)
+    return f"measured {day}, forward and backward of {'; '.join(str(case) for case in calls)}: {times}"

@@ -38,6 +38,9 @@ class _Options:
     measure nothing. An estimate: scratch memory inside kernels is missing."""
     stage: int = 0
     """With --on-paper: the pipeline stage of that rank."""
+    attention: bool = False
+    """First time every attention kernel that is installed and works on this device, on calls of this run's shape, and
+    keep the times in --profile-cache, where --attention-backend auto looks them up."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -53,6 +56,11 @@ def main(argv: Sequence[str]) -> None:
     if config.data.data_path is None:
         config = config.override({"mock_data": True})
     _check_managed(options)
+    require(
+        not options.attention or (config.memory.profile_cache != "off" and options.on_paper is None),
+        f"--attention measures on this device and keeps the times in --profile-cache, but --profile-cache is "
+        f"{config.memory.profile_cache} and --on-paper is {options.on_paper}: give a directory, and no --on-paper",
+    )
     if options.on_paper is not None:
         _trace_on_paper(config, options, options.on_paper)
         return
@@ -64,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     recording = None
     if options.trace_out is not None:
         recording = Recording(options.trace_out, options.managed_memory, options.oversubscribe)
-    profile_run(config, options.out, recording)
+    profile_run(config, options.out, recording, options.attention)
 
 
 def _check_managed(options: _Options) -> None:

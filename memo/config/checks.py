@@ -164,7 +164,7 @@ def _check_data(config: RunConfig, needs_data: bool) -> None:
     )
 
 
-_CUDA_BACKENDS = ("cudnn", "flash", "flash_attn", "te")
+_CUDA_BACKENDS = ("cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te")
 
 
 def _check_hardware(config: RunConfig) -> None:

@@ -60,8 +60,11 @@ class HardwareConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where there is one."""
-    attention_backend: Literal["auto", "cpu", "cudnn", "flash", "flash_attn", "te"] = "auto"
-    """Kernels of exact attention."""
+    attention_backend: Literal["auto", "cpu", "cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te"] = (
+        "auto"
+    )
+    """Kernels of exact attention; auto: the quickest that `memo profile --attention` measured on this device for such
+    calls; where it did not, cudnn from compute capability 9.0 on, and flash below."""
     kernels: Literal["torch", "triton"] = "torch"
     """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
     peak_tflops: float | None = None

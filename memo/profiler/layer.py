@@ -71,7 +71,7 @@ def profile_layer(
     device, tiles = x.device, layer.tiles
 
     def seconds(work: Callable[[], object]) -> float:
-        return _median_s(work, device, groups)
+        return median_s(work, device, groups)
 
     kept = layer.memory.begin("F", layer.index)
     grad = torch.ones_like(x)
@@ -99,8 +99,8 @@ def _link_rates(device: torch.device) -> tuple[float, float, float, float]:
     host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
     here = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     alone = [
-        num_bytes / _median_s(lambda: host.copy_(here, non_blocking=True), device),
-        num_bytes / _median_s(lambda: here.copy_(host, non_blocking=True), device),
+        num_bytes / median_s(lambda: host.copy_(here, non_blocking=True), device),
+        num_bytes / median_s(lambda: here.copy_(host, non_blocking=True), device),
     ]
     if not on_cuda:
         return alone[0], alone[1], 0.0, 0.0
@@ -123,7 +123,7 @@ def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
     return src.numel() / (begin.elapsed_time(end) / 1e3)
 
 
-def _median_s(work: Callable[[], object], device: torch.device, groups: Sequence[ProcessGroup | None] = ()) -> float:
+def median_s(work: Callable[[], object], device: torch.device, groups: Sequence[ProcessGroup | None] = ()) -> float:
     """Median seconds of a few runs after one that warms up; of work that takes long, the first run counts."""
     first_s = torch.tensor(_once_s(work, device), dtype=torch.float64, device=device)
     for group in groups:

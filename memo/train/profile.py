@@ -10,15 +10,17 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size, num_microbatches, resolved_offload_tiles
 from memo.data import GlobalBatchSampler
-from memo.errors import AllocatorError, ConfigError
+from memo.errors import AllocatorError, ConfigError, is_reporting_rank
 from memo.estimate.memory import estimate_memory
 from memo.mesh import Mesh, init_distributed, local_device
 from memo.model.layer import ModelParts, TransformerLayer
 from memo.model.transformer import torch_dtype
+from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.profile_table import describe_profile
 from memo.planner.swap import LayerOp, layer_ops
+from memo.train.attention import choose_attention, describe_rows, measure_attention
 from memo.train.build import build, build_attention, build_mesh
 from memo.train.ending import shutdown
 from memo.train.feed import Feed
@@ -44,12 +46,15 @@ class Recording:
     oversubscribes: bool = False
 
 
-def profile_run(config: RunConfig, out: str | None, recording: Recording | None = None) -> None:
+def profile_run(
+    config: RunConfig, out: str | None, recording: Recording | None = None, attention: bool = False
+) -> None:
     """Measure, write and print, on every rank of the run that `config` describes; rank 0 tells.
 
     Args:
         out: file for the profile (schema "layer_profile"); None: the cache alone.
         recording: of the memory requests of one step; None: they are not recorded.
+        attention: measure attention kernels first, and go on with those that --attention-backend then means.
 
     Raises what training raises for a run that cannot be, PlanError and HostMemoryError for one that has no plan,
     AllocatorError where requests cannot be recorded, ConfigError for managed memory without CUDA.
@@ -59,7 +64,7 @@ def profile_run(config: RunConfig, out: str | None, recording: Recording | None 
         check_writable("--trace-out", recording.out, is_directory=False)
     # In managed memory what is asked for is counted and refused as it comes: no estimate has to.
     prepared = prepare(config, must_fit=recording is None or not recording.is_managed)
-    config, device = prepared.config, local_device(prepared.device_type)
+    wanted, config, device = config.hardware.attention_backend, prepared.config, local_device(prepared.device_type)
     if recording is not None and recording.is_managed and device.type != "cuda":
         raise ConfigError(
             f"--managed-memory is memory of CUDA, but the run is on --device {device.type}: leave it out, which "
@@ -68,11 +73,26 @@ def profile_run(config: RunConfig, out: str | None, recording: Recording | None 
     rank, world_size = init_distributed(device, config.parallel)
     try:
         mesh = build_mesh(config, rank, world_size)
+        if attention:
+            config = _with_measured_attention(config, wanted, mesh, device)
         _profile(config, mesh, device, out)
         if recording is not None:
             _record(prepared, mesh, device, recording)
     finally:
         shutdown()
+
+
+def _with_measured_attention(config: RunConfig, wanted: str, mesh: Mesh, device: torch.device) -> RunConfig:
+    """Time kernels on one device of each node; `config` with the backend that `wanted` now is."""
+    if is_reporting_rank():
+        rows, path = measure_attention(config, device)
+        if mesh.tells:
+            print(f"{describe_rows(rows)}\nkept in {path}", flush=True)
+    all_reduce(torch.zeros(1, device=device), mesh.world)  # the others wait: their work would be in the figures
+    choice = choose_attention(config.override({"attention_backend": wanted}), device)
+    if mesh.tells:
+        print(f"attention: {choice.name} ({choice.reason})\n", flush=True)
+    return config.override({"attention_backend": choice.name})
 
 
 def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | None) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from memo.attention.select import Choice
 from memo.checkpoint import has_checkpoint, latest_checkpoint
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
 from memo.config import RunConfig
@@ -30,6 +31,7 @@ from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes
 from memo.mesh import local_device
 from memo.model.transformer import torch_dtype
+from memo.train.attention import choose_attention
 from memo.train.device import Peak, device_peak, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
 
@@ -46,6 +48,7 @@ class Prepared:
     dtype: torch.dtype
     peak: Peak
     placement: str
+    attention: Choice
     train_data: SampleDataset
     eval_data: SampleDataset | None
 
@@ -86,6 +89,8 @@ def prepare(
     placement = place_on_host(config.hardware, device)
     dtype = torch_dtype(str(config.training.params_dtype))
     peak = device_peak(config.hardware, device, dtype)
+    attention = choose_attention(config, device)
+    config = config.override({"attention_backend": attention.name})
     given_profile(config, device)
     if must_fit:
         _admit(config, world_size, device, peak)
@@ -96,6 +101,7 @@ def prepare(
         dtype,
         peak,
         placement,
+        attention,
         open_dataset(config, config.data.data_path if train_data is None else train_data, stream=0),
         _evaluation_data(config, eval_data),
     )

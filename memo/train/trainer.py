@@ -82,6 +82,7 @@ class Trainer:
         config = config.override(overrides, source="Trainer")
         prepared = prepare(config, train_data, eval_data, tokenizer)
         self.config, self.peak, self.placement = prepared.config, prepared.peak, prepared.placement
+        self.attention = prepared.attention
         self.callbacks = list(callbacks)
         device = local_device(prepared.device_type)
         self._meter = Meter(device, self.config.logging.log_interval)
@@ -121,7 +122,10 @@ class Trainer:
         training, checkpoint = self.config.training, self.config.checkpoint
         self.persistence.write_config()
         reporter = Reporter.for_rank(
-            self.mesh.tells, self.config, self.iteration, lambda: run_header(self.config, self.parts, self.peak)
+            self.mesh.tells,
+            self.config,
+            self.iteration,
+            lambda: run_header(self.config, self.parts, self.peak, self.attention),
         )
         saved_at = self.iteration
         with reporter, self._stop.listening():
@@ -247,6 +251,7 @@ class Trainer:
             f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
             f"{self._describe_data()}"
             f"host: {self.placement}\n"
+            f"attention: {self.attention.name} ({self.attention.reason})\n"
             f"MFU refers to {self.peak}"
         )
         if self.parts.chosen_swap is not None:

@@ -13,6 +13,7 @@ import torch
 
 from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
+from memo.attention.select import Choice
 from memo.config import RunConfig
 from memo.estimate.memory import RUNTIME_BYTES, estimate_memory
 from memo.estimate.parameters import count_parameters
@@ -195,7 +196,7 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
     )
 
 
-def run_header(config: RunConfig, parts: ParallelModel, peak: Peak) -> RunHeader:
+def run_header(config: RunConfig, parts: ParallelModel, peak: Peak, attention: Choice) -> RunHeader:
     """What runs on this rank."""
     grid = parts.mesh.grid
     layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
@@ -209,6 +210,7 @@ def run_header(config: RunConfig, parts: ParallelModel, peak: Peak) -> RunHeader
         layout={**layout, "microbatches": parts.pipeline.microbatches},
         peak_flops=peak.flops,
         config=dataclasses.asdict(config),
+        attention=dataclasses.asdict(attention),
         memory_forecast=memory_forecast(config, parts),
         swap=None if parts.chosen_swap is None else swap_forecast(parts.chosen_swap),
         memory_plan=None

@@ -1,0 +1,122 @@
+"""Measured times of attention kernels on one device, by shape of the call: what --attention-backend auto reads.
+
+As a file (schema "attention_table"):
+
+    {"schema": "attention_table", "version": 1, "device": "NVIDIA H200", "torch": "2.13.0", "memo": "0.1.0",
+     "rows": [{"case": {"head_dim": 128, "dtype": "bf16", "causal": true, "packed": false, "tokens": 32768},
+               "heads": 4, "kv_heads": 4, "batch": 1, "measured_at": "2026-01-31T12:00:00+01:00",
+               "seconds": {"cudnn": 0.0081, "flash": 0.0122}, "unusable": {"te": "it is not installed"}}]}
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from memo.artifacts import files
+from memo.errors import ArtifactError
+
+SCHEMA, VERSION = "attention_table", 1
+LONGEST_TOKENS = 32768
+"""Beyond it nothing is measured: kernels that work on tiles of some hundred tokens are taken to keep their ratio."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a kernel is asked for.
+
+    Attributes:
+        packed: several documents in a row of tokens, each causal in itself.
+        tokens: the class of the length, see `length_class`.
+    """
+
+    head_dim: int
+    dtype: str
+    causal: bool
+    packed: bool
+    tokens: int
+
+    def __str__(self) -> str:
+        shape = "packed" if self.packed else "causal" if self.causal else "full"
+        return f"{shape}, {self.tokens:,} tokens, heads of {self.head_dim}, {self.dtype}"
+
+
+def length_class(tokens: int) -> int:
+    """The largest power of two that is not above `tokens`, nor above LONGEST_TOKENS."""
+    return 1 << (min(tokens, LONGEST_TOKENS).bit_length() - 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case, measured with `heads` query heads, `kv_heads` key/value heads and `batch` sequences.
+
+    Attributes:
+        seconds: of one forward and one backward, by backend.
+        unusable: why, by backend that could not be measured.
+    """
+
+    case: Case
+    heads: int
+    kv_heads: int
+    batch: int
+    measured_at: str
+    seconds: dict[str, float]
+    unusable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class AttentionTable:
+    """All rows of one device, versions of torch and memo; at most one row a case."""
+
+    device: str
+    torch: str
+    memo: str
+    rows: tuple[Row, ...] = ()
+
+    def row(self, case: Case) -> Row | None:
+        return next((row for row in self.rows if row.case == case), None)
+
+    def updated(self, rows: tuple[Row, ...]) -> "AttentionTable":
+        """With new rows, in the place of old ones of the same cases."""
+        new = {row.case for row in rows}
+        return dataclasses.replace(self, rows=(*(row for row in self.rows if row.case not in new), *rows))
+
+    def totals(self, calls: Mapping[Case, float]) -> dict[str, float]:
+        """Seconds of all `calls` (how often each case runs), by backend, the quickest first.
+
+        Only backends that were measured in each case; none where a case was not.
+        """
+        found = [(self.row(case), times) for case, times in calls.items()]
+        if not found or any(row is None for row, _ in found):
+            return {}
+        measured = [(row.seconds, times) for row, times in found if row is not None]
+        names = set[str].intersection(*(set(seconds) for seconds, _ in measured))
+        totals = {name: sum(seconds[name] * times for seconds, times in measured) for name in names}
+        return dict(sorted(totals.items(), key=lambda pair: (pair[1], pair[0])))
+
+    def save(self, path: str | Path) -> None:
+        """Raises ArtifactError for a path that cannot be written."""
+        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "AttentionTable":
+        """Raises ArtifactError for anything but a table with sensible numbers."""
+        body = files.read(path, SCHEMA, VERSION)
+        try:
+            rows = tuple(Row(**{**row, "case": Case(**row["case"])}) for row in body["rows"])
+            for row in rows:
+                _check(row)
+            return cls(**{**body, "rows": rows})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(
+                f"{path}: a field is missing or wrong ({error}): delete it, and run `memo profile --attention` again"
+            ) from None
+
+
+def _check(row: Row) -> None:
+    datetime.fromisoformat(row.measured_at)
+    for name, seconds in row.seconds.items():
+        if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+            raise ValueError(f"seconds of {name} is {seconds!r}, not a positive number")

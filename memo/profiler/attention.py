@@ -1,0 +1,141 @@
+"""Attention kernels timed on the device that will train: forward and backward of one call, by backend and case.
+
+Each case runs through the code that training runs (memo.attention.core): a backend that takes no packed documents is
+timed document by document. Before its time counts, a backend must agree with a dense softmax on a short sequence.
+
+Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import torch
+from torch import Tensor
+
+from memo.artifacts.attention_table import Case, Row
+from memo.attention.backends import AttentionBackend, Saved
+from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
+from memo.attention.core import attend, attend_backward
+from memo.attention.select import CUDA_BACKENDS, is_installed, select_backend
+from memo.profiler.layer import median_s
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+_NUM_DOCUMENTS = 8
+"""In a packed case, of equal length."""
+_CHECKED_TOKENS = 256
+
+
+def time_attention(
+    cases: Iterable[Case], heads: int, kv_heads: int, batch: int, device: torch.device
+) -> tuple[Row, ...]:
+    """A row for each case, with every backend of the device: its seconds, or why it has none.
+
+    Whatever a kernel raises, want of memory too, makes it unusable for that case and nothing else.
+    """
+    names = ("cpu",) if device.type == "cpu" else CUDA_BACKENDS
+    rows = tuple(_row(case, names, heads, kv_heads, batch, device) for case in cases)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what was taken and given back is free for what comes next
+    return rows
+
+
+def _row(case: Case, names: Sequence[str], heads: int, kv_heads: int, batch: int, device: torch.device) -> Row:
+    seconds: dict[str, float] = {}
+    unusable: dict[str, str] = {}
+    for name in names:
+        if name != "cpu" and not is_installed(name):
+            unusable[name] = "it is not installed"
+            continue
+        try:
+            backend = select_backend(name, device.type)
+            error = _error(backend, case, heads, kv_heads, device)
+            if error > 1.0:
+                unusable[name] = f"its results are {error:.1f} times as far from a dense softmax as may be"
+                continue
+            seconds[name] = _seconds(backend, case, heads, kv_heads, batch, device)
+        except Exception as error:  # of other people's packages: anything, with any class
+            unusable[name] = (str(error).splitlines() or [type(error).__name__])[0]
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Row(case, heads, kv_heads, batch, now, seconds, unusable)
+
+
+def _seconds(
+    backend: AttentionBackend, case: Case, heads: int, kv_heads: int, batch: int, device: torch.device
+) -> float:
+    """Of one forward into a buffer and one backward."""
+    inputs = _inputs(case, case.tokens, heads, kv_heads, batch, device)
+    blocks, out = _blocks(case, case.tokens, batch), torch.empty_like(inputs[0])
+    return median_s(lambda: _run(backend, inputs, blocks, out), device)
+
+
+def _run(backend: AttentionBackend, inputs: list[Tensor], blocks: Sequence[Block], out: Tensor) -> list[Tensor]:
+    """[out, dq, dk, dv]."""
+    q, k, v, grad_out = inputs
+    scale = q.shape[-1] ** -0.5
+    _, lse = attend(backend, q, k, v, blocks, scale, out)
+    return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, scale)]
+
+
+def _error(backend: AttentionBackend, case: Case, heads: int, kv_heads: int, device: torch.device) -> float:
+    """The largest error of output and gradients, in units of what rounding explains: 4 ulp of the largest value."""
+    tokens = min(case.tokens, _CHECKED_TOKENS)
+    inputs = _inputs(case, tokens, heads, kv_heads, 1, device)
+    found = _run(backend, inputs, _blocks(case, tokens, 1), torch.empty_like(inputs[0]))
+    allowed = max(4 * torch.finfo(inputs[0].dtype).eps, 1e-5)
+    ratios = []
+    for value, true in zip(found, _dense(case, inputs), strict=True):
+        error = (value.to(true.dtype) - true).abs().max() / true.abs().max()
+        ratios.append(float("inf") if error.isnan() else error.item() / allowed)
+    return max(ratios)
+
+
+def _dense(case: Case, inputs: list[Tensor]) -> list[Tensor]:
+    """[out, dq, dk, dv] of a materialised softmax, in fp32 or wider."""
+    wide = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
+    q, k, v, grad_out = (x.to(wide).permute(1, 2, 0, 3) for x in inputs)  # [b, n, s, d]
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    group = q.shape[1] // k.shape[1]
+    with torch.enable_grad():
+        q, k, v = leaves[0], *(x.repeat_interleave(group, 1) for x in leaves[1:])
+        scores = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~_visible(case, q), -torch.inf)
+        out = scores.softmax(-1) @ v
+        grads = torch.autograd.grad(out, leaves, grad_out)
+    return [x.permute(2, 0, 1, 3) for x in (out.detach(), *grads)]
+
+
+def _visible(case: Case, q: Tensor) -> Tensor:
+    """bool [s, s]."""
+    tokens = q.shape[2]
+    mask = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device)
+    if not case.causal:
+        return mask
+    documents = _documents(case, tokens, 1)
+    ends = torch.tensor(documents[0][1:] if documents else (tokens,), device=q.device)
+    document = torch.bucketize(torch.arange(tokens, device=q.device), ends, right=True)
+    return mask.tril() & (document[:, None] == document[None, :])
+
+
+def _inputs(case: Case, tokens: int, heads: int, kv_heads: int, batch: int, device: torch.device) -> list[Tensor]:
+    """q, k, v, grad_out as [s, b, heads, d], the first three views of one tensor, as a layer has them."""
+    generator = torch.Generator(device=device).manual_seed(0)
+
+    def normal(width: int) -> Tensor:
+        shape = (tokens, batch, width, case.head_dim)
+        return torch.randn(shape, generator=generator, device=device).to(_DTYPES[case.dtype])
+
+    q, k, v = normal(heads + 2 * kv_heads).split([heads, kv_heads, kv_heads], dim=2)
+    return [q, k, v, normal(heads)]
+
+
+def _blocks(case: Case, tokens: int, batch: int) -> tuple[Block, ...]:
+    if not case.causal:
+        return (Block(None, 0, tokens, 0, tokens, False),)
+    whole = (Chunk(0, tokens, 0),)
+    return attention_blocks(whole, whole, _documents(case, tokens, batch))
+
+
+def _documents(case: Case, tokens: int, batch: int) -> Documents | None:
+    if not case.packed:
+        return None
+    count = min(_NUM_DOCUMENTS, tokens)
+    return (tuple(tokens * i // count for i in range(count + 1)),) * batch

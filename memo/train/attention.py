@@ -1,0 +1,97 @@
+"""Which attention kernels a run uses: what was measured on this device for calls like its own, or a rule."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from memo import __version__
+from memo.artifacts.attention_table import AttentionTable, Case, Row, length_class
+from memo.artifacts.profile_cache import attention_table_file, read_attention_table
+from memo.attention.select import Choice, choose_backend
+from memo.config import RunConfig
+from memo.config.derived import resolved_a2a_size
+from memo.errors import ArtifactError
+from memo.profiler.attention import time_attention
+from memo.train.device import device_name
+
+
+def choose_attention(config: RunConfig, device: torch.device) -> Choice:
+    """The backend that --attention-backend means on this device; `config` has its dtype.
+
+    Each rank asks its own node's cache. A table that cannot be used is a warning, and the rule decides. Raises what
+    `choose_backend` raises.
+    """
+    wanted, table = config.hardware.attention_backend, None
+    if device.type == "cuda" and wanted == "auto":
+        table = _kept_table(config, device)
+    return choose_backend(wanted, device.type, config.model.head_dim, attention_calls(config), table)
+
+
+def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Case, float]:
+    """How often one layer of a rank asks for each case.
+
+    Its own tokens see each other causally; on a ring of P ranks they see half of the scores of P - 1 full squares too
+    (memo.parallel.context).
+
+    Args:
+        packed: whether a sample holds several documents; None: as --packing has it for a corpus.
+    """
+    data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
+    ring = config.parallel.cp // resolved_a2a_size(config)
+    tokens = length_class(data.seq_length // ring)
+    packed = data.packing and data.data_path is not None if packed is None else packed
+    calls = {Case(head_dim, dtype, causal=True, packed=packed, tokens=tokens): 1.0}
+    if ring > 1:
+        calls[Case(head_dim, dtype, causal=False, packed=False, tokens=tokens)] = (ring - 1) / 2
+    return calls
+
+
+def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[Row, ...], Path | None]:
+    """Time this run's cases, packed and not, and keep them; returns the rows and the file (None: not kept).
+
+    A table that cannot be read or written is a warning; one that cannot be read is replaced.
+    """
+    cases = {**attention_calls(config, packed=False), **attention_calls(config, packed=True)}
+    shards = config.parallel.tp * resolved_a2a_size(config)
+    heads, kv_heads = config.model.num_attention_heads // shards, max(1, config.model.kv_heads // shards)
+    rows = time_attention(cases, heads, kv_heads, config.training.micro_batch_size, device)
+    path = attention_table_file(config.memory.profile_cache, _empty_table(device))
+    if path is not None:
+        try:
+            _kept_table(config, device).updated(rows).save(path)
+        except ArtifactError as error:
+            warnings.warn(f"times of attention kernels are not kept: {error}, or --profile-cache DIR", stacklevel=2)
+            path = None
+    return rows, path
+
+
+def describe_rows(rows: Sequence[Row]) -> str:
+    """A line for each case and backend, for people."""
+    lines = ["attention kernels, forward and backward:"]
+    for row in rows:
+        lines.append(f"  {row.case}, {row.heads} heads ({row.kv_heads} k/v), batch {row.batch}")
+        lines += [f"    {name:<14}{seconds * 1e3:.3f} ms" for name, seconds in sorted(row.seconds.items(), key=_second)]
+        lines += [f"    {name:<14}unusable: {reason}" for name, reason in row.unusable.items()]
+    return "\n".join(lines)
+
+
+def _kept_table(config: RunConfig, device: torch.device) -> AttentionTable:
+    empty = _empty_table(device)
+    path = attention_table_file(config.memory.profile_cache, empty)
+    if path is None:
+        return empty
+    try:
+        return read_attention_table(path, empty)
+    except ArtifactError as error:
+        warnings.warn(f"the kept times of attention kernels are not used: {error}", stacklevel=2)
+        return empty
+
+
+def _empty_table(device: torch.device) -> AttentionTable:
+    return AttentionTable(device_name(device), torch.__version__, __version__)
+
+
+def _second(pair: tuple[str, float]) -> float:
+    return pair[1]
