@@ -1,13 +1,16 @@
 """The CPU kernel's corner cases, the choice of backend, and the signatures of the aten ops that we call."""
 
 import sys
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memo.attention import cuda
 from memo.attention.backends import CpuFlash, Saved
 from memo.attention.select import BACKENDS, select_backend
+from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
 
 torch.set_num_threads(1)
@@ -44,6 +47,10 @@ SCHEMAS = {
         "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask * scale",
         5,
     ),
+    "_flash_attention_forward_no_dropout_inplace": (
+        "out query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask * scale",
+        1,
+    ),
     "_flash_attention_backward": (
         "grad_out query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal "
         "rng_state unused * scale",
@@ -54,6 +61,8 @@ SCHEMAS = {
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_aten_ops_have_the_signature_that_we_call(name: str) -> None:
+    if name.endswith("_inplace") and not hasattr(torch.ops.aten, name):
+        pytest.skip("this torch cannot write into a given output: it is copied")
     schema = getattr(torch.ops.aten, name).default._schema
     arguments, num_results = SCHEMAS[name]
     positional, keywords = (part.split() for part in arguments.split("*"))
@@ -82,6 +91,40 @@ def test_cuda_varlen_shell_runs_on_meta_tensors() -> None:
     assert out.shape == q.shape and lse.shape == (4, 48)
     dq, dk, dv = backend.backward_varlen(out, Saved(q, k, k, out, lse), (0, 1, 17, 48), 0.125)
     assert dq.shape == q.shape and dk.shape == dv.shape == k.shape
+
+
+class Called(TorchDispatchMode):
+    """Names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(cuda._flash_into is None, reason="this torch cannot write into a given output")
+def test_flash_writes_into_the_output_without_a_copy() -> None:
+    q = torch.empty(2, 4, 16, 64, dtype=torch.bfloat16, device="meta")
+    place = torch.empty(16, 2, 4, 64, dtype=torch.bfloat16, device="meta").permute(1, 2, 0, 3)
+    with Called() as called:
+        out, lse = cuda.FlashSdpa().forward(q, q, q, True, 0.125, place)
+    assert out is place and lse.shape == (2, 4, 16)
+    assert "copy_" not in called.names and "_flash_attention_forward_no_dropout_inplace" in called.names
+    packed = torch.empty(48, 4, 64, dtype=torch.bfloat16, device="meta")
+    with Called() as called:
+        out, lse = cuda.FlashSdpa().forward_varlen(packed, packed, packed, (0, 1, 48), 0.125, packed)
+    assert out is packed and lse.shape == (4, 48) and "copy_" not in called.names
+
+
+def test_cudnn_copies_into_the_output() -> None:
+    q = torch.empty(2, 4, 16, 64, dtype=torch.bfloat16, device="meta")
+    place = torch.empty_like(q)
+    with Called() as called:
+        out, _ = cuda.CudnnSdpa().forward(q, q, q, True, 0.125, place)
+    assert out is place and "copy_" in called.names
 
 
 def test_cpu_kernel_refuses_what_would_kill_it_or_be_masked_wrongly() -> None:
@@ -118,7 +161,19 @@ def test_select_on_cuda_follows_the_compute_capability() -> None:
         select_backend("cpu", "cuda", (9, 0))
 
 
-@pytest.mark.parametrize(("name", "module"), [("flash_attn", "flash_attn"), ("te", "transformer_engine")])
+def test_the_flag_knows_every_backend() -> None:
+    assert get_args(get_type_hints(HardwareConfig)["attention_backend"]) == BACKENDS
+
+
+MODULES = [
+    ("flash_attn", "flash_attn"),
+    ("flash_attn_3", "flash_attn_interface"),
+    ("flash_attn_4", "flash_attn"),
+    ("te", "transformer_engine"),
+]
+
+
+@pytest.mark.parametrize(("name", "module"), MODULES)
 def test_missing_package_is_named_with_the_remedy(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # as if not installed
     with pytest.raises(ConfigError, match=rf"'{name}'.*install .*or use 'auto'"):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memo.attention.backends import CpuFlash, Saved, VarlenBackend, placed
 from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
-from memo.attention.core import attend, attend_backward
+from memo.attention.core import OutputMerger, attend, attend_backward
 
 torch.set_num_threads(1)
 
@@ -177,3 +177,58 @@ def test_varlen_runs_end_at_a_gap_on_either_side() -> None:
     true_out, true_dq, *_ = dense_attention(inputs, documents, 0.25)
     torch.testing.assert_close(out, true_out[held], atol=1e-12, rtol=0)
     torch.testing.assert_close(dq, true_dq[held], atol=1e-12, rtol=0)
+
+
+def buffer_like(q: Tensor) -> Tensor:
+    """NaN, and with room between the tokens, as in a slot that holds more."""
+    s, b, n, d = q.shape
+    return torch.full((s, b, n * d + 24), torch.nan, dtype=q.dtype)[..., : n * d].unflatten(-1, (n, d))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+@pytest.mark.parametrize("backend", [CpuFlash(), VarlenByLoop()], ids=lambda x: x.name)
+@pytest.mark.parametrize("scrambled", [False, True], ids=["squares", "merged"])
+def test_output_is_written_where_it_belongs_with_the_same_bits(
+    dtype: torch.dtype, documents: Documents | None, backend: CpuFlash | VarlenByLoop, scrambled: bool
+) -> None:
+    q, k, v, _ = make_inputs(S, 2, (4, 2), 16, dtype)
+    q_chunks = (Chunk(20, 28, 0), Chunk(0, 20, 28)) if scrambled else WHOLE
+    blocks = attention_blocks(q_chunks, WHOLE, documents)
+    assert scrambled == any(not block.causal for block in blocks)
+    expected, expected_lse = attend(backend, q, k, v, blocks, 0.25)
+    place = buffer_like(q)
+    out, lse = attend(backend, q, k, v, blocks, 0.25, place)
+    assert out.data_ptr() == place.data_ptr() and out.stride() == place.stride()
+    assert torch.equal(place, expected) and torch.equal(lse, expected_lse)
+
+
+def test_a_wide_output_is_merged_in_its_place_and_a_narrow_one_is_not() -> None:
+    """bf16 sums would lose bits: only the finished sum is rounded into the place."""
+    for dtype, in_place in ((torch.float32, True), (torch.float64, True), (torch.bfloat16, False)):
+        q = make_inputs(S, 1, (2, 2), 16, dtype)[0]
+        place = buffer_like(q)
+        merger = OutputMerger(q, place)
+        assert (merger._out is place) == in_place
+        assert merger._out.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+
+
+def test_squares_are_not_merged() -> None:
+    """Each document's kernel is told its rows of the output; nothing passes over them again."""
+
+    class Placed(Spy):
+        def forward(
+            self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
+            assert out is not None
+            places.append(out.data_ptr())
+            return super().forward(q, k, v, causal, scale, out)
+
+        def merge_(self, *parts: Tensor) -> None:  # type: ignore[override]
+            raise AssertionError("nothing is to be merged")
+
+    places: list[int] = []
+    q, k, v, _ = make_inputs(S, 2, (4, 2), 16, torch.bfloat16)
+    place = buffer_like(q)
+    attend(Placed(), q, k, v, attention_blocks(WHOLE, WHOLE, ((0, 20, S),) * 2), 0.25, place)
+    assert places == [place.data_ptr(), place[20].data_ptr()]

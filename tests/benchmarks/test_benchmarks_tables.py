@@ -13,7 +13,7 @@ from scales import FULL, SMOKE, parser, resolve
 from table3_end_to_end import fit_ideal, ratios
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SET = [*run_all.SCRIPTS, "run_all", "report", "all_on_gpu", "swap_convergence", "measure"]
+SET = [*run_all.SCRIPTS, "run_all", "report", "all_on_gpu", "swap_convergence", "measure", "fsdp2"]
 
 
 @pytest.mark.parametrize("name", SET)
@@ -78,7 +78,7 @@ def test_rows_survive_and_stand_on_the_page(tmp_path: Path, monkeypatch: pytest.
     assert "| 512 | memo | ok | 0.250 | 3.0 | 1.50 |" in page
     assert "| 512 | none | oom: a / b | - | - | - |" in page
     assert "MFU full" not in page  # no row knows it
-    assert page.count("Not measured.") == 1 and "Not measured: table3_end_to_end, overlap" in page
+    assert page.count("Not measured.") == 1 and "Not measured: table3_end_to_end, copies, overlap" in page
 
 
 def test_the_page_is_that_of_the_results() -> None:

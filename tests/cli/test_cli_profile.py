@@ -8,6 +8,7 @@ from layouts import tiny
 from ranks import run_ranks
 
 import memo
+from memo.artifacts.attention_table import AttentionTable
 from memo.artifacts.layer_profile import LayerProfile
 from memo.cli.main import main
 from memo.mesh import local_device
@@ -133,3 +134,20 @@ def test_on_several_ranks_the_first_tells(tmp_path: Path) -> None:
     (first_wrote, first_said), (second_wrote, second_said) = run_ranks(2, _on_two_stages, str(tmp_path / "out"))
     assert first_wrote and "tiles (alpha)" in first_said
     assert not second_wrote and second_said == ""
+
+
+def test_attention_kernels_are_timed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert profile(f"--attention --profile-cache {tmp_path}") == 0
+    printed = capsys.readouterr().out
+    for shape in ("causal", "packed"):
+        assert f"  {shape}, 64 tokens, heads of 8, fp32, 4 heads (4 k/v), batch 1\n    cpu " in printed
+    assert "attention: cpu (the one kernel of this device)\n" in printed
+    (kept,) = tmp_path.glob("attention-*.json")
+    assert f"kept in {kept}\n" in printed
+    assert len(AttentionTable.load(kept).rows) == 2 and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("flags", ["--profile-cache off", "--on-paper 1 --trace-out t.json"])
+def test_times_of_kernels_need_a_device_and_a_place(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    message = " ".join(refusal(f"--attention {flags}", capsys).split())
+    assert "--attention measures on this device" in message and "give a directory, and no --on-paper" in message

@@ -154,6 +154,26 @@ def test_explicit_backward_never_runs_the_forward(comm_type: str, a2a_size: int)
         assert num_forward == 0 and num_backward > 0
 
 
+def check_placed(comm_type: str, a2a_size: int) -> None:
+    """A NaN-filled buffer of tokens with other values between them gets the bits that a fresh tensor gets."""
+    ring, a2a = groups(a2a_size)
+    attention = ContextAttention(CpuFlash(), S, comm_type, ring, a2a, SCALE)
+    own = token_indices(S, dist.get_world_size(), dist.get_rank())
+    for dtype in DTYPES:
+        for documents in (None, EDGES):
+            q, k, v = (x[own] for x in make_inputs(S, 2, (4, 4), 16, dtype)[:3])
+            expected, expected_lse = attention.forward(q, k, v, documents)
+            place = torch.full((*q.shape[:2], 80), torch.nan, dtype=dtype)[..., :64].unflatten(-1, (4, 16))
+            out, lse = attention.forward(q, k, v, documents, place)
+            assert out.data_ptr() == place.data_ptr()
+            assert torch.equal(place, expected) and torch.equal(lse, expected_lse)
+
+
+@pytest.mark.parametrize(("comm_type", "a2a_size"), [("p2p", 1), ("all_gather", 1), ("a2a", 4), ("a2a+p2p", 2)])
+def test_output_is_written_where_it_belongs(comm_type: str, a2a_size: int) -> None:
+    run_ranks(4, check_placed, comm_type, a2a_size)
+
+
 def check_ring_traffic() -> tuple[list[torch.dtype], list[torch.dtype]]:
     """Dtypes of this rank's messages in forward and in backward, for bf16 inputs."""
     sent: list[torch.dtype] = []
