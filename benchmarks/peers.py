@@ -4,8 +4,13 @@
 
 The peers train the same shape on as many tokens, in transformers' own classes: weights and AdamW states in fp32, bf16
 products by autocast where there is CUDA (memo: bf16 weights, fp32 masters, moments and gradients), PyTorch's
-scaled-dot-product attention. Liger's kernels are a row where the package is installed, and a row that says so where
-not. Offload puts the inputs of checkpointed layers into pinned host memory, as TRL and Unsloth do.
+scaled-dot-product attention. Offload puts the inputs of checkpointed layers into pinned host memory on the stream that
+computes, as TRL, Unsloth and Arctic Long Sequence Training do.
+
+Liger's kernels, and ALST's pieces for one device as DeepSpeed ships them (https://arxiv.org/abs/2506.13996: the MLP and
+the loss in tiles of the sequence, layer inputs offloaded), are rows where the packages are installed, and rows that say
+so where not. FSDP2 with weights and optimizer states on the host trains a GPT of about as many weights, in plain torch
+(benchmarks/fsdp2.py).
 
 The model is the largest of the set whose states leave room on one device for activations.
 """
@@ -14,12 +19,14 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from fsdp2 import Gpt, fsdp2_offload
 from measure import Case, DeviceMemory, case_of, in_fresh_process, measured, percentiles
 from rows import Journal
 from scales import parser, resolve
@@ -30,13 +37,20 @@ from memo.config.to_hugging_face import write_config
 from memo.train.device import peak_memory_bytes
 from memo.train.oom import is_out_of_memory
 
+FSDP2 = "fsdp2-cpu-offload"
 PEERS = {
-    # name: (package it needs beside transformers, inputs of layers wait in host memory)
-    "transformers-checkpointing": (None, False),
-    "transformers-checkpointing-offload": (None, True),
-    "transformers-liger-checkpointing": ("liger_kernel", False),
-    "transformers-liger-checkpointing-offload": ("liger_kernel", True),
+    # name: (packages it needs, inputs of layers wait in host memory)
+    "transformers-checkpointing": (("transformers",), False),
+    "transformers-checkpointing-offload": (("transformers",), True),
+    "transformers-liger-checkpointing": (("transformers", "liger_kernel"), False),
+    "transformers-liger-checkpointing-offload": (("transformers", "liger_kernel"), True),
+    "transformers-alst-offload": (("transformers", "deepspeed"), True),
+    FSDP2: ((), False),
 }
+_LOGITS_BYTES = 1 << 30
+"""Of one tile of ALST's loss, in fp32: what its trainer takes."""
+
+Loss = Callable[[Tensor], Tensor]
 
 
 def build(case: Case, liger: bool) -> torch.nn.Module:
@@ -62,6 +76,49 @@ def build(case: Case, liger: bool) -> torch.nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+def plain_loss(model: Any) -> Loss:
+    """tokens [1, s] -> mean loss, as transformers has it."""
+    return lambda tokens: model(input_ids=tokens, labels=tokens).loss
+
+
+def tiled_loss(model: Any, case: Case) -> Loss:
+    """The same, with ALST's MLP and loss; changes the model's MLPs.
+
+    Tiles of the MLP are as many tokens as the model is wide. Its functions compute again outside of autocast, so what
+    they are given turns it on.
+    """
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledFusedLogitsLoss, TiledMLP
+
+    def autocast() -> torch.autocast:
+        return torch.autocast(case.device, torch.bfloat16, enabled=case.device == "cuda")
+
+    def mlp(module: Any, x: Tensor) -> Tensor:
+        with autocast():
+            return module.down_proj(module.act_fn(module.gate_proj(x)) * module.up_proj(x))  # type: ignore[no-any-return]
+
+    def tiled(module: Any) -> Callable[[Tensor], Tensor]:
+        weights = list(module.parameters())
+        return lambda x: TiledMLP.apply(mlp, module, x, math.ceil(x.shape[1] / x.shape[2]), weights)
+
+    for layer in model.model.layers:
+        layer.mlp.forward = tiled(layer.mlp)
+    count = case.seq_length - 1
+
+    def cross_entropy(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+        with autocast():
+            return torch.nn.functional.cross_entropy(head(hidden).float(), targets, reduction="sum") / count
+
+    def loss(tokens: Tensor) -> Tensor:
+        hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1]
+        tiles = math.ceil(count * case.model.vocabulary * 4 / _LOGITS_BYTES)
+        head, targets = model.lm_head, tokens[:, 1:]
+        return TiledFusedLogitsLoss.apply(  # type: ignore[no-any-return]
+            cross_entropy, head, hidden, targets, None, tiles, [head.weight], "sum"
+        )
+
+    return loss
+
+
 @contextlib.contextmanager
 def layer_inputs_away(hidden_size: int, copies: HostCopies) -> Iterator[None]:
     """What is saved in the shape of a layer's input, [1, s, h], goes to host memory until backward."""
@@ -80,11 +137,14 @@ def layer_inputs_away(hidden_size: int, copies: HostCopies) -> Iterator[None]:
 
 def take(name: str, case: Case) -> dict[str, Any]:
     """In a fresh process: warm up, step, and tell."""
-    (package, offload), copies = PEERS[name], HostCopies()
+    (packages, offload), copies = PEERS[name], HostCopies()
     if "num_threads" in case.flags:
         torch.set_num_threads(case.flags["num_threads"])
+    if name == FSDP2:
+        return fsdp2_offload(gpt_of(case))
     try:
-        model = build(case, liger=package is not None)
+        model = build(case, liger="liger_kernel" in packages)
+        loss_of = tiled_loss(model, case) if "deepspeed" in packages else plain_loss(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=case.device == "cuda")
         steps_s: list[float] = []
         for step in range(case.warmup + case.steps):
@@ -94,7 +154,7 @@ def take(name: str, case: Case) -> dict[str, Any]:
             start_s = time.perf_counter()
             with layer_inputs_away(case.model.hidden_size, copies) if offload else contextlib.nullcontext():
                 with torch.autocast(case.device, torch.bfloat16, enabled=case.device == "cuda"):
-                    loss = model(input_ids=tokens, labels=tokens).loss
+                    loss = loss_of(tokens)
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -120,6 +180,26 @@ def take(name: str, case: Case) -> dict[str, Any]:
     }
 
 
+def gpt_of(case: Case) -> Gpt:
+    """A GPT as wide and as deep; its MLP is four times as wide as the model, whatever the case's is."""
+    model = case.model
+    return Gpt(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        vocab_size=model.vocabulary,
+        seq_length=case.seq_length,
+        device=case.device,
+        warmup=case.warmup,
+        steps=case.steps,
+    )
+
+
+def missing(packages: tuple[str, ...]) -> list[str]:
+    """Which of these cannot be found here."""
+    return [package for package in packages if importlib.util.find_spec(package) is None]
+
+
 def main() -> None:
     flags = parser(__doc__)
     flags.add_argument("--one", nargs=2, metavar=("PEER", "CASE"), help="measure one case here; print its row")
@@ -134,9 +214,9 @@ def main() -> None:
         case = case_of(args, "memo", args.scale.peer, seq_length)
         ours = journal.add(measured(args, case))
         about = {name: ours[name] for name in ("scale", "model", "shape", "layers", "seq_length")}
-        for name, (package, _) in PEERS.items():
-            if package is not None and importlib.util.find_spec(package) is None:
-                row = {"status": "unavailable", "message": f"the package {package} is not installed"}
+        for name, (packages, _) in PEERS.items():
+            if missing(packages):
+                row = {"status": "unavailable", "message": f"not installed: {', '.join(missing(packages))}"}
             elif name in out_of_memory:
                 row = {"status": "oom", "message": "a shorter sequence was out of memory already"}
             else:

@@ -58,6 +58,16 @@ def text(name: str) -> Cell:
     return lambda row: "-" if row.get(name) is None else str(row[name])
 
 
+def both_ways(company: str) -> Cell:
+    """Rates of both directions in some company."""
+
+    def cell(row: Row) -> str:
+        found = [row.get(f"{direction}_{company}_gb_per_s") for direction in ("offload", "prefetch")]
+        return "-" if None in found else " / ".join(f"{rate:.1f}" for rate in found)
+
+    return cell
+
+
 def moved(row: Row) -> str:
     """Shares of the tokens that move, by group of tensors; `stays` where the plan found that nothing need move."""
     if row.get("moves") is None:
@@ -114,6 +124,20 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
         "Ablation",
         {**_RUN, **_MFU, **_MEMORY, "moved": moved, "over full recompute": number("speed_over_full-recompute", ".2f")},
     ),
+    "copies": (
+        "Copies of one layer's record, GB/s: offload / prefetch",
+        {
+            "s": _RUN["s"],
+            "alpha": number("alpha", "g"),
+            "record, GiB": gib("record_bytes"),
+            "status": status,
+            "alone": both_ways("alone"),
+            "both at once": both_ways("alone_both"),
+            "under compute": both_ways("compute"),
+            "both under compute": both_ways("compute_both"),
+            "compute takes": number("compute_slowed_by_both", ".2f"),
+        },
+    ),
     "overlap": (
         "Overlap of copies and compute",
         {
@@ -124,17 +148,6 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
             "waiting, s": number("copy_wait_s", ".4f"),
             "hidden": number("hidden_share", ".3f"),
             "foreseen": lambda row: f"{row['forecast']['hidden_share']:.3f}" if row.get("forecast") else "-",
-            **{
-                name.replace("_gb_per_s", ", GB/s").replace("_", " "): number(name, ".1f")
-                for name in (
-                    "offload_alone_offload_gb_per_s",
-                    "prefetch_alone_prefetch_gb_per_s",
-                    "both_at_once_offload_gb_per_s",
-                    "both_at_once_prefetch_gb_per_s",
-                    "beside_compute_offload_gb_per_s",
-                    "beside_compute_prefetch_gb_per_s",
-                )
-            },
         },
     ),
     "reach": (

@@ -21,6 +21,7 @@ SCRIPTS = {
     "table4_ablation": 0.2,
     "peers": 0.3,
     "convergence": 0.25,
+    "copies": 0.1,
     "overlap": 0.35,
     "allocator": 0.4,
     "reach": 1.0,
