@@ -22,6 +22,7 @@ class Ops:
     norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
     rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate_: Callable[..., None]
     activate: Callable[[Tensor, str], Tensor]
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
@@ -30,6 +31,7 @@ _FOLDERS = {
     "norm": "norm",
     "add_norm": "norm",
     "rotate": "rope",
+    "rotate_": "rope",
     "activate": "activation",
     "merge_": "merge",
 }

@@ -62,11 +62,11 @@ class SelfAttention(Protocol):
     qkv: Linear
     projection: Linear
     core: CoreAttention
-    heads: list[int]
     head_dim: int
     q_norm: nn.Module | None
     k_norm: nn.Module | None
-    prepare: Callable[[Tensor, Any], tuple[Tensor, Tensor, Tensor]]
+    normed_heads: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    rotate_: Callable[..., None]
 
 
 class Mlp(Protocol):
@@ -215,15 +215,13 @@ class TokenwiseLayer(nn.Module):
     ) -> Tensor:
         """From the gradients of q, k and v back to the layer's input, [n / T, b, h]."""
         attention, norm_module = self.layer.attention, self.layer.attention_norm
-        rope = self._rope_rows(context, tile)
-        # Where the slot holds rotated heads they stand in for the unrotated: RoPE is linear, so its
-        # gradient does not depend on them.
-        prepared = Replayed(
-            lambda qkv: attention.prepare(qkv, rope),
-            kept["qkv"][tile.full],
-            _parameters(attention.q_norm, attention.k_norm),
+        grad_q, grad_k, grad_v = (grad[tile.full] for grad in grads)
+        attention.rotate_(grad_q, grad_k, self._rope_rows(context, tile), back=True)  # nobody else has these gradients
+        # Where the slot holds rotated heads no norm is there to need them raw: heads are only put side by side.
+        heads = Replayed(
+            attention.normed_heads, kept["qkv"][tile.full], _parameters(attention.q_norm, attention.k_norm)
         )
-        grad_qkv = prepared.backward(self.sink, *(grad[tile.full] for grad in grads))
+        grad_qkv = heads.backward(self.sink, grad_q, grad_k, grad_v)
         norm = Replayed(norm_module, kept["input"][tile.shard], norm_module.parameters())
         normed = self._recall("attention_norm", kept, tile)
         gathered = all_gather(norm.output if normed is None else normed, self.group)
@@ -237,19 +235,16 @@ class TokenwiseLayer(nn.Module):
         attention = self.layer.attention
         normed = self._keep("attention_norm", self.layer.attention_norm(kept["input"][tile.shard]), kept, tile)
         qkv = column_forward(all_gather(normed, self.group), attention.qkv, out=kept["qkv"][tile.full])
-        if attention.q_norm is None and context.rope is not None:
-            prepared = attention.prepare(qkv, self._rope_rows(context, tile))
-            for heads, rotated in zip(self._split_heads(qkv)[:2], prepared[:2], strict=True):
-                heads.copy_(rotated)
+        if attention.q_norm is None:
+            q, k, _ = attention.normed_heads(qkv)
+            attention.rotate_(q, k, self._rope_rows(context, tile))
 
-    def _attention_inputs(self, kept: dict[str, Tensor], context: Context) -> tuple[Tensor, ...]:
-        if self.layer.attention.q_norm is None:
-            return self._split_heads(kept["qkv"])
-        return self.layer.attention.prepare(kept["qkv"], context.rope)
-
-    def _split_heads(self, qkv: Tensor) -> tuple[Tensor, ...]:
+    def _attention_inputs(self, kept: dict[str, Tensor], context: Context) -> tuple[Tensor, Tensor, Tensor]:
         attention = self.layer.attention
-        return qkv.unflatten(-1, (-1, attention.head_dim)).split(attention.heads, dim=2)
+        q, k, v = attention.normed_heads(kept["qkv"])
+        if attention.q_norm is not None:
+            attention.rotate_(q, k, context.rope)  # tensors of their own: the slot keeps raw heads
+        return q, k, v
 
     def compute_residual(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
         projected = row_forward(kept["attention_out"][tile.full], self.layer.attention.projection, self.group)

@@ -98,16 +98,26 @@ class SelfAttention(nn.Module):
         return y
 
     def prepare(self, qkv: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
-        """From the matrix's output [s, b, (a + 2k) d] to what attention takes: heads, normed and rotated.
-
-        Token-wise: any range of tokens with their rows of the RoPE table will do.
-        """
-        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        """From the matrix's output [s, b, (a + 2k) d] to what attention takes: heads, normed and rotated."""
+        q, k, v = self.normed_heads(qkv)
         if rope is not None:
             q, k = (self.ops.rotate(x, rope.cos, rope.sin) for x in (q, k))
         return q, k, v
+
+    # Token-wise: of any range of tokens, with their rows of the RoPE table.
+
+    def normed_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads of q, k and v, [..., d]: parts of qkv, but q and k tensors of their own where they are normed."""
+        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
+
+    def rotate_(self, q: Tensor, k: Tensor, rope: RopeTable | None, *, back: bool = False) -> None:
+        """RoPE on q and k where they lie, outside of autograd; `back` on their gradients."""
+        if rope is not None:
+            for heads in (q, k):
+                self.ops.rotate_(heads, rope.cos, rope.sin, back=back)
 
 
 class MLP(nn.Module):

@@ -1,5 +1,7 @@
 """RoPE and activations: forward and backward, against fp64."""
 
+from typing import Any
+
 import pytest
 import torch
 from kernel_checks import DTYPES, assert_as_exact, far_apart, normal
@@ -29,16 +31,33 @@ def test_rotation(heads: int, size: int, dtype: torch.dtype) -> None:
     assert_as_exact(call(rope_kernel), call(rope), [x])
 
 
-def test_rotation_in_place_of_some_heads() -> None:
-    """q and k of a fused [s, b, (a + 2k) d] turn where they lie; v stays."""
-    qkv = normal(4, 2, 5, 16, dtype=torch.float32)
-    table = angles(4, 2, 8, torch.float32)
-    expected = torch.cat((rope.rotate(qkv[:, :, :3], *table), qkv[:, :, 3:]), dim=2)
+@pytest.mark.parametrize("module", [rope, rope_kernel], ids=["torch", "triton"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rotation_in_place_of_some_heads(module: Any, dtype: torch.dtype) -> None:
+    """q and k of a fused [s, b, (a + 2k) d] turn where they lie; v stays. Each way to the bit as out of place."""
+    qkv = normal(4, 2, 5, 16, dtype=dtype)
+    table = angles(4, 2, 8, dtype)
+    turned = module.rotate(qkv[:, :, :3], *table)
     given = qkv.clone()
-    rope_kernel.rotate_(given[:, :, :3], *table)
-    torch.testing.assert_close(given, expected, atol=1e-6, rtol=0)
-    rope.rotate_(qkv[:, :, :3], *table)
-    assert torch.equal(qkv, expected)
+    module.rotate_(given[:, :, :3], *table)
+    assert torch.equal(given, torch.cat((turned, qkv[:, :, 3:]), dim=2))
+
+
+@pytest.mark.parametrize("module", [rope, rope_kernel], ids=["torch", "triton"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rotation_back_is_the_gradient(module: Any, dtype: torch.dtype) -> None:
+    """To the bit as autograd finds it."""
+    x, table = normal(4, 2, 3, 16, dtype=dtype).requires_grad_(), angles(4, 2, 8, dtype)
+    grad = normal(4, 2, 3, 16, dtype=dtype, seed=5)
+    (expected,) = torch.autograd.grad(module.rotate(x, *table), x, grad)
+    module.rotate_(grad, *table, back=True)
+    assert torch.equal(grad, expected)
+
+
+def test_heads_that_are_not_contiguous_are_refused() -> None:
+    x = normal(2, 1, 16, 4, dtype=torch.float32).transpose(2, 3)
+    with pytest.raises(ValueError, match="the elements of a head lie 4 apart"):
+        rope_kernel.rotate_(x, *angles(2, 1, 8, torch.float32))
 
 
 def test_a_tile_of_a_table() -> None:
@@ -54,6 +73,9 @@ def test_rotation_of_tokens_further_apart_than_32_bits() -> None:
     table = angles(2, 1, 8, torch.float16)
     far = far_apart(near.view(2, 16)).view(2, 1, 1, 16)
     assert torch.equal(rope_kernel.rotate(far, *table), rope_kernel.rotate(near, *table))
+    for x in (far, near):
+        rope_kernel.rotate_(x, *table)
+    assert torch.equal(far, near)
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu"])

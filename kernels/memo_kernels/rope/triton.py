@@ -41,9 +41,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As reference.rotate_."""
-    return _launch(x, x, cos, sin, back=False)
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> None:
+    """As reference.rotate_, of fp32, bf16 or fp16 whose heads are contiguous; ValueError where they are not."""
+    if x.stride(-1) != 1:
+        raise ValueError(f"the elements of a head lie {x.stride(-1)} apart: in place only contiguous heads are turned")
+    _launch(x, x, cos, sin, back=back)
 
 
 class _Rotate(torch.autograd.Function):

@@ -160,16 +160,21 @@ def recomputed_backward(ledger: Ledger, z: LayerSizes, x: Block, grad: Block, *,
 
 def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
     """SelfAttention.prepare on `tokens` tokens: norm of q and k, then RoPE on both."""
-    heads = Heads()
-    if z.qk_norm:
-        heads.q_norm = norm_forward(ledger, z, "normed q", tokens * z.heads, z.head_dim, graph)
-        heads.k_norm = norm_forward(ledger, z, "normed k", tokens * z.kv_heads, z.head_dim, graph)
-        heads.q, heads.k = heads.q_norm.out, heads.k_norm.out
+    heads = normed_heads_forward(ledger, z, tokens, graph)
     if z.rope:
         heads.q = rope_forward(ledger, z, "rotated q", tokens, z.q)
         heads.k = rope_forward(ledger, z, "rotated k", tokens, z.kv)
         if z.qk_norm and heads.q_norm is not None and heads.k_norm is not None:
             ledger.free(heads.q_norm.out, heads.k_norm.out)  # RoPE keeps its table alone
+    return heads
+
+
+def normed_heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
+    heads = Heads()
+    if z.qk_norm:
+        heads.q_norm = norm_forward(ledger, z, "normed q", tokens * z.heads, z.head_dim, graph)
+        heads.k_norm = norm_forward(ledger, z, "normed k", tokens * z.kv_heads, z.head_dim, graph)
+        heads.q, heads.k = heads.q_norm.out, heads.k_norm.out
     return heads
 
 
@@ -184,12 +189,27 @@ def heads_backward(
     if z.rope:
         grad_k = rope_backward(ledger, z, "k gradient", tokens, z.kv, grad_k)
         grad_q = rope_backward(ledger, z, "q gradient", tokens, z.q, grad_q)
+    whole = normed_heads_backward(ledger, z, tokens, heads, grad_q, grad_k, qkv)
+    ledger.free(*rest)
+    return whole
+
+
+def normed_heads_backward(
+    ledger: Ledger,
+    z: LayerSizes,
+    tokens: int,
+    heads: Heads,
+    grad_q: Block | None = None,
+    grad_k: Block | None = None,
+    qkv: Block | None = None,
+) -> Block:
+    """Gradient of qkv; what is given is dropped."""
     if heads.q_norm is not None and heads.k_norm is not None:
         grad_k = norm_backward(ledger, z, heads.k_norm, grad_k, None, adds=False)
         grad_q = norm_backward(ledger, z, heads.q_norm, grad_q, None, adds=False)
         ledger.free(qkv)
     whole = ledger.make("qkv gradient", tokens * z.qkv * z.narrow)
-    ledger.free(grad_q, grad_k, *rest)
+    ledger.free(grad_q, grad_k)
     return whole
 
 

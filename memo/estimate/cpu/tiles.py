@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 
 from memo.estimate.cpu.attention import attention_backward, attention_forward_placed
-from memo.estimate.cpu.layer import heads_backward, heads_forward, matrices
+from memo.estimate.cpu.layer import matrices, normed_heads_backward, normed_heads_forward
 from memo.estimate.cpu.ledger import Block, Ledger
 from memo.estimate.cpu.matrices import Matrix, column_forward, hidden_bytes, row_forward
 from memo.estimate.cpu.messages import all_gather, reduce_scatter
 from memo.estimate.cpu.sizes import LayerSizes
-from memo.estimate.cpu.tokenwise import activation_backward, activation_forward, norm_backward, norm_forward
+from memo.estimate.cpu.tokenwise import (
+    activation_backward,
+    activation_forward,
+    norm_backward,
+    norm_forward,
+    rope_in_place,
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +34,9 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, x: Block) -> Block:
     tile = z.tokens // z.tiles
     hidden = hidden_bytes(z, z.tokens) // z.tp
     _compute_qkv(ledger, z, tile)
-    heads = heads_forward(ledger, z, z.tokens, graph=False) if z.qk_norm else None
+    q, k = _attention_inputs(ledger, z)
     lse = attention_forward_placed(ledger, z)
-    ledger.free(lse, *((heads.q, heads.k) if heads is not None else ()))
+    ledger.free(lse, q, k)
     y = ledger.make("layer output", hidden)
     _, projection, fc1, fc2 = matrices(z)
     residual = _residual(ledger, z, projection, tile)
@@ -51,9 +57,9 @@ def tiled_backward(ledger: Ledger, z: LayerSizes, slot: Slot, grad: Block) -> Bl
     grad_residual = ledger.make("residual gradient", hidden)
     grad_out = ledger.make("output gradient", q_bytes)
     _mlp_backward(ledger, z, slot, tile)
-    heads = heads_forward(ledger, z, z.tokens, graph=False) if z.qk_norm else None
+    q, k = _attention_inputs(ledger, z)
     grads = attention_backward(ledger, z)
-    ledger.free(grad_out, *((heads.q, heads.k) if heads is not None else ()))
+    ledger.free(grad_out, q, k)
     grad_x = ledger.make("input gradient", hidden)
     _qkv_backward(ledger, z, tile)
     ledger.free(grad_residual, *grads, grad)
@@ -63,8 +69,17 @@ def tiled_backward(ledger: Ledger, z: LayerSizes, slot: Slot, grad: Block) -> Bl
 def _compute_qkv(ledger: Ledger, z: LayerSizes, tile: int) -> None:
     normed = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=False).out
     ledger.free(all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile)))  # qkv itself is written into the slot
-    heads = heads_forward(ledger, z, tile, graph=False) if z.rope and not z.qk_norm else None
-    ledger.free(normed, *((heads.q, heads.k) if heads is not None else ()))
+    if z.rope and not z.qk_norm:
+        rope_in_place(ledger, z, tile)
+    ledger.free(normed)
+
+
+def _attention_inputs(ledger: Ledger, z: LayerSizes) -> tuple[Block | None, Block | None]:
+    """q and k where they are normed, and so not in the slot."""
+    heads = normed_heads_forward(ledger, z, z.tokens, graph=False)
+    if z.rope and z.qk_norm:
+        rope_in_place(ledger, z, z.tokens)
+    return heads.q, heads.k
 
 
 def _residual(ledger: Ledger, z: LayerSizes, projection: Matrix, tile: int) -> Block:
@@ -93,8 +108,10 @@ def _mlp_backward(ledger: Ledger, z: LayerSizes, slot: Slot, tile: int) -> None:
 
 
 def _qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
-    heads = heads_forward(ledger, z, tile, graph=True)
-    grad_qkv = heads_backward(ledger, z, tile, heads, None, None)
+    if z.rope:
+        rope_in_place(ledger, z, tile)
+    heads = normed_heads_forward(ledger, z, tile, graph=True)
+    grad_qkv = normed_heads_backward(ledger, z, tile, heads)
     norm = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=True)
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
     grad_normed = _column_backward(ledger, z, matrices(z)[0], tile)

@@ -111,6 +111,13 @@ def rope_forward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: i
     return rotated
 
 
+def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
+    """q, then k, or their gradients: the low half is turned beside them while one product comes and goes."""
+    for width in (z.q, z.kv):
+        half = tokens * width * z.narrow // 2
+        ledger.pulse(("rope half", half), ("rope term", half))
+
+
 def _product_sum(ledger: Ledger, num_bytes: int) -> Block:
     terms = [ledger.make("rope term", num_bytes) for _ in range(2)]
     total = ledger.make("rope half", num_bytes)
