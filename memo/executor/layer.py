@@ -75,12 +75,17 @@ class Mlp(Protocol):
     activate: Callable[[Tensor], Tensor]
 
 
+class Norm(Protocol):
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 class Layer(Protocol):
     """What the executor needs of a layer; the plain transformer's fits."""
 
-    attention_norm: nn.Module
+    attention_norm: Norm
     attention: SelfAttention
-    mlp_norm: nn.Module
+    mlp_norm: Norm
     mlp: Mlp
 
 
@@ -153,8 +158,9 @@ class TokenwiseLayer(nn.Module):
 
     def _mlp_forward(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
         """The residual after attention and what the MLP adds to it, [n / T, b, h] each."""
-        residual = self._keep("residual", self.compute_residual(kept, tile), kept, tile)
-        normed = self._keep("mlp_norm", self.layer.mlp_norm(residual), kept, tile)
+        residual, normed = self.layer.mlp_norm.of_sum(kept["input"][tile.shard], self._projected(kept, tile))
+        self._keep("residual", residual, kept, tile)
+        self._keep("mlp_norm", normed, kept, tile)
         inner = self._keep("fc1", column_forward(all_gather(normed, self.group), self.layer.mlp.fc1), kept, tile)
         active = self._keep("activation", self.layer.mlp.activate(inner), kept, tile)
         return residual, row_forward(active, self.layer.mlp.fc2, self.group)
@@ -247,8 +253,11 @@ class TokenwiseLayer(nn.Module):
         return q, k, v
 
     def compute_residual(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
-        projected = row_forward(kept["attention_out"][tile.full], self.layer.attention.projection, self.group)
-        return kept["input"][tile.shard] + projected
+        """The sum that forward's `of_sum` gives, to the bit; alone, because backward norms it under a graph."""
+        return kept["input"][tile.shard] + self._projected(kept, tile)
+
+    def _projected(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
+        return row_forward(kept["attention_out"][tile.full], self.layer.attention.projection, self.group)
 
     def _rope_rows(self, context: Context, tile: Tile) -> Any:
         return None if context.rope is None else context.rope.rows(tile.full)

@@ -1,8 +1,10 @@
 """Norms: LayerNorm and RMSNorm, alone and of a sum, forward and backward, against fp64."""
 
+from typing import Any
+
 import pytest
 import torch
-from kernel_checks import DTYPES, assert_as_exact, far_apart, normal
+from kernel_checks import DEVICE, DTYPES, assert_as_exact, far_apart, normal
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -42,6 +44,21 @@ def test_add_norm(dtype: torch.dtype, centered: bool) -> None:
     assert_as_exact(call(kernel), call(reference), [x, residual, *parameters(96, dtype, centered)])
 
 
+@pytest.mark.parametrize("module", [reference, kernel], ids=["torch", "triton"])
+@pytest.mark.parametrize("centered", [True, False], ids=["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [100, 4096])
+def test_norm_of_a_sum_is_the_norm_of_that_sum(module: Any, size: int, dtype: torch.dtype, centered: bool) -> None:
+    """To the bit: a layer on tiles sums and norms at once in forward, and one after the other when it recomputes."""
+    x, residual = normal(5, 1, size, dtype=dtype), normal(5, 1, size, dtype=dtype, seed=5)
+    if dtype == torch.bfloat16 and DEVICE.type == "cpu":  # Triton's interpreter cuts off bits instead of rounding
+        x, residual = (part.mul(8).round().div(8) for part in (x, residual))  # sums that bf16 holds
+    weight, bias = (*parameters(size, dtype, centered), None)[:2]
+    total, normed = module.add_norm(x, residual, weight, bias, EPSILON)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, module.norm(x + residual, weight, bias, EPSILON))
+
+
 def test_rows_of_a_wider_tensor() -> None:
     """Heads of a fused matrix are normed where they lie."""
     wide = normal(6, 2, 160, dtype=torch.float32)
@@ -68,6 +85,14 @@ def test_rows_further_apart_than_32_bits() -> None:
     weight = parameters(64, torch.float16, centered=False)[0]
     far = far_apart(rows)
     assert torch.equal(kernel.norm(far, weight, None, EPSILON), kernel.norm(rows, weight, None, EPSILON))
+    assert all(
+        torch.equal(ours, near)
+        for ours, near in zip(
+            kernel.add_norm(far, far_apart(rows), weight, None, EPSILON),
+            kernel.add_norm(rows, rows, weight, None, EPSILON),
+            strict=True,
+        )
+    )
     grad = normal(2, 64, dtype=torch.float16, seed=3)
     ours, near = (
         kernel._launch_backward(grads, x, weight, None, EPSILON, False)[:2]

@@ -39,8 +39,10 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, x: Block) -> Block:
     ledger.free(lse, q, k)
     y = ledger.make("layer output", hidden)
     _, projection, fc1, fc2 = matrices(z)
-    residual = _residual(ledger, z, projection, tile)
+    projected = row_forward(ledger, z, projection, tile)
+    residual = ledger.make("residual", projected.num_bytes)
     normed = norm_forward(ledger, z, "mlp_norm", tile // z.tp, z.hidden, graph=False).out
+    ledger.free(projected)
     inner = column_forward(ledger, z, fc1, "fc1", normed, tile)
     active, _ = activation_forward(ledger, z, tile, graph=False)
     added = row_forward(ledger, z, fc2, tile)
