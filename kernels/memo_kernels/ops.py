@@ -25,6 +25,8 @@ class Ops:
     rotate_: Callable[..., None]
     activate: Callable[[Tensor, str], Tensor]
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    logit_sums: Callable[[Tensor, Tensor, int, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor, Tensor]]
+    logit_gradient_: Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
 
 
 _FOLDERS = {
@@ -34,6 +36,8 @@ _FOLDERS = {
     "rotate_": "rope",
     "activate": "activation",
     "merge_": "merge",
+    "logit_sums": "cross_entropy",
+    "logit_gradient_": "cross_entropy",
 }
 
 

@@ -74,7 +74,7 @@ class Head(nn.Module):
     def __init__(self, parts: ModelParts, chunk_size: int, tied_to: nn.Parameter | None) -> None:
         super().__init__()
         config = parts.config
-        self.group, self.chunk_size = parts.tp_group, chunk_size
+        self.group, self.chunk_size, self.ops = parts.tp_group, chunk_size, parts.ops
         self.vocab_size = config.vocabulary
         self.norm = parts.norm("final_norm")
         if tied_to is not None:
@@ -104,6 +104,7 @@ class Head(nn.Module):
             vocab_size=self.vocab_size,
             chunk_size=self.chunk_size,
             group=self.group,
+            ops=self.ops,
         )
 
     def greedy_tokens(self, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ For hidden size h = 4096, a vocabulary of 50K and 1M tokens, fp32 logits alone w
 `chunk_size` tokens at a time are gathered, multiplied with the local vocabulary rows, and reduced
 to one log-sum-exp; backward recomputes the logits of each chunk (one more head GEMM, about
 2 h v of the 6 P FLOPs a token) instead of keeping anything of size s x v. Softmax is in fp32.
+Logits and their gradient, which takes their place, are of the model's dtype (memo_kernels.cross_entropy).
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch.distributed import ProcessGroup
 
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter
 from memo.parallel.tensor import weight_gradient
+from memo_kernels import Ops, select_ops
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ def linear_cross_entropy(
     vocab_size: int,
     chunk_size: int,
     group: ProcessGroup | None,
+    ops: Ops | None = None,
 ) -> Tensor:
     """Negative log-likelihood of every token of this context-parallel rank.
 
@@ -50,12 +53,14 @@ def linear_cross_entropy(
         labels: [s, b] int64, all tokens of the context-parallel rank.
         vocab_size: real rows of the whole vocabulary.
         chunk_size: tokens whose logits exist at one time.
+        ops: what computes softmax and its gradient; None: torch.
 
     Returns:
         [s, b] in fp32 (fp64 for fp64 inputs), the same on every tp rank.
     """
     vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
-    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, vocab, chunk_size, group)
+    how = _How(vocab, chunk_size, group, select_ops("torch", hidden.dtype) if ops is None else ops)
+    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, how)
     return losses
 
 
@@ -68,7 +73,8 @@ def greedy_tokens(
     found = hidden.new_empty((hidden.shape[0] * group_size(group), hidden.shape[1]), dtype=torch.int64)
     found_rows = _by_rank(found, group)
     for rows in _row_ranges(hidden, chunk_size, group):
-        logits = _logits(all_gather(hidden[rows], group), weight, vocab)
+        logits = _logits(all_gather(hidden[rows], group), weight).to(_softmax_dtype(hidden.dtype))
+        logits[:, vocab.num_valid :] = float("-inf")
         best, token = logits.max(-1)
         is_best = best == all_reduce(best.clone(), group, "max")
         token = (token + vocab.first).masked_fill(~is_best, vocab_size)
@@ -76,54 +82,53 @@ def greedy_tokens(
     return found
 
 
+@dataclass(frozen=True)
+class _How:
+    """What both ways through the loss are told beside tensors."""
+
+    vocab: VocabSlice
+    chunk_size: int
+    group: ProcessGroup | None
+    ops: Ops
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        vocab: VocabSlice,
-        chunk_size: int,
-        group: ProcessGroup | None,
-    ) -> Tensor:
-        losses, log_sum_exp = _forward(hidden, weight, labels, vocab, chunk_size, group)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, how: _How) -> Tensor:
+        losses, log_sum_exp = _forward(hidden, weight, labels, how)
         ctx.save_for_backward(hidden, weight, labels, log_sum_exp)
-        ctx.vocab, ctx.chunk_size, ctx.group = vocab, chunk_size, group
+        ctx.how = how
         return losses
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, labels, log_sum_exp = ctx.saved_tensors
-        vocab, group = ctx.vocab, ctx.group
+        vocab, group = ctx.how.vocab, ctx.how.group
         label_rows, lse_rows, grad_rows = (_by_rank(t, group) for t in (labels, log_sum_exp, grads[0].contiguous()))
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=log_sum_exp.dtype)  # sums over chunks are not in bf16
-        for rows in _row_ranges(hidden, ctx.chunk_size, group):
+        for rows in _row_ranges(hidden, ctx.how.chunk_size, group):
             gathered = all_gather(hidden[rows], group)
-            grad = _logits(gathered, weight, vocab)
-            grad.sub_(lse_rows[:, rows].flatten().unsqueeze(-1)).exp_()
-            local, mine = _local_labels(label_rows[:, rows].flatten(), vocab)
-            grad.scatter_add_(-1, local.unsqueeze(-1), -mine.to(grad.dtype).unsqueeze(-1))
-            grad.mul_(grad_rows[:, rows].flatten().unsqueeze(-1))
-            grad_logits = grad.to(weight.dtype)
-            del grad
-            grad_gathered = (grad_logits @ weight).view_as(gathered)
-            grad_hidden[rows] = reduce_scatter(grad_gathered, group)
+            grad_logits = _logits(gathered, weight)
+            chunk = (tokens[:, rows].flatten() for tokens in (lse_rows, grad_rows))
+            local = _local_labels(label_rows[:, rows].flatten(), vocab)
+            ctx.how.ops.logit_gradient_(grad_logits, local, *chunk, vocab.num_valid)
+            grad_hidden[rows] = reduce_scatter((grad_logits @ weight).view_as(gathered), group)
             grad_weight += weight_gradient(grad_logits, gathered.flatten(0, 1))
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+            del gathered, grad_logits  # before the next chunk's are made
+        return grad_hidden, grad_weight.to(weight.dtype), None, None
 
 
-def _forward(
-    hidden: Tensor, weight: Tensor, labels: Tensor, vocab: VocabSlice, chunk_size: int, group: ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
+def _forward(hidden: Tensor, weight: Tensor, labels: Tensor, how: _How) -> tuple[Tensor, Tensor]:
     """Losses and log-sum-exp of all tokens, both [s, b], a chunk at a time."""
+    group = how.group
     losses = torch.empty(labels.shape, dtype=_softmax_dtype(hidden.dtype), device=hidden.device)
     log_sum_exp = torch.empty_like(losses)
     label_rows, loss_rows, lse_rows = (_by_rank(t, group) for t in (labels, losses, log_sum_exp))
-    for rows in _row_ranges(hidden, chunk_size, group):
-        logits = _logits(all_gather(hidden[rows], group), weight, vocab)
-        lse, target = _reduce(logits, label_rows[:, rows].flatten(), vocab, group)
+    for rows in _row_ranges(hidden, how.chunk_size, group):
+        logits = _logits(all_gather(hidden[rows], group), weight)
+        lse, target = _reduce(logits, label_rows[:, rows].flatten(), how)
+        del logits  # before the next chunk's are made
         lse_rows[:, rows] = lse.view_as(lse_rows[:, rows])
         loss_rows[:, rows] = (lse - target).view_as(loss_rows[:, rows])
     return losses, log_sum_exp
@@ -145,26 +150,24 @@ def _by_rank(tokens: Tensor, group: ProcessGroup | None) -> Tensor:
     return tokens.view(group_size(group), -1, tokens.shape[1])
 
 
-def _logits(gathered: Tensor, weight: Tensor, vocab: VocabSlice) -> Tensor:
-    """[c * b, v_local] in the softmax dtype; padding rows of the vocabulary get -inf."""
-    logits = (gathered.flatten(0, 1) @ weight.t()).to(_softmax_dtype(gathered.dtype))
-    if vocab.num_valid < vocab.num_rows:
-        logits[:, vocab.num_valid :] = float("-inf")
-    return logits
+def _logits(gathered: Tensor, weight: Tensor) -> Tensor:
+    """[c * b, v_local]; what padding rows of the vocabulary give means nothing."""
+    return gathered.flatten(0, 1) @ weight.t()
 
 
-def _local_labels(labels: Tensor, vocab: VocabSlice) -> tuple[Tensor, Tensor]:
-    """Labels as local rows (0 where another rank holds them) and the mask of those held here."""
+def _local_labels(labels: Tensor, vocab: VocabSlice) -> Tensor:
+    """Labels as local rows, -1 where another rank holds them."""
     local = labels - vocab.first
-    mine = (local >= 0) & (local < vocab.num_valid)
-    return local.masked_fill(~mine, 0), mine
+    return local.masked_fill((local < 0) | (local >= vocab.num_valid), -1)
 
 
-def _reduce(logits: Tensor, labels: Tensor, vocab: VocabSlice, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def _reduce(logits: Tensor, labels: Tensor, how: _How) -> tuple[Tensor, Tensor]:
     """Log-sum-exp over the whole vocabulary and the label's logit, both [c * b]; destroys logits."""
-    local, mine = _local_labels(labels, vocab)
-    target = logits.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
-    maximum = all_reduce(logits.amax(-1), group, "max")
-    sums = torch.stack([logits.sub_(maximum.unsqueeze(-1)).exp_().sum(-1), target])
-    total, target = all_reduce(sums, group)
+    maximum, total, target = how.ops.logit_sums(
+        logits,
+        _local_labels(labels, how.vocab),
+        how.vocab.num_valid,
+        lambda own: all_reduce(own, how.group, "max"),
+    )
+    total, target = all_reduce(torch.stack([total, target]), how.group)
     return maximum + total.log(), target

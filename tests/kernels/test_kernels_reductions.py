@@ -1,5 +1,7 @@
 """Merging of partial attention, cross-entropy of a slice of the logits, sum of squares: against fp64."""
 
+from typing import Any
+
 import pytest
 import torch
 from kernel_checks import DEVICE, DTYPES, far_apart, normal
@@ -78,33 +80,63 @@ def logits_and_labels(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 def test_logit_sums(dtype: torch.dtype) -> None:
     """fp32 sums of 4,496 terms: 1e-5 relative."""
     logits, labels = logits_and_labels(dtype)
-    exact = entropy.logit_sums(logits.double(), labels, 4496)
-    for our, truth in zip(entropy_kernel.logit_sums(logits, labels, 4496), exact, strict=True):
+    exact = entropy.logit_sums(logits.double(), labels, 4496, alone)
+    before = logits.clone()
+    for our, truth in zip(entropy_kernel.logit_sums(logits, labels, 4496, alone), exact, strict=True):
         torch.testing.assert_close(our.double(), truth, atol=0, rtol=1e-5)
+    assert torch.equal(logits, before)  # no wide copy is made to be destroyed
+
+
+@pytest.mark.parametrize("module", [entropy, entropy_kernel], ids=["torch", "triton"])
+def test_logit_sums_of_slices_add_up(module: Any) -> None:
+    """fp32, three ranks' slices, of which the last has padding alone: 1e-6 relative to the whole."""
+    whole = normal(5, 600, dtype=torch.float32, scale=4.0)
+    labels = torch.tensor([0, 299, 300, 599, 17], device=DEVICE)
+    maximum, total, target = entropy.logit_sums(whole.double(), labels, 600, alone)
+    parts = [(whole[:, :300], 0, 300), (whole[:, 300:], 300, 300), (torch.full((5, 8), 99.0, device=DEVICE), 600, 0)]
+    highest = torch.stack([x[:, :valid].amax(-1) if valid else maximum.float() - 1 for x, _, valid in parts]).amax(0)
+
+    def of_all(own: torch.Tensor) -> torch.Tensor:
+        return own.copy_(highest)  # in place, as a collective
+
+    found = []
+    for x, first, valid in parts:
+        local = (labels - first).masked_fill((labels < first) | (labels >= first + valid), -1)
+        found.append(module.logit_sums(x.clone(), local, valid, of_all))
+    assert all(torch.equal(part[0], maximum.float()) for part in found)
+    for index, truth in ((1, total), (2, target)):
+        torch.testing.assert_close(sum(part[index] for part in found).double(), truth, atol=0, rtol=1e-6)
+
+
+def alone(maximum: torch.Tensor) -> torch.Tensor:
+    """Of a vocabulary on one rank."""
+    return maximum
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logit_gradient(dtype: torch.dtype) -> None:
     """One rounding of the result's dtype above 1e-6."""
     logits, labels = logits_and_labels(dtype)
-    maximum, total, _ = entropy.logit_sums(logits.double(), labels, 4496)
+    maximum, total, _ = entropy.logit_sums(logits.double(), labels, 4496, alone)
     lse, grad = maximum + total.log(), normal(5, dtype=torch.float32, seed=9)
-    exact = entropy.logit_gradient(logits.double(), labels, lse, grad.double(), 4496)
-    found = entropy_kernel.logit_gradient(logits.clone(), labels, lse.float(), grad, 4496)
-    assert found.dtype == dtype and not found[:, 4496:].any()
-    torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=torch.finfo(dtype).eps)
+    exact = logits.double()
+    entropy.logit_gradient_(exact, labels, lse, grad.double(), 4496)
+    for module in (entropy, entropy_kernel):
+        found = logits.clone()
+        module.logit_gradient_(found, labels, lse.float(), grad, 4496)
+        assert not found[:, 4496:].any()
+        torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=torch.finfo(dtype).eps)
 
 
 def test_logits_further_apart_than_32_bits() -> None:
     near = normal(2, 64, dtype=torch.float16)
     labels, lse, grad = torch.tensor([3, 60], device=DEVICE), torch.full((2,), 5.0), torch.ones(2)
     far = far_apart(near)
-    sums, far_sums = (entropy_kernel.logit_sums(x, labels, 60) for x in (near, far))
+    sums, far_sums = (entropy_kernel.logit_sums(x, labels, 60, alone) for x in (near, far))
     assert all(torch.equal(a, b) for a, b in zip(sums, far_sums, strict=True))
-    arguments = (labels, lse.to(DEVICE), grad.to(DEVICE), 60)
-    assert torch.equal(
-        entropy_kernel.logit_gradient(far, *arguments), entropy_kernel.logit_gradient(near.clone(), *arguments)
-    )
+    for x in (near, far):
+        entropy_kernel.logit_gradient_(x, labels, lse.to(DEVICE), grad.to(DEVICE), 60)
+    assert torch.equal(near, far)
 
 
 @pytest.mark.parametrize("size", [1, 8192, 20001])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -98,17 +99,22 @@ def test_padding_rows_get_no_gradient(dtype: torch.dtype) -> None:
     assert (grad_weight[:VOCAB].abs().amax(1) > 0).all()
 
 
-class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that any operation returned."""
+class Made(TorchDispatchMode):
+    """What operations returned: elements of the largest tensor, and the most bytes that were there at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.numel = 0
+        self.numel = self.peak_bytes = 0
+        self._storages: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        self.numel = max([self.numel, *sizes])
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.numel = max([self.numel, *(tensor.numel() for tensor in tensors)])
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        self._storages |= {StorageWeakRef(storage): storage.nbytes() for storage in storages}
+        self._storages = {ref: n for ref, n in self._storages.items() if not ref.expired()}
+        self.peak_bytes = max(self.peak_bytes, sum(self._storages.values()))
         return out
 
 
@@ -118,16 +124,29 @@ def largest_tensor(seq_length: int, chunk_size: int, *, in_chunks: bool) -> int:
     hidden = torch.randn(seq_length, 1, 4, generator=generator).requires_grad_()
     weight = torch.randn(512, 4, generator=generator).requires_grad_()
     labels = torch.randint(0, 512, (seq_length, 1), generator=generator)
-    with LargestTensor() as largest:
+    with Made() as made:
         if in_chunks:
             losses = linear_cross_entropy(hidden, weight, labels, vocab_size=512, chunk_size=chunk_size, group=None)
         else:
             losses = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten(), reduction="none")
         losses.sum().backward()
-    return largest.numel
+    return made.numel
 
 
 def test_no_tensor_of_all_logits_exists() -> None:
     """The largest tensor is one chunk's logits [chunk, v], at any sequence length; torch's is [s, v]."""
     assert [largest_tensor(s, 16, in_chunks=True) for s in (64, 128, 512)] == [16 * 512] * 3
     assert largest_tensor(512, 16, in_chunks=False) == 512 * 512
+
+
+@pytest.mark.parametrize(("dtype", "logit_bytes"), [(torch.float32, 4), (torch.bfloat16, 2 + 4)], ids=str)
+def test_logits_of_two_chunks_never_meet(dtype: torch.dtype, logit_bytes: int) -> None:
+    """Forward and backward over four chunks of 256 tokens x 512 rows: at most one chunk's logits, of narrow ones with
+    their wide copy, and a quarter more for the matrix's gradient and the tokens."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(1024, 1, 4, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(512, 4, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(0, 512, (1024, 1), generator=generator)
+    with Made() as made:
+        linear_cross_entropy(hidden, weight, labels, vocab_size=512, chunk_size=256, group=None).sum().backward()
+    assert 1.0 <= made.peak_bytes / (256 * 512 * logit_bytes) < 1.25

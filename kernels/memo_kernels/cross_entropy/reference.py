@@ -1,34 +1,41 @@
 """Cross-entropy of a slice of the logits in plain torch; softmax in fp32, fp64 for fp64."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 
-def logit_sums(logits: Tensor, labels: Tensor, num_valid: int) -> tuple[Tensor, Tensor, Tensor]:
+def logit_sums(
+    logits: Tensor, labels: Tensor, num_valid: int, largest: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """What the ranks of a tp group add up to the loss.
 
     Args:
-        logits: [c, v], of which columns from num_valid on are padding.
+        logits: [c, v], of which columns from num_valid on are padding. May be overwritten.
         labels: [c] int64, a column, or negative where another rank holds it.
+        largest: from this rank's maximum of each row to that of all ranks, both [c]; may work in place.
 
-    Returns (maximum, sum of exp(logit - maximum), the label's logit or 0), each [c].
+    Returns (maximum over all ranks, sum of exp(logit - maximum), the label's logit or 0), each [c].
     """
     wide = _widened(logits, num_valid)
-    mine = labels >= 0
-    target = wide.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0.0)
-    maximum = wide.amax(-1)
+    target = wide.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1).masked_fill(labels < 0, 0.0)
+    maximum = largest(wide.amax(-1))
     return maximum, wide.sub_(maximum.unsqueeze(-1)).exp_().sum(-1), target
 
 
-def logit_gradient(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, num_valid: int) -> Tensor:
-    """(softmax - one-hot label) * grad, [c, v] in logits' dtype, which may be overwritten; lse and grad are [c]."""
+def logit_gradient_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, num_valid: int) -> None:
+    """Write (softmax - one-hot label) * grad over the logits [c, v]; lse, over all ranks, and grad are [c]."""
     wide = _widened(logits, num_valid).sub_(lse.unsqueeze(-1)).exp_()
     mine = (labels >= 0).to(wide.dtype)
     wide.scatter_add_(-1, labels.clamp(min=0).unsqueeze(-1), -mine.unsqueeze(-1))
-    return wide.mul_(grad.unsqueeze(-1)).to(logits.dtype)
+    wide.mul_(grad.unsqueeze(-1))
+    if wide is not logits:
+        logits.copy_(wide)
 
 
 def _widened(logits: Tensor, num_valid: int) -> Tensor:
+    """The logits themselves where they are wide."""
     wide = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     wide[:, num_valid:] = float("-inf")
     return wide

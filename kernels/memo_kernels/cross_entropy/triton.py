@@ -1,5 +1,7 @@
 """Cross-entropy of a slice of the logits as Triton kernels: logits stay narrow, their gradient takes their place."""
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -38,19 +40,21 @@ def _gradient(logits_ptr, labels_ptr, lse_ptr, grad_ptr, stride, size, num_valid
     tl.store(at, gradient.to(logits_ptr.dtype.element_ty), mask=columns < size)
 
 
-def logit_sums(logits: Tensor, labels: Tensor, num_valid: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As reference.logit_sums, of fp32, bf16 or fp16; sums are in fp32."""
+def logit_sums(
+    logits: Tensor, labels: Tensor, num_valid: int, largest: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As reference.logit_sums, of fp32, bf16 or fp16, in one pass that leaves the logits; sums are in fp32."""
     maximum, total, target = (torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) for _ in range(3))
     _sums[(logits.shape[0],)](
         logits, labels, maximum, total, target, logits.stride(0), num_valid, BLOCK=_BLOCK, num_warps=8
     )
-    return maximum, total, target
+    of_all = largest(maximum.clone())
+    return of_all, total.mul_(maximum.sub_(of_all).exp_()), target
 
 
-def logit_gradient(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, num_valid: int) -> Tensor:
-    """As reference.logit_gradient, written over the logits."""
+def logit_gradient_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, num_valid: int) -> None:
+    """As reference.logit_gradient_."""
     num_rows, size = logits.shape
     _gradient[(num_rows, triton.cdiv(size, _BLOCK))](
         logits, labels, lse, grad, logits.stride(0), size, num_valid, BLOCK=_BLOCK, num_warps=8
     )
-    return logits

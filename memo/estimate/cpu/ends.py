@@ -132,9 +132,9 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes, x: Block) -> Los
     """x stays with the norm where its backward needs it, else it is dropped."""
     norm = norm_forward(ledger, z, "final norm", z.tokens // z.tp, z.hidden, graph=True)
     losses, lse = (ledger.make(name, z.tokens * z.wide) for name in ("losses", "log-sum-exp"))
-    logits: Block | None = None
-    for _ in range(min(2, _num_chunks(z, ends))):
-        logits = _logits(ledger, z, ends, dropped=logits)
+    gathered, logits = _logits(ledger, z, ends)  # the chunks follow each other, and each drops its own
+    ledger.free(gathered)
+    _softmax(ledger, z, ends)
     ledger.free(logits)
     keeps_input = not (z.rms and z.mixed)
     ledger.free(None if keeps_input else x)
@@ -149,14 +149,12 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, kept: LossKept)
     grad_losses = ledger.make("losses' gradient", z.tokens * z.wide)
     grad_hidden = ledger.make("hidden gradient", hidden_bytes(z, z.tokens) // z.tp)
     total = ledger.make("head gradient", size * z.wide)
-    before: _Chunk = (None, None, None)
-    for _ in range(min(2, _num_chunks(z, ends))):
-        before = _loss_chunk_backward(ledger, z, ends, before)
+    _loss_chunk_backward(ledger, z, ends)
     gradient = total
     if z.mixed:
         gradient = ledger.make("head gradient", size * z.narrow)
         ledger.free(total)
-    ledger.free(*before, grad_losses, kept.norm.out, kept.lse)
+    ledger.free(grad_losses, kept.norm.out, kept.lse)
     if not ends.tied:
         if z.mixed:
             ledger.pulse(("wide head gradient", size * z.wide))
@@ -167,49 +165,28 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, kept: LossKept)
     return grad, gradient if ends.tied else None
 
 
-_Chunk = tuple[Block | None, Block | None, Block | None]
-"""Of one chunk what lives until the next one's is there: gathered tokens, the logits' gradient, the tokens'."""
-
-
-def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, before: _Chunk) -> _Chunk:
-    old_gathered, old_logits, old_hidden = before
-    logits_size, size = ends.chunk * ends.rows, ends.rows * z.hidden
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk))
-    ledger.free(old_gathered)
-    logits = ledger.make("logits", logits_size * z.narrow)
-    wide = logits
-    if z.mixed:
-        wide = ledger.make("wide logits", logits_size * z.wide)
-        ledger.free(logits)
-    ledger.free(old_logits if not z.mixed else None)
-    labels = ledger.make("local labels", ends.chunk * (_INDEX_BYTES + 1))
-    grad_logits = wide
-    if z.mixed:
-        grad_logits = ledger.make("logits' gradient", logits_size * z.narrow)
-        ledger.free(old_logits, wide)
+def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
+    size = ends.rows * z.hidden
+    gathered, logits = _logits(ledger, z, ends)
+    _softmax(ledger, z, ends)  # its gradient takes the logits' place
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
-    ledger.free(old_hidden)
     part, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
+    ledger.free(copy, part)
     if z.tp > 1:
-        ledger.free(copy, part)
+        ledger.free(grad_gathered)
     weight = ledger.make("head gradient of a chunk", size * z.narrow)
     if z.mixed:
         ledger.pulse(("wide head gradient", size * z.wide))
-    ledger.free(weight, labels)
-    return gathered, grad_logits, grad_gathered
+    ledger.free(weight, logits, gathered)
 
 
-def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes, dropped: Block | None) -> Block:
-    size = ends.chunk * ends.rows
+def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> tuple[Block | None, Block]:
+    """(gathered tokens, logits) of one chunk."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk))
-    logits = ledger.make("logits", size * z.narrow)
-    if z.mixed:
-        wide = ledger.make("wide logits", size * z.wide)
-        ledger.free(logits)
-        logits = wide
-    ledger.free(dropped, gathered)
-    return logits
+    return gathered, ledger.make("logits", ends.chunk * ends.rows * z.narrow)
 
 
-def _num_chunks(z: LayerSizes, ends: EndSizes) -> int:
-    return -(-z.tokens // ends.chunk)
+def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
+    """What it or its gradient takes beside the logits: a wide copy of narrow ones, and labels in two forms."""
+    wide = ends.chunk * ends.rows * z.wide if z.mixed else 0
+    ledger.pulse(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + z.wide)))
