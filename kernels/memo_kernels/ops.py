@@ -27,6 +27,7 @@ class Ops:
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     logit_sums: Callable[[Tensor, Tensor, int, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor, Tensor]]
     logit_gradient_: Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
+    squared_norm: Callable[[Tensor], Tensor]
 
 
 _FOLDERS = {
@@ -38,6 +39,7 @@ _FOLDERS = {
     "merge_": "merge",
     "logit_sums": "cross_entropy",
     "logit_gradient_": "cross_entropy",
+    "squared_norm": "squared_norm",
 }
 
 

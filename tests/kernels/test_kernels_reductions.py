@@ -147,3 +147,11 @@ def test_squared_norm(size: int) -> None:
     for module in (squares, squares_kernel):
         assert module.squared_norm(x).dtype == torch.float64
         torch.testing.assert_close(module.squared_norm(x), truth, atol=0, rtol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter takes minutes for 262,145 programs")
+def test_squared_norm_of_more_than_2_31_elements() -> None:
+    """Exact: ones at both sides of element 2^31 and at the end, in a tensor of zeros."""
+    x = torch.zeros(2**31 + 5, dtype=torch.bfloat16, device=DEVICE)
+    x[[0, 2**31 - 1, 2**31, 2**31 + 4]] = 1.0
+    assert squares_kernel.squared_norm(x).item() == 4.0

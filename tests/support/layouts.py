@@ -51,7 +51,8 @@ def make(config: RunConfig, world_size: int) -> tuple[ParallelModel, Feed]:
     return model, Feed(data, sampler, mesh, config.training.micro_batch_size, torch.device("cpu"), tiles)
 
 
-def _train(config: RunConfig, world_size: int, steps: int) -> Outcome:
+def train_here(config: RunConfig, world_size: int, steps: int) -> Outcome:
+    """On this rank, in this process."""
     model, feed = make(config, world_size)
     outcome = Outcome()
     for step in range(steps):
@@ -96,7 +97,7 @@ def train_all(configs: list[RunConfig], world_size: int = 1, steps: int = 3) -> 
 
 
 def _train_all(configs: list[RunConfig], world_size: int, steps: int) -> list[Outcome]:
-    return [_train(config, world_size, steps) for config in configs]
+    return [train_here(config, world_size, steps) for config in configs]
 
 
 def _merge(results: list[Outcome], steps: int) -> Outcome:
