@@ -54,6 +54,10 @@ def number(name: str, form: str) -> Cell:
     return lambda row: "-" if row.get(name) is None else format(row[name], form)
 
 
+def thousandth(name: str) -> Cell:
+    return lambda row: "-" if row.get(name) is None else f"{1e3 * row[name]:.3f}"
+
+
 def text(name: str) -> Cell:
     return lambda row: "-" if row.get(name) is None else str(row[name])
 
@@ -170,6 +174,23 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
     "peers": (
         "Peers: whole model, one device",
         {**_RUN, **_MEMORY, "memo's speed over it": number("memo_speed_over_it", ".2f")},
+    ),
+    "kernels": (
+        "Kernels: memo's on Triton, and how many times as long the others take",
+        {
+            "operation": text("op"),
+            "on": text("shape"),
+            "status": status,
+            "forward, ms": thousandth("forward_s"),
+            "GB/s": number("forward_gb_per_s", ",.0f"),
+            "backward, ms": thousandth("backward_s"),
+            "GB/s, backward": number("backward_gb_per_s", ",.0f"),
+            **{
+                f"{label}, {part}": number(f"{part}_over_{name}", ".2f")
+                for name, label in (("torch", "torch"), ("compile", "torch.compile"), ("liger", "Liger"))
+                for part in ("forward", "both")
+            },
+        },
     ),
     "convergence": (
         "Losses with and without swapping",

@@ -20,6 +20,7 @@ SCRIPTS = {
     "table3_end_to_end": 0.35,
     "table4_ablation": 0.2,
     "peers": 0.3,
+    "kernels": 0.2,
     "convergence": 0.25,
     "copies": 0.1,
     "overlap": 0.35,

@@ -1,0 +1,292 @@
+"""memo's kernels beside torch's own operations, torch.compile's and Liger's, where that is installed.
+
+    python benchmarks/kernels.py
+
+A row is an operation that the model calls (memo_kernels.Ops), in bf16, on one tile of tokens of an 8B model. Forward
+alone and forward with backward are timed, medians of a tenth of a second each; backward is the difference. Bytes are
+those that must move: inputs read once, results written once. Ratios are the other's time over ours. Without CUDA
+nothing is timed: each operation runs once in torch at a tiny size, which proves that the script would run.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rows import Journal
+from scales import arguments
+from torch import Tensor
+
+from memo_kernels import Ops, select_ops
+
+EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one tile of one rank; `vocab` are the rows of its slice of the head, `flat` the gradients of one bucket."""
+
+    tokens: int = 16384
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    ffn: int = 14336
+    loss_tokens: int = 8192
+    vocab: int = 32768
+    flat: int = 2**28
+
+
+TINY = Sizes(tokens=8, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=48, loss_tokens=4, vocab=64, flat=128)
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Way:
+    """Forward, and forward with backward; None: there is no such thing here."""
+
+    forward: Run | None
+    both: Run | None
+
+
+@dataclass(frozen=True)
+class Work:
+    """An operation on given tensors.
+
+    Attributes:
+        shape: of what is read, for people.
+        of: the work in one library's operations.
+        liger: the same in Liger's; None: it has none.
+    """
+
+    shape: str
+    of: Callable[[Ops], Way]
+    liger: Callable[[], Way] | None
+    forward_bytes: int
+    backward_bytes: int | None
+
+
+class Maker:
+    """Tensors of the benchmark on one device."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.generator = device, torch.Generator(device).manual_seed(0)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device).to(dtype)
+
+    def autograd(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Way:
+        leaves = [x.detach().requires_grad_() for x in inputs]
+
+        def outputs() -> tuple[Tensor, ...]:
+            found = function(*leaves)
+            return found if isinstance(found, tuple) else (found,)
+
+        grads = [self.normal(*out.shape, dtype=out.dtype) for out in outputs()]
+        return Way(outputs, lambda: torch.autograd.grad(outputs(), leaves, grads))
+
+
+def num_bytes(*tensors: Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def shape(x: Tensor) -> str:
+    return " x ".join(str(size) for size in x.shape if size > 1)
+
+
+def norm(make: Maker, z: Sizes, *, centered: bool) -> Work:
+    x, weight = make.normal(z.tokens, 1, z.hidden), make.normal(z.hidden)
+    parameters = [weight, make.normal(z.hidden)] if centered else [weight]
+
+    def liger() -> Way:
+        from liger_kernel.transformers import functional as theirs
+
+        if centered:
+            return make.autograd(lambda x, w, b: theirs.liger_layer_norm(x, w, b, EPSILON), [x, *parameters])
+        return make.autograd(lambda x, w: theirs.liger_rms_norm(x, w, EPSILON, in_place=False), [x, weight])
+
+    def of(ops: Ops) -> Way:
+        return make.autograd(lambda x, w, b=None: ops.norm(x, w, b, EPSILON), [x, *parameters])
+
+    return Work(shape(x), of, liger, 2 * num_bytes(x), 3 * num_bytes(x))
+
+
+def add_norm(make: Maker, z: Sizes) -> Work:
+    x, residual, weight = make.normal(z.tokens, 1, z.hidden), make.normal(z.tokens, 1, z.hidden), make.normal(z.hidden)
+
+    def liger() -> Way:
+        from liger_kernel.transformers import functional as theirs
+
+        def call(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+            return theirs.liger_fused_add_rms_norm(x, residual, weight, EPSILON, in_place=False)
+
+        return make.autograd(call, [x, residual, weight])
+
+    def of(ops: Ops) -> Way:
+        return make.autograd(lambda x, r, w: ops.add_norm(x, r, w, None, EPSILON), [x, residual, weight])
+
+    return Work(f"two {shape(x)}", of, liger, 4 * num_bytes(x), 4 * num_bytes(x))
+
+
+def rope(make: Maker, z: Sizes) -> Work:
+    """q and k in place, as in the slot of a swap plan; the way back on their gradients."""
+    q, k = (make.normal(z.tokens, 1, heads, z.head_dim) for heads in (z.heads, z.kv_heads))
+    angles = make.normal(z.tokens, 1, 1, z.head_dim // 2, dtype=torch.float32)
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+
+    def turn(ops: Ops, back: bool) -> None:
+        for heads in (q, k):
+            ops.rotate_(heads, cos, sin, back=back)
+
+    def both(ops: Ops) -> None:
+        turn(ops, False)
+        turn(ops, True)
+
+    def of(ops: Ops) -> Way:
+        return Way(lambda: turn(ops, False), lambda: both(ops))
+
+    def liger() -> Way:
+        from liger_kernel.transformers import functional as theirs
+
+        whole = [torch.cat((angle, angle), dim=-1).view(1, z.tokens, z.head_dim) for angle in (cos, sin)]
+        return make.autograd(lambda q, k: theirs.liger_rope(q, k, *whole), [x.permute(1, 2, 0, 3) for x in (q, k)])
+
+    moved = 2 * num_bytes(q, k) + num_bytes(cos, sin)
+    return Work(f"{shape(q)} and {shape(k)}", of, liger, moved, moved)
+
+
+def activation(make: Maker, z: Sizes, *, kind: str) -> Work:
+    gated = kind == "swiglu"
+    inner = make.normal(z.tokens, 1, 2 * z.ffn if gated else z.ffn)
+    in_bytes = num_bytes(inner)
+    out_bytes = in_bytes // 2 if gated else in_bytes
+
+    def liger() -> Way:
+        from liger_kernel.transformers import functional as theirs
+
+        return make.autograd(theirs.liger_swiglu, [half.contiguous() for half in inner.chunk(2, dim=-1)])
+
+    def of(ops: Ops) -> Way:
+        return make.autograd(lambda inner: ops.activate(inner, kind), [inner])
+
+    return Work(shape(inner), of, liger if gated else None, in_bytes + out_bytes, 2 * in_bytes + out_bytes)
+
+
+def cross_entropy(make: Maker, z: Sizes) -> Work:
+    """Sums of the logits, and their gradient in place. Liger's finds both at once: it has no forward of its own."""
+    logits, lse = make.normal(z.loss_tokens, z.vocab), torch.full((z.loss_tokens,), 12.0, device=make.device)
+    labels, grad = torch.arange(z.loss_tokens, device=make.device) % z.vocab, torch.ones_like(lse)
+
+    def both(ops: Ops) -> None:
+        ops.logit_sums(logits, labels, z.vocab, lambda maximum: maximum)
+        ops.logit_gradient_(logits, labels, lse, grad, z.vocab)
+
+    def of(ops: Ops) -> Way:
+        return Way(lambda: ops.logit_sums(logits, labels, z.vocab, lambda maximum: maximum), lambda: both(ops))
+
+    def liger() -> Way:
+        from liger_kernel.transformers import functional as theirs
+
+        way = make.autograd(lambda x: theirs.liger_cross_entropy(x, labels, reduction="none"), [logits])
+        return Way(None, way.both)
+
+    return Work(shape(logits), of, liger, num_bytes(logits), 2 * num_bytes(logits))
+
+
+def merge(make: Maker, z: Sizes) -> Work:
+    """One block of ring attention into the running sums."""
+    sizes = (z.tokens, 1, z.heads, z.head_dim)
+    total, out = (make.normal(*sizes, dtype=dtype).permute(1, 2, 0, 3) for dtype in (torch.float32, torch.bfloat16))
+    total_lse, lse = (make.normal(1, z.heads, z.tokens, dtype=torch.float32) for _ in range(2))
+    moved = 2 * num_bytes(total, total_lse) + num_bytes(out, lse)
+    return Work(shape(out), lambda ops: Way(lambda: ops.merge_(total, total_lse, out, lse), None), None, moved, None)
+
+
+def squared_norm(make: Maker, z: Sizes) -> Work:
+    x = make.normal(z.flat, dtype=torch.float32)
+    return Work(shape(x), lambda ops: Way(lambda: ops.squared_norm(x), None), None, num_bytes(x), None)
+
+
+WORKS: dict[str, Callable[[Maker, Sizes], Work]] = {
+    "RMSNorm": lambda make, z: norm(make, z, centered=False),
+    "LayerNorm": lambda make, z: norm(make, z, centered=True),
+    "sum and RMSNorm": add_norm,
+    "RoPE in place": rope,
+    "SwiGLU": lambda make, z: activation(make, z, kind="swiglu"),
+    "GELU": lambda make, z: activation(make, z, kind="gelu_tanh"),
+    "cross-entropy": cross_entropy,
+    "merged attention": merge,
+    "squared norm": squared_norm,
+}
+
+
+def compiled(ops: Ops) -> Ops:
+    """Each of them under torch.compile."""
+    functions = {field.name: getattr(ops, field.name) for field in dataclasses.fields(ops) if field.name != "name"}
+    return Ops("torch.compile", **{name: torch.compile(function) for name, function in functions.items()})
+
+
+def seconds(run: Run | None) -> float | None:
+    from triton.testing import do_bench
+
+    return None if run is None else float(do_bench(run, return_mode="median")) / 1e3
+
+
+def times(way: Way) -> dict[str, float | None]:
+    return {"forward": seconds(way.forward), "both": seconds(way.both)}
+
+
+def measured(work: Work) -> dict[str, Any]:
+    """On CUDA: our times and rates, and how the others compare; what of them fails is told in the message."""
+    torch_ops = select_ops("torch", torch.bfloat16)
+    ours = times(work.of(select_ops("triton", torch.bfloat16)))
+    row: dict[str, Any] = {"status": "ok", "forward_s": ours["forward"], "forward_bytes": work.forward_bytes}
+    row["forward_gb_per_s"] = work.forward_bytes / ours["forward"] / 1e9
+    if ours["both"] is not None:
+        row["backward_s"], row["backward_bytes"] = ours["both"] - ours["forward"], work.backward_bytes
+        row["backward_gb_per_s"] = work.backward_bytes / row["backward_s"] / 1e9
+    others = {"torch": lambda: work.of(torch_ops), "compile": lambda: work.of(compiled(torch_ops))}
+    if work.liger is not None and importlib.util.find_spec("liger_kernel") is not None:
+        others["liger"] = work.liger
+    problems = []
+    for name, way in others.items():
+        try:
+            theirs = times(way())
+        except Exception as error:
+            problems.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
+            continue
+        row |= {f"{part}_over_{name}": theirs[part] / ours[part] for part in ours if ours[part] and theirs[part]}
+    return row | ({"message": "; ".join(problems)} if problems else {})
+
+
+def tried(work: Work) -> dict[str, Any]:
+    way = work.of(select_ops("torch", torch.bfloat16))
+    for run in (way.forward, way.both):
+        if run is not None:
+            run()
+    return {"status": "not measured", "message": "kernels are timed on CUDA"}
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    on_cuda = args.scale.device == "cuda"
+    sizes, journal = Sizes() if on_cuda else TINY, Journal(f"{args.scale.name}/kernels")
+    for name, make in WORKS.items():
+        about: dict[str, Any] = {"scale": args.scale.name, "op": name}
+        if args.left_s <= 0:
+            journal.add({**about, "status": "skipped", "message": "no time was left"})
+            continue
+        try:
+            work = make(Maker(args.scale.device), sizes)
+            about["shape"] = work.shape
+            row = measured(work) if on_cuda else tried(work)
+        except Exception as error:
+            row = {"status": "failed", "message": f"{type(error).__name__}: {error}".splitlines()[0]}
+        journal.add({**about, **row})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""benchmarks/kernels.py runs every operation on the kernels, and tells times, rates and ratios of what it timed."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_checks import DEVICE
+
+pytest.importorskip("triton", reason="Triton is not installed")
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import kernels
+
+
+@pytest.mark.parametrize("name", kernels.WORKS)
+def test_a_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run is taken for as many seconds as runs came before it; torch.compile is left to a GPU."""
+    runs: list[kernels.Run] = []
+
+    def seconds(run: kernels.Run | None) -> float | None:
+        if run is None:
+            return None
+        run()
+        runs.append(run)
+        return float(len(runs))
+
+    monkeypatch.setattr(kernels, "seconds", seconds)
+    monkeypatch.setattr(kernels, "compiled", lambda ops: ops)
+    work = kernels.WORKS[name](kernels.Maker(DEVICE.type), kernels.TINY)
+    row = kernels.measured(work)
+    assert row["status"] == "ok" and "message" not in row
+    assert (row["forward_s"], row["forward_gb_per_s"]) == (1.0, work.forward_bytes / 1e9)
+    if work.backward_bytes is None:
+        assert (row["forward_over_torch"], row["forward_over_compile"]) == (2.0, 3.0)
+        assert "backward_s" not in row and "both_over_torch" not in row
+    else:
+        assert (row["backward_s"], row["backward_gb_per_s"]) == (1.0, work.backward_bytes / 1e9)
+        assert (row["forward_over_torch"], row["both_over_torch"]) == (3.0, 2.0)
+        assert (row["forward_over_compile"], row["both_over_compile"]) == (5.0, 3.0)
+
+
+def test_what_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that fails costs its own cells, not the row."""
+    clock = itertools.count(1)
+
+    def refuse(ops: kernels.Ops) -> kernels.Ops:
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(kernels, "seconds", lambda run: None if run is None else float(next(clock)))
+    monkeypatch.setattr(kernels, "compiled", refuse)
+    row = kernels.measured(kernels.WORKS["RMSNorm"](kernels.Maker(DEVICE.type), kernels.TINY))
+    assert row["message"] == "compile: RuntimeError: no compiler"
+    assert row["forward_over_torch"] == 3.0 and "forward_over_compile" not in row
