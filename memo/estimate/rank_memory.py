@@ -8,7 +8,7 @@
     rounding_buffers  0                                   0                       slots (memo.estimate.swap_memory)
     transient         the larger of a layer's backward and the loss, and hidden states at both ends
     communication     cp's, and the optimizer step's      =                       =
-    context           CUDA, libraries                     =                       =
+    context           CUDA, holes: 0.1 GiB + 0.12 P       =                       =
     host              0                                   0                       records
 
 P: parameters of the rank, vocabulary padded, counted from the shape. Layers in flight: 1F1B, interleaved or not.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype, vocab_rows_per_rank
-from memo.estimate.calibration import CONTEXT_GIB, CP_GIB, STEP_BYTES
+from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
 from memo.estimate.shapes import ModelShape
 from memo.estimate.swap_memory import Moved, num_records, slot_bytes, swap_bytes, working_set_bytes
@@ -96,7 +96,7 @@ def rank_memory(
         rounding_buffers=layers.buffers,
         transient=_ends_bytes(config) + max(layers.working, loss),
         communication=math.ceil(cp_bytes + STEP_BYTES * shard),
-        context=int(CONTEXT_GIB * GIB),
+        context=int(CONTEXT_GIB * GIB + CONTEXT_SHARE * parameters * wide),
         host=layers.host,
     )
 

@@ -2,10 +2,10 @@
 
     eq18     fits <= 80 % of the capacity, oom > 100 %, unsure between (the paper's zones)
     llmem    fits up to the capacity, as Algorithm 1 has it; so does dnnmem
-    memo     fits <= 98 % of the usable memory, oom > 100.5 %, unsure between (memo.estimate.calibration); then the
+    memo     fits <= 98 % of the usable memory, oom > 100.3 %, unsure between (memo.estimate.calibration); then the
              host: fits <= 90 % of a node's memory, oohm > 100 %
 
-Known error of `memo`, on the 232 measured runs that it was calibrated on: none is called wrong, 9 are unsure.
+Known error of `memo`, on the 232 measured runs that it was calibrated on: none is called wrong, 7 are unsure (and ran).
 """
 
 from dataclasses import dataclass

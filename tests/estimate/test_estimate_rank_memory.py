@@ -8,7 +8,7 @@ from golden import golden_rows
 
 from memo.config import RunConfig, preset
 from memo.estimate.answer import answer, run_config
-from memo.estimate.calibration import CONTEXT_GIB, CP_GIB, STEP_BYTES
+from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.cases import read_case
 from memo.estimate.memory import layer_activation_bytes
 from memo.estimate.rank_memory import components, node_host_bytes, rank_memory, worst_rank
@@ -97,7 +97,7 @@ def test_components_of_a_plain_run() -> None:
     hidden = 4096 * 4096 * 2
     assert memory.transient == 4 * hidden // 2 + 4096 * 128256 // 2 * 10
     assert memory.communication == pytest.approx(CP_GIB * GIB + STEP_BYTES * parameters / 4, abs=1)
-    assert memory.context == pytest.approx(CONTEXT_GIB * GIB, abs=1)
+    assert memory.context == pytest.approx(CONTEXT_GIB * GIB + CONTEXT_SHARE * memory.gradients, abs=1)
     parts = components(memory)
     assert memory.total == sum(parts.values()) - parts["host"]
     assert memory.total == memory.states + memory.activations + memory.communication + memory.context
