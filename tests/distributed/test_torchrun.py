@@ -19,38 +19,73 @@ from memo.checkpoint import latest_checkpoint
 from memo.train.entry import main
 
 ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "pretrain_gpt.py"
 FLAGS = [
     *("--model", "llama-tiny", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
     *("--num-query-groups", "2", "--ffn-hidden-size", "64", "--vocab-size", "64", "--mock-data"),
-    *("--seq-len", "64", "--global-batch-size", "4", "--train-iters", "20", "--lr", "1e-2"),
-    *("--lr-warmup-iters", "4", "--device", "cpu", "--num-threads", "1"),
+    *("--seq-len", "64", "--global-batch-size", "2", "--train-iters", "20", "--lr", "1e-2"),
+    *("--lr-warmup-iters", "4", "--device", "cpu", "--num-threads", "1", "--peak-tflops", "1"),
 ]
+LAYOUTS = ("--tp 2 --cp 2 --pp 2", "--tp 2 --pp 2")  # the second leaves dp 2
+BOUNDS = {"fp64": 1e-10, "fp32": 5e-6}
+
+SEVERAL = """
+import json, runpy, sys
+
+_, example, jobs = sys.argv
+for flags in json.loads(jobs):
+    sys.argv = [example, *flags]
+    try:
+        runpy.run_path(example, run_name="__main__")
+    except SystemExit as end:
+        assert end.code == 0, flags
+"""
+"""Runs the example once for each list of flags: importing torch in eight processes takes longer than 20 steps do."""
 
 
-def losses(tmp_path: Path, name: str, launcher: list[str], layout: list[str]) -> list[float]:
-    log = tmp_path / f"{name}.jsonl"
-    script = str(ROOT / "examples" / "pretrain_gpt.py")
-    command = [*launcher, script, *FLAGS, *layout, "--log-jsonl", str(log)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def run_example(launcher: list[str], folder: Path, jobs: dict[str, list[str]]) -> dict[str, list[float]]:
+    """Losses of each job; all run in the same processes, one after another."""
+    script = folder / "several.py"
+    script.write_text(SEVERAL)
+    flags = [[*FLAGS, *job, "--log-jsonl", str(folder / f"{name}.jsonl")] for name, job in jobs.items()]
+    command = [*launcher, str(script), str(EXAMPLE), json.dumps(flags)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    return [json.loads(line)["lm_loss"] for line in log.read_text().splitlines()]
+    logs = {name: (folder / f"{name}.jsonl").read_text().splitlines() for name in jobs}
+    return {name: [json.loads(line)["lm_loss"] for line in lines] for name, lines in logs.items()}
 
 
 def torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("fp64", 1e-10), ("fp32", 5e-6)])
-def test_eight_ranks_log_the_losses_of_one(tmp_path: Path, dtype: str, bound: float) -> None:
-    one = losses(tmp_path, "one", [sys.executable], ["--params-dtype", dtype])
+Losses = dict[str, list[float]]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """By dtype."""
+    jobs = {dtype: ["--params-dtype", dtype] for dtype in BOUNDS}
+    return run_example([sys.executable], tmp_path_factory.mktemp("one"), jobs)
+
+
+@pytest.fixture(scope="module")
+def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """By dtype and layout."""
+    jobs = {f"{d} {layout}": [*layout.split(), "--params-dtype", d] for d in BOUNDS for layout in LAYOUTS}
+    return run_example(torchrun(8), tmp_path_factory.mktemp("eight"), jobs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_eight_ranks_log_the_losses_of_one(dtype: str, layout: str, one_process: Losses, eight_ranks: Losses) -> None:
+    one, eight = one_process[dtype], eight_ranks[f"{dtype} {layout}"]
     assert one[-1] < one[0] - 0.5  # it learns
-    for layout in ("--tp 2 --cp 2 --pp 2", "--tp 2 --pp 2"):  # the second leaves dp 2
-        eight = losses(tmp_path, layout, torchrun(8), [*layout.split(), "--params-dtype", dtype])
-        assert len(eight) == len(one) == 20
-        difference = max(abs(a - b) for a, b in zip(eight, one, strict=True))
-        print(f"{dtype} {layout}: largest difference of a loss {difference:.1e}")
-        assert difference <= bound
+    assert len(eight) == len(one) == 20
+    difference = max(abs(a - b) for a, b in zip(eight, one, strict=True))
+    print(f"{dtype} {layout}: largest difference of a loss {difference:.1e}")
+    assert difference <= BOUNDS[dtype]
 
 
 DIES = """
