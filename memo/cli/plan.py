@@ -16,11 +16,11 @@ from tyro.conf import arg
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.search.candidates import config_of, parse_layout
-from memo.search.launch import command, write_run
+from memo.search.launch import command, trial_file, write_run
 from memo.search.planning import Objective, answer
 from memo.search.question import Question, ask
 from memo.search.ranking import Plan
-from memo.search.tables import as_object, explanation, text
+from memo.search.tables import Commands, as_object, explanation, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,8 @@ class _Options:
     json: bool = False
     """Print one JSON object instead of a table."""
     out: Optional[str] = None
-    """File that gets the best run, for `memo train --config`."""
+    """File that gets the best run that surely fits, for `memo train --config`; a faster one that may not fit, where the
+    table says to try it first, goes beside it: run.first.toml for run.toml."""
     data_path: Optional[str] = None
     """Corpus to write into that file."""
     trace_out: Optional[str] = None
@@ -83,12 +84,15 @@ def main(argv: Sequence[str]) -> None:
         print(explanation(question, parse_layout(options.explain)))
         return
     plan = answer(question, options.objective, top=options.top, everything=options.all)
-    line = _write(plan, options)
+    commands = _write(plan, options)
     if options.trace_out is not None:
         _trace(plan, options.trace_out)
     if options.plot is not None:
         _draw(question, options.plot)
-    print(json.dumps(as_object(plan, line, options.all), indent=1) if options.json else text(plan, line, options.all))
+    if options.json:
+        print(json.dumps(as_object(plan, commands, options.all), indent=1))
+    else:
+        print(text(plan, commands, options.all))
 
 
 def _check(options: _Options) -> None:
@@ -109,20 +113,26 @@ def _check(options: _Options) -> None:
             raise ConfigError(f"--explain {options.explain} only explains: leave {given[0]} out, or --explain")
 
 
-def _write(plan: Plan, options: _Options) -> str | None:
-    """Write --out; the command that runs the best choice, None where there is none to run."""
-    best = plan.best
+def _write(plan: Plan, options: _Options) -> Commands:
+    """Write --out; the commands that run the choices."""
+    question, best, trial = plan.question, plan.best, plan.trial
     if best is None:
         if options.out is not None:
             raise ConfigError(
                 f"--out {options.out}: nothing fits, so there is no run to write: see `memo plan` without --out for why"
             )
-        return None
+        return Commands()
+    file = options.out or "run.toml"
     if options.out is not None:
-        write_run(plan.question, best, options.out, options.data_path)
-    if plan.question.model.run is None:
-        return None
-    return command(plan.question, options.out or "run.toml", options.data_path)
+        write_run(question, best, file, options.data_path)
+        if trial is not None:
+            write_run(question, trial, trial_file(file), options.data_path)
+    if question.model.run is None:
+        return Commands()
+    return Commands(
+        command(question, file, options.data_path),
+        None if trial is None else command(question, trial_file(file), options.data_path),
+    )
 
 
 def _trace(plan: Plan, path: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.errors import ConfigError
-from memo.estimate.verdict import HOST_FITS_SHARE
+from memo.estimate.verdict import HOST_FITS_SHARE, Verdict
 from memo.search.candidates import config_of
 from memo.search.question import Question
 from memo.search.ranking import Choice
@@ -50,6 +50,7 @@ def write_run(question: Question, choice: Choice, path: str, data_path: str | No
         f"# Expected: {step.tgs:,.0f} tokens per GPU and second, MFU {step.mfu_percent:.1f} %, "
         f"{step.step_time_s:,.1f} s a step,",
         f"# {sized.memory.total / GIB:,.1f} GiB of a GPU, {sized.host_bytes / GIB:,.1f} GiB of a node's host memory.",
+        *([] if sized.verdict == Verdict.FITS else [f"# It may not fit: {sized.shortage(question)}."]),
         "",
         run_of(question, choice, data_path).to_toml(),
     ]
@@ -57,6 +58,12 @@ def write_run(question: Question, choice: Choice, path: str, data_path: str | No
         Path(path).write_text("\n".join(lines), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror}: check the path and its permissions") from None
+
+
+def trial_file(path: str) -> str:
+    """Beside the file of the best run, that of the one to try first: run.toml, run.first.toml."""
+    file = Path(path)
+    return str(file.with_name(f"{file.stem}.first{file.suffix}"))
 
 
 def command(question: Question, config_file: str, data_path: str | None = None) -> str:

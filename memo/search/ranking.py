@@ -5,6 +5,7 @@ its pipelines and batches    -> memory of every strategy: refused, unsure or fit
 what fits                    -> a bound on its speed (memo.search.bounds); simulated in order of the bound, until
                                 the next one lies below the last one shown, so nothing that is faster is missed
 what moves at alpha auto     -> a given alpha tried instead, from the grid
+what is unsure and faster    -> shown; one that is faster by more than TRIAL_GAIN as what to try first, its risk beside
 """
 
 import heapq
@@ -39,6 +40,9 @@ from memo.simulate import StepPrediction, predict_step
 
 NUM_UNSURE = 3
 """Shown of those that may or may not fit."""
+TRIAL_GAIN = 0.05
+"""Of the best one's speed: what a start that may fail is worth. Less would not be sure to be a gain: in the eleven
+measured columns of the calibration the layout simulated to be fastest was up to 3.4 % slower than the best."""
 NOTHING_BINDS = "nothing: all activations stay on the GPU"
 
 
@@ -86,7 +90,7 @@ class Plan:
 
     Attributes:
         choices: that fit, fastest first; of each tp x cp x pp the fastest, or all where all were asked for.
-        unsure: those that would be faster but whose verdict is unsure; never chosen.
+        unsure: those that would be faster but whose verdict is unsure; never among the choices.
         num_candidates: layouts x strategies whose memory was looked at.
         num_fitting: those of them that fit.
         longest: where the longest sequence was asked for; the question is then at that length.
@@ -103,6 +107,19 @@ class Plan:
     @property
     def best(self) -> Choice | None:
         return self.choices[0] if self.choices else None
+
+    @property
+    def trial(self) -> Choice | None:
+        """What to try before the best one: the fastest that is unsure, where that is more than TRIAL_GAIN faster.
+
+        Only of GPU memory may it be unsure: the first step then tells, and nothing but the start is lost. Host memory
+        that runs out takes the node's other processes with it.
+        """
+        if self.best is None or not self.unsure:
+            return None
+        first = self.unsure[0]
+        worth_it = _step_s(self.best) > (1.0 + TRIAL_GAIN) * _step_s(first)
+        return first if worth_it and first.sized.host_excess <= 1.0 else None
 
     def counts(self) -> dict[Reason, int]:
         """Refused layouts by reason."""

@@ -1,6 +1,7 @@
 """A plan for people and for programs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memo.config.derived import resolved_offload_tiles
@@ -10,6 +11,15 @@ from memo.search.candidates import KEEP, Layout, config_of
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, Reason, explain
 from memo.units import GIB
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The lines that run the best choice and the trial; None where there is none to run."""
+
+    best: str | None = None
+    trial: str | None = None
+
 
 _HEADS = (
     "",
@@ -26,20 +36,24 @@ _HEADS = (
 )
 
 
-def text(plan: Plan, command: str | None, everything: bool = False) -> str:
-    """The ranked table, what the best one is and what binds, the command, and what was refused."""
-    question = plan.question
+def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
+    """The ranked table, what to try and what surely fits, what binds, the commands, and what was refused."""
+    question, trial = plan.question, plan.trial
     lines = [_title(question)]
     if plan.longest is not None:
         found = plan.longest
         lines.append(f"longest sequence that fits: {found.seq_len:,} tokens (in steps of {found.unit:,})")
         lines.append(f"beyond it: {found.limit}")
     if plan.choices:
-        lines += ["", *_table(plan.choices, question, ranked=True), "", *_best(plan, command)]
+        shown = plan.choices if trial is None else (trial, *plan.choices)
+        lines += ["", *_table(shown, question, ranked=True), ""]
+        lines += [] if trial is None else [*_trial(plan, trial, commands), ""]
+        lines += _best(plan, commands)
     elif plan.longest is None:
         lines += ["", "nothing fits"]
-    if plan.unsure:
-        lines += ["", "would be faster, but may not fit (never chosen):", *_table(plan.unsure, question, ranked=False)]
+    others = [choice for choice in plan.unsure if choice is not trial]
+    if others:
+        lines += ["", "would be faster, but may not fit:", *_table(others, question, ranked=False)]
     return "\n".join([*lines, *_refused(plan, everything)])
 
 
@@ -58,7 +72,7 @@ def explanation(question: Question, layout: Layout) -> str:
     return "\n".join(lines)
 
 
-def as_object(plan: Plan, command: str | None, everything: bool = False) -> dict[str, Any]:
+def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[str, Any]:
     """JSON's view; sizes in GiB, times in seconds. `refusals` are given one by one only with `everything`."""
     question, longest = plan.question, plan.longest
     return {
@@ -72,6 +86,7 @@ def as_object(plan: Plan, command: str | None, everything: bool = False) -> dict
         "seq_len": question.seq_len,
         "global_batch_size": question.global_batch_size,
         "longest": None if longest is None else {**vars(longest)},
+        "trial": None if plan.trial is None else _choice(plan.trial, question),
         "choices": [_choice(choice, question) for choice in plan.choices],
         "unsure": [_choice(choice, question) for choice in plan.unsure],
         "refused": {str(reason): count for reason, count in plan.counts().items()},
@@ -81,7 +96,8 @@ def as_object(plan: Plan, command: str | None, everything: bool = False) -> dict
         ],
         "num_candidates": plan.num_candidates,
         "num_fitting": plan.num_fitting,
-        "command": command,
+        "command": commands.best,
+        "trial_command": commands.trial,
     }
 
 
@@ -141,22 +157,40 @@ def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> li
     ]
 
 
-def _best(plan: Plan, command: str | None) -> list[str]:
+def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
+    gain = plan.choices[0].step.step_time_s / trial.step.step_time_s - 1.0
+    lines = [
+        f"try first: {trial.layout}: {_how(plan.question, trial)}",
+        f"{gain:.1%} faster than what surely fits, but it may not fit: {trial.sized.shortage(plan.question)}; the first "
+        "step tells. Of measured runs that were as near the limit, a third ran out of memory",
+    ]
+    return lines if commands.trial is None else [*lines, f"run: {commands.trial}"]
+
+
+def _best(plan: Plan, commands: Commands) -> list[str]:
     best = plan.choices[0]
-    if best.strategy == KEEP:
-        how = "keep everything on the GPU: no swapping, no recomputation"
-    elif best.moved is not None:
-        tiles = resolved_offload_tiles(config_of(plan.question, best.layout, best.strategy))
-        shares = ", ".join(f"{group} {count}/{tiles}" for group, count in best.moved.items())
-        how = f"--offload-alpha auto: input and attention output move, and of the rest {shares} of the tokens"
-    elif best.strategy.swaps:
-        how = f"--offload-alpha {best.strategy.alpha}"
-    else:
-        how = f"--recompute-granularity {best.strategy.recompute}"
-    lines = [f"best: {best.layout}: {how}", f"binding limit: {best.limit}", f"seconds of a step: {_seconds(best)}"]
-    if command is None:
+    name = "best" if plan.trial is None else "surely fits"
+    lines = [
+        f"{name}: {best.layout}: {_how(plan.question, best)}",
+        f"binding limit: {best.limit}",
+        f"seconds of a step: {_seconds(best)}",
+    ]
+    if commands.best is None:
         return [*lines, f"memo cannot train this model, only plan for it: {plan.question.model.why_not}"]
-    return [*lines, f"run: {command}"]
+    return [*lines, f"run: {commands.best}"]
+
+
+def _how(question: Question, choice: Choice) -> str:
+    """What its activations do."""
+    if choice.strategy == KEEP:
+        return "keep everything on the GPU: no swapping, no recomputation"
+    if choice.moved is not None:
+        tiles = resolved_offload_tiles(config_of(question, choice.layout, choice.strategy))
+        shares = ", ".join(f"{group} {count}/{tiles}" for group, count in choice.moved.items())
+        return f"--offload-alpha auto: input and attention output move, and of the rest {shares} of the tokens"
+    if choice.strategy.swaps:
+        return f"--offload-alpha {choice.strategy.alpha}"
+    return f"--recompute-granularity {choice.strategy.recompute}"
 
 
 def _seconds(choice: Choice) -> str:

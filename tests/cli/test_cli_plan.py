@@ -55,6 +55,35 @@ def test_the_table(tmp_path: Path, capsys: Capture) -> None:
     assert config.data.data_path == "data/mine" and config.memory.offload_alpha == "auto"
 
 
+EDGE = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "a100-40", "--gbs", "1024", "--gpu-memory-gib", "38.8"]
+
+
+def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Path, capsys: Capture) -> None:
+    run, first = tmp_path / "run.toml", tmp_path / "run.first.toml"
+    lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
+    assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"] and lines[6] == ""
+    assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
+    risk = "8.9% faster than what surely fits, but it may not fit: GPU memory: 37.63 GiB needed, 37.45 GiB sure to fit"
+    assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
+    start = "run: torchrun --nproc-per-node 8 -m memo train --config"
+    assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
+    assert lines[11].startswith("surely fits: tp4 cp1 pp2 vpp8 mbs1: ")
+    assert lines[14] == f"{start} {run} --data-path DATA --save RUN"
+    assert not any("would be faster" in line or line.startswith("best:") for line in lines)
+    assert "# It may not fit: GPU memory: " in first.read_text() and "may not fit" not in run.read_text()
+    stages = [parse_run(["--config", str(file)], prog="memo train").parallel.pp for file in (first, run)]
+    assert stages == [1, 2]
+
+
+def test_json_of_what_to_try_first(capsys: Capture) -> None:
+    found = json.loads(printed([*EDGE, "--top", "1", "--json"], capsys))
+    assert found["trial"]["verdict"] == "unsure" and found["trial"] == found["unsure"][0]
+    assert found["choices"][0]["verdict"] == "fits"
+    assert "--config run.first.toml" in found["trial_command"] and "--config run.toml" in found["command"]
+    without = json.loads(printed([*LONG, "--json", "--top", "1"], capsys))
+    assert without["trial"] is without["trial_command"] is None
+
+
 def test_it_says_to_keep_everything_on_the_gpu(capsys: Capture) -> None:
     shown = printed(["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "h200", "--seq-len", "2048"], capsys)
     assert "keep everything on the GPU: no swapping, no recomputation" in shown
@@ -74,8 +103,8 @@ def test_json(capsys: Capture) -> None:
     found = json.loads(printed([*LONG, "--json", "--top", "2"], capsys))
     assert set(found) == {
         "model", "parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "seq_len",
-        "global_batch_size", "longest", "choices", "unsure", "refused", "refusals", "num_candidates", "num_fitting",
-        "command",
+        "global_batch_size", "longest", "trial", "choices", "unsure", "refused", "refusals", "num_candidates",
+        "num_fitting", "command", "trial_command",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
