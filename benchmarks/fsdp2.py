@@ -14,7 +14,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,19 +115,28 @@ def _train(gpt: Gpt) -> dict[str, Any]:
     torch.manual_seed(gpt.seed)
     model = _sharded(PlainGpt(gpt), gpt.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)  # where the weights are: on the host
-    generator = torch.Generator().manual_seed(gpt.seed)
-    tokens = torch.randint(0, gpt.vocab_size, (1, gpt.seq_length + 1), generator=generator).to(gpt.device)
-    steps_s, losses = [], []
-    for step in range(gpt.warmup + gpt.steps):
-        if step == gpt.warmup:
-            memory = DeviceMemory.begin(gpt.device)
-        start_s = time.perf_counter()
-        loss = model(tokens[:, :-1], tokens[:, 1:])
+
+    def step(tokens: Tensor) -> Tensor:
+        loss: Tensor = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())  # waits for the device
+        return loss
+
+    return {**train_steps(gpt, step), "states_bytes": sum(_states_bytes(model, optimizer))}
+
+
+def train_steps(gpt: Gpt, step: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """Warm up, then time `step`, which trains on tokens [1, s + 1] and returns the loss."""
+    generator = torch.Generator().manual_seed(gpt.seed)
+    tokens = torch.randint(0, gpt.vocab_size, (1, gpt.seq_length + 1), generator=generator).to(gpt.device)
+    steps_s, losses = [], []
+    for number in range(gpt.warmup + gpt.steps):
+        if number == gpt.warmup:
+            memory = DeviceMemory.begin(gpt.device)
+        start_s = time.perf_counter()
+        losses.append(step(tokens).item())  # waits for the device
         steps_s.append(time.perf_counter() - start_s)
     timed = percentiles(steps_s[gpt.warmup :])
     return {
@@ -136,7 +145,6 @@ def _train(gpt: Gpt) -> dict[str, Any]:
         "tgs": gpt.seq_length / timed["step_p50_s"],
         **memory.end(gpt.steps),
         "host_peak_bytes": peak_memory_bytes(torch.device(gpt.device))[1],
-        "states_bytes": sum(_states_bytes(model, optimizer)),
         "losses": losses,
         "last_loss": losses[-1],
     }

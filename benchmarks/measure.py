@@ -262,7 +262,7 @@ def _memory(trainer: Trainer, last: StepRecord, copies: HostCopies) -> dict[str,
 def _copies(trainer: Trainer, records: Sequence[StepRecord]) -> dict[str, Any]:
     """Measured, medians of steps, beside what the plan expects; None where nothing moves."""
     chosen = trainer.parts.chosen_swap
-    names = ("layers_s", "copies_s", "copy_wait_s", "hidden_share")
+    names = ("layers_s", "copies_s", "copy_wait_s", "hidden_share", "state_copies_s", "state_wait_s", "host_update_s")
     found = {name: [value for record in records if (value := getattr(record, name)) is not None] for name in names}
     return {
         "moves": trainer.parts.swap is not None,

@@ -192,6 +192,19 @@ TABLES: dict[str, tuple[str, dict[str, Cell]]] = {
             },
         },
     ),
+    "offload_states": (
+        "States in host memory: whole model, one device",
+        {
+            "model": text("model"),
+            "row": text("kind"),
+            **_RUN,
+            **_MEMORY,
+            "copies of states, s": number("state_copies_s", ".3f"),
+            "waiting for them, s": number("state_wait_s", ".3f"),
+            "CPU update, s": number("host_update_s", ".3f"),
+            "memo's speed over it": number("memo_speed_over_it", ".2f"),
+        },
+    ),
     "convergence": (
         "Losses with and without swapping",
         {

@@ -21,6 +21,7 @@ SCRIPTS = {
     "table4_ablation": 0.2,
     "peers": 0.3,
     "kernels": 0.2,
+    "offload_states": 0.3,
     "convergence": 0.25,
     "copies": 0.1,
     "overlap": 0.35,

@@ -37,6 +37,9 @@ class Scale:
         reach_from, reach_to: the shortest and the longest sequence that `reach` tries, tokens.
         peer: a whole model of a family that transformers has.
         peer_lengths: at which peers run.
+        streamed: models whose states may lie in host memory, by name.
+        only_planned: models whose states neither the device nor the host can hold alone.
+        streamed_length: of their sequences, tokens.
         steps: measured, after `warmup` others.
         convergence_steps: of each run.
         timeout_s: of one run in its process.
@@ -55,6 +58,9 @@ class Scale:
     reach_to: int
     peer: Shape
     peer_lengths: tuple[int, ...]
+    streamed: dict[str, Shape]
+    only_planned: dict[str, Shape]
+    streamed_length: int
     warmup: int
     steps: int
     convergence_steps: int
@@ -84,6 +90,9 @@ FULL = Scale(
     reach_to=1024 * K,
     peer=Shape("llama-tiny", _LLAMA_1_3B),
     peer_lengths=(16 * K, 32 * K, 64 * K, 128 * K),
+    streamed={"gpt-7b": Shape("gpt-7b")},
+    only_planned={"gpt-13b": Shape("gpt-13b")},
+    streamed_length=32 * K,
     warmup=1,
     steps=3,
     convergence_steps=200,
@@ -103,6 +112,9 @@ SMOKE = Scale(
     reach_to=2048,
     peer=Shape("llama-tiny", (("num_layers", 2), ("vocab_size", 512))),
     peer_lengths=(512,),
+    streamed={"gpt-tiny": Shape("gpt-tiny")},
+    only_planned={},
+    streamed_length=512,
     warmup=1,
     steps=2,
     convergence_steps=4,

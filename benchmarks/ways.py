@@ -9,6 +9,10 @@ move-everything        every saved tensor to host memory and back (torch's save_
                        OffloadActivations; on the stream that computes)
 full-swap-plan         token-wise layers with alpha = 1 and planned memory (MEMO's ablation)
 memo                   alpha solved, planned memory
+states-resident        alpha solved, all states on the device; and with --offload-states:
+states-optimizer       masters and moments in host memory
+states-all             weights and gradients too
+states-auto            what a plan of both sides decides
 """
 
 import contextlib
@@ -136,4 +140,9 @@ WAYS = {
     "move-everything": Way(_PLAIN, around=_all_saved_tensors_away),
     "full-swap-plan": Way({"offload_alpha": 1.0, "offload_policy": "paper", **_PLANNED}),
     "memo": Way({"offload_alpha": "auto", **_PLANNED}),
+    "states-resident": Way({"offload_alpha": "auto"}),
+    **{
+        f"states-{kind}": Way({"offload_alpha": "auto", "offload_states": kind})
+        for kind in ("optimizer", "all", "auto")
+    },
 }

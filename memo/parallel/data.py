@@ -40,6 +40,7 @@ from memo.parallel.units import (
     ring_sizes,
     wide_dtype,
 )
+from memo_kernels.squared_norm.reference import squared_norm
 
 
 @dataclass
@@ -88,6 +89,7 @@ class ShardedDataParallel:
         host_memory: makes the host arena of a number of bytes, for what `placement` puts there.
         accumulates: whether a step has several microbatches.
         consumes_gradients: the CPU updates a layer as soon as its gradient has come, so that few are in host memory.
+        squared_norm: the kernel for gradients on the device (memo_kernels); those in host memory had theirs there.
     """
 
     def __init__(
@@ -103,9 +105,11 @@ class ShardedDataParallel:
         host_memory: Callable[[int], HostMemory] | None = None,
         accumulates: bool = False,
         consumes_gradients: bool = False,
+        squared_norm: Callable[[Tensor], Tensor] = squared_norm,
     ) -> None:
         self.model, self.mesh, self.overlap = model, mesh, overlap
         self.group, self.device, self.dtype = mesh.dp_cp, device, dtype
+        self._squared_norm = squared_norm
         self.mover: StateMover | None = None
         # Gradients appear from the last layer to the first.
         named: dict[str, ShardedParameter] = {}
@@ -226,7 +230,7 @@ class ShardedDataParallel:
         """`shard`, reduced over dp x cp, becomes the gradient of the whole global batch."""
         all_reduce(shard, self._replica_group(bucket))
         if bucket.places.optimizer_on_host:
-            bucket.squared_norm = _squared_norm(shard)
+            bucket.squared_norm = self._squared_norm(shard)
 
     def gradient_norm(self) -> Tensor:
         """L2 norm over every weight of the model, each counted once; fp64 scalar, the same on all ranks."""
@@ -234,7 +238,7 @@ class ShardedDataParallel:
         for bucket in self.buckets:
             if self._counts_here(bucket):
                 told = bucket.squared_norm
-                total += _squared_norm(bucket.gradient_shard) if told is None else told
+                total += self._squared_norm(bucket.gradient_shard) if told is None else told
         for group in (self.group, self.mesh.tp, self.mesh.pp):
             all_reduce(total, group)
         return total.sqrt()
@@ -391,10 +395,6 @@ class ShardedDataParallel:
 
 def _resident_or_zeros(resident: Tensor | None, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(numel, dtype=dtype, device=device) if resident is None else resident
-
-
-def _squared_norm(shard: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(shard).double().square()
 
 
 def _layer_positions(names: list[str]) -> Callable[[str], int | None]:

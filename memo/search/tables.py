@@ -161,8 +161,8 @@ def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
     gain = plan.choices[0].step.step_time_s / trial.step.step_time_s - 1.0
     lines = [
         f"try first: {trial.layout}: {_how(plan.question, trial)}",
-        f"{gain:.1%} faster than what surely fits, but it may not fit: {trial.sized.shortage(plan.question)}; the first "
-        "step tells. Of measured runs that were as near the limit, a third ran out of memory",
+        f"{gain:.1%} faster than what surely fits, but it may not fit: {trial.sized.shortage(plan.question)}; the "
+        "first step tells. Of measured runs that were as near the limit, a third ran out of memory",
     ]
     return lines if commands.trial is None else [*lines, f"run: {commands.trial}"]
 

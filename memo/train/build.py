@@ -33,6 +33,7 @@ from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.pipeline import PipelineStage, Wire
 from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
+from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import state_plan
 from memo.planner.swap import LayerOp, breadth_first_ops, layer_ops
 from memo.train import swap
@@ -218,6 +219,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         host_memory=functools.partial(_host_memory, config, device),
         accumulates=pipeline.microbatches > 1,
         consumes_gradients=training.clip_grad == 0,
+        squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
     _first_weights(config, data_parallel, mesh)
     # 5. The optimizer sees this rank's shard of the masters.
