@@ -22,6 +22,7 @@ from memo.parallel.collectives import all_gather_async, group_size, reduce_scatt
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Bucket, Unit, wide_dtype
 from memo.planner.state_plan import Fetch, StatePlan, StateStep
+from memo.units import format_bytes
 
 
 @dataclass
@@ -135,6 +136,22 @@ class StateStreamer:
         """The arena of states, and the stages of their upload."""
         arena = self.data_parallel.host
         return sum(b.flat.nbytes for b in self._staging) + (0 if arena is None else arena.record(0).nbytes)
+
+    def describe(self) -> str:
+        """What of the states is where on this rank, for people."""
+        units = self._units.values()
+        host, weights, gradients = (
+            sum(getattr(unit.places, name) for unit in units)
+            for name in ("optimizer_on_host", "weights_in_slot", "gradients_in_slot")
+        )
+        sharded = f", shards of {self._num_shards} ranks" if self._num_shards > 1 else ""
+        return (
+            f"states of {len(units)} layers on this rank{sharded}: masters and moments of {host} in host memory, weights "
+            f"of {weights} and gradients of {gradients} in slots\n"
+            f"{format_bytes(self.host_bytes)} of host memory; slots {format_bytes(self.device_bytes)}: "
+            f"{self.plan.num_weight_slots} for weights, {self.plan.num_gradient_slots} for gradients; "
+            f"{self.plan.num_fetches} fetches a step"
+        )
 
     # Around each step.
 

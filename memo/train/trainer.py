@@ -258,6 +258,8 @@ class Trainer:
             self.print(
                 f"\nactivations of one layer and microbatch on this rank:\n{self.parts.chosen_swap.describe()}\n"
             )
+        if self.parts.states is not None:
+            self.print(f"{self.parts.states.describe()}\n")
         if self.parts.transients is not None and self.mesh.tells:  # describing takes seconds
             self.print(f"memory that a step allocates on this rank:\n{self.parts.transients.describe()}\n")
 
