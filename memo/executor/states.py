@@ -146,8 +146,8 @@ class StateStreamer:
         )
         sharded = f", shards of {self._num_shards} ranks" if self._num_shards > 1 else ""
         return (
-            f"states of {len(units)} layers on this rank{sharded}: masters and moments of {host} in host memory, weights "
-            f"of {weights} and gradients of {gradients} in slots\n"
+            f"states of {len(units)} layers on this rank{sharded}: masters and moments of {host} in host memory, "
+            f"weights of {weights} and gradients of {gradients} in slots\n"
             f"{format_bytes(self.host_bytes)} of host memory; slots {format_bytes(self.device_bytes)}: "
             f"{self.plan.num_weight_slots} for weights, {self.plan.num_gradient_slots} for gradients; "
             f"{self.plan.num_fetches} fetches a step"
