@@ -1,21 +1,22 @@
 """Refuse a run that cannot fit or finish before it allocates anything.
 
 The estimates are rough (see memo.estimate.memory for CPUs, memo.estimate.rank_memory for GPUs, and memo.estimate.time):
-a run near the limit may be admitted and fail, or be refused although it would just fit. On GPUs a run under
---offload-alpha auto is admitted when it fits with everything on the device, or with as little there as can be.
+a run near the limit may be admitted and fail, or be refused although it would just fit. Under --offload-alpha auto a run
+is admitted when it fits with everything on the device, or with as little there as can be. On a CPU --device-memory-gb
+holds for what torch allocates, which is counted to the byte (memo.estimate.cpu).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from memo.config import RunConfig
 from memo.errors import ResourceError
+from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.host_memory import available_host_bytes as available_host_bytes
 from memo.estimate.memory import MemoryEstimate, estimate_memory
-from memo.estimate.rank_memory import RankMemory, rank_memory
+from memo.estimate.rank_memory import RankMemory, node_host_bytes, rank_memory
 from memo.estimate.shapes import shape_of
 from memo.estimate.time import estimate_step_s
-from memo.units import format_bytes, format_duration_s
+from memo.units import GIB, format_bytes, format_duration_s
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,16 @@ class Admission:
     step_s: float
 
 
-def admit(config: RunConfig, world_size: int, available_bytes: int, peak_flops: float, local_ranks: int) -> Admission:
+def admit(
+    config: RunConfig,
+    world_size: int,
+    available_bytes: int,
+    peak_flops: float,
+    local_ranks: int,
+    *,
+    host_bytes: int | None = None,
+    host_ranks: int = 1,
+) -> Admission:
     """Estimate a checked run; raises ResourceError when it needs more memory or time than there is.
 
     Args:
@@ -36,37 +46,94 @@ def admit(config: RunConfig, world_size: int, available_bytes: int, peak_flops: 
             device's on CUDA.
         peak_flops: peak of one rank, FLOP/s.
         local_ranks: ranks that share that memory: those of the node on CPU, 1 on CUDA.
+        host_bytes: what activations and states of the `host_ranks` ranks of a node may take in host memory; None:
+            not checked.
     """
-    admission = _estimate(config, world_size, peak_flops, local_ranks)
+    available_bytes = min(available_bytes, _cap(config, is_device=True) or available_bytes)
+    room = _Room(world_size, available_bytes, peak_flops, local_ranks, host_bytes, host_ranks)
+    admission = room.estimate(config)
     limit_s = 60.0 * config.training.max_step_minutes
-    fits = admission.shared_bytes <= available_bytes
+    fits = admission.shared_bytes <= room.available_bytes
     if fits and admission.step_s <= limit_s:
+        _check_cap(config, room)
+        _check_host(config, room)
         return admission
-
-    def is_within(seq_length: int) -> bool:
-        shorter = replace(config, data=replace(config.data, seq_length=seq_length))
-        estimate = _estimate(shorter, world_size, peak_flops, local_ranks)
-        return estimate.shared_bytes <= available_bytes and estimate.step_s <= limit_s
-
     memory, step_s = admission.worst_rank, format_duration_s(admission.step_s)
-    names = [field.name for field in fields(memory) if field.name != "host"]
+    names = [field.name for field in fields(memory) if field.name != "host" or memory.host]
     parts = ", ".join(f"{name} {format_bytes(getattr(memory, name))}" for name in names)
     within = "within" if admission.step_s <= limit_s else "above"
     raise ResourceError(
         f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine: a rank "
         f"needs {format_bytes(memory.total)} ({parts}); the ranks that share this memory ({local_ranks}) need "
-        f"{format_bytes(admission.shared_bytes)}, available are {format_bytes(available_bytes)}; one step "
+        f"{format_bytes(admission.shared_bytes)}, available are {format_bytes(room.available_bytes)}; one step "
         f"takes about {step_s}, {within} --max-step-minutes {config.training.max_step_minutes:g}: "
-        + _remedy(config, is_within, only_time=fits)
+        + _remedy(config, room, only_time=fits)
     )
 
 
-def _estimate(config: RunConfig, world_size: int, peak_flops: float, local_ranks: int) -> Admission:
-    stages = [_memory(config, world_size, stage) for stage in range(config.parallel.pp)]
-    # Which stages share a node depends on the launcher: assume the most demanding ranks do.
-    ranks = sorted(stages * (world_size // config.parallel.pp), key=lambda m: m.total, reverse=True)
-    shared = sum(memory.total for memory in ranks[:local_ranks])
-    return Admission(ranks[0], shared, estimate_step_s(config, world_size, peak_flops))
+@dataclass(frozen=True)
+class _Room:
+    """The machine; arguments as of `admit`."""
+
+    world_size: int
+    available_bytes: int
+    peak_flops: float
+    local_ranks: int
+    host_bytes: int | None
+    host_ranks: int
+
+    def estimate(self, config: RunConfig) -> Admission:
+        stages = [_memory(config, self.world_size, stage) for stage in range(config.parallel.pp)]
+        # Which stages share a node depends on the launcher: assume the most demanding ranks do.
+        ranks = sorted(stages * (self.world_size // config.parallel.pp), key=lambda m: m.total, reverse=True)
+        shared = sum(memory.total for memory in ranks[: self.local_ranks])
+        return Admission(ranks[0], shared, estimate_step_s(config, self.world_size, self.peak_flops))
+
+    def holds(self, config: RunConfig) -> bool:
+        """Whether all of a run fits, device and host."""
+        cap = _cap(config, is_device=False)
+        return (
+            self.estimate(config).shared_bytes <= self.available_bytes
+            and (cap is None or worst_device_bytes(config, self.world_size) <= cap)
+            and (self.host_bytes is None or self.needed_on_host(config) <= self.host_bytes)
+        )
+
+    def needed_on_host(self, config: RunConfig) -> int:
+        alpha = config.memory.offload_alpha
+        moved = alpha if config.memory.swaps and isinstance(alpha, float) else None
+        return node_host_bytes(config, self.world_size, self.host_ranks, moved)
+
+
+def _cap(config: RunConfig, *, is_device: bool) -> int | None:
+    """--device-memory-gb in bytes: of a GPU (`is_device`), or of what torch allocates on a CPU."""
+    given = config.memory.device_memory_gb
+    return None if given is None or is_device != (config.hardware.device == "cuda") else int(given * GIB)
+
+
+def _check_cap(config: RunConfig, room: _Room) -> None:
+    cap = _cap(config, is_device=False)
+    if cap is None:
+        return
+    needed = worst_device_bytes(config, room.world_size)
+    if needed > cap:
+        raise ResourceError(
+            f"--device-memory-gb {config.memory.device_memory_gb:g} is too little: a rank takes "
+            f"{format_bytes(needed)} ({needed} bytes) of its device, {cap} bytes are allowed: "
+            + _states_remedy(config, room)
+            + f"give {needed / GIB:.3f} GiB, use a smaller --seq-length, or choose a smaller --model"
+        )
+
+
+def _check_host(config: RunConfig, room: _Room) -> None:
+    if room.host_bytes is None:
+        return
+    needed = room.needed_on_host(config)
+    if needed > room.host_bytes:
+        raise ResourceError(
+            f"--offload-states {config.memory.offload_states} takes {format_bytes(needed)} of host memory on a node of "
+            f"{room.host_ranks} ranks, {format_bytes(room.host_bytes)} are available: {_states_remedy(config, room)}"
+            "raise --offload-host-memory-gb if the node has more, or use more nodes"
+        )
 
 
 def _memory(config: RunConfig, world_size: int, stage: int) -> MemoryEstimate | RankMemory:
@@ -80,10 +147,16 @@ def _memory(config: RunConfig, world_size: int, stage: int) -> MemoryEstimate | 
     return memory
 
 
-def _remedy(config: RunConfig, is_within: Callable[[int], bool], only_time: bool) -> str:
+def _remedy(config: RunConfig, room: _Room, only_time: bool) -> str:
+    limit_s = 60.0 * config.training.max_step_minutes
+
+    def is_within(seq_length: int) -> bool:
+        estimate = room.estimate(replace(config, data=replace(config.data, seq_length=seq_length)))
+        return estimate.shared_bytes <= room.available_bytes and estimate.step_s <= limit_s
+
     tp, cp = config.parallel.tp, config.parallel.cp
     step = tp if cp == 1 else 2 * cp * tp
-    longer = "raise --max-step-minutes, " if only_time else ""
+    longer = "raise --max-step-minutes, " if only_time else _states_remedy(config, room)
     spread = "spread the run over more devices with --tp, --cp and --pp"
     low, high = 0, config.data.seq_length // step  # in steps: low fits (0: none does), high does not
     while high - low > 1:
@@ -92,3 +165,24 @@ def _remedy(config: RunConfig, is_within: Callable[[int], bool], only_time: bool
     if low == 0:
         return f"no sequence length fits: {longer}{spread}, or choose a smaller --model"
     return f"use --seq-length {low * step} or less, {longer}or {spread}"
+
+
+def _states_remedy(config: RunConfig, room: _Room) -> str:
+    """--offload-states auto, where some placement fits: the most frugal one of the device, with or without the copy of
+    the weights."""
+    if config.memory.offload_states == "auto":
+        return ""
+    fits = any(room.holds(_all_on_host(config, copy)) for copy in (True, False))
+    return "use --offload-states auto, " if fits else ""
+
+
+def _all_on_host(config: RunConfig, copy: bool) -> RunConfig:
+    memory = replace(
+        config.memory,
+        offload_states="all",
+        optimizer_offload_fraction=None,
+        gradient_offload_fraction=None,
+        weight_offload_fraction=None,
+        offload_weight_copy=copy,
+    )
+    return replace(config, memory=memory)

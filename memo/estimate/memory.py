@@ -2,6 +2,7 @@
 
 Terms and where they come from:
   weights, gradients, optimizer   memo.parallel.data: flat weights, fp32 gradients, shards of masters, moments
+  state_slots, host               of states that come and go, and of those in host memory (memo.estimate.state_memory)
   activations                     what autograd keeps for the layers' backward, x microbatches in flight
   ends                            hidden states and gradients at both ends of the layers, RoPE's table
   workspace                       the larger of one layer's backward and one chunk of the loss
@@ -17,13 +18,11 @@ import math
 from dataclasses import dataclass, fields
 
 from memo.config import RunConfig
-from memo.config.derived import (
-    data_parallel_size,
-    num_microbatches,
-    resolved_dtype,
-    vocab_rows_per_rank,
-)
-from memo.estimate.parameters import stage_parameters
+from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
+from memo.estimate.buckets import RankUnits, Unit, layer_unit
+from memo.estimate.parameters import layer_parameters, stage_parameters
+from memo.estimate.placement import placement_of
+from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.skeleton import skeletal_tensors
 from memo.units import DTYPE_BYTES, MIB
 
@@ -37,11 +36,13 @@ measured peaks."""
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one rank at the peak of a step; the fields add up to the total."""
+    """Bytes of one rank at the peak of a step; the fields add up to the total. `host`: states in the host arena."""
 
     weights: int
     gradients: int
     optimizer: int
+    state_slots: int
+    host: int
     activations: int
     ends: int
     workspace: int
@@ -62,19 +63,19 @@ def estimate_memory(config: RunConfig, world_size: int, stage: int) -> MemoryEst
     device = "cuda" if config.hardware.device == "cuda" else "cpu"
     narrow = DTYPE_BYTES[resolved_dtype(config, device)]
     wide = max(4, narrow)
-    parameters = stage_parameters(config, stage)
-    shard = parameters / (data_parallel_size(config, world_size) * parallel.cp)
+    sizes = state_sizes(config, world_size)
+    states = placed_bytes(_units(config, stage, sizes.shards), placement_of(config, world_size), sizes)
     # The result of the reduce-scatter is a second copy of the shard for a moment.
-    reduced = 0 if shard == parameters else shard
+    reduced = 0 if sizes.shards == 1 else states.gradients / sizes.shards
     in_flight = layers_in_flight(config, num_microbatches(config, world_size), stage)
     layer_bytes = layer_activation_bytes(config)
     tokens = config.data.seq_length * config.training.micro_batch_size // parallel.cp
     hidden_bytes = tokens * config.model.hidden_size * narrow
     terms = {
-        "weights": parameters * narrow,
-        "gradients": math.ceil((parameters + reduced) * wide),
-        # A master copy only where weights are narrower than their gradients; two moments always.
-        "optimizer": math.ceil(shard * wide * (2 if narrow == wide else 3)),
+        "weights": states.weights,
+        "gradients": math.ceil(states.gradients + reduced),
+        "optimizer": states.optimizer,
+        "state_slots": states.slots + states.staging,
         "activations": in_flight * layer_bytes,
         # Input, output and gradient of the chunk, the final norm's output, and RoPE's cos and sin.
         "ends": 4 * hidden_bytes // parallel.tp + tokens * config.model.head_dim * narrow,
@@ -82,7 +83,16 @@ def estimate_memory(config: RunConfig, world_size: int, stage: int) -> MemoryEst
         "workspace": max(layer_bytes + 2 * hidden_bytes, loss_bytes(config, tokens, narrow, wide, stage)),
         "runtime": RUNTIME_BYTES[device],
     }
-    return MemoryEstimate(**terms, slack=math.ceil(SLACK * sum(terms.values())))
+    return MemoryEstimate(**terms, host=states.host, slack=math.ceil(SLACK * sum(terms.values())))
+
+
+def _units(config: RunConfig, stage: int, num_shards: int) -> RankUnits:
+    """Without padding."""
+    parallel, per_layer = config.parallel, layer_parameters(config.model)
+    layers, layer = config.model.num_layers // parallel.pp, per_layer.split // parallel.tp + per_layer.replicated
+    ends = stage_parameters(config, stage) - layers * layer
+    largest = layer_unit(config.model, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
+    return RankUnits(Unit(layer, layer, min(layer, largest)), layers, (Unit(ends, ends, ends),) if ends else ())
 
 
 def layer_activation_bytes(config: RunConfig) -> int:

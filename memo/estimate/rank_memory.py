@@ -4,28 +4,33 @@
     weights           2 P                                 =                       =
     gradients         4 P (fp32)                          =                       =
     optimizer         12 P / (dp cp): masters, moments    =                       =
+    state_slots       0; the three above shrink where states are in host memory or shared out (memo.estimate.state_memory)
     skeletal          layers in flight x a layer's        x a layer's input       hidden states between stages
     rounding_buffers  0                                   0                       slots (memo.estimate.swap_memory)
     transient         the larger of a layer's backward and the loss, and hidden states at both ends
     communication     cp's, and the optimizer step's      =                       =
     context           CUDA, holes: 0.1 GiB + 0.12 P       =                       =
-    host              0                                   0                       records
+    host              0, and what was moved of states     0                       records
 
 P: parameters of the rank, vocabulary padded, counted from the shape. Layers in flight: 1F1B, interleaved or not.
 communication and context are fitted (memo.estimate.calibration), all else is counted.
 
 Known error: within 2 % of the device's memory on the 232 runs of the calibration, where the layer's bytes (memo's, 1.2
-times what Megatron-LM saves) also stand for what its allocator loses. Layers under a swap plan were not measured.
+times what Megatron-LM saves) also stand for what its allocator loses. Layers under a swap plan and states in slots were not measured: of these, reduced gradients are counted
+where the calibration fits them.
 """
 
 import math
 from dataclasses import dataclass, fields
 
 from memo.config import RunConfig
-from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype, vocab_rows_per_rank
+from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
+from memo.estimate.buckets import RankUnits, Unit, layer_unit
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
+from memo.estimate.placement import StatePlacement, placement_of
 from memo.estimate.shapes import ModelShape
+from memo.estimate.state_memory import StateSizes, placed_bytes, state_bytes, state_sizes
 from memo.estimate.swap_memory import Moved, num_records, slot_bytes, swap_bytes, working_set_bytes
 from memo.units import DTYPE_BYTES, GIB
 
@@ -40,6 +45,7 @@ class RankMemory:
     weights: int
     gradients: int
     optimizer: int
+    state_slots: int
     skeletal: int
     rounding_buffers: int
     transient: int
@@ -49,7 +55,7 @@ class RankMemory:
 
     @property
     def states(self) -> int:
-        return self.weights + self.gradients + self.optimizer
+        return self.weights + self.gradients + self.optimizer + self.state_slots
 
     @property
     def activations(self) -> int:
@@ -79,26 +85,52 @@ def rank_memory(
         logit_bytes: of each of them.
         moved: what a swap plan moves; default: a number in --offload-alpha (off and auto: no swap plan runs).
     """
-    parallel = config.parallel
-    narrow = DTYPE_BYTES[resolved_dtype(config, "cuda")]
-    wide = max(4, narrow)
-    parameters = stage_parameter_count(config, shape, stage)
-    shard = parameters / (data_parallel_size(config, world_size) * parallel.cp)
-    cp_bytes = CP_GIB * GIB * math.log2(parallel.cp)
+    placement, sizes = placement_of(config, world_size), state_sizes(config, world_size)
+    units = shape_units(config, shape, stage, sizes.shards)
+    states = placed_bytes(units, placement, sizes)
     alpha = config.memory.offload_alpha
     layers = _layers(config, world_size, stage, alpha if moved is None and isinstance(alpha, float) else moved)
     loss = _loss_bytes(config, stage, logit_bytes if whole_logits else None)
+    cp_bytes = CP_GIB * GIB * math.log2(config.parallel.cp)
     return RankMemory(
-        weights=parameters * narrow,
-        gradients=parameters * wide,
-        optimizer=math.ceil(shard * wide * (2 if narrow == wide else 3)),
+        weights=states.weights,
+        gradients=states.gradients,
+        optimizer=states.optimizer,
+        state_slots=states.slots + states.staging,
         skeletal=layers.kept,
         rounding_buffers=layers.buffers,
         transient=_ends_bytes(config) + max(layers.working, loss),
-        communication=math.ceil(cp_bytes + STEP_BYTES * shard),
-        context=int(CONTEXT_GIB * GIB + CONTEXT_SHARE * parameters * wide),
-        host=layers.host,
+        communication=math.ceil(cp_bytes) + _step_bytes(units, placement, sizes),
+        context=int(CONTEXT_GIB * GIB + CONTEXT_SHARE * (states.gradients + states.slots)),
+        host=layers.host + states.host,
     )
+
+
+def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: int) -> RankUnits:
+    """What a rank of a stage holds: as memo.estimate.buckets, for any shape and without padding."""
+    parallel = config.parallel
+    largest = layer_unit(config.model, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
+    layer = shape.layer_split // parallel.tp + shape.layer_replicated
+    ends = [Unit(count, count, count) for count in _end_parameters(config, shape, stage)]
+    return RankUnits(Unit(layer, layer, min(layer, largest)), shape.layers // parallel.pp, tuple(ends))
+
+
+def _step_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
+    """What the optimizer's step takes beside states. Fitted where all states stay; where some are placed elsewhere,
+    shards of reduced gradients are counted: of what is updated here all, of the rest the largest module's."""
+    layer, ends = units.layer.size, [end.size for end in units.ends]
+    if not placement.streams:
+        return math.ceil(STEP_BYTES * (units.layers * layer + sum(ends)) / sizes.shards)
+    if sizes.shards == 1:
+        return 0
+    is_whole = not placement.shards_gradients
+    reduced = (units.layers - placement.optimizer) * layer * is_whole
+    passing = [layer] if is_whole and placement.optimizer > placement.gradients else []
+    if placement.ends_on_host:
+        passing += ends
+    else:
+        reduced += sum(ends)
+    return math.ceil((reduced + max(passing, default=0)) * sizes.wide / sizes.shards)
 
 
 def worst_rank(
@@ -119,32 +151,42 @@ def worst_rank(
     return max(ranks, key=lambda rank: rank.total)
 
 
-def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved) -> int:
-    """Host memory of one node: which stages share one depends on the launcher, so the most demanding ranks do."""
-    per_stage, left, records = world_size // config.parallel.pp, gpus_per_node, 0
-    for stage in range(config.parallel.pp):  # earlier stages hold more
+def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved | None) -> int:
+    """Host memory of one node, of activations (`moved`: None for none) and states.
+
+    Which stages share a node depends on the launcher, so the most demanding ranks do.
+    """
+    per_stage, stages = world_size // config.parallel.pp, range(config.parallel.pp)
+    record = 0 if moved is None else slot_bytes(config, moved).moved
+    ranks = [record * num_records(config, world_size, stage) for stage in stages] if record else [0] * len(stages)
+    if placement_of(config, world_size).optimizer:
+        ranks = [ranks[stage] + state_bytes(config, world_size, stage).host for stage in stages]
+    left, total = gpus_per_node, 0
+    for num_bytes in sorted(ranks, reverse=True):
         count = min(left, per_stage)
-        records += count * num_records(config, world_size, stage)
+        total += count * num_bytes
         left -= count
-        if not left:
-            break
-    return records * slot_bytes(config, moved).moved
+    return total
 
 
 def stage_parameter_count(config: RunConfig, shape: ModelShape, stage: int) -> int:
     """Parameters on one rank of a stage: as memo.estimate.parameters counts them, for any shape."""
+    layer = shape.layer_split // config.parallel.tp + shape.layer_replicated
+    return shape.layers // config.parallel.pp * layer + sum(_end_parameters(config, shape, stage))
+
+
+def _end_parameters(config: RunConfig, shape: ModelShape, stage: int) -> list[int]:
+    """Of the embedding and of the head, as far as the stage has them."""
     parallel, hidden = config.parallel, shape.hidden
     is_first, is_last = stage == 0, stage == parallel.pp - 1
-    count = shape.layers // parallel.pp * (shape.layer_split // parallel.tp + shape.layer_replicated)
     rows = vocab_rows_per_rank(shape.vocab, parallel.tp)
-    table = rows * hidden
+    table, ends = rows * hidden, []
     if is_first:
-        count += table + shape.position_table + shape.norm_vectors * hidden * shape.embedding_norm
+        ends.append(table + shape.position_table + shape.norm_vectors * hidden * shape.embedding_norm)
     if is_last:
-        count += shape.norm_vectors * hidden * shape.final_norm
-        if not shape.tied or not is_first:
-            count += table + rows * shape.head_bias
-    return count
+        has_head = not shape.tied or not is_first
+        ends.append(shape.norm_vectors * hidden * shape.final_norm + has_head * (table + rows * shape.head_bias))
+    return ends
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Peak of allocated memory of one rank on a CPU in a training step, and what it consists of.
 
     states            weights, gradients, masters, moments: memo.estimate.cpu.states, to the byte
+    state_slots       rounding buffers and staging of weights and gradients that come and go: to the byte
     rounding_buffers  slots of a swap plan and their workspace: memo.estimate.swap_memory, to the byte
     the moment        everything else that lives when most does: batches, activations, transients, messages
 
 From the second step on: the first has no moments yet. What counts is what torch's CPU allocator is asked for; host
-records of a swap plan are mapped past it, and matrix products may take scratch memory from their own library.
+records of a swap plan and states in host memory are mapped past it, and matrix products may take scratch memory from
+their own library.
 
 Known error: within 1 % of the measured peak, never more than 0.5 % below, in the runs of
 benchmarks/memory_accuracy.py (torch 2.13, gloo). Sequences are taken as one document each.
@@ -46,6 +48,7 @@ class CpuMemory:
             "gradients": states.gradients,
             "masters": states.masters,
             "moments": states.moments,
+            "state_slots": states.slots + states.staging,
             "rounding_buffers": self.rounding_buffers,
             **alive,
         }

@@ -1,36 +1,12 @@
-"""Weights, gradients and optimizer states of one rank, to the byte: memo.parallel.buckets without torch.
-
-Every parameter begins at a multiple of 64 elements of its bucket, and a bucket is a multiple of 64 for each shard.
-"""
+"""Weights, gradients and optimizer states of one rank, to the byte, with the buckets that move them."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
 
-from memo.config import ModelConfig, RunConfig
-from memo.config.derived import data_parallel_size, num_position_embeddings, resolved_dtype, vocab_rows_per_rank
-from memo.units import DTYPE_BYTES
-
-_ALIGNMENT = 64
-
-
-class Parameter(NamedTuple):
-    """Attributes:
-    kind: which ranks hold it too and sum its gradient: "", "tp" or "embedding".
-    owner: position in the stage's modules, first to last: embedding, layers, head of chunk 0, then of chunk 1.
-    """
-
-    numel: int
-    kind: str
-    owner: int
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Elements: in all with padding, and those of parameters; `owner` is the first module in it."""
-
-    size: int
-    numel: int
-    owner: int
+from memo.config import RunConfig
+from memo.estimate.buckets import Bucket, pack, parameters_of_stage
+from memo.estimate.placement import LayerPlaces, placement_of
+from memo.estimate.state_memory import state_bytes, state_sizes
 
 
 @dataclass(frozen=True)
@@ -38,108 +14,61 @@ class States:
     """Bytes of one rank.
 
     Attributes:
+        slots, staging: on the device, of layers whose weights or gradients come and go.
+        host: in the host arena, which is no part of the total.
         num_shards: dp x cp.
-        bucket_sizes: elements, with the owner whose backward completes each.
+        buckets: in the order in which backward completes them.
+        places: by the owner of a bucket.
     """
 
     weights: int
     gradients: int
     masters: int
     moments: int
+    slots: int
+    staging: int
+    host: int
     num_shards: int
     buckets: tuple[Bucket, ...]
+    places: dict[int, LayerPlaces]
 
-    @property
+    @cached_property
     def total(self) -> int:
-        return self.weights + self.gradients + self.masters + self.moments
+        """Of the device."""
+        return self.weights + self.gradients + self.masters + self.moments + self.slots + self.staging
 
 
 def rank_states(config: RunConfig, world_size: int, stage: int) -> States:
-    narrow = DTYPE_BYTES[resolved_dtype(config, "cpu")]
-    wide = max(4, narrow)
-    shards = data_parallel_size(config, world_size) * config.parallel.cp
-    buckets = _pack(stage_parameters(config, stage), config.parallel.ddp_bucket_size, shards)
-    size = sum(bucket.size for bucket in buckets)
-    numel = sum(bucket.numel for bucket in buckets)
+    """Of a rank of pipeline stage `stage`, where the configuration places them."""
+    sizes = state_sizes(config, world_size)
+    buckets = pack(parameters_of_stage(config, stage), config.parallel.ddp_bucket_size, sizes.shards)
+    places = _places(config, world_size, {bucket.owner for bucket in buckets})
+    states = state_bytes(config, world_size, stage)
+    masters = 0
+    if sizes.has_masters:
+        elements = sum(bucket.size for bucket in buckets if not places[bucket.owner].optimizer_on_host)
+        masters = elements // sizes.shards * sizes.wide
     return States(
-        weights=size * narrow,
-        gradients=size * wide,
-        masters=0 if narrow == wide else size // shards * wide,
-        moments=2 * -(-numel // shards) * wide,
-        num_shards=shards,
+        weights=states.weights,
+        gradients=states.gradients,
+        masters=masters,
+        moments=states.optimizer - masters,
+        slots=states.slots,
+        staging=states.staging,
+        host=states.host,
+        num_shards=sizes.shards,
         buckets=tuple(buckets),
+        places=places,
     )
 
 
-def stage_parameters(config: RunConfig, stage: int) -> list[Parameter]:
-    """In the order of the modules; a tied head on the embedding's own stage is no parameter of its own."""
-    model, parallel = config.model, config.parallel
-    table = vocab_rows_per_rank(model.vocabulary, parallel.tp) * model.hidden_size
-    tied = not model.untie_embeddings_and_output_weights
-    layer = _layer(model, parallel.tp)
-    found: list[Parameter] = []
-    owner = 0
-    for chunk in range(parallel.vpp):
-        if stage == 0 and chunk == 0:
-            positions = num_position_embeddings(config) * model.hidden_size
-            found += [Parameter(positions, "tp", owner)] if positions else []
-            found.append(Parameter(table, "embedding" if tied else "", owner))
-        for index in range(model.num_layers // (parallel.pp * parallel.vpp)):
-            found += [Parameter(numel, kind, owner + 1 + index) for numel, kind in layer]
-        owner += 1 + model.num_layers // (parallel.pp * parallel.vpp)
-        if stage == parallel.pp - 1 and chunk == parallel.vpp - 1:
-            if not tied or parallel.pp > 1:
-                found.append(Parameter(table, "embedding" if tied else "", owner))
-            found += [Parameter(numel, kind, owner) for numel, kind in _norm(model, model.hidden_size)]
-        owner += 1
-    return found
-
-
-def _layer(model: ModelConfig, tp: int) -> list[tuple[int, str]]:
-    hidden, ffn = model.hidden_size, model.ffn_size
-    q, kv = model.num_attention_heads * model.head_dim, model.kv_heads * model.head_dim
-    fc1 = ffn * (2 if model.gated else 1)
-    norm, late_bias = _norm(model, hidden), [(hidden, "tp")] if model.add_bias_linear else []
-    heads = 2 * _norm(model, model.head_dim) if model.qk_layernorm else []
-    return [
-        *norm,
-        (hidden * (q + 2 * kv) // tp, ""),
-        *([((q + 2 * kv) // tp, "")] if model.qkv_bias else []),
-        *heads,
-        (hidden * q // tp, ""),
-        *late_bias,
-        *norm,
-        (hidden * fc1 // tp, ""),
-        *([(fc1 // tp, "")] if model.add_bias_linear else []),
-        (hidden * ffn // tp, ""),
-        *late_bias,
-    ]
-
-
-def _norm(model: ModelConfig, size: int) -> list[tuple[int, str]]:
-    return [(size, "tp")] * (2 if model.normalization == "LayerNorm" else 1)
-
-
-def _pack(parameters: list[Parameter], bucket_size: int, num_shards: int) -> list[Bucket]:
-    """Gradients appear from the last module to the first, and so do the buckets."""
-    closed: list[Bucket] = []
-    opened: dict[str, list[Parameter]] = {}
-    for parameter in reversed(parameters):
-        own = opened.setdefault(parameter.kind, [])
-        own.append(parameter)
-        if _end(own) >= bucket_size:
-            closed.append(_close(opened.pop(parameter.kind), num_shards))
-    return closed + [_close(own, num_shards) for own in opened.values()]
-
-
-def _close(parameters: list[Parameter], num_shards: int) -> Bucket:
-    size = _round_up(_end(parameters), _ALIGNMENT * num_shards)
-    return Bucket(size, sum(p.numel for p in parameters), min(p.owner for p in parameters))
-
-
-def _end(parameters: list[Parameter]) -> int:
-    return sum(_round_up(parameter.numel, _ALIGNMENT) for parameter in parameters)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def _places(config: RunConfig, world_size: int, owners: set[int]) -> dict[int, LayerPlaces]:
+    """By owner: layers are counted over the chunks of a rank, embedding and head stand around each chunk."""
+    placement = placement_of(config, world_size)
+    per_chunk = config.model.num_layers // (config.parallel.pp * config.parallel.vpp)
+    places = {}
+    for owner in owners:
+        chunk, within = divmod(owner, per_chunk + 2)
+        is_layer = 1 <= within <= per_chunk
+        places[owner] = placement.of_layer(chunk * per_chunk + within - 1) if is_layer else placement.of_ends
+    return places

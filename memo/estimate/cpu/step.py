@@ -63,6 +63,7 @@ class Step:
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._reducing: list[Block] = []
         self._num_reduced = 0
+        self._whole = [bucket for bucket in states.buckets if not states.places[bucket.owner].gradients_in_slot]
 
     def run(self) -> Ledger:
         self.ledger.make("batch", self.microbatches * batch_bytes(self.z))
@@ -94,7 +95,9 @@ class Step:
         rope = rope_table(ledger, z) if z.rope else None
         flight = _Flight(received, None, rope, [], None)
         self._hold(received)
-        for _ in range(self.layers):
+        first = action.chunk * (self.layers + 2) + 1
+        for owner in range(first, first + self.layers):
+            self._fill_weights(owner)
             self._play(self.passages.forward, "layer forward")
             ledger.at = "layer forward"
             output = ledger.make("input", hidden_bytes)
@@ -132,12 +135,14 @@ class Step:
         owner = action.chunk * (self.layers + 2) + self.layers + 1
         self._reduce_from(owner, is_last_microbatch)
         for blocks in reversed(flight.layers):
+            self._fill_weights(owner - 1)
             self._play(self.passages.held_backward if grad is received else self.passages.backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
             if grad is received:
                 grad = ledger.make("gradient", self.passages.hidden_bytes)
             owner -= 1
+            self._reduce_slot(owner, is_last_microbatch)
             self._reduce_from(owner, is_last_microbatch)
         ledger.free(flight.rope)
         assert grad is not None
@@ -156,24 +161,45 @@ class Step:
             ledger.at = at
             ledger.pulse(*passage.transient.items())
 
+    # Weights and gradients in slots, which are the caller's like all states: what gloo takes beside them.
+
+    def _fill_weights(self, owner: int) -> None:
+        """One bucket is gathered after the other."""
+        if self.states.num_shards > 1 and self.states.places[owner].weights_in_slot:
+            self.ledger.at = "weights"
+            largest = max(bucket.size for bucket in self.states.buckets if bucket.owner == owner)
+            self.ledger.pulse(("gloo", largest * self.z.narrow))
+
+    def _reduce_slot(self, owner: int, is_last_microbatch: bool) -> None:
+        """ZeRO-2/3 reduce each microbatch's gradients, ZeRO-1 the sum of all; the slot is free once that is done."""
+        shards_each = self.config.parallel.shards_gradients
+        if (
+            self.states.num_shards > 1
+            and self.states.places[owner].gradients_in_slot
+            and (shards_each or is_last_microbatch)
+        ):
+            self.ledger.at = "reduction"
+            sizes = [bucket.size * self.z.wide for bucket in self.states.buckets if bucket.owner == owner]
+            self.ledger.pulse(*[("gloo", size) for size in sizes])
+
     # Reduction and update.
 
     def _reduce_from(self, owner: int, is_last_microbatch: bool) -> None:
         """Start what is complete once the backward of module `owner` is done, in the order of the buckets."""
         if not (is_last_microbatch and self.config.parallel.overlap_grad_reduce):
             return
-        buckets = self.states.buckets
+        buckets = self._whole
         while self._num_reduced < len(buckets) and buckets[self._num_reduced].owner >= owner:
             self._start_reduction()
 
     def _reduce_all(self) -> None:
         self.ledger.at = "reduction"
-        while self._num_reduced < len(self.states.buckets):
+        while self._num_reduced < len(self._whole):
             self._start_reduction()
         self.ledger.free(*self._reducing)
 
     def _start_reduction(self) -> None:
-        bucket = self.states.buckets[self._num_reduced]
+        bucket = self._whole[self._num_reduced]
         self._num_reduced += 1
         shards = self.states.num_shards
         if shards > 1:
@@ -187,6 +213,8 @@ class Step:
         shards = self.states.num_shards
         if shards > 1:
             for bucket in self.states.buckets:
+                if self.states.places[bucket.owner].weights_in_slot:
+                    continue
                 shard = self.ledger.make("weights to send", bucket.size // shards * self.z.narrow)
                 self.ledger.pulse(("gloo", bucket.size * self.z.narrow))
                 self.ledger.free(shard)

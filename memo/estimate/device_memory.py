@@ -1,0 +1,38 @@
+"""What one rank takes of its device, as a run is judged by: calibrated on GPUs, to the byte on CPUs.
+
+On a CPU the device is what torch's allocator is asked for: host records and the states in the host arena lie outside.
+"""
+
+from dataclasses import replace
+
+from memo.config import RunConfig
+from memo.estimate.cpu.memory import cpu_memory
+from memo.estimate.rank_memory import rank_memory
+from memo.estimate.shapes import shape_of
+from memo.estimate.swap_memory import Moved
+
+
+def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> int:
+    """Bytes of a rank of `stage`; `moved` by a swap plan, default: what a number in --offload-alpha moves.
+
+    --offload-alpha auto without `moved` counts as off.
+    """
+    if moved is None and config.memory.offload_alpha == "auto":
+        config = replace(config, memory=replace(config.memory, offload_alpha="off"))
+    if config.hardware.device != "cuda":
+        return cpu_memory(config, world_size, stage, moved).total
+    shape = shape_of(config.model, "", config.data.seq_length)
+    return rank_memory(config, shape, world_size, stage, moved=moved).total
+
+
+def least_device_bytes(config: RunConfig, world_size: int, stage: int) -> int:
+    """The same; under --offload-alpha auto the lesser of everything on the device and as little as can be."""
+    plain = device_bytes(config, world_size, stage)
+    if config.memory.swaps and config.memory.offload_alpha == "auto":
+        return min(plain, device_bytes(config, world_size, stage, moved={}))
+    return plain
+
+
+def worst_device_bytes(config: RunConfig, world_size: int) -> int:
+    """Of the stage that needs most, which is the first or the last."""
+    return max(least_device_bytes(config, world_size, stage) for stage in {0, config.parallel.pp - 1})

@@ -1,0 +1,171 @@
+"""Bytes of weights, gradients and optimizer states of one rank under a placement: closed forms, to the byte.
+
+P elements of a layer's buckets, N = dp x cp shards, n and w bytes of an element of the model and of its sums:
+
+    one layer        device                                        host arena
+    resident         P n + P w + (1 or 0) P w/N + 2 P w/N          0            (master, moments; no master if n = w)
+    optimizer there  P n + P w                                     4 P w/N      (master, moments, reduced gradient)
+    gradient in slot - P w  (+ P w/N: ZeRO, optimizer here)        + P w        (several microbatches, not reduced each)
+    weights in slot  - P n  (+ P n/N: ZeRO-3, optimizer here)      + P n/N      (the copy; not if n = w)
+    of all layers    2 P n + 2 P w slots; N > 1: 2 P n/N, 2 P w/N  2 n/N of the largest bucket that goes back whole
+
+Without clipping a host layer is updated as soon as its reduced gradient is there, so two records serve all layers. That
+needs one reduction a step: not ZeRO-2/3 with several microbatches, which add up their shards there. Ends (embedding,
+head) keep weights and gradients whole. Source: the contract of memo.parallel, written down in memo.estimate.placement.
+"""
+
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype
+from memo.estimate.buckets import RankUnits, Unit, rank_units
+from memo.estimate.placement import StatePlacement, placement_of
+from memo.units import DTYPE_BYTES
+
+NUM_STATE_SLOTS = 2
+"""Of weights and of gradients: one layer computes while its neighbour is copied."""
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of one rank; all but `host` are on its device.
+
+    Attributes:
+        weights, gradients, optimizer: what stays, whole or as this rank's shard.
+        slots: rounding buffers of layers that come and go.
+        staging: shards on their way, before a gather or after a reduction, and masters before they are cast.
+        host: in the rank's host arena.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    slots: int
+    staging: int
+    host: int
+
+    @property
+    def device(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.slots + self.staging
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """What bytes follow from besides elements.
+
+    Attributes:
+        narrow, wide: bytes of an element of the model, and of gradients, masters and moments.
+        shards: dp x cp.
+        clips: the update waits for the norm of all gradients.
+    """
+
+    narrow: int
+    wide: int
+    shards: int
+    microbatches: int
+    clips: bool
+
+    @property
+    def has_masters(self) -> bool:
+        return self.narrow != self.wide
+
+
+def state_bytes(
+    config: RunConfig, world_size: int, stage: int, placement: StatePlacement | None = None
+) -> StateBytes:
+    """Of a rank of pipeline stage `stage`; `placement` defaults to the configuration's own.
+
+    --device auto counts as cpu. Known error: none in the sizes of the contract above; where the number of parameters
+    does not divide by the shards, moments count as those of the rank with most of them at the latest.
+    """
+    placement = placement or placement_of(config, world_size)
+    return placed_bytes(rank_units(config, world_size, stage), placement, state_sizes(config, world_size))
+
+
+def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
+    narrow = DTYPE_BYTES[resolved_dtype(config, "cuda" if config.hardware.device == "cuda" else "cpu")]
+    return StateSizes(
+        narrow,
+        max(4, narrow),
+        data_parallel_size(config, world_size) * config.parallel.cp,
+        num_microbatches(config, world_size),
+        config.training.clip_grad > 0,
+    )
+
+
+def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
+    """As `state_bytes`, of given units."""
+    narrow, wide, layer, layers = sizes.narrow, sizes.wide, units.layer, units.layers
+    in_weight_slots = layers if placement.shards_weights else placement.weights
+    in_gradient_slots = layers if placement.shards_gradients else placement.gradients
+    updated_here = layers - placement.optimizer
+    ends = sum(end.size for end in units.ends)
+    here_size, here_numel = updated_here * layer.size, updated_here * layer.numel
+    if not placement.ends_on_host:
+        here_size, here_numel = here_size + ends, here_numel + sum(end.numel for end in units.ends)
+    masters = _shard(here_size, sizes) * wide if sizes.has_masters else 0
+    weight_shards = _shard(updated_here * layer.size, sizes) if placement.shards_weights else 0
+    gradient_shards = _shard(updated_here * layer.size, sizes) if placement.shards_gradients else 0
+    slots = narrow * bool(in_weight_slots) + wide * bool(in_gradient_slots)
+    return StateBytes(
+        weights=((layers - in_weight_slots) * layer.size + ends + weight_shards) * narrow,
+        gradients=((layers - in_gradient_slots) * layer.size + ends + gradient_shards) * wide,
+        optimizer=masters + 2 * _shard(here_numel, sizes) * wide,
+        slots=NUM_STATE_SLOTS * layer.size * slots,
+        staging=_staging_bytes(layer, placement, sizes, in_gradient_slots),
+        host=_host_bytes(units, placement, sizes),
+    )
+
+
+def streamed_weights(placement: StatePlacement) -> int:
+    """Layers whose weights come from host memory."""
+    return placement.optimizer if placement.shards_weights else placement.weights
+
+
+def host_gradient_slots(placement: StatePlacement) -> int:
+    """Layers whose gradients go from a slot to host memory."""
+    return placement.optimizer if placement.shards_gradients else placement.gradients
+
+
+def accumulates_whole(placement: StatePlacement, sizes: StateSizes) -> bool:
+    """Whether gradients in slots go to host memory unreduced, for the next microbatch to add to."""
+    return sizes.microbatches > 1 and not placement.shards_gradients
+
+
+def rings_gradients(placement: StatePlacement, sizes: StateSizes) -> bool:
+    """Whether two records hold the reduced gradients of all host layers, one after the other."""
+    return not sizes.clips and (sizes.microbatches == 1 or not placement.shards_gradients)
+
+
+def _staging_bytes(layer: Unit, placement: StatePlacement, sizes: StateSizes, in_gradient_slots: int) -> int:
+    from_host = streamed_weights(placement)
+    total = 0
+    if sizes.shards > 1 and in_gradient_slots:
+        total += NUM_STATE_SLOTS * _shard(layer.size, sizes) * sizes.wide
+    if sizes.shards > 1 and from_host:
+        total += NUM_STATE_SLOTS * _shard(layer.size, sizes) * sizes.narrow
+    if from_host and sizes.has_masters and not placement.weight_copy:
+        total += _shard(layer.largest, sizes) * sizes.wide
+    return total
+
+
+def _host_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
+    layer, on_host = units.layer, placement.optimizer
+    if not on_host:
+        return 0
+    shard = _shard(layer.size, sizes)
+    records = min(on_host, NUM_STATE_SLOTS) if rings_gradients(placement, sizes) else on_host
+    total = (3 * on_host + records) * shard * sizes.wide
+    if accumulates_whole(placement, sizes):
+        total += placement.gradients * layer.size * sizes.wide
+    if placement.weight_copy and sizes.has_masters:
+        total += streamed_weights(placement) * shard * sizes.narrow
+    return_whole = [layer.largest] if on_host > streamed_weights(placement) else []
+    if placement.ends_on_host:
+        total += 4 * sizes.wide * sum(_shard(end.size, sizes) for end in units.ends)
+        return_whole += [end.largest for end in units.ends]
+    return total + NUM_STATE_SLOTS * _shard(max(return_whole, default=0), sizes) * sizes.narrow
+
+
+def _shard(elements: int, sizes: StateSizes) -> int:
+    return -(-elements // sizes.shards)
