@@ -1,7 +1,7 @@
 """Refuse a run that cannot fit or finish before it allocates anything.
 
 The estimates are rough (see memo.estimate.memory for CPUs, memo.estimate.rank_memory for GPUs, and memo.estimate.time):
-a run near the limit may be admitted and fail, or be refused although it would just fit. Under --offload-alpha auto a run
+a run near the limit may be admitted and fail, or be refused although it would just fit. Under --offload-alpha auto it
 is admitted when it fits with everything on the device, or with as little there as can be. On a CPU --device-memory-gb
 holds for what torch allocates, which is counted to the byte (memo.estimate.cpu).
 """

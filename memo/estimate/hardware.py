@@ -27,8 +27,10 @@ class Efficiency:
         memory: of the memory's rate, by norms, activations, sums, the optimizer.
         node: of the link inside a node, by collectives.
         network: of the network between nodes, by collectives.
+        host_memory: of the host memory's rate, by the optimizer on all CPU cores.
         kernel_s: seconds lost around each kernel: launch, first and last wave.
         collective_s: seconds before a collective's or a message's first byte.
+        host_core_gb_per_s: host memory traffic of the optimizer on one CPU core, 10^9 bytes a second.
     """
 
     matmul: float
@@ -39,8 +41,10 @@ class Efficiency:
     memory: float
     node: float
     network: float
+    host_memory: float
     kernel_s: float
     collective_s: float
+    host_core_gb_per_s: float
     source: str
 
 
@@ -59,6 +63,7 @@ class Hardware:
         node_gb_per_s: of one device to others of its node, one direction.
         network_gb_per_s: each device's part of the network to other nodes, one direction.
         host_memory_gib: of one node.
+        host_memory_gb_per_s, host_cores: of one node, all sockets: rate of its memory, and physical CPU cores.
         source: where the numbers come from.
     """
 
@@ -74,6 +79,8 @@ class Hardware:
     network_gb_per_s: float
     gpus_per_node: int
     host_memory_gib: float
+    host_memory_gb_per_s: float
+    host_cores: int
     efficiency: Efficiency
     source: str
 
@@ -84,6 +91,11 @@ class Hardware:
     @property
     def host_memory_bytes(self) -> int:
         return int(self.host_memory_gib * GIB)
+
+    def host_bytes_per_s(self, ranks: int) -> float:
+        """Host memory traffic of one of `ranks` ranks of a node whose CPUs all update weights."""
+        memory = self.host_memory_gb_per_s * self.efficiency.host_memory
+        return min(memory, self.host_cores * self.efficiency.host_core_gb_per_s) * 1e9 / ranks
 
     def peak_flops(self, dtype: Dtype) -> float:
         """FLOP/s. Raises ConfigError for a dtype that the machine lists no peak for."""

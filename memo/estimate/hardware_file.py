@@ -23,8 +23,9 @@ from memo.estimate.hardware_table import HARDWARE
 from memo.units import DTYPE_BYTES
 
 _TEXT = {"name", "source", "device"}
+_COUNTS = {"gpus_per_node", "host_cores"}
 _SHARES = {field.name for field in fields(Efficiency)} - {"matmul_half_size", "attention_half_head", "kernel_s"}
-_SHARES -= {"collective_s", "source"}
+_SHARES -= {"collective_s", "host_core_gb_per_s", "source"}
 
 
 def read_hardware(path: str | Path) -> Hardware:
@@ -99,12 +100,12 @@ def _checked(section: type, name: str, value: object, source: str) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(f"{source}: {name} is {value!r}: give true or false")
         return value
-    if name == "gpus_per_node" and (not isinstance(value, int) or isinstance(value, bool)):
+    if name in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):
         raise ConfigError(f"{source}: {name} is {value!r}: give a whole number, such as 8")
     number = _positive(name, value, source)
     if section is Efficiency and name in _SHARES and number > 1:
         raise ConfigError(f"{source}: efficiency.{name} is {value}, but it is a share of a peak: give 0 to 1")
-    return value if name == "gpus_per_node" else number
+    return value if name in _COUNTS else number
 
 
 def _positive(name: str, value: object, source: str) -> float:

@@ -19,11 +19,14 @@ AMPERE = Efficiency(
     memory=0.85,
     node=0.75,
     network=0.5,
+    host_memory=0.7,
     kernel_s=20e-6,
     collective_s=40e-6,
+    host_core_gb_per_s=8,
     source="fitted, then rounded, on the 4D paper's table 3 and MEMO's tables 3 (rows of MEMO, 7B and 13B) and 4: "
     "matmul, matmul_half_size, attention_forward, attention_backward, kernel_s, collective_s, network; assumed: "
-    "memory, node; attention_half_head: FlashAttention-2 (arXiv 2307.08691), figures 4 to 6",
+    "memory, node, host_memory, host_core_gb_per_s; attention_half_head: FlashAttention-2 (arXiv 2307.08691), figures "
+    "4 to 6",
 )
 
 HOPPER = replace(
@@ -37,7 +40,8 @@ HOPPER = replace(
     kernel_s=2e-6,
     collective_s=60e-6,
     source="fitted, then rounded, on the 4D paper's table 4: matmul, node, network, kernel_s, collective_s; assumed: "
-    "memory, matmul_half_size; attention: between FlashAttention-2 and -3 on H100 (arXiv 2407.08608, figures 5 and 6)",
+    "memory, matmul_half_size, host_memory, host_core_gb_per_s; attention: between FlashAttention-2 and -3 on "
+    "H100 (arXiv 2407.08608, figures 5 and 6)",
 )
 
 A100_40 = Hardware(
@@ -53,9 +57,11 @@ A100_40 = Hardware(
     network_gb_per_s=12.5,
     gpus_per_node=8,
     host_memory_gib=512,
+    host_memory_gb_per_s=409.6,
+    host_cores=128,
     efficiency=AMPERE,
     source="NVIDIA A100 data sheet; the 4D paper names no network: one HDR port (200 Gbit/s) for two devices assumed; "
-    "copies as on a800-80",
+    "copies as on a800-80; host: DGX A100's two EPYC 7742, eight channels of DDR4-3200 each",
 )
 
 A800_80 = replace(
@@ -67,7 +73,8 @@ A800_80 = replace(
     network_gb_per_s=25,
     host_memory_gib=2048,
     source="MEMO, section 5.1: 8 devices a node, NVLink 400 GB/s both ways, InfiniBand 200 GB/s a node, 2 TB of host "
-    "memory; its 32 GB/s to the host is the link's peak: 10.7 GB/s are fitted on table 4, full swapping",
+    "memory; its 32 GB/s to the host is the link's peak: 10.7 GB/s are fitted on table 4, full swapping; CPUs of DGX "
+    "A100 assumed",
 )
 
 H100_94 = Hardware(
@@ -83,9 +90,11 @@ H100_94 = Hardware(
     network_gb_per_s=25,
     gpus_per_node=4,
     host_memory_gib=768,
+    host_memory_gb_per_s=614.4,
+    host_cores=112,
     efficiency=HOPPER,
     source="NVIDIA H100 SXM data sheet; the 4D paper names no cluster: four devices a node with one NDR200 port each "
-    "assumed; copies: 0.4 of PCIe 5.0 x16 assumed, twice what a800-80 reaches",
+    "assumed; copies: 0.4 of PCIe 5.0 x16 assumed, twice what a800-80 reaches; CPUs of DGX H100 assumed",
 )
 
 H100_80 = replace(
@@ -96,7 +105,8 @@ H100_80 = replace(
     network_gb_per_s=50,
     gpus_per_node=8,
     host_memory_gib=2048,
-    source="NVIDIA H100 SXM and DGX H100 data sheets; copies as on h100-94; shares not measured here",
+    source="NVIDIA H100 SXM and DGX H100 data sheets (two Xeon 8480C, eight channels of DDR5-4800 each); copies as on "
+    "h100-94; shares not measured here",
 )
 
 H200 = replace(
@@ -114,7 +124,9 @@ B200 = replace(
     memory_gib=180,
     memory_gb_per_s=7700,
     node_gb_per_s=900,
-    source="NVIDIA HGX and DGX B200 data sheets; copies as on h100-94; shares not measured here",
+    host_memory_gb_per_s=716.8,
+    source="NVIDIA HGX and DGX B200 data sheets (two Xeon 8570, eight channels of DDR5-5600 each); copies "
+    "as on h100-94; shares not measured here",
 )
 
 CPU = Hardware(
@@ -130,6 +142,8 @@ CPU = Hardware(
     network_gb_per_s=1,
     gpus_per_node=8,
     host_memory_gib=32,
+    host_memory_gb_per_s=20,
+    host_cores=2,
     efficiency=replace(
         AMPERE,
         attention_forward=0.3,

@@ -4,7 +4,7 @@
     weights           2 P                                 =                       =
     gradients         4 P (fp32)                          =                       =
     optimizer         12 P / (dp cp): masters, moments    =                       =
-    state_slots       0; the three above shrink where states are in host memory or shared out (memo.estimate.state_memory)
+    state_slots       0; with states in slots, and then less of the three above (memo.estimate.state_memory)
     skeletal          layers in flight x a layer's        x a layer's input       hidden states between stages
     rounding_buffers  0                                   0                       slots (memo.estimate.swap_memory)
     transient         the larger of a layer's backward and the loss, and hidden states at both ends
@@ -16,11 +16,12 @@ P: parameters of the rank, vocabulary padded, counted from the shape. Layers in 
 communication and context are fitted (memo.estimate.calibration), all else is counted.
 
 Known error: within 2 % of the device's memory on the 232 runs of the calibration, where the layer's bytes (memo's, 1.2
-times what Megatron-LM saves) also stand for what its allocator loses. Layers under a swap plan and states in slots were not measured: of these, reduced gradients are counted
-where the calibration fits them.
+times what Megatron-LM saves) also stand for what its allocator loses. Not measured: layers under a swap plan, and states
+in slots, with which reduced gradients are counted where the calibration fits them.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from memo.config import RunConfig
@@ -106,6 +107,15 @@ def rank_memory(
     )
 
 
+def placed_device_bytes(
+    config: RunConfig, shape: ModelShape, world_size: int, stage: int, placement: StatePlacement
+) -> int:
+    """The part of a rank's total that depends on where its states are."""
+    sizes = state_sizes(config, world_size)
+    units = shape_units(config, shape, stage, sizes.shards)
+    return placed_bytes(units, placement, sizes).device + _step_bytes(units, placement, sizes)
+
+
 def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: int) -> RankUnits:
     """What a rank of a stage holds: as memo.estimate.buckets, for any shape and without padding."""
     parallel = config.parallel
@@ -161,6 +171,11 @@ def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, move
     ranks = [record * num_records(config, world_size, stage) for stage in stages] if record else [0] * len(stages)
     if placement_of(config, world_size).optimizer:
         ranks = [ranks[stage] + state_bytes(config, world_size, stage).host for stage in stages]
+    return most_of_a_node(ranks, per_stage, gpus_per_node)
+
+
+def most_of_a_node(ranks: Sequence[int], per_stage: int, gpus_per_node: int) -> int:
+    """Sum of what `gpus_per_node` ranks take at most; `ranks`: of one rank of each stage, which has `per_stage`."""
     left, total = gpus_per_node, 0
     for num_bytes in sorted(ranks, reverse=True):
         count = min(left, per_stage)

@@ -70,9 +70,7 @@ class StateSizes:
         return self.narrow != self.wide
 
 
-def state_bytes(
-    config: RunConfig, world_size: int, stage: int, placement: StatePlacement | None = None
-) -> StateBytes:
+def state_bytes(config: RunConfig, world_size: int, stage: int, placement: StatePlacement | None = None) -> StateBytes:
     """Of a rank of pipeline stage `stage`; `placement` defaults to the configuration's own.
 
     --device auto counts as cpu. Known error: none in the sizes of the contract above; where the number of parameters

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, vocab_rows_per_rank
 from memo.estimate.parameters import layer_parameters, stage_parameters
+from memo.estimate.placement import placement_of
 from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group, Kernels
-
-_ADAM_BYTES = 28
-"""A parameter in fp32: weight, gradient and two moments read, all but the gradient written."""
+from memo.simulate.states import ADAM_BYTES, resident_elements
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,8 @@ class UpdateCost:
         bucket_s: to reduce-scatter the gradients of one layer.
         rest_s: to reduce-scatter those of the ends, which come last or first.
         overlaps: a bucket is reduced while backward goes on with the layers below (--overlap-grad-reduce).
-        optimizer_s: norm of the gradients, AdamW, weights cast.
-        gather_s: all-gather of the new weights.
+        optimizer_s: norm of the gradients, AdamW, weights cast, of what the device updates.
+        gather_s: all-gather of the new weights of that, and of the ends.
     """
 
     bucket_s: float
@@ -96,7 +95,7 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
 
 
 def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> UpdateCost:
-    """ZeRO-1 over dp x cp: gradients in fp32 are reduced to shards, weights gathered from them."""
+    """Over dp x cp gradients in fp32 are reduced to shards, and weights gathered from them where they stay whole."""
     parallel = config.parallel
     shards = data_parallel_size(config, world_size) * parallel.cp
     group = Group(shards, parallel.tp)
@@ -105,14 +104,14 @@ def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int
     per_layer = layer.split // parallel.tp + layer.replicated
     num_layers = config.model.num_layers // parallel.pp
     rest = parameters - num_layers * per_layer
-    shard = parameters / shards
-    adam = shard * (_ADAM_BYTES * kernels.wide / 4 + 3 * kernels.wide + kernels.narrow)
+    updated, gathered = resident_elements(config, stage, placement_of(config, world_size), shards)
+    adam = updated * (ADAM_BYTES * kernels.wide / 4 + 3 * kernels.wide + kernels.narrow)
     return UpdateCost(
         bucket_s=kernels.gather_s(per_layer * kernels.wide, group),
         rest_s=kernels.gather_s(rest * kernels.wide, group) + _tied_s(config, kernels, world_size, stage),
         overlaps=parallel.overlap_grad_reduce,
         optimizer_s=kernels.memory_s(adam, 8) + 3 * kernels.all_reduce_s(8, Group(world_size, 1)),
-        gather_s=kernels.gather_s(parameters * kernels.narrow, group),
+        gather_s=kernels.gather_s(gathered * kernels.narrow, group),
     )
 
 

@@ -1,7 +1,8 @@
 """Everything that decides the time of a step, worked out once: the input of the prediction and of the trace."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
@@ -12,8 +13,11 @@ from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.ends import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
+from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, pipeline_of, swap_problem
+
+_Of = TypeVar("_Of")
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class StepModel:
         embedding, loss: the ends of the model, one microbatch.
         message_s: between neighbouring stages.
         times: of one layer and its copies; copies of 0 s where nothing moves.
-        updates: by stage.
+        updates, states: by stage; no states where all are whole on the device.
         peak_flops: of one rank, FLOP/s.
         swap: what moves (planned for the first stage); None where no swap plan runs.
     """
@@ -40,6 +44,7 @@ class StepModel:
     message_s: float
     times: LayerTimes
     updates: tuple[UpdateCost, ...]
+    states: tuple[StateTimes | None, ...]
     peak_flops: float
     swap: SwapSolution | None
 
@@ -84,7 +89,8 @@ def step_model(
         loss=loss_cost(config, kernels),
         message_s=stage_message_s(config, kernels, world_size),
         times=times,
-        updates=_updates(config, kernels, world_size),
+        updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage)),
+        states=_by_stage(config, lambda stage: state_times(config, kernels, world_size, stage)),
         peak_flops=hardware.peak_flops(dtype),
         swap=swap,
     )
@@ -116,13 +122,13 @@ def _layer(
     return layer, NOTHING, LayerTimes(layer.forward.total_s, layer.backward.total_s), None
 
 
-def _updates(config: RunConfig, kernels: Kernels, world_size: int) -> tuple[UpdateCost, ...]:
-    """By stage; those between the first and the last are alike."""
+def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:
+    """Stages between the first and the last are alike."""
     stages = config.parallel.pp
-    first, last = (update_cost(config, kernels, world_size, stage) for stage in (0, stages - 1))
+    first, last = of_stage(0), of_stage(stages - 1)
     if stages <= 2:
         return (first, last)[:stages]
-    return first, *[update_cost(config, kernels, world_size, 1)] * (stages - 2), last
+    return first, *[of_stage(1)] * (stages - 2), last
 
 
 def _end_s(end: EndCost, action: Action) -> float:

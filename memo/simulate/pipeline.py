@@ -161,9 +161,10 @@ def steady_microbatches(pipeline: Pipeline) -> int:
     return min(pipeline.microbatches, 3 * pipeline.stages if pipeline.chunks > 1 else 2 * pipeline.stages + 2)
 
 
-def steady_period_s(pipeline: Pipeline, clock: Clock) -> float:
+def steady_period_s(pipeline: Pipeline, clock: Clock, skip: int = 0) -> float:
     """Seconds that one more microbatch takes, from the last backwards of the steady phase on stage 0.
 
+    `skip` leaves the last ones out: on one stage the very last microbatch is among them, whose gradients are reduced.
     `clock` is a run of `steady_microbatches(pipeline)`, of which there are more than two a stage.
     """
     ops = program(pipeline).stages[0]
@@ -175,4 +176,5 @@ def steady_period_s(pipeline: Pipeline, clock: Clock) -> float:
     ]
     # Interleaved schedules repeat every `stages` microbatches; two slots may make others repeat every second one.
     step = pipeline.stages if pipeline.chunks > 1 else 2
-    return (ends[-1] - ends[-1 - step]) / step
+    last = -1 - skip if pipeline.stages == 1 else -1
+    return (ends[last] - ends[last - step]) / step

@@ -11,8 +11,7 @@ from memo.parallel.schedule import Pipeline
 from memo.planner.problem import SwapSolution
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.pipeline import Clock, Op, program, run, steady_microbatches, steady_period_s
-from memo.simulate.stage import Stage
-from memo.simulate.streams import StageStreams
+from memo.simulate.stage import Stage, streams_of
 from memo.simulate.swapping import always_hidden, copies_s, steady_plan
 
 
@@ -28,6 +27,8 @@ class StepPrediction:
         seconds: step_time_s by what it is spent on, averaged over the stages; they add up to it: matmul, attention,
             elementwise, tensor and context (collectives of tp and cp), recompute (all of these), copies (waiting
             for them), pipeline (waiting for other stages), data (collectives of dp), optimizer.
+        resources: seconds that each is busy in a step, of the stage that is busiest with it: compute, h2d and d2h
+            (copies from and to host memory), cpu optimizer, dp link (collectives of dp). They overlap.
         swap: what moves to host memory, planned for the first stage; None where no swap plan runs.
     """
 
@@ -38,7 +39,13 @@ class StepPrediction:
     bubble_share: float
     hidden_share: float
     seconds: dict[str, float]
+    resources: dict[str, float]
     swap: SwapSolution | None = None
+
+    @property
+    def binding(self) -> str:
+        """The resource that is busy longest: no step is shorter."""
+        return max(self.resources, key=lambda name: self.resources[name])
 
 
 def predict_step(
@@ -63,20 +70,18 @@ def predict_step(
     """
     model = step_model(config, world_size, hardware, alpha)
     timed = _time_pipeline(model)
-    reduce_s = [update.exposed_s(model.layers_per_stage, model.times.backward_s) for update in model.updates]
-    ends_s = [left + update.optimizer_s + update.gather_s for left, update in zip(reduce_s, model.updates, strict=True)]
-    step_s = timed.seconds + max(ends_s)
+    step_s = timed.seconds + timed.data_s + timed.optimizer_s
     tokens = config.data.seq_length * global_batch_size(config, world_size)
     flops_per_s = tokens * model_flops_per_token(config.model, config.data.seq_length) / world_size / step_s
     compute_s = _compute_s(model)
-    busy_s = sum(compute_s.values()) + timed.stall_s
-    stages = len(model.updates)
-    data_s = sum(reduce_s) / stages + sum(update.gather_s for update in model.updates) / stages
+    computing_s = sum(compute_s.values())
+    stall_s = min(timed.stall_s, max(0.0, timed.seconds - computing_s))  # a first copy waits once, not each time
+    busy_s = computing_s + stall_s
     compute_s |= {
-        "copies": timed.stall_s,
+        "copies": stall_s,
         "pipeline": timed.seconds - busy_s,
-        "data": data_s,
-        "optimizer": max(ends_s) - data_s,
+        "data": timed.data_s,
+        "optimizer": timed.optimizer_s,
     }
     return StepPrediction(
         step_time_s=step_s,
@@ -84,41 +89,98 @@ def predict_step(
         mfu_percent=100.0 * flops_per_s / model.peak_flops,
         tgs=tokens / world_size / step_s,
         bubble_share=max(0.0, 1.0 - busy_s / timed.seconds),
-        hidden_share=max(0.0, 1.0 - timed.stall_s / timed.copies_s) if timed.copies_s else 1.0,
+        hidden_share=max(0.0, 1.0 - stall_s / timed.copies_s) if timed.copies_s else 1.0,
         seconds=compute_s,
+        resources=_resources(model, timed, computing_s),
         swap=model.swap,
     )
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """The pipeline of one step: its seconds, and those of waiting for copies and of copies, averaged over stages."""
+    """One step: seconds of the pipeline, and what follows it: reductions, and the update with the new weights.
+
+    Attributes:
+        stall_s, copies_s: waiting for copies and copies in both directions, averaged over stages.
+        activations_s: of these copies, those of activations in one direction on the busiest stage.
+    """
 
     seconds: float
-    stall_s: float
-    copies_s: float
+    data_s: float
+    optimizer_s: float
+    stall_s: float = 0.0
+    copies_s: float = 0.0
+    activations_s: tuple[float, float] = (0.0, 0.0)
 
 
 def _time_pipeline(model: StepModel) -> _Timed:
     full = model.pipeline
-    short = replace(full, microbatches=steady_microbatches(full))
-    stages = range(full.stages)
-    copied_s = 0.0
-    if model.times.offload_s or model.times.prefetch_s:
-        copied_s = sum(copies_s(short, stage, model.num_layers, model.times) for stage in stages)
-    if always_hidden(model.times, full):
-        seconds = _extended(full, short, run(program(short), _constant(model), model.message_s))
-        stall_s = 0.0
-    else:
-        streams = [StageStreams(steady_plan(short, stage, model.num_layers), model.times) for stage in stages]
-        workers = [Stage(stage, model, streams[stage]) for stage in stages]
-        clock = run(
-            program(short), lambda stage, op, ready_s: workers[stage].execute(op.action, ready_s), model.message_s
-        )
-        seconds = _extended(full, short, clock)
-        stall_s = sum(stream.stall_s for stream in streams) / short.microbatches
-    per_stage = full.microbatches / full.stages
-    return _Timed(seconds, stall_s * per_stage, copied_s * per_stage)
+    steady = steady_microbatches(full) + (2 * full.stages if any(model.states) else 0)  # copies lag behind
+    short = replace(full, microbatches=min(full.microbatches, steady))
+    timed = _simulated if any(model.states) or not always_hidden(model.times, full) else _constantly
+    found = timed(model, short)
+    if not (model.times.offload_s or model.times.prefetch_s):
+        return found
+    per_microbatch = [copies_s(short, stage, model.num_layers, model.times) for stage in range(full.stages)]
+    share = full.microbatches / (model.times.offload_s + model.times.prefetch_s) * max(per_microbatch)
+    return replace(
+        found,
+        copies_s=found.copies_s + sum(per_microbatch) * full.microbatches / full.stages,
+        activations_s=(share * model.times.offload_s, share * model.times.prefetch_s),
+    )
+
+
+def _constantly(model: StepModel, short: Pipeline) -> _Timed:
+    """Where no action waits for a copy, each is one event."""
+    clock = run(program(short), _constant(model), model.message_s)
+    return _with_update(model, _extended(model.pipeline, short, clock))
+
+
+def _with_update(model: StepModel, pipeline_s: float, stall_s: float = 0.0) -> _Timed:
+    """Reductions and update in closed form."""
+    reduce_s = [update.exposed_s(model.layers_per_stage, model.times.backward_s) for update in model.updates]
+    gather_s = [update.gather_s for update in model.updates]
+    ends_s = [left + update.optimizer_s + update.gather_s for left, update in zip(reduce_s, model.updates, strict=True)]
+    data_s = sum(reduce_s) / len(reduce_s) + sum(gather_s) / len(gather_s)
+    return _Timed(pipeline_s, data_s, max(ends_s) - data_s, stall_s)
+
+
+def _simulated(model: StepModel, short: Pipeline) -> _Timed:
+    """Layer by layer, on the streams of each stage."""
+    full, stages = model.pipeline, range(model.pipeline.stages)
+    streams = [
+        streams_of(model, steady_plan(short, stage, model.num_layers), stage, short.microbatches) for stage in stages
+    ]
+    workers = [Stage(stage, model, streams[stage], short.microbatches) for stage in stages]
+    clock = run(program(short), lambda stage, op, ready_s: workers[stage].execute(op.action, ready_s), model.message_s)
+    stall_s = sum(stream.stall_s for stream in streams) / short.microbatches * full.microbatches / full.stages
+    pipeline_s = _extended(full, short, clock, skip=1 if any(model.states) else 0)
+    if not any(model.states):
+        return _with_update(model, pipeline_s, stall_s)
+    reduced = [worker.finish_reduction(clock.ends[stage][-1]) for stage, worker in enumerate(workers)]
+    end_s = max(worker.optimize(max(reduced)) for worker in workers)
+    copied_s = sum(stream.rows.busy_s.get(row, 0.0) for stream in streams for row in ("offload", "prefetch"))
+    moved_s = sum(copies_s(short, stage, model.num_layers, model.times) for stage in stages) * short.microbatches
+    states_s = max(0.0, copied_s - moved_s) / short.microbatches * full.microbatches / full.stages
+    return _Timed(pipeline_s, max(reduced) - clock.makespan_s, end_s - max(reduced), stall_s, states_s)
+
+
+def _resources(model: StepModel, timed: _Timed, compute_s: float) -> dict[str, float]:
+    count = model.pipeline.microbatches
+    states = [times for times in model.states if times is not None]
+    offload_s, prefetch_s = timed.activations_s
+    reduced = [
+        update.bucket_s * model.layers_per_stage * (times is None)
+        for update, times in zip(model.updates, model.states, strict=True)
+    ]
+    data_s = [whole + update.rest_s + update.gather_s for whole, update in zip(reduced, model.updates, strict=True)]
+    return {
+        "compute": compute_s + max(update.optimizer_s for update in model.updates),
+        "h2d": prefetch_s + max((times.least_h2d_s(count) for times in states), default=0.0),
+        "d2h": offload_s + max((times.least_d2h_s(count) for times in states), default=0.0),
+        "cpu optimizer": max((times.cpu_s for times in states), default=0.0),
+        "dp link": max(data_s) + max((times.least_dp_s(count) for times in states), default=0.0),
+    }
 
 
 def _constant(model: StepModel) -> Callable[[int, Op, float], float]:
@@ -134,10 +196,10 @@ def _constant(model: StepModel) -> Callable[[int, Op, float], float]:
     return execute
 
 
-def _extended(full: Pipeline, short: Pipeline, clock: Clock) -> float:
-    """The makespan of all microbatches from a run of the first ones."""
+def _extended(full: Pipeline, short: Pipeline, clock: Clock, skip: int = 0) -> float:
+    """The makespan of all microbatches from a run of the first ones; `skip` as of `steady_period_s`."""
     missing = full.microbatches - short.microbatches
-    return clock.makespan_s + (missing * steady_period_s(short, clock) if missing else 0.0)
+    return clock.makespan_s + (missing * steady_period_s(short, clock, skip) if missing else 0.0)
 
 
 def _compute_s(model: StepModel) -> dict[str, float]:

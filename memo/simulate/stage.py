@@ -1,23 +1,35 @@
 """One stage at work: its actions become layers on the streams of its swap plan, and reductions beside them."""
 
-from collections.abc import Callable
-
 from memo.parallel.schedule import Action
+from memo.planner.swap import SwapPlan
 from memo.simulate.model import StepModel
+from memo.simulate.rows import Record, Rows
+from memo.simulate.state_streams import StateStreams
 from memo.simulate.streams import StageStreams
 
-Record = Callable[[str, str, float, float], None]
-"""(row, name, start, end): told about every piece of work."""
+
+def streams_of(model: StepModel, plan: SwapPlan, stage: int, microbatches: int) -> StageStreams:
+    """The rows of one stage over `microbatches` of its plan."""
+    rows, times = Rows(model.times.copies_overlap), model.states[stage]
+    if times is None:
+        return StageStreams(plan, model.times, rows)
+    ops = [step.op for step in plan.steps]
+    return StageStreams(plan, model.times, rows, StateStreams(times, ops, microbatches, rows))
 
 
 class Stage:
     """Executes actions in the order of the swap plan that `streams` runs."""
 
-    def __init__(self, index: int, model: StepModel, streams: StageStreams, record: Record | None = None) -> None:
+    def __init__(
+        self, index: int, model: StepModel, streams: StageStreams, microbatches: int, record: Record | None = None
+    ) -> None:
         self.index, self.model, self.streams, self.record = index, model, streams, record
-        self.update = model.updates[index]
-        self._last_microbatch = model.pipeline.microbatches - 1
-        self._data_free_s = 0.0
+        self.update, self.states = model.updates[index], streams.states
+        if self.states is not None:
+            self.states.record = record
+        self._last_microbatch = microbatches - 1
+        self._waiting: list[int] = []  # layers whose own gradients are complete and not reduced yet
+        self._ends_there_s = 0.0
 
     def execute(self, action: Action, ready_s: float) -> float:
         """All layers of an action, and the ends of the model that it has; returns the end."""
@@ -30,17 +42,25 @@ class Stage:
         return self._work(after, action, end_s)
 
     def finish_reduction(self, computed_s: float) -> float:
-        """What is left of the reduction of gradients when the last backward has ended; returns its end."""
-        if not self.update.overlaps:
-            self._data("reduce layers", computed_s, self.model.layers_per_stage * self.update.bucket_s)
-        return max(computed_s, self._data("reduce ends", computed_s, self.update.rest_s))
+        """What is left of the reduction of gradients when the last backward has ended; returns its end, when what is
+        updated on the host is there."""
+        for layer in self._waiting:
+            self._reduce(layer, computed_s)
+        reduced_s = max(computed_s, self._data("reduce ends", computed_s, self.update.rest_s))
+        if self.states is None:
+            return reduced_s
+        self._ends_there_s = self.states.bring_ends(reduced_s)
+        return max(reduced_s, self._ends_there_s, *self.states.arrivals.values(), self.streams.free["data"])
 
     def optimize(self, ready_s: float) -> float:
         """The optimizer, then the new weights from all shards; returns the end of the step."""
         end_s = ready_s + self.update.optimizer_s
         if self.record:
             self.record("compute", "optimizer", ready_s, end_s)
-        return self._data("gather weights", end_s, self.update.gather_s)
+        host_s = 0.0 if self.states is None else self.states.update_on_host(ready_s, self._ends_there_s)
+        updates_ends = self.states is not None and self.states.times.ends_update_s > 0
+        gathered_s = self._data("gather weights", max(end_s, host_s) if updates_ends else end_s, self.update.gather_s)
+        return max(host_s, end_s, gathered_s)
 
     def _layer(self, action: Action, ready_s: float) -> float:
         step, start_s, end_s, copies = self.streams.next_op(ready_s)
@@ -50,9 +70,19 @@ class Stage:
                 if copy.end_s > copy.start_s:  # where nothing moves, the plan still has its steps
                     self.record(copy.row, f"{copy.step.op.microbatch}:{copy.step.op.layer}", copy.start_s, copy.end_s)
         end_s = self.streams.free["compute"]
-        if action.kind == "B" and action.microbatch == self._last_microbatch and self.update.overlaps:
-            self._data(f"reduce layer {step.op.layer}", end_s, self.update.bucket_s)
+        if action.kind == "B" and action.microbatch == self._last_microbatch:
+            if self.states is not None and self.states.is_reduced_in_slot(step.op.layer):
+                return end_s
+            if self.update.overlaps:
+                self._reduce(step.op.layer, end_s)
+            else:
+                self._waiting.append(step.op.layer)
         return end_s
+
+    def _reduce(self, layer: int, ready_s: float) -> None:
+        reduced_s = max(ready_s, self._data(f"reduce layer {layer}", ready_s, self.update.bucket_s))
+        if self.states is not None:
+            self.states.arrive(layer, reduced_s)
 
     def _work(self, work: tuple[str, float], action: Action, ready_s: float) -> float:
         name, duration_s = work
@@ -65,8 +95,7 @@ class Stage:
         return end_s
 
     def _data(self, name: str, ready_s: float, duration_s: float) -> float:
-        start_s = max(ready_s, self._data_free_s)
-        self._data_free_s = start_s + duration_s
+        start_s, end_s = self.streams.rows.take("data", ready_s, duration_s)
         if duration_s and self.record:
-            self.record("data", name, start_s, self._data_free_s)
-        return self._data_free_s
+            self.record("data", name, start_s, end_s)
+        return end_s

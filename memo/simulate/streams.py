@@ -7,6 +7,8 @@ until its own has arrived; each copy stream works in order, and a record is writ
 from dataclasses import dataclass
 
 from memo.planner.swap import SwapPlan, SwapStep
+from memo.simulate.rows import Rows
+from memo.simulate.state_streams import StateStreams
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,27 @@ class Copy:
 
 
 class StageStreams:
-    """Runs the steps of a plan in order; `next_op` is called once for every layer operation."""
+    """Runs the steps of a plan in order; `next_op` is called once for every layer operation.
 
-    def __init__(self, plan: SwapPlan, times: LayerTimes) -> None:
-        self.plan, self.times = plan, times
-        self.free = {"compute": 0.0, "offload": 0.0, "prefetch": 0.0}
+    Args:
+        states: of the same operations, where weights or gradients come and go beside activations.
+    """
+
+    def __init__(
+        self, plan: SwapPlan, times: LayerTimes, rows: Rows | None = None, states: StateStreams | None = None
+    ) -> None:
+        self.plan, self.times, self.states = plan, times, states
+        self.rows = rows or Rows(times.copies_overlap)
         self.slot_ready = [0.0] * plan.num_slots  # end of the last copy out of or into it
         self.record_ready = [0.0] * plan.num_records
-        self.copy_s = 0.0
         self.stall_s = 0.0
+        self._moves = times.offload_s > 0 or times.prefetch_s > 0
         self._steps = iter(plan.steps)
+
+    @property
+    def free(self) -> dict[str, float]:
+        """When each row is free."""
+        return self.rows.free
 
     def next_op(self, ready_s: float) -> tuple[SwapStep, float, float, list[Copy]]:
         """The next layer operation, not before `ready_s`: its step, start and end, and the copies it issues."""
@@ -51,11 +64,16 @@ class StageStreams:
         duration_s = self.times.forward_s if step.op.kind == "F" else self.times.backward_s
         could_start_s = max(ready_s, self.free["compute"])
         start_s = max(could_start_s, self.slot_ready[step.slot])
+        if self.states is not None:
+            start_s = max(start_s, self.states.ready_s())
         end_s = self.free["compute"] = start_s + duration_s
         self.stall_s += start_s - could_start_s
-        if not step.offload and step.next_prefetch is None:
-            return step, start_s, end_s, []
-        return step, start_s, end_s, self._copies(step, end_s)
+        copies = self._copies(step, end_s) if self._moves else []
+        if self.states is not None:
+            before_s = self.free["compute"]
+            self.states.finish(end_s)
+            self.stall_s += self.free["compute"] - before_s
+        return step, start_s, end_s, copies
 
     def _copies(self, step: SwapStep, computed_s: float) -> list[Copy]:
         copies = []
@@ -72,10 +90,8 @@ class StageStreams:
     def _copy(self, row: str, step: SwapStep, moved: SwapStep, ready_s: float) -> Copy:
         assert moved.record is not None
         duration_s = self.times.offload_s if row == "offload" else self.times.prefetch_s
-        start_s = max(self.free[row], ready_s)
-        end_s = self.free[row] = self.slot_ready[step.slot] = self.record_ready[moved.record] = start_s + duration_s
-        if not self.times.copies_overlap:
-            self.stall_s += max(0.0, end_s - self.free["compute"])
-            self.free["compute"] = max(self.free["compute"], end_s)
-        self.copy_s += duration_s
+        before_s = self.free["compute"]
+        start_s, end_s = self.rows.take(row, ready_s, duration_s)
+        self.slot_ready[step.slot] = self.record_ready[moved.record] = end_s
+        self.stall_s += self.free["compute"] - before_s
         return Copy(row, moved, start_s, end_s)

@@ -11,7 +11,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.memory import estimate_memory
 from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.alpha import solve_at
-from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict, stay
+from memo.planner.problem import Limit, Link, SwapGroup, SwapProblem, SwapSolution, predict, stay
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import SwapPlan, layer_ops, swap_plan
 from memo.simulate.layer import LayerCost
@@ -59,7 +59,7 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
     estimate = estimate_memory(
         replace(config, hardware=replace(config.hardware, device=hardware.device)), world_size, 0
     )
-    states = estimate.weights + estimate.gradients + estimate.optimizer + estimate.runtime
+    states = estimate.weights + estimate.gradients + estimate.optimizer + estimate.state_slots + estimate.runtime
     passes = config.model.num_layers // parallel.pp * pipeline.microbatches
     return SwapProblem(
         policy=memory.offload_policy,
@@ -74,7 +74,7 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
         num_passes=passes,
         num_moves=plan.num_offloads * pipeline.microbatches // short.microbatches,
         num_records=plan.num_records,
-        host_bytes=host_bytes_of_rank(config, world_size, hardware),
+        host_bytes=max(0, host_bytes_of_rank(config, world_size, hardware) - estimate.host),
         device_bytes=max(0, hardware.memory_bytes - states - estimate.ends - estimate.workspace),
         fixed_buffer_bytes=fixed_buffer_bytes(sizes, plan.num_slots),
         resident_bytes=estimate.activations,
@@ -110,10 +110,8 @@ def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> Swap
     if problem.fits_resident:
         return stay(problem)
     tiles = dict(solve_at(problem, 0.0).tiles)
-    bundles = [list(problem.groups)] if problem.policy == "paper" else [[g] for g in problem.groups if g.recompute_s]
-    bundles.sort(key=lambda groups: groups[0].recompute_s / max(1, groups[0].num_bytes), reverse=True)
     limit = Limit.EVERYTHING if problem.num_moves else Limit.NO_MOVES
-    for groups in bundles:
+    for groups in _bundles(problem):
         while tiles[groups[0].name] < problem.tiles:
             more = {**tiles, **{group.name: tiles[group.name] + 1 for group in groups}}
             broken = problem.violated(more)
@@ -122,6 +120,22 @@ def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> Swap
                 break
             tiles = more
     return predict(problem, tiles, {name: count / problem.tiles for name, count in tiles.items()}, limit)
+
+
+def ways_to_move(problem: SwapProblem) -> list[dict[str, int]]:
+    """From nothing but what always moves to everything, tile by tile as `choose` goes, whatever the limits."""
+    ways = [problem.uniform(0)]
+    for groups in _bundles(problem):
+        for count in range(1, problem.tiles + 1):
+            ways.append({**ways[-1], **{group.name: count for group in groups}})
+    return ways
+
+
+def _bundles(problem: SwapProblem) -> list[list[SwapGroup]]:
+    """Groups that get their tiles together: first those that save the most recomputation a byte."""
+    bundles = [list(problem.groups)] if problem.policy == "paper" else [[g] for g in problem.groups if g.recompute_s]
+    bundles.sort(key=lambda groups: groups[0].recompute_s / max(1, groups[0].num_bytes), reverse=True)
+    return bundles
 
 
 def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware) -> LayerTimes:

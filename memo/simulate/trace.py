@@ -16,12 +16,9 @@ from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.pipeline import program, run
-from memo.simulate.stage import Stage
-from memo.simulate.streams import StageStreams
+from memo.simulate.rows import ROWS
+from memo.simulate.stage import Stage, streams_of
 from memo.simulate.swapping import stage_plan
-
-ROWS = ("compute", "offload", "prefetch", "data")
-"""data: reduction of gradients and gathering of weights over dp x cp."""
 
 MOST_PASSES = 1 << 19
 """Forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""
@@ -88,8 +85,9 @@ def simulate(model: StepModel) -> SimulatedStep:
         spans.append(Span(stage, row, name, start_s, end_s))
 
     plans = [stage_plan(pipeline, index, model.num_layers) for index in range(pipeline.stages)]
-    streams = [StageStreams(plan, model.times) for plan in plans]
-    stages = [Stage(index, model, streams[index], partial(record, index)) for index in range(pipeline.stages)]
+    count = pipeline.microbatches
+    streams = [streams_of(model, plan, index, count) for index, plan in enumerate(plans)]
+    stages = [Stage(index, model, streams[index], count, partial(record, index)) for index in range(pipeline.stages)]
     clock = run(
         program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.action, ready_s), model.message_s
     )
@@ -105,9 +103,10 @@ def write_trace(spans: Sequence[Span], path: str | Path) -> None:
     Raises ArtifactError when the file cannot be written.
     """
     events: list[chrome_trace.Event] = []
+    rows = [row for row in ROWS if row != "cpu" or any(span.row == row for span in spans)]  # most updates are on GPUs
     for stage in sorted({span.stage for span in spans}):
-        events += chrome_trace.process(stage, f"stage {stage}", ROWS)
+        events += chrome_trace.process(stage, f"stage {stage}", rows)
     for span in spans:
-        row, during = ROWS.index(span.row), (span.start_s, span.end_s)
+        row, during = rows.index(span.row), (span.start_s, span.end_s)
         events.append(chrome_trace.complete(span.stage, row, span.name, during, span.row, {}))
     chrome_trace.write(events, path)

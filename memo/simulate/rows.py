@@ -1,0 +1,31 @@
+"""What works at the same time on one stage, each in its own order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+ROWS = ("compute", "offload", "prefetch", "data", "cpu")
+"""data: reduction of gradients and gathering of weights over dp x cp; cpu: updates of what lies in host memory."""
+
+Record = Callable[[str, str, float, float], None]
+"""(row, name, start, end): told about every piece of work."""
+
+
+@dataclass
+class Rows:
+    """When each row of a stage is free, and how long it was busy; `overlap`: copies run beside compute."""
+
+    overlap: bool
+    free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ROWS, 0.0))
+    busy_s: dict[str, float] = field(default_factory=dict)
+
+    def take(self, row: str, ready_s: float, duration_s: float) -> tuple[float, float]:
+        """(start, end) of work that is ready at `ready_s`."""
+        start_s = max(self.free[row], ready_s)
+        end_s = start_s + duration_s
+        if not duration_s:
+            return start_s, end_s
+        self.free[row] = end_s
+        self.busy_s[row] = self.busy_s.get(row, 0.0) + duration_s
+        if not self.overlap and row in ("offload", "prefetch"):
+            self.free["compute"] = max(self.free["compute"], end_s)
+        return start_s, end_s

@@ -1,0 +1,165 @@
+"""What it costs one stage that states are not all whole on the device: seconds of copies, gathers and CPU updates.
+
+P elements of a layer, N = dp x cp, n and w bytes of an element of the model and of its sums:
+
+    link        what moves of one layer                                          when
+    h2d         P n/N of weights (w: from the masters), into a slot              before it runs, if no longer there
+    dp          gathered to P n                                                  then
+    dp          P w of gradients reduced to P w/N                                after its last backward (or each)
+    d2h         P w/N, or P w whole that a later microbatch adds to              then
+    h2d         what was brought away, to be added to                            before its next backward
+    CPU         AdamW on P/N                                                     when all gradients are clipped
+    h2d, dp     P n/N of new weights of a layer that stays whole, gathered       then
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from memo.config import RunConfig
+from memo.config.derived import data_parallel_size
+from memo.estimate.parameters import layer_parameters, stage_parameters
+from memo.estimate.placement import LayerPlaces, StatePlacement, placement_of, spread
+from memo.estimate.state_memory import accumulates_whole, rings_gradients, state_sizes
+from memo.simulate.kernels import Group, Kernels
+
+ADAM_BYTES = 28
+"""A parameter in fp32: weight, gradient and two moments read, all but the gradient written."""
+
+
+@dataclass(frozen=True)
+class StateTimes:
+    """One stage. Seconds of one layer where nothing else is said; 0 on a link that is not needed.
+
+    Attributes:
+        places: by position of a layer on the rank, counted over its chunks.
+        layers_per_chunk: of the stage.
+        fill_s, gather_s: weights of a layer from host memory, and from all shards.
+        scatter_s: reduction of a layer's gradients.
+        whole_out_s, whole_in_s: main gradient to the host and back, between microbatches (0: not needed).
+        shard_out_s, shard_in_s: reduced gradients to the host, and back to be added to.
+        reduces_each: each microbatch's gradients are reduced (ZeRO-2/3), not their sum.
+        update_s, upload_s: AdamW on the CPU, and the new weights back to a layer that stays whole.
+        ends_out_s, ends_update_s, ends_upload_s: the same of embedding and head; 0 where the device updates them.
+        clips: no update before the norm of all gradients.
+        rings: else, two host records serve the reduced gradients of all layers.
+    """
+
+    places: tuple[LayerPlaces, ...]
+    layers_per_chunk: int
+    fill_s: float
+    gather_s: float
+    scatter_s: float
+    whole_out_s: float
+    whole_in_s: float
+    shard_out_s: float
+    shard_in_s: float
+    reduces_each: bool
+    update_s: float
+    upload_s: float
+    ends_out_s: float
+    ends_update_s: float
+    ends_upload_s: float
+    clips: bool
+    rings: bool
+
+    @cached_property
+    def num_on_host(self) -> int:
+        return sum(place.optimizer_on_host for place in self.places)
+
+    @cached_property
+    def cpu_s(self) -> float:
+        """Of the whole stage."""
+        return self.num_on_host * self.update_s + self.ends_update_s
+
+    @cached_property
+    def _streamed_by_chunk(self) -> list[list[LayerPlaces]]:
+        step = self.layers_per_chunk
+        chunks = [self.places[first : first + step] for first in range(0, len(self.places), step)]
+        return [[place for place in chunk if place.weights_in_slot] for chunk in chunks]
+
+    def least_h2d_s(self, microbatches: int) -> float:
+        """Of one step: two layers at most are found in their slots at the beginning of an action."""
+        fills = sum(max(0, sum(p.optimizer_on_host for p in chunk) - 2) for chunk in self._streamed_by_chunk)
+        again = (microbatches - 1) * self._num_slotted * self.whole_in_s
+        if self.reduces_each:
+            again += (microbatches - 1) * self.num_on_host * self.shard_in_s
+        whole = sum(place.optimizer_on_host and not place.weights_in_slot for place in self.places)
+        return 2 * microbatches * fills * self.fill_s + again + whole * self.upload_s + self.ends_upload_s
+
+    def least_d2h_s(self, microbatches: int) -> float:
+        again = (microbatches - 1) * self._num_slotted * self.whole_out_s
+        times = microbatches if self.reduces_each else 1
+        return times * self.num_on_host * self.shard_out_s + again + self.ends_out_s
+
+    def least_dp_s(self, microbatches: int) -> float:
+        gathers = sum(max(0, len(chunk) - 2) for chunk in self._streamed_by_chunk)
+        times = microbatches if self.reduces_each else 1
+        return 2 * microbatches * gathers * self.gather_s + times * self._num_slotted * self.scatter_s
+
+    @property
+    def _num_slotted(self) -> int:
+        return sum(place.gradients_in_slot for place in self.places)
+
+
+def state_times(
+    config: RunConfig, kernels: Kernels, world_size: int, stage: int, placement: StatePlacement | None = None
+) -> StateTimes | None:
+    """Of a rank of `stage`; None where all states are whole on the device. `placement`: default the configuration's."""
+    placement = placement or placement_of(config, world_size)
+    if not placement.streams:
+        return None
+    parallel, hardware, sizes = config.parallel, kernels.hardware, state_sizes(config, world_size)
+    per_layer = layer_parameters(config.model)
+    layer = per_layer.split // parallel.tp + per_layer.replicated
+    ends = stage_parameters(config, stage) - placement.layers * layer if placement.ends_on_host else 0
+    group = Group(data_parallel_size(config, world_size) * parallel.cp, parallel.tp)
+    shard = layer / sizes.shards
+    h2d, d2h = hardware.prefetch_gb_per_s * 1e9, hardware.offload_gb_per_s * 1e9
+    update = (ADAM_BYTES * kernels.wide / 4 + kernels.narrow) / hardware.host_bytes_per_s(
+        min(world_size, hardware.gpus_per_node)
+    )
+    whole_s = layer * kernels.wide if accumulates_whole(placement, sizes) else 0
+    return StateTimes(
+        places=_places(placement),
+        layers_per_chunk=placement.layers // parallel.vpp,
+        fill_s=shard * (kernels.narrow if placement.weight_copy else kernels.wide) / h2d,
+        gather_s=kernels.gather_s(layer * kernels.narrow, group),
+        scatter_s=kernels.gather_s(layer * kernels.wide, group),
+        whole_out_s=whole_s / d2h,
+        whole_in_s=whole_s / h2d,
+        shard_out_s=shard * kernels.wide / d2h,
+        shard_in_s=shard * kernels.wide / h2d,
+        reduces_each=placement.shards_gradients,
+        update_s=shard * update,
+        upload_s=shard * kernels.narrow / h2d,
+        ends_out_s=ends / sizes.shards * kernels.wide / d2h,
+        ends_update_s=ends / sizes.shards * update,
+        ends_upload_s=ends / sizes.shards * kernels.narrow / h2d,
+        clips=sizes.clips,
+        rings=rings_gradients(placement, sizes),
+    )
+
+
+def resident_elements(config: RunConfig, stage: int, placement: StatePlacement, shards: int) -> tuple[float, int]:
+    """(elements of the shard that the device updates, elements of whole weights that are gathered after its update).
+
+    Embedding and head are gathered then in any case; layers that the CPU updates are gathered one by one.
+    """
+    per_layer = layer_parameters(config.model)
+    layer = per_layer.split // config.parallel.tp + per_layer.replicated
+    ends = stage_parameters(config, stage) - placement.layers * layer
+    here = placement.layers - placement.optimizer
+    updated = 0 if placement.ends_on_host else here * layer + ends
+    return updated / shards, ends + (0 if placement.shards_weights else here * layer)
+
+
+def _places(placement: StatePlacement) -> tuple[LayerPlaces, ...]:
+    """By position: as StatePlacement.of_layer, which works the order out anew for each."""
+    return tuple(
+        LayerPlaces(
+            turn < placement.optimizer,
+            placement.shards_gradients or turn < placement.gradients,
+            placement.shards_weights or turn < placement.weights,
+        )
+        for turn in spread(placement.layers)
+    )
