@@ -16,8 +16,8 @@ P: parameters of the rank, vocabulary padded, counted from the shape. Layers in 
 communication and context are fitted (memo.estimate.calibration), all else is counted.
 
 Known error: within 2 % of the device's memory on the 232 runs of the calibration, where the layer's bytes (memo's, 1.2
-times what Megatron-LM saves) also stand for what its allocator loses. Not measured: layers under a swap plan, and states
-in slots, with which reduced gradients are counted where the calibration fits them.
+times what Megatron-LM saves) also stand for what its allocator loses. Not measured: layers under a swap plan, states in
+slots, with which reduced gradients are counted where the calibration fits them.
 """
 
 import math
@@ -107,12 +107,8 @@ def rank_memory(
     )
 
 
-def placed_device_bytes(
-    config: RunConfig, shape: ModelShape, world_size: int, stage: int, placement: StatePlacement
-) -> int:
+def placed_device_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
     """The part of a rank's total that depends on where its states are."""
-    sizes = state_sizes(config, world_size)
-    units = shape_units(config, shape, stage, sizes.shards)
     return placed_bytes(units, placement, sizes).device + _step_bytes(units, placement, sizes)
 
 

@@ -13,7 +13,7 @@ P elements of a layer, N = dp x cp, n and w bytes of an element of the model and
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size
@@ -161,5 +161,10 @@ def _places(placement: StatePlacement) -> tuple[LayerPlaces, ...]:
             placement.shards_gradients or turn < placement.gradients,
             placement.shards_weights or turn < placement.weights,
         )
-        for turn in spread(placement.layers)
+        for turn in _turns(placement.layers)
     )
+
+
+@lru_cache(maxsize=64)
+def _turns(layers: int) -> list[int]:
+    return spread(layers)

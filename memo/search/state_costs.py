@@ -1,0 +1,218 @@
+"""What a placement of states and a way of activations take together: bytes, and seconds of each link.
+
+Where a run's states may go and what its activations may do are worked out apart, because they meet in sums alone:
+
+    device, host        bytes of both add up                                     (first and last stage; a node)
+    h2d, d2h            seconds of both add up                                   (they share the links)
+    a step takes        at least max(pipeline + update, h2d, d2h, dp link, CPU)
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, inf
+
+from memo.config import RunConfig
+from memo.config.derived import num_microbatches, resolved_dtype
+from memo.estimate.buckets import RankUnits, rank_units
+from memo.estimate.device_memory import device_bytes
+from memo.estimate.hardware import Hardware
+from memo.estimate.placement import StatePlacement, placement_of
+from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, rank_memory, shape_units
+from memo.estimate.shapes import ModelShape, shape_of
+from memo.estimate.state_memory import placed_bytes, state_sizes
+from memo.estimate.swap_memory import Moved, num_records, slot_bytes
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer import swapped_layer
+from memo.simulate.predict import StepPrediction, predict_step
+from memo.simulate.states import state_times
+from memo.simulate.swapping import swap_problem, ways_to_move
+
+_MOST_WAYS = 8
+"""Shares of the activations that are tried."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that one rank may take of its device, and the ranks of one node together of host memory."""
+
+    device_bytes: float
+    host_bytes: float
+    local_ranks: int
+
+
+@dataclass
+class Way:
+    """What activations do.
+
+    Attributes:
+        config: with --offload-alpha off where nothing moves under auto.
+        moved: tiles by group under --offload-alpha auto; None: nothing moves, or what the configuration says.
+        device_bytes, host_bytes: by stage, of one rank, all but its states.
+    """
+
+    config: RunConfig
+    moved: Mapping[str, int] | None
+    device_bytes: dict[int, int]
+    host_bytes: dict[int, int]
+    simulate: Callable[[RunConfig, Mapping[str, int] | None], StepPrediction]
+
+    @cached_property
+    def step(self) -> StepPrediction:
+        """With all states on the device; asked for only where the memory suffices."""
+        return self.simulate(self.config, self.moved)
+
+    @cached_property
+    def after_s(self) -> float:
+        """Of that step, what follows the last backward."""
+        return self.step.seconds["data"] + self.step.seconds["optimizer"]
+
+
+@dataclass(frozen=True)
+class PlacementCosts:
+    """Of states alone: bytes by stage, of one rank; seconds of the busiest stage."""
+
+    device_bytes: dict[int, int]
+    host_bytes: dict[int, int]
+    h2d_s: float
+    d2h_s: float
+    dp_s: float
+    cpu_s: float
+
+
+@dataclass
+class Costs:
+    """Of one run without states in host memory; all that placements share is worked out once.
+
+    Args:
+        config: its --offload-states is not read.
+        shape: whose parameters are counted on a GPU; default: the configuration's own.
+        whole_logits: as of `memo.estimate.rank_memory.rank_memory`.
+    """
+
+    config: RunConfig
+    world_size: int
+    hardware: Hardware
+    room: Room
+    shape: ModelShape | None = None
+    whole_logits: bool = False
+
+    def __post_init__(self) -> None:
+        self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
+        self.sizes = state_sizes(self.config, self.world_size)
+        self.none = placement_of(self.config, self.world_size)
+        self.kernels = Kernels(self.hardware, resolved_dtype(self.config, self.hardware.device))
+        self._known: dict[StatePlacement, PlacementCosts] = {}
+        self._best: dict[StatePlacement, tuple[float, Way | None]] = {}
+        last = self.config.parallel.pp - 1
+        self._ends, self._kinds = sorted({0, last}), sorted({0, min(1, last), last})  # stages that differ
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """First that in which nothing moves."""
+        memory = self.config.memory
+        if not (memory.swaps and memory.offload_alpha == "auto"):
+            alpha = memory.offload_alpha if memory.swaps and isinstance(memory.offload_alpha, float) else None
+            return [self._way(self.config, None, alpha)]
+        plain = replace(self.config, memory=replace(memory, offload_alpha="off"))
+        problem = swap_problem(self.config, self.world_size, self.hardware, swapped_layer(self.config, self.kernels))
+        moves = ways_to_move(problem)
+        step = ceil(len(moves) / _MOST_WAYS)
+        # On a CPU memory is counted tensor by tensor, which takes long.
+        chosen = moves[:1] if self.hardware.device == "cpu" else [*moves[:-1:step], moves[-1]]
+        return [self._way(plain, None, None), *(self._way(self.config, tiles, tiles) for tiles in chosen)]
+
+    def least_s(self, placement: StatePlacement, way: Way) -> float:
+        """Seconds of a step at least, whether it fits or not."""
+        costs, step = self.of(placement), way.step
+        after_s = max(way.after_s * self._share_here(placement), costs.cpu_s * self.sizes.clips)
+        links = step.resources["h2d"] + costs.h2d_s, step.resources["d2h"] + costs.d2h_s, costs.dp_s
+        return max(step.step_time_s - way.after_s + after_s, *links, costs.cpu_s)
+
+    def best_way(self, placement: StatePlacement) -> tuple[float, Way | None]:
+        """(seconds, way) of the fastest that fits; endless where none does."""
+        found: tuple[float, Way | None] = inf, None
+        if placement in self._best:
+            return self._best[placement]
+        for way in self.ways:
+            if max(self.excess(placement, way)) <= 1:
+                least_s = self.least_s(placement, way)
+                found = min(found, (least_s, way), key=lambda pair: pair[0])
+        self._best[placement] = found
+        return found
+
+    def needed(self, placement: StatePlacement, way: Way) -> tuple[int, int]:
+        """Bytes of a rank's device on the stage that needs most, and of the host memory of a node."""
+        costs, parallel = self.of(placement), self.config.parallel
+        device = max(costs.device_bytes[stage] + way.device_bytes[stage] for stage in self._ends)
+        last = parallel.pp - 1
+        kinds = [0, *[1] * (last - 1), last] if last else [0]
+        ranks = [costs.host_bytes[kind] + way.host_bytes[stage] for stage, kind in enumerate(kinds)]
+        return device, most_of_a_node(ranks, self.world_size // parallel.pp, self.room.local_ranks)
+
+    def excess(self, placement: StatePlacement, way: Way) -> tuple[float, float]:
+        """What is needed over what there is: device, host."""
+        device, host = self.needed(placement, way)
+        return device / max(1.0, self.room.device_bytes), host / max(1.0, self.room.host_bytes)
+
+    def of(self, placement: StatePlacement) -> PlacementCosts:
+        if placement not in self._known:
+            self._known[placement] = self._of(placement)
+        return self._known[placement]
+
+    def _of(self, placement: StatePlacement) -> PlacementCosts:
+        bytes_of = {stage: placed_bytes(self._units[stage], placement, self.sizes) for stage in self._kinds}
+        device = {stage: self._placed(placement, stage) for stage in self._ends}
+        host = {stage: found.host for stage, found in bytes_of.items()}
+        if not placement.streams:
+            return PlacementCosts(device, host, 0.0, 0.0, 0.0, 0.0)
+        count = num_microbatches(self.config, self.world_size)
+        found = (state_times(self.config, self.kernels, self.world_size, stage, placement) for stage in self._ends)
+        times = [stage for stage in found if stage is not None]
+        return PlacementCosts(
+            device,
+            host,
+            max(stage.least_h2d_s(count) for stage in times),
+            max(stage.least_d2h_s(count) for stage in times),
+            max(stage.least_dp_s(count) for stage in times),
+            max(stage.cpu_s for stage in times),
+        )
+
+    def _share_here(self, placement: StatePlacement) -> float:
+        return 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
+
+    @cached_property
+    def _units(self) -> dict[int, RankUnits]:
+        """By stage."""
+        if self.hardware.device == "cpu":
+            return {stage: rank_units(self.config, self.world_size, stage) for stage in self._kinds}
+        shape = self._counted
+        return {stage: shape_units(self.config, shape, stage, self.sizes.shards) for stage in self._kinds}
+
+    @cached_property
+    def _counted(self) -> ModelShape:
+        return self.shape or shape_of(self.config.model, "", self.config.data.seq_length)
+
+    def _placed(self, placement: StatePlacement, stage: int) -> int:
+        if self.hardware.device == "cpu":
+            return placed_bytes(self._units[stage], placement, self.sizes).device
+        return placed_device_bytes(self._units[stage], placement, self.sizes)
+
+    def _way(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> Way:
+        record = 0 if moved is None else slot_bytes(config, moved).moved
+        return Way(
+            config,
+            tiles,
+            {stage: self._total(config, stage, moved) - self._placed(self.none, stage) for stage in self._ends},
+            {
+                stage: record and record * num_records(config, self.world_size, stage)
+                for stage in range(config.parallel.pp)
+            },
+            lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
+        )
+
+    def _total(self, config: RunConfig, stage: int, moved: Moved | None) -> int:
+        if self.hardware.device == "cpu":
+            return device_bytes(config, self.world_size, stage, moved)
+        rank = rank_memory(config, self._counted, self.world_size, stage, whole_logits=self.whole_logits, moved=moved)
+        return rank.total

@@ -1,0 +1,206 @@
+"""Which states go to host memory, together with what activations do: the fastest placement that fits.
+
+The fewest layers that must go are found first, with all that may go with them or without. From there layers are
+exchanged among the kinds (optimizers, gradients, weights; a copy of the weights or none) in ever smaller steps, as long
+as that makes the step shorter by `memo.search.state_costs`; the best few placements are simulated in full.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from memo.config import RunConfig
+from memo.config.memory import OffloadStates
+from memo.errors import ResourceError
+from memo.estimate.hardware import Hardware
+from memo.estimate.placement import StatePlacement
+from memo.search.state_costs import Costs, Room, Way
+from memo.simulate.predict import StepPrediction, predict_step
+from memo.units import format_bytes
+
+_SIMULATED = 4
+_EXCHANGES = (
+    {"optimizer": -1},
+    {"gradients": -1},
+    {"weights": -1},
+    {"optimizer": 1, "weights": -1},
+    {"optimizer": 1, "gradients": -1},
+    {"optimizer": -1, "weights": 1},
+    {"optimizer": -1, "gradients": 1},
+    {"gradients": 1, "weights": -1},
+    {"gradients": -1, "weights": 1},
+)
+"""Layers more or less in host memory. More of one alone never makes a step shorter."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A run with its placement, what its activations move (tiles by group; None: nothing, or as configured), and the
+    simulated step."""
+
+    config: RunConfig
+    placement: StatePlacement
+    moved: Mapping[str, int] | None
+    step: StepPrediction
+
+
+def resolve_states(
+    config: RunConfig,
+    world_size: int,
+    device_bytes: float,
+    host_bytes: float,
+    hardware: Hardware,
+    *,
+    local_ranks: int | None = None,
+) -> RunConfig:
+    """`config` with --offload-states auto replaced by what is fastest and fits; any other configuration as it is.
+
+    Where everything fits on the device, nothing moves.
+
+    Args:
+        config: checked, its device resolved.
+        device_bytes: what one rank may take of its device, all told: the lesser of what is free and --device-memory-gb.
+        host_bytes: what activations and states of one node's ranks may take of host memory.
+        local_ranks: ranks of a node; default: as many as the machine has devices.
+
+    Raises ResourceError that names what binds where no placement fits.
+    """
+    if config.memory.offload_states != "auto":
+        return config
+    room = Room(device_bytes, host_bytes, local_ranks or min(world_size, hardware.gpus_per_node))
+    costs = Costs(config, world_size, hardware, room)
+    found = place(costs)
+    if found is None:
+        raise ResourceError(
+            f"--offload-states auto finds no placement that fits: {shortage(costs)}: use a smaller --seq-length or "
+            "--model, spread the run over more devices with --tp, --cp and --pp, or allow more with --device-memory-gb "
+            "and --offload-host-memory-gb"
+        )
+    return with_placement(config, found.placement)
+
+
+def with_placement(config: RunConfig, placement: StatePlacement) -> RunConfig:
+    """The flags that ask for a placement: `memo.estimate.placement.placement_of` reads them."""
+    kind: OffloadStates = "none"
+    if placement.optimizer:
+        kind = "all" if placement.gradients or placement.weights else "optimizer"
+
+    def share(count: int, default: int) -> float | None:
+        return None if kind == "none" or count == default else count / placement.layers
+
+    rest = placement.layers if kind == "all" else 0
+    memory = replace(
+        config.memory,
+        offload_states=kind,
+        optimizer_offload_fraction=share(placement.optimizer, placement.layers),
+        gradient_offload_fraction=share(placement.gradients, rest),
+        weight_offload_fraction=share(placement.weights, rest),
+        offload_weight_copy=placement.weight_copy or kind != "all",
+    )
+    return replace(config, memory=memory)
+
+
+def place(costs: Costs) -> Placed | None:
+    """The fastest placement; None where nothing fits."""
+    if max(costs.excess(costs.none, costs.ways[0])) <= 1:  # everything stays
+        return _simulated(costs, costs.none, costs.ways[0])
+    seen = {costs.none}
+    for start in starts(costs):
+        seen |= _climb(costs, start)
+    found: Placed | None = None
+    for placement in sorted(seen, key=lambda seen: costs.best_way(seen)[0])[:_SIMULATED]:
+        way = costs.best_way(placement)[1]
+        if way is None:
+            break
+        placed = _simulated(costs, placement, way)
+        if found is None or placed.step.step_time_s < found.step.step_time_s:
+            found = placed
+    return found
+
+
+def fits(costs: Costs) -> bool:
+    """Whether any placement does, whatever its speed."""
+    return any(max(costs.excess(start, way)) <= 1 for start in starts(costs) for way in costs.ways)
+
+
+def shortage(costs: Costs) -> str:
+    """What is missing where nothing fits, by the placement that comes nearest."""
+    tried = [
+        (max(costs.excess(start, way)), index, start, way)
+        for index, start in enumerate(starts(costs))
+        for way in costs.ways
+    ]
+    _, _, start, way = min(tried, key=lambda entry: entry[:2])
+    device, host = costs.needed(start, way)
+    return (
+        f"with optimizer, gradients and weights of {start.optimizer}, {start.gradients} and {start.weights} of "
+        f"{start.layers} layers in host memory a rank needs {format_bytes(device)} of its device, of "
+        f"{format_bytes(costs.room.device_bytes)}, and a node {format_bytes(host)} of host memory, of "
+        f"{format_bytes(costs.room.host_bytes)}"
+    )
+
+
+def starts(costs: Costs) -> list[StatePlacement]:
+    """The fewest layers whose optimizer must go for the device to hold the rest, with what else may go of them."""
+    found = []
+    for gradients, weights in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        for copy in (True, False) if weights and costs.sizes.has_masters else (True,):
+            shape = replace(costs.none, gradients=gradients, weights=weights, weight_copy=copy)
+            found.append(_with_optimizers(shape, _fewest(costs, shape)))
+    return list(dict.fromkeys(found))
+
+
+def _with_optimizers(shape: StatePlacement, count: int) -> StatePlacement:
+    counts = {"gradients": count * shape.gradients, "weights": count * shape.weights}
+    return _regular(replace(shape, optimizer=count, **counts))
+
+
+def _regular(placement: StatePlacement) -> StatePlacement:
+    """No more gradients or weights than optimizers; exactly as many where ZeRO keeps them all in slots anyway."""
+    most = placement.optimizer
+    return replace(
+        placement,
+        gradients=most if placement.shards_gradients else min(placement.gradients, most),
+        weights=most if placement.shards_weights else min(placement.weights, most),
+    )
+
+
+def _fewest(costs: Costs, shape: StatePlacement) -> int:
+    """Layers until some way of activations fits on the device; all of them if none does."""
+    low, high = -1, costs.none.layers
+    while high - low > 1:
+        middle = (low + high) // 2
+        placement = _with_optimizers(shape, middle)
+        is_enough = any(costs.excess(placement, way)[0] <= 1 for way in costs.ways)
+        low, high = (low, middle) if is_enough else (middle, high)
+    return high
+
+
+def _climb(costs: Costs, start: StatePlacement) -> set[StatePlacement]:
+    """All placements that were met on the way from `start` to one that no exchange makes faster."""
+    best, step, seen = start, max(1, start.layers // 4), {start}
+    while step:
+        around = set(_around(best, step, costs.sizes.has_masters))
+        seen |= around
+        nearest = min(around, key=lambda placement: (costs.best_way(placement)[0], placement.optimizer))
+        if costs.best_way(nearest)[0] < costs.best_way(best)[0]:
+            best = nearest
+        else:
+            step //= 2
+    return seen
+
+
+def _around(at: StatePlacement, step: int, has_masters: bool) -> Iterator[StatePlacement]:
+    for exchange in _EXCHANGES:
+        optimizer, gradients, weights = (
+            min(max(0, getattr(at, name) + exchange.get(name, 0) * step), at.layers)
+            for name in ("optimizer", "gradients", "weights")
+        )
+        yield _regular(replace(at, optimizer=optimizer, gradients=gradients, weights=weights))
+    if has_masters:
+        yield replace(at, weight_copy=not at.weight_copy)
+
+
+def _simulated(costs: Costs, placement: StatePlacement, way: Way) -> Placed:
+    config = with_placement(way.config, placement)
+    step = predict_step(config, costs.world_size, costs.hardware, way.moved)
+    return Placed(config, placement, way.moved, step)
