@@ -2,6 +2,7 @@
 
 memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 131072 [--out run.toml] [--plot plan.svg]
 memo plan --model gpt-7b --gpus 8 --objective max-seq-len [--trace-out step.json]
+memo plan --family llama --gpus 8 --objective max-model-size
 """
 # ruff: noqa: UP045 - of `X | None` tyro asks typeguard, whose import alone takes as long as a small search.
 
@@ -16,8 +17,9 @@ from tyro.conf import arg
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.search.candidates import config_of, parse_layout
+from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
-from memo.search.planning import Objective, answer
+from memo.search.planning import Objective, answer, base_model
 from memo.search.question import Question, ask
 from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
@@ -25,17 +27,20 @@ from memo.search.tables import Commands, as_object, explanation, text
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """Find the fastest layout that fits: tp x cp x pp x dp (ZeRO-1), micro-batch, and what activations do.
+    """Find the fastest layout that fits: tp x cp x pp x dp (ZeRO-1), micro-batch, and what activations do; where a
+    layout does not fit so, also ZeRO-2, ZeRO-3 and states in host memory.
 
     Speed is simulated, memory estimated (as `memo estimate` does), so it takes no GPU. TFLOP/s and MFU count model
     FLOPs with the causal half of attention, as `memo train` prints them; papers that count attention in full, such as
     Megatron-LM's, print more for the same speed.
     """
 
-    model: str
-    """A preset, or the path of a config.json of Hugging Face, also of families that memo can only plan for."""
     gpus: int
     """All GPUs."""
+    model: Optional[str] = None
+    """A preset, or the path of a config.json of Hugging Face, also of families that memo can only plan for."""
+    family: Optional[Family] = None
+    """Instead of --model for --objective max-model-size: the shape that is scaled."""
     seq_len: Annotated[int, arg(aliases=["--seq-length"])] = DEFAULT_SEQ_LEN
     """Tokens of one sequence; fights with --objective max-seq-len."""
     global_batch_size: Annotated[Optional[int], arg(aliases=["--gbs"])] = None
@@ -47,7 +52,8 @@ class _Options:
     host_memory_gib: Optional[float] = None
     """Host memory of one node; default: the hardware's."""
     objective: Objective = "tgs"
-    """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs."""
+    """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the largest
+    model of --family, or of the shape of --model, then tgs."""
     top: int = 10
     """Rows of the table: the best of each tp x cp x pp."""
     all: bool = False
@@ -72,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     options = tyro.cli(_Options, args=argv, prog="memo plan")
     _check(options)
     question = ask(
-        options.model,
+        base_model(options.model, options.family, options.objective),
         options.gpus,
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,
@@ -83,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
     if options.explain is not None:
         print(explanation(question, parse_layout(options.explain)))
         return
-    plan = answer(question, options.objective, top=options.top, everything=options.all)
+    plan = answer(question, options.objective, top=options.top, everything=options.all, family=options.family)
     commands = _write(plan, options)
     if options.trace_out is not None:
         _trace(plan, options.trace_out)
@@ -108,7 +114,7 @@ def _check(options: _Options) -> None:
         others = {"--all": options.all, "--json": options.json, "--out": options.out}
         others |= {"--trace-out": options.trace_out, "--plot": options.plot}
         given = [flag for flag, value in others.items() if value]
-        given += ["--objective max-seq-len"] if options.objective != "tgs" else []
+        given += [f"--objective {options.objective}"] if options.objective != "tgs" else []
         if given:
             raise ConfigError(f"--explain {options.explain} only explains: leave {given[0]} out, or --explain")
 
@@ -130,8 +136,8 @@ def _write(plan: Plan, options: _Options) -> Commands:
     if question.model.run is None:
         return Commands()
     return Commands(
-        command(question, file, options.data_path),
-        None if trial is None else command(question, trial_file(file), options.data_path),
+        command(question, best, file, options.data_path),
+        None if trial is None else command(question, trial, trial_file(file), options.data_path),
     )
 
 

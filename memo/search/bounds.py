@@ -9,8 +9,9 @@ which is what is simulated, but for copies that do not hide. Left out: those, re
 not yet known what moves, gradients that are reduced late, and every wait of one stage for another.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memo.config.derived import num_microbatches
 from memo.search.candidates import KEEP, Layout, Strategy, config_of
 from memo.search.moving import Moving
 from memo.search.question import Question
@@ -18,6 +19,7 @@ from memo.simulate.ends import embedding_cost, loss_cost, update_cost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.model import stage_message_s
+from memo.simulate.states import state_times
 
 _ENDLESS_S = 1e9
 """A backward under which everything hides."""
@@ -42,20 +44,41 @@ class Bounds:
         self._layers: dict[object, float] = {}
         self._ends: dict[object, _Ends] = {}
         self._updates: dict[object, float] = {}
+        self._gathers: dict[object, float] = {}
 
     def least_s(self, layout: Layout, strategy: Strategy, moving: Moving | None = None) -> float:
         """Seconds of a step; `moving`, of alpha auto, adds recomputation and copies."""
+        link_s = 0.0 if moving is None else moving.link_s
+        least_s = max(self._pipeline_s(layout, strategy, moving), link_s) + self._update_s(layout)
+        return (1.0 - _ROUNDING) * least_s
+
+    def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
+        """The same where states may be anywhere: nothing but the pipeline, and ZeRO-3's gathers, is sure.
+
+        Under alpha auto all activations may stay.
+        """
+        question, parallel = self.question, layout.tp * layout.pp
+        computed_s = self._pipeline_s(layout, KEEP if strategy.alpha == "auto" else strategy, None)
+        if strategy.sharding != "optim_grads_params" or question.gpus == parallel:
+            return (1.0 - _ROUNDING) * computed_s
+        key = layout.tp, layout.cp, layout.pp, layout.mbs
+        if key not in self._gathers:
+            config = config_of(question, layout, replace(KEEP, sharding=strategy.sharding))
+            times = state_times(config, self.kernels, question.gpus, 0)
+            count = num_microbatches(config, question.gpus)
+            self._gathers[key] = 0.0 if times is None else times.least_dp_s(count)
+        return (1.0 - _ROUNDING) * max(computed_s, self._gathers[key])
+
+    def _pipeline_s(self, layout: Layout, strategy: Strategy, moving: Moving | None) -> float:
+        """From the first forward to the last backward."""
         question = self.question
         microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
         layer_s = self._layer_s(layout, strategy) if moving is None else moving.layer_s
         stage_s, ends = layer_s * question.model.sizes.num_layers / layout.pp, self._ends_of(layout)
         if layout.pp == 1:
-            pipeline_s = microbatches * (stage_s + ends.loss_s + ends.embedding_s)
-        else:
-            hop_s = stage_s / layout.vpp + ends.messages_s
-            pipeline_s = microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
-        link_s = 0.0 if moving is None else moving.link_s
-        return (1.0 - _ROUNDING) * (max(pipeline_s, link_s) + self._update_s(layout))
+            return microbatches * (stage_s + ends.loss_s + ends.embedding_s)
+        hop_s = stage_s / layout.vpp + ends.messages_s
+        return microbatches * (stage_s + ends.loss_s) + (layout.pp - 1) * hop_s + ends.embedding_s
 
     def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
         """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""

@@ -2,6 +2,7 @@
 
     layout     tp x cp (how attention exchanges) x pp (x chunks: interleaved) x micro-batch; dp is the rest, with ZeRO-1
     strategy   keep | recompute selective | recompute full | swap at alpha: auto, or a share of all groups
+    states     whole on the device | ZeRO-2, ZeRO-3 | of so many layers in host memory       (memo.search.states)
 
 ZeRO-1 is no choice: memo always shards the optimizer over dp x cp.
 """
@@ -15,9 +16,11 @@ from memo.config import RunConfig
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.derived import resolved_a2a_size
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
-from memo.config.parallel import CpCommType
+from memo.config.parallel import CpCommType, DataParallelSharding
 from memo.errors import ConfigError
+from memo.estimate.placement import StatePlacement
 from memo.search.question import Question
+from memo.search.states import with_placement
 
 MOST_CHUNKS = 8
 """Of a stage: more of them only multiply messages and activations in flight."""
@@ -47,10 +50,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Where a layer's activations are between forward and backward."""
+    """Where a layer's activations are between forward and backward, and its states.
+
+    Attributes:
+        placement: of states, where not all of them are whole on the device.
+    """
 
     alpha: OffloadAlpha = "off"
     recompute: RecomputeGranularity = "none"
+    sharding: DataParallelSharding = "optim"
+    placement: StatePlacement | None = None
 
     @property
     def swaps(self) -> bool:
@@ -58,11 +67,22 @@ class Strategy:
 
     def __str__(self) -> str:
         if self.swaps:
-            return f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
-        return "keep" if self.recompute == "none" else f"recompute {self.recompute}"
+            activations = f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
+        else:
+            activations = "keep" if self.recompute == "none" else f"recompute {self.recompute}"
+        return ", ".join([activations, *self._states()])
+
+    def _states(self) -> Iterator[str]:
+        """Such as `ZeRO-3` and `host 18+18+16/32`: optimizers, gradients and weights of how many layers."""
+        if self.sharding != "optim":
+            yield "ZeRO-2" if self.sharding == "optim_grads" else "ZeRO-3"
+        at = self.placement
+        if at is not None and at.optimizer:
+            yield f"host {at.optimizer}+{at.gradients}+{at.weights}/{at.layers}"
 
 
 KEEP = Strategy()
+SHARDINGS: tuple[DataParallelSharding, ...] = get_args(DataParallelSharding)
 SELECTIVE = Strategy(recompute="selective")
 FULL = Strategy(recompute="full")
 AUTO = Strategy("auto")
@@ -72,7 +92,7 @@ GRID = tuple(Strategy(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0))
 def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> RunConfig:
     """The run, not yet checked."""
     base = question.base
-    return replace(
+    config = replace(
         base,
         parallel=replace(
             base.parallel,
@@ -81,10 +101,12 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             cp_comm_type=layout.cp_comm_type,
             pipeline_model_parallel_size=layout.pp,
             num_virtual_stages_per_pipeline_rank=layout.vpp,
+            data_parallel_sharding_strategy=strategy.sharding,
         ),
         memory=replace(base.memory, offload_alpha=strategy.alpha, recompute_granularity=strategy.recompute),
         training=replace(base.training, micro_batch_size=layout.mbs),
     )
+    return config if strategy.placement is None else with_placement(config, strategy.placement)
 
 
 def grids(question: Question) -> Iterator[tuple[Layout, str]]:

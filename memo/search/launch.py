@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from memo.config import RunConfig
+from memo.config import ParallelConfig, RunConfig
 from memo.config.checks import check
 from memo.errors import ConfigError
 from memo.estimate.verdict import HOST_FITS_SHARE, Verdict
@@ -27,7 +27,8 @@ def run_of(question: Question, choice: Choice, data_path: str | None = None) -> 
         raise ConfigError(f"--model {model.name} cannot be trained, only planned for: {model.why_not}")
     config = config_of(question, choice.layout, choice.strategy)
     memory, training = config.memory, config.training
-    if choice.strategy.swaps and question.host_is_given:
+    moves_states = choice.strategy.placement is not None and choice.strategy.placement.optimizer > 0
+    if (choice.strategy.swaps or moves_states) and question.host_is_given:
         memory = replace(memory, offload_host_memory_gb=HOST_FITS_SHARE * question.host_memory_gib)
     minutes = math.ceil(STEP_MINUTES_MARGIN * choice.step.step_time_s / 60)
     config = replace(
@@ -66,13 +67,29 @@ def trial_file(path: str) -> str:
     return str(file.with_name(f"{file.stem}.first{file.suffix}"))
 
 
-def command(question: Question, config_file: str, data_path: str | None = None) -> str:
-    """The torchrun line; with several nodes, to be run on each of them."""
+def command(question: Question, choice: Choice, config_file: str, data_path: str | None = None) -> str:
+    """The torchrun line; with several nodes, to be run on each of them. Where states are stands there too."""
     machine = question.hardware
     nodes = -(-question.gpus // machine.gpus_per_node)
     data = "" if data_path else " --data-path DATA"
-    train = f"-m memo train --config {config_file}{data} --save RUN"
+    train = f"-m memo train --config {config_file}{state_flags(config_of(question, choice.layout, choice.strategy))}"
+    train += f"{data} --save RUN"
     if nodes == 1:
         return f"torchrun --nproc-per-node {question.gpus} {train}"
     meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
     return f"torchrun --nnodes {nodes} --nproc-per-node {machine.gpus_per_node} {meeting} {train}"
+
+
+def state_flags(config: RunConfig) -> str:
+    """Of what differs from states that are whole on the device; each with a space before it."""
+    memory, sharding = config.memory, config.parallel.data_parallel_sharding_strategy
+    flags: list[tuple[str, object]] = []
+    if sharding != ParallelConfig.data_parallel_sharding_strategy:
+        flags.append(("--data-parallel-sharding-strategy", sharding))
+    if memory.offload_states != "none":
+        flags.append(("--offload-states", memory.offload_states))
+        for name in ("optimizer_offload_fraction", "gradient_offload_fraction", "weight_offload_fraction"):
+            share = getattr(memory, name)
+            flags += [] if share is None else [("--" + name.replace("_", "-"), share)]
+    text = "".join(f" {flag} {value}" for flag, value in flags)
+    return text if memory.offload_weight_copy else f"{text} --no-offload-weight-copy"

@@ -6,15 +6,16 @@ from typing import Literal, get_args
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.hardware import Hardware
+from memo.search.largest import BASES, Family, largest
 from memo.search.longest import longest
 from memo.search.question import Question, ask
 from memo.search.ranking import Plan, search
 
-Objective = Literal["tgs", "max-seq-len"]
+Objective = Literal["tgs", "max-seq-len", "max-model-size"]
 
 
 def plan(
-    model: str,
+    model: str | None,
     gpus: int,
     *,
     seq_len: int = DEFAULT_SEQ_LEN,
@@ -23,22 +24,25 @@ def plan(
     gpu_memory_gib: float | None = None,
     host_memory_gib: float | None = None,
     objective: Objective = "tgs",
+    family: Family | None = None,
     top: int = 10,
 ) -> Plan:
-    """The fastest layouts that fit, or the longest sequence that fits and the fastest layouts for it.
+    """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
 
     Args:
-        model: a preset, or the path of a config.json of Hugging Face.
+        model: a preset, or the path of a config.json of Hugging Face; for the largest model the shape that is scaled,
+            or None beside a family.
         seq_len: tokens of one sequence; not read for the longest.
         global_batch_size: sequences of one step; default: one for each GPU.
         hardware: a machine by name, a TOML file of one, or a `Hardware`; default: MEMO's a800-80.
         gpu_memory_gib, host_memory_gib: of one GPU and of one node; default: the hardware's.
+        family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
     """
     question = ask(
-        model,
+        base_model(model, family, objective),
         gpus,
         seq_len=seq_len,
         global_batch_size=global_batch_size,
@@ -46,10 +50,36 @@ def plan(
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
     )
-    return answer(question, objective, top=top)
+    return answer(question, objective, top=top, family=family)
 
 
-def answer(question: Question, objective: Objective = "tgs", *, top: int = 10, everything: bool = False) -> Plan:
+def base_model(model: str | None, family: Family | None, objective: Objective) -> str:
+    """The model that a question is asked about. Raises ConfigError unless one of `model` and `family` is given."""
+    if family is None:
+        if not model:
+            raise ConfigError("--model is not given: name a preset or a config.json; for max-model-size also --family")
+        return model
+    if family not in BASES:
+        raise ConfigError(f"--family is {family!r}: use {' or '.join(BASES)}")
+    if objective != "max-model-size":
+        raise ConfigError(
+            f"--family {family} fights with --objective {objective}, which asks about one --model: name it"
+        )
+    if model:
+        raise ConfigError(
+            f"--family {family} fights with --model {model}, whose shape would be scaled: give one of both"
+        )
+    return BASES[family]
+
+
+def answer(
+    question: Question,
+    objective: Objective = "tgs",
+    *,
+    top: int = 10,
+    everything: bool = False,
+    family: Family | None = None,
+) -> Plan:
     """As `plan`, of a question that has been read. `everything`: rank all candidates that fit."""
     if objective not in get_args(Objective):
         raise ConfigError(f"--objective is {objective!r}: use {' or '.join(get_args(Objective))}")
@@ -57,6 +87,11 @@ def answer(question: Question, objective: Objective = "tgs", *, top: int = 10, e
         raise ConfigError(f"--top is {top}: give 1 or more")
     if objective == "tgs":
         return search(question, top=top, everything=everything)
+    if objective == "max-model-size":
+        biggest, asked = largest(question, family)
+        if not biggest.parameters:
+            return Plan(asked, (), (), (), 0, 0, largest=biggest)
+        return replace(search(asked, top=top, everything=everything), largest=biggest)
     found = longest(question)
     if not found.seq_len:
         return Plan(question, (), (), (), 0, 0, found)

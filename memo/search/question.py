@@ -47,6 +47,7 @@ class Question:
         global_batch_size: sequences of one step, the same for all layouts.
         gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
         host_is_given: the user named the host memory, so a run is held to it.
+        clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
         whole_logits: judge memory as of Megatron-LM, whose loss keeps all logits; memo's own does not.
     """
 
@@ -59,6 +60,7 @@ class Question:
     host_memory_gib: float
     host_is_given: bool = False
     whole_logits: bool = False
+    clip_grad: float = TrainingConfig.clip_grad
 
     @cached_property
     def room(self) -> Room:
@@ -69,7 +71,9 @@ class Question:
         """The run without a layout."""
         return RunConfig(
             model=self.model.sizes,
-            training=TrainingConfig(global_batch_size=self.global_batch_size, params_dtype="bf16"),
+            training=TrainingConfig(
+                global_batch_size=self.global_batch_size, params_dtype="bf16", clip_grad=self.clip_grad
+            ),
             data=DataConfig(seq_length=self.seq_len),
             hardware=HardwareConfig(device="cuda"),
         )

@@ -6,6 +6,7 @@ what fits                    -> a bound on its speed (memo.search.bounds); simul
                                 the next one lies below the last one shown, so nothing that is faster is missed
 what moves at alpha auto     -> a given alpha tried instead, from the grid
 what is unsure and faster    -> shown; one that is faster by more than TRIAL_GAIN as what to try first, its risk beside
+what fits under no strategy  -> its states shared out or in host memory (memo.search.crowded)
 """
 
 import heapq
@@ -32,6 +33,8 @@ from memo.search.candidates import (
     pipelines,
     refusal,
 )
+from memo.search.crowded import Crowd, PlacedChoice, place_crowded, placed, strategies
+from memo.search.largest import Largest
 from memo.search.longest import Longest
 from memo.search.moving import Moving, plan_moving
 from memo.search.question import Question
@@ -94,6 +97,7 @@ class Plan:
         num_candidates: layouts x strategies whose memory was looked at.
         num_fitting: those of them that fit.
         longest: where the longest sequence was asked for; the question is then at that length.
+        largest: where the largest model was asked for; the question is then about it.
     """
 
     question: Question
@@ -103,6 +107,7 @@ class Plan:
     num_candidates: int
     num_fitting: int
     longest: Longest | None = None
+    largest: Largest | None = None
 
     @property
     def best(self) -> Choice | None:
@@ -133,6 +138,7 @@ class _Pools:
     fits: list[tuple[Layout, Strategy]] = field(default_factory=list)
     unsure: list[tuple[Layout, Strategy]] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
+    crowded: list[Layout] = field(default_factory=list)
     num_candidates: int = 0
 
 
@@ -143,8 +149,14 @@ def search(question: Question, *, top: int = 10, everything: bool = False) -> Pl
     choices = race.run(pools.fits, max(1, len(pools.fits)) if everything else top)
     if not everything:
         choices = tuple(sorted(map(race.refined, choices), key=_step_s))
+    below_s = _step_s(choices[0]) if choices else inf
+    crowd = place_crowded(question, pools.crowded, race.bounds, top, below_s)
+    placed_choices = [_choice_of(question, found) for found in crowd.choices]
+    choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
     unsure = race.run(pools.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
-    return Plan(question, choices, unsure, tuple(pools.refused), pools.num_candidates, len(pools.fits))
+    refusals = _after_placing(pools.refused, crowd)
+    num_fitting = len(pools.fits) + len(crowd.choices)
+    return Plan(question, choices, unsure, refusals, pools.num_candidates + crowd.num_candidates, num_fitting)
 
 
 def evaluate(question: Question, layout: Layout, strategy: Strategy, moving: Moving | None = None) -> Choice:
@@ -156,6 +168,35 @@ def evaluate(question: Question, layout: Layout, strategy: Strategy, moving: Mov
         moved, limit = moving.tiles, str(moving.limit)
     step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
     return Choice(layout, strategy, size(question, layout, strategy, moved), step, limit, moved)
+
+
+def _choice_of(question: Question, found: PlacedChoice) -> Choice:
+    moved = None if found.moved is None else dict(found.moved)
+    sized = size(question, found.layout, found.strategy, moved)
+    return Choice(found.layout, found.strategy, sized, found.step, "device memory", moved)
+
+
+def _best_of_grids(choices: list[Choice], count: int | None) -> tuple[Choice, ...]:
+    """Fastest first; all of them where no count is given."""
+    ranked = sorted(choices, key=_step_s)
+    if count is None:
+        return tuple(ranked)
+    best: dict[object, Choice] = {}
+    for choice in ranked:
+        best.setdefault((choice.layout.tp, choice.layout.cp, choice.layout.pp), choice)
+    return tuple(best.values())[:count]
+
+
+def _after_placing(refused: list[Refusal], crowd: Crowd) -> tuple[Refusal, ...]:
+    """Without the layouts that fit now, and with what is missing to those that do not even so."""
+    fitting = {choice.layout for choice in crowd.choices}
+    left = [refusal for refusal in refused if refusal.layout not in fitting]
+    return tuple(
+        replace(refusal, text=f"{refusal.text}; {crowd.too_large[refusal.layout]}")
+        if refusal.layout in crowd.too_large
+        else refusal
+        for refusal in left
+    )
 
 
 def _moving(question: Question, layout: Layout) -> Moving:
@@ -170,7 +211,11 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
     if why:
         return why, []
     ways = [*_STRATEGIES, *(share for share in GRID if can_tile(question, layout))]
-    return "", sorted((evaluate(question, layout, way) for way in ways), key=_step_s)
+    choices = [evaluate(question, layout, way) for way in ways]
+    if not any(choice.sized.verdict == Verdict.FITS for choice in choices):
+        found = [placed(question, layout, strategy) for strategy in strategies(question, layout)]
+        choices += [_choice_of(question, choice) for choice in found if choice is not None]
+    return "", sorted(choices, key=_step_s)
 
 
 def _step_s(choice: Choice) -> float:
@@ -188,6 +233,7 @@ def _sorted_by_memory(question: Question, everything: bool) -> _Pools:
             smaller: Refusal | None = None
             for layout in batches(question, pipeline):
                 if smaller is not None:  # memory grows with the micro-batch
+                    pools.crowded += exchanges(question, layout) if layout.vpp == 1 else []
                     pools.refused.append(replace(smaller, layout=layout))
                     pools.num_candidates += 1
                     continue
@@ -213,6 +259,7 @@ def _place(question: Question, layout: Layout, pools: _Pools) -> Refusal | None:
     pools.unsure += [(way, strategy) for strategy in unsure for way in ways]
     if fitting:
         return None
+    pools.crowded += ways if layout.vpp == 1 else []
     least = min((sized for _, sized in tried), key=lambda sized: sized.excess)
     reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
     refused = Refusal(layout, reasons[least.verdict], least.shortage(question))

@@ -58,7 +58,7 @@ def size(question: Question, layout: Layout, strategy: Strategy, moved: Mapping[
         what = (moved or {}) if isinstance(strategy.alpha, str) else strategy.alpha
     memory = worst_rank(config, question.model.shape, question.gpus, whole_logits=question.whole_logits, moved=what)
     host = 0
-    if what is not None:
+    if what is not None or strategy.placement is not None:
         host = node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, what)
     room = question.room
     gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * room.gpu_bytes)

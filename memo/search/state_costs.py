@@ -108,19 +108,33 @@ class Costs:
         self._ends, self._kinds = sorted({0, last}), sorted({0, min(1, last), last})  # stages that differ
 
     @cached_property
-    def ways(self) -> list[Way]:
-        """First that in which nothing moves."""
+    def frugal_ways(self) -> list[Way]:
+        """Nothing moves, which needs least host memory, and where it may: only what always does, which leaves least on
+        the device."""
         memory = self.config.memory
-        if not (memory.swaps and memory.offload_alpha == "auto"):
+        if not self._is_auto:
             alpha = memory.offload_alpha if memory.swaps and isinstance(memory.offload_alpha, float) else None
             return [self._way(self.config, None, alpha)]
         plain = replace(self.config, memory=replace(memory, offload_alpha="off"))
-        problem = swap_problem(self.config, self.world_size, self.hardware, swapped_layer(self.config, self.kernels))
-        moves = ways_to_move(problem)
-        step = ceil(len(moves) / _MOST_WAYS)
-        # On a CPU memory is counted tensor by tensor, which takes long.
-        chosen = moves[:1] if self.hardware.device == "cpu" else [*moves[:-1:step], moves[-1]]
-        return [self._way(plain, None, None), *(self._way(self.config, tiles, tiles) for tiles in chosen)]
+        return [self._way(plain, None, None), self._way(self.config, self._moves[0], self._moves[0])]
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """Those and more that move, up to everything. On a CPU no more: there memory is counted tensor by tensor."""
+        if not self._is_auto or self.hardware.device == "cpu":
+            return self.frugal_ways
+        step = ceil(len(self._moves) / _MOST_WAYS)
+        chosen = [*self._moves[step:-1:step], self._moves[-1]]
+        return [*self.frugal_ways, *(self._way(self.config, tiles, tiles) for tiles in chosen)]
+
+    @property
+    def _is_auto(self) -> bool:
+        return self.config.memory.swaps and self.config.memory.offload_alpha == "auto"
+
+    @cached_property
+    def _moves(self) -> list[dict[str, int]]:
+        layer = swapped_layer(self.config, self.kernels)
+        return ways_to_move(swap_problem(self.config, self.world_size, self.hardware, layer))
 
     def least_s(self, placement: StatePlacement, way: Way) -> float:
         """Seconds of a step at least, whether it fits or not."""

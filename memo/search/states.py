@@ -13,6 +13,7 @@ from memo.config.memory import OffloadStates
 from memo.errors import ResourceError
 from memo.estimate.hardware import Hardware
 from memo.estimate.placement import StatePlacement
+from memo.estimate.state_memory import accumulates_whole
 from memo.search.state_costs import Costs, Room, Way
 from memo.simulate.predict import StepPrediction, predict_step
 from memo.units import format_bytes
@@ -30,6 +31,19 @@ _EXCHANGES = (
     {"gradients": -1, "weights": 1},
 )
 """Layers more or less in host memory. More of one alone never makes a step shorter."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The placement, as little as can be of the activations on the device, that lacks least.
+
+    Attributes:
+        excess: what it needs of the memory that is short, over what there is; 1 or less: it fits.
+    """
+
+    excess: float
+    placement: StatePlacement
+    way: Way
 
 
 @dataclass(frozen=True)
@@ -119,34 +133,44 @@ def place(costs: Costs) -> Placed | None:
 
 def fits(costs: Costs) -> bool:
     """Whether any placement does, whatever its speed."""
-    return any(max(costs.excess(start, way)) <= 1 for start in starts(costs) for way in costs.ways)
+    return nearest(costs).excess <= 1
 
 
 def shortage(costs: Costs) -> str:
-    """What is missing where nothing fits, by the placement that comes nearest."""
-    tried = [
-        (max(costs.excess(start, way)), index, start, way)
-        for index, start in enumerate(starts(costs))
-        for way in costs.ways
-    ]
-    _, _, start, way = min(tried, key=lambda entry: entry[:2])
-    device, host = costs.needed(start, way)
+    """What binds where nothing fits, by the placement that comes nearest."""
+    found = nearest(costs)
+    at = found.placement
+    device, host = costs.needed(at, found.way)
+    binds = "device memory" if device > costs.room.device_bytes else "host memory"
     return (
-        f"with optimizer, gradients and weights of {start.optimizer}, {start.gradients} and {start.weights} of "
-        f"{start.layers} layers in host memory a rank needs {format_bytes(device)} of its device, of "
-        f"{format_bytes(costs.room.device_bytes)}, and a node {format_bytes(host)} of host memory, of "
-        f"{format_bytes(costs.room.host_bytes)}"
+        f"{binds} binds: with the states of {at.optimizer} of a rank's {at.layers} layers in host memory, a rank needs "
+        f"{format_bytes(device)} of its device, which has {format_bytes(costs.room.device_bytes)}, and a node "
+        f"{format_bytes(host)} of host memory, which has {format_bytes(costs.room.host_bytes)}"
     )
+
+
+def nearest(costs: Costs) -> Nearest:
+    """Of placements that take least of both sides: with the fewest layers that must go, all of these goes, weights from
+    the masters. Only gradients that are added up there whole take host memory of their own, so they also stay."""
+    shapes = [_shape(costs, 1, 1, False)]
+    if accumulates_whole(costs.none, costs.sizes):
+        shapes.append(_shape(costs, 0, 1, False))
+    least = [_with_optimizers(shape, _fewest(costs, shape)) for shape in shapes]
+    tried = [Nearest(max(costs.excess(start, way)), start, way) for start in least for way in costs.frugal_ways]
+    return min(tried, key=lambda found: found.excess)
 
 
 def starts(costs: Costs) -> list[StatePlacement]:
     """The fewest layers whose optimizer must go for the device to hold the rest, with what else may go of them."""
-    found = []
-    for gradients, weights in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        for copy in (True, False) if weights and costs.sizes.has_masters else (True,):
-            shape = replace(costs.none, gradients=gradients, weights=weights, weight_copy=copy)
-            found.append(_with_optimizers(shape, _fewest(costs, shape)))
-    return list(dict.fromkeys(found))
+    copies = (True, False) if costs.sizes.has_masters else (True,)
+    shapes = [_shape(costs, gradients, 0, True) for gradients in (0, 1)]
+    shapes += [_shape(costs, gradients, 1, copy) for gradients in (0, 1) for copy in copies]
+    return list(dict.fromkeys(_with_optimizers(shape, _fewest(costs, shape)) for shape in shapes))
+
+
+def _shape(costs: Costs, gradients: int, weights: int, copy: bool) -> StatePlacement:
+    """Of one layer in host memory: what goes besides its optimizer."""
+    return replace(costs.none, gradients=gradients, weights=weights, weight_copy=copy)
 
 
 def _with_optimizers(shape: StatePlacement, count: int) -> StatePlacement:
@@ -170,7 +194,7 @@ def _fewest(costs: Costs, shape: StatePlacement) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         placement = _with_optimizers(shape, middle)
-        is_enough = any(costs.excess(placement, way)[0] <= 1 for way in costs.ways)
+        is_enough = any(costs.excess(placement, way)[0] <= 1 for way in costs.frugal_ways)
         low, high = (low, middle) if is_enough else (middle, high)
     return high
 

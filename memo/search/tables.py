@@ -8,9 +8,10 @@ from memo.config.derived import resolved_offload_tiles
 from memo.estimate.rank_memory import components
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, config_of
+from memo.search.largest import Largest
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, Reason, explain
-from memo.units import GIB
+from memo.units import GIB, format_count
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,14 @@ def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
         found = plan.longest
         lines.append(f"longest sequence that fits: {found.seq_len:,} tokens (in steps of {found.unit:,})")
         lines.append(f"beyond it: {found.limit}")
+    if plan.largest is not None:
+        lines += _largest(plan.largest)
     if plan.choices:
         shown = plan.choices if trial is None else (trial, *plan.choices)
         lines += ["", *_table(shown, question, ranked=True), ""]
         lines += [] if trial is None else [*_trial(plan, trial, commands), ""]
         lines += _best(plan, commands)
-    elif plan.longest is None:
+    elif plan.longest is None and plan.largest is None:
         lines += ["", "nothing fits"]
     others = [choice for choice in plan.unsure if choice is not trial]
     if others:
@@ -74,7 +77,7 @@ def explanation(question: Question, layout: Layout) -> str:
 
 def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[str, Any]:
     """JSON's view; sizes in GiB, times in seconds. `refusals` are given one by one only with `everything`."""
-    question, longest = plan.question, plan.longest
+    question, longest, largest = plan.question, plan.longest, plan.largest
     return {
         "model": question.model.name,
         "parameters": question.model.shape.parameters,
@@ -87,6 +90,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "global_batch_size": question.global_batch_size,
         "longest": None if longest is None else {**vars(longest)},
         "trial": None if plan.trial is None else _choice(plan.trial, question),
+        "largest": None if largest is None else {**vars(largest)},
         "choices": [_choice(choice, question) for choice in plan.choices],
         "unsure": [_choice(choice, question) for choice in plan.unsure],
         "refused": {str(reason): count for reason, count in plan.counts().items()},
@@ -108,6 +112,8 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "dp": question.gpus // layout.ranks,
         "alpha": choice.strategy.alpha,
         "recompute": choice.strategy.recompute,
+        "sharding": choice.strategy.sharding,
+        "states_in_host_memory": _placement(choice),
         "moved_tiles": choice.moved,
         "limit": choice.limit,
         "verdict": str(choice.sized.verdict),
@@ -121,7 +127,30 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "bubble_share": step.bubble_share,
         "hidden_share": step.hidden_share,
         "seconds": step.seconds,
+        "resources": step.resources,
+        "binding_resource": step.binding,
     }
+
+
+def _placement(choice: Choice) -> Mapping[str, Any] | None:
+    """Layers of a rank by kind, and of how many."""
+    at = choice.strategy.placement
+    if at is None:
+        return None
+    kinds = {"optimizer": at.optimizer, "gradients": at.gradients, "weights": at.weights}
+    return {**kinds, "layers": at.layers, "weight_copy": at.weight_copy}
+
+
+def _largest(found: Largest) -> list[str]:
+    if not found.parameters:
+        return ["not even the smallest model fits", f"beyond it: {found.limit}"]
+    more = found.unclipped_parameters - found.parameters
+    return [
+        f"largest {found.family} that fits: {format_count(found.parameters)} parameters with masters in fp32 "
+        f"({found.num_layers} layers, width {found.hidden_size:,})",
+        f"beyond it: {found.limit}",
+        f"--clip-grad 0 would add {format_count(more)}: gradients need not wait in host memory for their norm",
+    ]
 
 
 def _title(question: Question) -> str:
@@ -170,11 +199,8 @@ def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
 def _best(plan: Plan, commands: Commands) -> list[str]:
     best = plan.choices[0]
     name = "best" if plan.trial is None else "surely fits"
-    lines = [
-        f"{name}: {best.layout}: {_how(plan.question, best)}",
-        f"binding limit: {best.limit}",
-        f"seconds of a step: {_seconds(best)}",
-    ]
+    lines = [f"{name}: {best.layout}: {_how(plan.question, best)}", *_states(best), f"binding limit: {best.limit}"]
+    lines += [f"busiest: {_resources(best)}", f"seconds of a step: {_seconds(best)}"]
     if commands.best is None:
         return [*lines, f"memo cannot train this model, only plan for it: {plan.question.model.why_not}"]
     return [*lines, f"run: {commands.best}"]
@@ -190,7 +216,34 @@ def _how(question: Question, choice: Choice) -> str:
         return f"--offload-alpha auto: input and attention output move, and of the rest {shares} of the tokens"
     if choice.strategy.swaps:
         return f"--offload-alpha {choice.strategy.alpha}"
+    if choice.strategy.recompute == "none":
+        return "keep all activations on the GPU: no swapping, no recomputation"
     return f"--recompute-granularity {choice.strategy.recompute}"
+
+
+def _states(choice: Choice) -> list[str]:
+    """Where states are, if not whole on the GPU."""
+    at, sharding = choice.strategy.placement, choice.strategy.sharding
+    if at is None:
+        return []
+    parts = []
+    if sharding != "optim":
+        what = "gradients" if sharding == "optim_grads" else "gradients and weights"
+        parts.append(f"{what} of layers shared out over dp x cp")
+    if at.optimizer:
+        counts = f"optimizers of {at.optimizer}, gradients of {at.gradients} and weights of {at.weights}"
+        source = (
+            "" if not at.weights else (", streamed from a copy" if at.weight_copy else ", streamed from the masters")
+        )
+        parts.append(f"{counts} of {at.layers} layers in host memory{source}")
+    return [f"states: {'; '.join(parts)}"]
+
+
+def _resources(choice: Choice) -> str:
+    """The binding resource first, with the share of the step that each is busy."""
+    total_s = choice.step.step_time_s
+    ranked = sorted(choice.step.resources.items(), key=lambda item: item[1], reverse=True)
+    return ", ".join(f"{name} {seconds / total_s:.0%}" for name, seconds in ranked if seconds >= 0.005 * total_s)
 
 
 def _seconds(choice: Choice) -> str:

@@ -1,0 +1,221 @@
+"""The largest model of a family that fits, and what binds beyond it.
+
+A family is a shape and how its width grows with its depth:
+
+    gpt       h = 128 L (GPT-3, arXiv 2005.14165, table 2.1: 32 x 4,096, 40 x 5,140, 96 x 12,288), 4 h inside, tied
+    llama     between Llama's pairs: 32 x 4,096, 40 x 5,120, 60 x 6,656, 80 x 8,192, 126 x 16,384 (arXiv 2302.13971 and
+              2407.21783), 3.5 h inside, 8 groups of keys and values, a vocabulary of 128,256
+    --model   its own width / depth
+
+Sizes rise by half a per cent. Of each, two shapes are tried: the widths next to the law that are a multiple of
+the heads' size and of the GPUs of a node (4 at least), so that tensor parallelism of any degree divides the heads; the
+depth makes up the size. A larger model needs more of everything, so the largest is found by bisection.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Literal
+
+from memo.config import ModelConfig
+from memo.config.check_model import check_model
+from memo.errors import ConfigError
+from memo.estimate.parameters import layer_parameters
+from memo.estimate.shapes import shape_of
+from memo.estimate.verdict import Verdict
+from memo.search.candidates import KEEP, Layout, Strategy, grids, refusal
+from memo.search.crowded import costs_of, strategies
+from memo.search.question import PlannedModel, Question
+from memo.search.sizing import size
+from memo.search.states import fits, nearest, shortage
+from memo.units import format_count
+
+Family = Literal["gpt", "llama"]
+BASES: dict[Family, str] = {"gpt": "gpt-13b", "llama": "llama-3.1-8b"}
+"""Presets whose other fields a family takes."""
+
+Scaled = Callable[[int], tuple[Question, ...]]
+Law = tuple[tuple[int, int], ...]
+"""Depth and width, rising."""
+
+_PAIRS: dict[Family, Law] = {
+    "gpt": ((0, 0), (96, 12288)),
+    "llama": ((0, 0), (32, 4096), (40, 5120), (60, 6656), (80, 8192), (126, 16384)),
+}
+_SMALLEST = 2e7
+"""Parameters of all layers together."""
+_STEP = 1.005
+_DEEPEST = 1 << 13
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The answer.
+
+    Attributes:
+        parameters: 0 where not even the smallest fits.
+        limit: why the next one does not fit.
+        unclipped_parameters: of the largest model with --clip-grad 0, whose gradients need no room in host memory.
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    parameters: int
+    limit: str
+    unclipped_parameters: int
+
+
+def largest(question: Question, family: Family | None) -> tuple[Largest, Question]:
+    """The largest model, and the question about it (about the smallest one where none fits).
+
+    Args:
+        question: about any model of the family, or, without one, about the model whose shape is scaled.
+
+    Raises ConfigError for a model that memo cannot train, and for GPUs that it cannot lay out.
+    """
+    scaled = _scaling(question, family)
+    count, found = _most(scaled, 0, question.clip_grad)
+    _, unclipped = _most(scaled, count, 0.0)
+    model = found.model.sizes
+    return (
+        Largest(
+            family or question.model.name,
+            model.num_layers,
+            model.hidden_size,
+            found.model.shape.parameters if count else 0,
+            _limit(scaled(count + 1)[0]),
+            unclipped.model.shape.parameters if count else 0,
+        ),
+        found,
+    )
+
+
+def _scaling(question: Question, family: Family | None) -> Scaled:
+    """From a number of steps of size to the questions about models of it."""
+    base = question.model.sizes
+    if question.model.run is None:
+        raise ConfigError(
+            f"--model {question.model.name} cannot be trained, only planned for, so it is not scaled: use --family "
+            f"{' or '.join(_PAIRS)}"
+        )
+    law = _PAIRS[family] if family else ((0, 0), (base.num_layers, base.hidden_size))
+    unit = base.head_dim * max(4, min(question.gpus, question.hardware.gpus_per_node))
+
+    @cache
+    def scaled(steps: int) -> tuple[Question, ...]:
+        models = _models_of_size(base, law, unit, _SMALLEST * _STEP**steps)
+        return tuple(_asked(question, family or question.model.name, model) for model in models)
+
+    check_model(scaled(1)[0].base)
+    return scaled
+
+
+def _asked(question: Question, family: str, model: ModelConfig) -> Question:
+    shape = shape_of(model, "", question.seq_len)
+    name = f"{family}-{format_count(shape.parameters)}"
+    return replace(question, model=PlannedModel(name, replace(shape, name=name), model, model))
+
+
+def _models_of_size(base: ModelConfig, law: Law, unit: int, parameters: float) -> Iterator[ModelConfig]:
+    """Models whose layers have about so many, that with the width nearer to the law first."""
+    low, high = 0.0, 1.0 * _DEEPEST
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        each = layer_parameters(base).total * (_width(law, middle) / base.hidden_size) ** 2
+        low, high = (middle, high) if middle * each < parameters else (low, middle)
+    width = _width(law, high)
+    below = max(1, int(width / unit)) * unit
+    for found in sorted({below, below + unit}, key=lambda near: abs(near - width)):
+        layers = round(parameters / layer_parameters(_resized(base, 1, found)).total)
+        if layers:
+            yield _resized(base, layers, found)
+
+
+def _resized(base: ModelConfig, layers: int, width: int) -> ModelConfig:
+    """As `base`, of another depth and width; heads keep their size."""
+    heads = width // base.head_dim
+    return replace(
+        base,
+        num_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_query_groups=base.num_query_groups and math.gcd(base.num_query_groups, heads),
+        kv_channels=base.head_dim,
+        ffn_hidden_size=width * base.ffn_size // base.hidden_size,
+    )
+
+
+def _width(law: Law, layers: float) -> float:
+    """Between two pairs on the line through them, beyond the last in its proportion."""
+    for (low, narrow), (high, wide) in pairwise(law):
+        if layers <= high:
+            return narrow + (wide - narrow) * (layers - low) / (high - low)
+    last, wide = law[-1]
+    return wide * layers / last
+
+
+def _most(scaled: Scaled, low: int, clip_grad: float) -> tuple[int, Question]:
+    """(steps of size that fit, about which model); `low` do already (0: nothing does)."""
+    best, last = scaled(max(low, 1))[0], _Last()
+
+    def is_held(steps: int) -> bool:
+        nonlocal best
+        questions = [replace(question, clip_grad=clip_grad) for question in scaled(steps)]
+        found = next((question for question in questions if last.holds(question)), None)
+        best = best if found is None else found
+        return found is not None
+
+    if low:
+        is_held(low)
+    stride = 64
+    while is_held(low + stride):
+        low, stride = low + stride, 2 * stride
+    high = low + stride
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_held(middle) else (low, middle)
+    return low, best
+
+
+@dataclass
+class _Last:
+    """Asks the layout first that held the last model."""
+
+    pair: tuple[Layout, Strategy] | None = None
+
+    def holds(self, question: Question) -> bool:
+        if self.pair is not None and not refusal(question, self.pair[0]) and _holds(question, *self.pair):
+            return True
+        found = next((pair for pair in _tries(question) if _holds(question, *pair)), None)
+        self.pair = found or self.pair
+        return found is not None
+
+
+def _tries(question: Question) -> Iterator[tuple[Layout, Strategy]]:
+    """Micro-batches of 1 and stages of one chunk: others hold more."""
+    for layout, why in grids(question):
+        if not why:
+            yield layout, KEEP
+            tried = (strategy for strategy in strategies(question, layout) if strategy.sharding != "optim_grads")
+            yield from ((layout, strategy) for strategy in tried)  # ZeRO-3 takes less than ZeRO-2
+
+
+def _holds(question: Question, layout: Layout, strategy: Strategy) -> bool:
+    if strategy == KEEP:
+        return size(question, layout, strategy).verdict == Verdict.FITS
+    return fits(costs_of(question, layout, strategy))
+
+
+def _limit(question: Question) -> str:
+    """Of the layout that comes nearest to holding this model."""
+    pairs = [pair for pair in _tries(question) if pair[1] != KEEP]
+    if not pairs:
+        raise ConfigError(
+            f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(question) if why)}"
+        )
+    costs = {pair: costs_of(question, *pair) for pair in pairs}
+    layout, strategy = min(pairs, key=lambda pair: nearest(costs[pair]).excess)
+    return f"{shortage(costs[layout, strategy])}, under {layout}, {strategy}"
