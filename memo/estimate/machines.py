@@ -35,3 +35,16 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
     near = difflib.get_close_matches(wanted, machines, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise ConfigError(f"no such machine: {hint}use one of {', '.join(machines)}")
+
+
+def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
+    """The known GPU machine that a device of this name and memory is most like; "cpu" is a CPU.
+
+    By the family in its name (NVIDIA A100-SXM4-80GB), then by memory; without a known family by memory alone, and never
+    one that is much larger. Its times are then a guess, and say so by their name.
+    """
+    if device_name == "cpu":
+        return HARDWARE["cpu"]
+    machines = [machine for machine in HARDWARE.values() if machine.device == "cuda"]
+    kin = [machine for machine in machines if machine.name.split("-")[0] in device_name.lower()]
+    return min(kin or machines, key=lambda machine: abs(machine.memory_gib - memory_gib))

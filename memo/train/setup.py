@@ -29,11 +29,15 @@ from memo.data import (
 from memo.errors import ConfigError, is_reporting_rank
 from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes
+from memo.estimate.machines import nearest_hardware
+from memo.executor.host_pool import host_budget_bytes
 from memo.mesh import local_device
 from memo.model.transformer import torch_dtype
+from memo.search.states import resolve_states
 from memo.train.attention import choose_attention
-from memo.train.device import Peak, device_peak, place_on_host, resolve_device_type
+from memo.train.device import Peak, device_peak, gpu_name, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
+from memo.units import GIB
 
 DataSource = str | os.PathLike[str] | SampleDataset
 
@@ -92,6 +96,7 @@ def prepare(
     attention = choose_attention(config, device)
     config = config.override({"attention_backend": attention.name})
     given_profile(config, device)
+    config = _place_states(config, world_size, device)
     if must_fit:
         _admit(config, world_size, device, peak)
     return Prepared(
@@ -216,12 +221,33 @@ def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
         raise ConfigError(f"{flag} {value}: {nearest} is no {kind} that can be written: give another path")
 
 
+def _place_states(config: RunConfig, world_size: int, device: torch.device) -> RunConfig:
+    """Decide --offload-states auto from what is free here; ranks agree on the first one's answer once they can talk."""
+    if config.memory.offload_states != "auto":
+        return config
+    machine = "cpu"
+    device_bytes, total_bytes = available_host_bytes() // local_world_size_from_env(), 0
+    if device.type == "cuda":
+        machine = gpu_name(device)
+        device_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    if config.memory.device_memory_gb is not None:
+        device_bytes = min(device_bytes, int(config.memory.device_memory_gb * GIB))
+    hardware = nearest_hardware(machine, total_bytes / GIB)
+    local_ranks = local_world_size_from_env()
+    host_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, 1)
+    return resolve_states(config, world_size, device_bytes, host_bytes, hardware, local_ranks=local_ranks)
+
+
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak) -> None:
     """One rank of each node asks for all of them: its answer must not differ from its neighbours'."""
     if not is_reporting_rank():
         return
+    node_ranks = local_world_size_from_env()
     if device.type == "cuda":
         available_bytes, local_ranks = torch.cuda.mem_get_info(device)[0], 1
     else:
-        available_bytes, local_ranks = available_host_bytes(), local_world_size_from_env()
-    admit(config, world_size, available_bytes, peak.flops, local_ranks)
+        available_bytes, local_ranks = available_host_bytes(), node_ranks
+    host_bytes = None
+    if config.memory.offloads_states:
+        host_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, 1)
+    admit(config, world_size, available_bytes, peak.flops, local_ranks, host_bytes=host_bytes, host_ranks=node_ranks)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memo.checkpoint import RunState
+from memo.checkpoint.store import from_rank_zero
 from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
@@ -99,7 +100,11 @@ class Trainer:
     def _build(self, prepared: Prepared, device: torch.device) -> None:
         rank, world_size = init_distributed(device, self.config.parallel)
         self.global_batch_size = global_batch_size(self.config, world_size)
-        self._parts = build(self.config, build_mesh(self.config, rank, world_size), prepared.dtype, device)
+        mesh = build_mesh(self.config, rank, world_size)
+        # Each rank has decided --offload-states auto by what was free around it.
+        memory = from_rank_zero(lambda: self.config.memory, rank, mesh.world)
+        self.config = dataclasses.replace(self.config, memory=memory)
+        self._parts = build(self.config, mesh, prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
         self._train_feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
