@@ -119,8 +119,16 @@ class StateStreamer:
         self._sum = slots("gradient sum", int(adds), shard, wide)
         uploads = narrow != wide and any(b.places.optimizer_on_host and b.weights is not None for b in dp.buckets)
         self._staging = [
-            _Slot(f"host staging {i}", _pinned(largest, narrow, dp.device)) for i in range(2 if uploads else 0)
+            _Slot(f"host staging {i}", record) for i, record in enumerate(self._host_stages(largest, narrow, uploads))
         ]
+
+    def _host_stages(self, numel: int, dtype: torch.dtype, uploads: bool) -> list[Tensor]:
+        """Two that weights pass on their way up, in an arena of their own."""
+        make = self.data_parallel.host_memory
+        if not uploads or make is None:
+            return []
+        self._stages = make(2 * numel * dtype.itemsize)  # kept: its records are views
+        return list(self._stages.record(0).view(dtype).chunk(2))
 
     def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, device=self.data_parallel.device)
@@ -476,7 +484,3 @@ def _gradient_name(bucket: Bucket) -> str:
 def _partial_name(bucket: Bucket) -> str:
     one_record = bucket.partial is bucket.gradient_shard
     return _gradient_name(bucket) if one_record else f"host sum of {bucket.plan.slots[0].name}"
-
-
-def _pinned(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(numel, dtype=dtype, pin_memory=device.type == "cuda")

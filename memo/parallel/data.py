@@ -118,13 +118,14 @@ class ShardedDataParallel:
             named[name] = parameter
         plans = self._plan(named, bucket_size, placement)
         self.host: HostMemory | None = None
+        self.host_memory = host_memory
         is_sharded = placement is not None and placement.shards_gradients  # then each microbatch is reduced
         self.rules = HostRules(
             weight_copy=placement is None or placement.weight_copy,
             keeps_partial=accumulates and not is_sharded,
             consumes=consumes_gradients and not accumulates,
         )
-        self.units = self._make_units(plans, host_memory)
+        self.units = self._make_units(plans)
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self.parameters = self._give_memory(named)
@@ -285,12 +286,12 @@ class ShardedDataParallel:
             plans.append(UnitPlan(layer, places, tuple(buckets)))
         return plans
 
-    def _make_units(self, plans: list[UnitPlan], host_memory: Callable[[int], HostMemory] | None) -> list[Unit]:
+    def _make_units(self, plans: list[UnitPlan]) -> list[Unit]:
         needed_bytes = host_bytes(plans, self.dtype, self.rules)
         carver, rings = None, list[Tensor]()
         if needed_bytes:
-            assert host_memory is not None, "a placement in host memory needs host memory"
-            self.host = host_memory(needed_bytes)
+            assert self.host_memory is not None, "a placement in host memory needs host memory"
+            self.host = self.host_memory(needed_bytes)
             carver = Carver(self.host.record(0))
             if self.rules.consumes:
                 rings = [carver.take(size, wide_dtype(self.dtype)) for size in ring_sizes(plans)]
