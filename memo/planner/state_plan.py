@@ -1,21 +1,20 @@
 """The states that stream, as data: which slot a layer's weights and gradients have, and when they are fetched.
 
 From the layer operations of one pipeline stage in schedule order. Weights are only read, so a slot that is given to
-another layer loses nothing; which layer it loses is the one needed last (Belady, 1966). One stage, three layers whose
-weights stream, two slots:
+another layer loses nothing: the next layer is always fetched while one runs, and what its slot loses is the layer
+needed last (Belady, 1966). One stage, three layers whose weights stream, two slots:
 
     compute   F0        F1        F2        B2        B1        B0
     slot 0    0         0 -> 2    2         2 -> ...
     slot 1    1 fetched 1         1         1         1 -> 0    0
 
 A layer's gradient has a slot while its backward runs; after the last microbatch it is reduced and leaves, between
-microbatches it goes to host memory and comes back, unless the next backward is of the same layer.
+microbatches it goes to host memory and comes back, unless no other layer takes its slot meanwhile.
 `memo.executor.states` obeys the plan.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from memo.estimate.placement import LayerPlaces
@@ -177,32 +176,29 @@ def _gradients(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int, reduces_each: bool
 ) -> dict[int, _Gradient]:
     backwards = [index for index, op in enumerate(ops) if op.kind == "B" and _is_driven(places[op.layer])]
-    slotted = [index for index in backwards if places[ops[index].layer].gradients_in_slot]
-    following = {index: ops[after].layer for index, after in pairwise(slotted)}
-    in_slot = set(slotted)
-    slots = min(slots, len({ops[index].layer for index in slotted}))
     last_of = {ops[index].layer: index for index in backwards}
     first_of = {ops[index].layer: index for index in reversed(backwards)}
     found: dict[int, _Gradient] = {}
-    previous: int | None = None  # step of the backward before that used a slot
+    before: dict[int, int] = {}  # backward before, by layer
+    # The last user of each slot. The least recently used is taken: its content had the longest time to leave.
+    users = [-1] * min(slots, len({layer for layer in last_of if places[layer].gradients_in_slot}))
     for index in backwards:
         layer = ops[index].layer
         is_first, is_last = index == first_of[layer], index == last_of[layer]
-        if index not in in_slot:
-            end: End = "reduce" if is_last else "keep"
+        end: End = "reduce" if is_last or (reduces_each and places[layer].gradients_in_slot) else "keep"
+        if not places[layer].gradients_in_slot:
             found[index] = _Gradient(None, None, end, is_first, is_last, None, layer)
             continue
-        stays = previous is not None and ops[previous].layer == layer and not reduces_each
-        before = found[previous].slot if previous is not None else None
-        slot = before if stays else (0 if before is None else (before + 1) % slots)
-        assert slot is not None
-        start: Start = "zero" if is_first or reduces_each else ("kept" if stays else "fetched")
-        end = "reduce" if is_last or reduces_each else ("keep" if following.get(index) == layer else "offload")
-        fetch_at = None
-        if start == "fetched":
-            fetch_at = index if previous is None or slots == 1 else previous
+        slot, fetch_at = users.index(min(users)), None
+        start: Start = "zero"
+        if not is_first and not reduces_each:
+            if before[layer] in users:
+                slot, start = users.index(before[layer]), "kept"
+            else:
+                start, fetch_at = "fetched", index if len(users) == 1 else max(users)
+                found[before[layer]] = replace(found[before[layer]], end="offload")
         found[index] = _Gradient(slot, start, end, is_first, is_last, fetch_at, layer)
-        previous = index
+        users[slot] = before[layer] = index
     return found
 
 
