@@ -17,6 +17,7 @@ from memo.config.checks import check
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.executor.checker import Checked
 from memo.executor.runtime import SwapRuntime
+from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
 from memo.model.transformer import Microbatch, torch_dtype
 from memo.parallel.collectives import all_reduce
@@ -57,10 +58,10 @@ def differences(actual: Step, expected: Step) -> list[str]:
 
 @contextmanager
 def observed(poison: bool = True, copies: Copies = "lazy") -> Iterator[None]:
-    """Swapping that is started inside keeps NaN where nothing is valid, and checks the order of all accesses."""
-    runtime = functools.partial(SwapRuntime, poison=poison)
+    """What moves activations or states, started inside, keeps NaN where nothing is valid and checks all accesses."""
     with (
-        patch.object(swap, "SwapRuntime", runtime),
+        patch.object(swap, "SwapRuntime", functools.partial(SwapRuntime, poison=poison)),
+        patch.object(building, "StateStreamer", functools.partial(StateStreamer, poison=poison)),
         patch.object(building, "make_backend", lambda *_, **__: _backend(copies)),
     ):
         yield
