@@ -81,11 +81,13 @@ class StateStreamer:
         self.plan, self.data_parallel, self.backend, self._poison = plan, data_parallel, backend, poison
         self._units = {layer: data_parallel.layer_units[position] for layer, position in layers.items()}
         self._order = list(layers)
+        self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
         self._num_shards = group_size(data_parallel.group)
         self._make_buffers()
         self._pending: _Reduction | None = None
         self._next_reduced = 0
         self._position = 0
+        self._is_settled = True  # whether the last step came to the optimizer
         self._written: Event = None  # host memory, by the CPU
         self._updated: Event = None  # shards on the device, by the optimizer
         self._offloaded: dict[str, Event] = {}
@@ -165,13 +167,16 @@ class StateStreamer:
 
     def next_step(self) -> None:
         """Before each training step, also after one that an exception cut short."""
-        if self._position not in (0, len(self.plan.steps)):
+        if not self._is_settled:
             self._interrupt()
         for unit in self._units.values():
             self._release(unit)
         self.forget()
-        self._position = 0
+        self._position, self._is_settled = 0, False
         self._in_ring.clear()
+        for bucket in self._on_host:
+            self._touch_weights(bucket, "forward")
+            self._touch_gradient(bucket, "zeroing")
 
     def forget(self) -> None:
         """Weights may have changed: what slots hold of them is of no use, and who fetches them waits for the change."""
@@ -189,12 +194,25 @@ class StateStreamer:
         self._pending = None
         self.backend.synchronize()
 
+    def _touch_weights(self, bucket: Bucket, what: str) -> None:
+        if bucket.places.optimizer_on_host and bucket.weights is not None:
+            self.backend.access(Stream.COMPUTE, _name("weights", bucket), "r", what)
+
+    def _touch_gradient(self, bucket: Bucket, what: str) -> None:
+        if bucket.places.optimizer_on_host and bucket.gradients is not None:
+            self.backend.access(Stream.COMPUTE, _name("gradient", bucket), "w", what)
+
     # Around each operation of a training step.
 
     def begin(self, kind: str, layer: int) -> None:
         """The layer has weights, and before a backward a main gradient, for what the compute stream does next."""
         step, unit = self._expect(kind, layer), self._units[layer]
         self._finish_pending()
+        # Before anything is waited for: what orders copies of slots must not pass for the order of these.
+        for bucket in unit.buckets:
+            self._touch_weights(bucket, str(step.op))
+            if kind == "B":
+                self._touch_gradient(bucket, str(step.op))
         for fetch in step.fetches:
             self._fetch(fetch)
         if step.weight_slot is not None:
@@ -217,6 +235,8 @@ class StateStreamer:
 
     def begin_unplanned(self, layer: int) -> None:
         """As `begin`, of a forward that no plan foresees (evaluation): the next layer's weights are fetched beside."""
+        for bucket in self._on_host:  # the ends' too, which run around the layers
+            self._touch_weights(bucket, f"forward of layer {layer}")
         following = self._order[(self._order.index(layer) + 1) % len(self._order)]
         for wanted in (layer, following):
             if self._units[wanted].places.weights_in_slot and wanted not in [slot.layer for slot in self._weights]:
@@ -262,30 +282,39 @@ class StateStreamer:
 
     def _fetch_weights(self, layer: int, slot: _Slot) -> None:
         backend, unit = self.backend, self._units[layer]
+        for work in slot.works:  # of a layer that was fetched and never ran
+            work.wait()
         backend.wait(Stream.PREFETCH, slot.free)
         backend.wait(Stream.PREFETCH, self._written)
         backend.wait(Stream.PREFETCH, self._updated)
-        if self._poison:
-            backend.copy(Stream.PREFETCH, slot.flat, torch.full_like(slot.flat, float("nan")), slot.name, "poison")
-        shards = self._bring_shards(layer, unit, slot)
+        self._spoil(slot)
+        shards = self._bring_shards(unit, slot)
         slot.works = []
         if self._num_shards > 1:
             wholes = unit.parts(slot.flat)
             with backend.issuing(Stream.PREFETCH):
-                for shard, whole in zip(shards, wholes, strict=True):
+                for bucket, shard, whole in zip(unit.buckets, shards, wholes, strict=True):
+                    if not bucket.places.optimizer_on_host:
+                        backend.access(Stream.PREFETCH, _name("shard", bucket), "r", f"gather of layer {layer}")
                     _, work = all_gather_async(shard, self.data_parallel.group, out=whole)
                     slot.works += [] if work is None else [work]
             backend.access(Stream.PREFETCH, slot.name, "w", f"gather of layer {layer}")
         slot.layer, slot.filled = layer, backend.record(Stream.PREFETCH)
 
-    def _bring_shards(self, layer: int, unit: Unit, slot: _Slot) -> list[Tensor]:
+    def _spoil(self, slot: _Slot) -> None:
+        """Whoever relies on what a slot held before finds NaN."""
+        if self._poison:
+            nothing = torch.full_like(slot.flat, float("nan"))
+            self.backend.copy(Stream.PREFETCH, slot.flat, nothing, slot.name, "poison")
+
+    def _bring_shards(self, unit: Unit, slot: _Slot) -> list[Tensor]:
         """This rank's shard of each bucket on the device: in the slot itself where it is all there is."""
         if not unit.places.optimizer_on_host:
             return [_given(bucket.source) for bucket in unit.buckets]
         flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
         shards = unit.shard_parts(flat)
         for bucket, shard in zip(unit.buckets, shards, strict=True):
-            source, source_name = _given(bucket.source), f"host weights {layer}"
+            source, source_name = _given(bucket.source), _source_name(bucket)
             if source.dtype != shard.dtype:
                 wide = self._cast[0].flat[: source.numel()]
                 self.backend.copy(Stream.PREFETCH, wide, source, self._cast[0].name, source_name)
@@ -323,6 +352,7 @@ class StateStreamer:
 
     def _fetch_partial(self, unit: Unit, slot: _Slot) -> None:
         self.backend.wait(Stream.PREFETCH, slot.free)
+        self._spoil(slot)
         for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
             name = _partial_name(bucket)
             self.backend.wait(Stream.PREFETCH, self._offloaded[name])
@@ -406,7 +436,7 @@ class StateStreamer:
         if step.is_last:
             data_parallel.complete(bucket, shard)
         holder = pending.reduced or pending.source
-        self._offload(bucket, shard, holder.name if holder is not None else "resident gradient")
+        self._offload(bucket, shard, holder.name if holder is not None else _name("gradient", bucket))
 
     def _summed(self, bucket: Bucket, shard: Tensor) -> Tensor:
         """Sharded gradients add up in host memory, but on the device: fetched, added, and sent back."""
@@ -423,7 +453,7 @@ class StateStreamer:
         return shard
 
     def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
-        self._offload(bucket, reduced, "resident gradient")
+        self._offload(bucket, reduced, _name("gradient", bucket))
 
     def _offload(self, bucket: Bucket, reduced: Tensor, name: str) -> None:
         self._follow(Stream.OFFLOAD, Stream.COMPUTE)
@@ -436,16 +466,19 @@ class StateStreamer:
     def await_gradients(self) -> None:
         for stream in (Stream.OFFLOAD, Stream.PREFETCH):
             self._follow(Stream.HOST, stream)
-        for layer, unit in self._units.items():
-            for bucket in unit.buckets:
-                if bucket.places.optimizer_on_host:
-                    self.backend.access(Stream.HOST, _gradient_name(bucket), "w", "clipping")
-                if bucket.places.optimizer_on_host and bucket.source is not None:
-                    self.backend.access(Stream.HOST, f"host weights {layer}", "w", "update")
+        self._is_settled = True
+        for bucket in self.data_parallel.buckets:
+            if not bucket.places.optimizer_on_host:
+                self.backend.access(Stream.COMPUTE, _name("shard", bucket), "w", "update")
+                continue
+            self.backend.access(Stream.HOST, _gradient_name(bucket), "w", "clipping")
+            self.backend.access(Stream.HOST, _name("masters", bucket), "w", "update")
+            if bucket.source is not None:
+                self.backend.access(Stream.HOST, _source_name(bucket), "w", "update")
 
     def upload_weights(self, bucket: Bucket) -> None:
         shard = _given(bucket.weight_shard)
-        source, name = bucket.master, "masters"
+        source, name = bucket.master, _name("masters", bucket)
         if source.dtype != shard.dtype:
             stage = self._staging[0]
             self._staging.reverse()
@@ -453,9 +486,9 @@ class StateStreamer:
             source, name = stage.flat[: shard.numel()], stage.name
             self.backend.access(Stream.HOST, name, "w", "cast of masters")
             source.copy_(bucket.master)
-            self.backend.wait(Stream.PREFETCH, self.backend.record(Stream.HOST))
+        self._follow(Stream.PREFETCH, Stream.HOST)
         self._follow(Stream.PREFETCH, Stream.COMPUTE)  # whoever reads the old weights
-        self.backend.copy(Stream.PREFETCH, shard, source, "resident weights", name)
+        self.backend.copy(Stream.PREFETCH, shard, source, _name("weights", bucket), name)
         event = self.backend.record(Stream.PREFETCH)
         if source is not bucket.master:
             stage.free = event
@@ -476,6 +509,15 @@ def _given(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
+def _name(kind: str, bucket: Bucket) -> str:
+    """Of a bucket's memory, for the race checker."""
+    return f"{kind} of {bucket.plan.slots[0].name}"
+
+
+def _source_name(bucket: Bucket) -> str:
+    return _name("masters" if bucket.source is bucket.master else "host weights", bucket)
+
+
 def _gradient_name(bucket: Bucket) -> str:
     """By its place: layers may share it."""
     return f"host gradient at {bucket.gradient_shard.data_ptr():x}"
@@ -483,4 +525,4 @@ def _gradient_name(bucket: Bucket) -> str:
 
 def _partial_name(bucket: Bucket) -> str:
     one_record = bucket.partial is bucket.gradient_shard
-    return _gradient_name(bucket) if one_record else f"host sum of {bucket.plan.slots[0].name}"
+    return _gradient_name(bucket) if one_record else _name("host sum", bucket)

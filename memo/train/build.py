@@ -78,9 +78,9 @@ class ParallelModel:
 
     def forward_backward(self, batches: list[Microbatch]) -> Tensor:
         """Gradients of one global batch, reduced; returns this rank's share of the loss (see Microbatch)."""
-        self.data_parallel.begin_step(len(batches))
         if self.states is not None:
             self.states.next_step()
+        self.data_parallel.begin_step(len(batches))
         if self.swap is not None:
             self.swap.next_step()
         loss_sum = self._run_breadth_first(batches) if self.is_breadth_first else self._run(self.actions, batches)
