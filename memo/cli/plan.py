@@ -20,7 +20,7 @@ from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
 from memo.search.planning import Objective, answer, base_model
-from memo.search.question import Question, ask
+from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
 
@@ -52,8 +52,11 @@ class _Options:
     host_memory_gib: Optional[float] = None
     """Host memory of one node; default: the hardware's."""
     objective: Objective = "tgs"
-    """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the largest
-    model of --family, or of the shape of --model, then tgs."""
+    """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
+    largest model of --family, or of the shape of --model, then tgs."""
+    place_states: PlaceStates = "needed"
+    """ZeRO-2, ZeRO-3 and states in host memory: needed: where nothing fits without; always: also where such a layout
+    may be faster than all that fit without (slower to answer); never."""
     top: int = 10
     """Rows of the table: the best of each tp x cp x pp."""
     all: bool = False
@@ -85,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
         hardware=options.hardware,
         gpu_memory_gib=options.gpu_memory_gib,
         host_memory_gib=options.host_memory_gib,
+        place_states=options.place_states,
     )
     if options.explain is not None:
         print(explanation(question, parse_layout(options.explain)))
@@ -136,8 +140,8 @@ def _write(plan: Plan, options: _Options) -> Commands:
     if question.model.run is None:
         return Commands()
     return Commands(
-        command(question, best, file, options.data_path),
-        None if trial is None else command(question, trial, trial_file(file), options.data_path),
+        command(question, file, options.data_path, best),
+        None if trial is None else command(question, trial_file(file), options.data_path, trial),
     )
 
 

@@ -1,7 +1,6 @@
 """Layouts whose states do not fit on the GPUs as they are: shared out over dp x cp, or streamed from host memory.
 
-Tried in order of what their compute takes at least, and only while that could still win: where something fits without,
-a layout must promise to be faster than the best of it.
+Tried in order of what their compute takes at least, and only while that could still win.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +74,9 @@ def strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
 
 def place_crowded(question: Question, crowded: Sequence[Layout], bounds: Bounds, count: int, below_s: float) -> Crowd:
     """The best of `count` grids that take less than `below_s`."""
-    crowd, best, dead = Crowd(), {}, set()
+    crowd = Crowd()
+    best: dict[tuple[int, int, int], PlacedChoice] = {}
+    dead: set[object] = set()
     tries = [
         (bounds.least_placed_s(layout, strategy), index, strategy)
         for index, layout in enumerate(crowded)

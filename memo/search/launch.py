@@ -67,13 +67,13 @@ def trial_file(path: str) -> str:
     return str(file.with_name(f"{file.stem}.first{file.suffix}"))
 
 
-def command(question: Question, choice: Choice, config_file: str, data_path: str | None = None) -> str:
-    """The torchrun line; with several nodes, to be run on each of them. Where states are stands there too."""
+def command(question: Question, config_file: str, data_path: str | None = None, choice: Choice | None = None) -> str:
+    """The torchrun line; with several nodes, to be run on each of them. Where a choice puts states stands there too."""
     machine = question.hardware
     nodes = -(-question.gpus // machine.gpus_per_node)
     data = "" if data_path else " --data-path DATA"
-    train = f"-m memo train --config {config_file}{state_flags(config_of(question, choice.layout, choice.strategy))}"
-    train += f"{data} --save RUN"
+    states = "" if choice is None else state_flags(config_of(question, choice.layout, choice.strategy))
+    train = f"-m memo train --config {config_file}{states}{data} --save RUN"
     if nodes == 1:
         return f"torchrun --nproc-per-node {question.gpus} {train}"
     meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"

@@ -12,8 +12,10 @@ from memo.errors import ConfigError
 from memo.estimate.cases import LARGEST
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, grids
+from memo.search.crowded import costs_of, strategies
 from memo.search.question import Question
 from memo.search.sizing import size
+from memo.search.states import nearest, shortage
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
 """What needs least: all else lies between, in GPU memory and in host memory."""
@@ -36,8 +38,23 @@ class Longest:
 
 
 def longest(question: Question) -> Longest:
-    """The longest sequence for which some layout fits, at the question's global batch size."""
+    """The longest sequence for which some layout fits, at the question's global batch size.
+
+    States are shared out or go to host memory where the question always asks for that, or where not even the shortest
+    sequence fits without.
+    """
     unit = length_unit(question.gpus, question.base.memory.offload_tiles)
+    ways = [question.place_states == "always"]
+    ways += [True] if question.place_states == "needed" else []
+    found = Longest(0, unit, "")
+    for places in ways:
+        found = _longest(question, unit, places)
+        if found.seq_len:
+            break
+    return found
+
+
+def _longest(question: Question, unit: int, places: bool) -> Longest:
     last: tuple[Layout, Strategy] | None = None
 
     def fits(units: int) -> bool:
@@ -45,21 +62,27 @@ def longest(question: Question) -> Longest:
         at = _at(question, units * unit)
         if at is None:
             return False
-        if last is not None and size(at, *last).verdict == Verdict.FITS:
+        if last is not None and _holds(at, *last, places):
             return True
-        found = next((pair for pair in _frugal(at) if size(at, *pair).verdict == Verdict.FITS), None)
+        found = next((pair for pair in _frugal(at, places) if _holds(at, *pair, places)), None)
         last = found or last
         return found is not None
 
     if not fits(1):
-        return Longest(0, unit, _limit(question, unit))
+        return Longest(0, unit, _limit(question, unit, places))
     low, high = 1, 2
     while high * unit <= LARGEST and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return Longest(low * unit, unit, _limit(question, (low + 1) * unit))
+    return Longest(low * unit, unit, _limit(question, (low + 1) * unit, places))
+
+
+def _holds(question: Question, layout: Layout, strategy: Strategy, places: bool) -> bool:
+    if places:
+        return nearest(costs_of(question, layout, strategy)).excess <= 1
+    return size(question, layout, strategy).verdict == Verdict.FITS
 
 
 def length_unit(gpus: int, tiles: int) -> int:
@@ -76,19 +99,26 @@ def _at(question: Question, seq_len: int) -> Question | None:
     return question.at_length(seq_len)
 
 
-def _frugal(question: Question) -> Iterator[tuple[Layout, Strategy]]:
+def _frugal(question: Question, places: bool) -> Iterator[tuple[Layout, Strategy]]:
     """Micro-batches of 1, and stages of one chunk: several hold more."""
     for grid, why in grids(question):
         if not why:
-            yield from ((grid, strategy) for strategy in _FRUGAL)
+            yield from ((grid, strategy) for strategy in (strategies(question, grid) if places else _FRUGAL))
 
 
-def _limit(question: Question, seq_len: int) -> str:
+def _limit(question: Question, seq_len: int, places: bool) -> str:
     at = _at(question, seq_len)
     if at is None:
         return f"the model's table of {question.model.sizes.max_position_embeddings:,} positions"
-    sized = [(size(at, *pair), pair) for pair in _frugal(at)]
-    if not sized:
+    pairs = list(_frugal(at, places))
+    if not pairs:
         raise ConfigError(f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(at) if why)}")
-    nearest, (layout, strategy) = min(sized, key=lambda pair: pair[0].excess)
-    return f"{nearest.shortage(at)} with {seq_len:,} tokens under {layout}, {strategy}"
+    if places:
+        costs = [costs_of(at, *pair) for pair in pairs]
+        index = min(range(len(pairs)), key=lambda index: nearest(costs[index]).excess)
+        why, (layout, strategy) = shortage(costs[index]), pairs[index]
+    else:
+        sized = [size(at, *pair) for pair in pairs]
+        index = min(range(len(pairs)), key=lambda index: sized[index].excess)
+        why, (layout, strategy) = sized[index].shortage(at), pairs[index]
+    return f"{why} with {seq_len:,} tokens under {layout}, {strategy}"

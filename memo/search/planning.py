@@ -8,7 +8,7 @@ from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.hardware import Hardware
 from memo.search.largest import BASES, Family, largest
 from memo.search.longest import longest
-from memo.search.question import Question, ask
+from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan, search
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]
@@ -25,6 +25,7 @@ def plan(
     host_memory_gib: float | None = None,
     objective: Objective = "tgs",
     family: Family | None = None,
+    place_states: PlaceStates = "needed",
     top: int = 10,
 ) -> Plan:
     """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
@@ -37,6 +38,7 @@ def plan(
         hardware: a machine by name, a TOML file of one, or a `Hardware`; default: MEMO's a800-80.
         gpu_memory_gib, host_memory_gib: of one GPU and of one node; default: the hardware's.
         family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
+        place_states: ZeRO-2, ZeRO-3 and states in host memory: where nothing fits without, always, or never.
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -49,6 +51,7 @@ def plan(
         hardware=hardware,
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
+        place_states=place_states,
     )
     return answer(question, objective, top=top, family=family)
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, get_args
 
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
 from memo.config.check_model import check_model
@@ -17,6 +18,8 @@ from memo.estimate.machines import find_hardware
 from memo.estimate.shapes import ModelShape, model_config_of
 from memo.estimate.verdict import Room
 from memo.units import GIB
+
+PlaceStates = Literal["needed", "always", "never"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Question:
         global_batch_size: sequences of one step, the same for all layouts.
         gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
         host_is_given: the user named the host memory, so a run is held to it.
+        place_states: ZeRO-2, ZeRO-3 and host memory for states: where nothing fits without (needed), for all layouts
+            that do not fit without (always), or never.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
         whole_logits: judge memory as of Megatron-LM, whose loss keeps all logits; memo's own does not.
     """
@@ -60,6 +65,7 @@ class Question:
     host_memory_gib: float
     host_is_given: bool = False
     whole_logits: bool = False
+    place_states: PlaceStates = "needed"
     clip_grad: float = TrainingConfig.clip_grad
 
     @cached_property
@@ -99,6 +105,7 @@ def ask(
     hardware: str | Hardware = "",
     gpu_memory_gib: float | None = None,
     host_memory_gib: float | None = None,
+    place_states: PlaceStates = "needed",
 ) -> Question:
     """Read a question; defaults: one sequence for each GPU, the memory of the hardware.
 
@@ -112,6 +119,8 @@ def ask(
     for flag, size in (("--gpu-memory-gib", gpu_memory_gib), ("--host-memory-gib", host_memory_gib)):
         if size is not None and not 0 < size <= LARGEST:
             raise ConfigError(f"{flag} is {size}: give GiB above 0, such as 80")
+    if place_states not in get_args(PlaceStates):
+        raise ConfigError(f"--place-states is {place_states!r}: use {', '.join(get_args(PlaceStates))}")
     machine = hardware if isinstance(hardware, Hardware) else _machine(hardware, gpu_memory_gib)
     if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
         raise ConfigError(
@@ -127,6 +136,7 @@ def ask(
         gpu_memory_gib=gpu_memory_gib or machine.memory_gib,
         host_memory_gib=host_memory_gib or machine.host_memory_gib,
         host_is_given=host_memory_gib is not None,
+        place_states=place_states,
     )
     check_model(question.base)
     return question

@@ -6,7 +6,7 @@ what fits                    -> a bound on its speed (memo.search.bounds); simul
                                 the next one lies below the last one shown, so nothing that is faster is missed
 what moves at alpha auto     -> a given alpha tried instead, from the grid
 what is unsure and faster    -> shown; one that is faster by more than TRIAL_GAIN as what to try first, its risk beside
-what fits under no strategy  -> its states shared out or in host memory (memo.search.crowded)
+what fits under no strategy  -> its states shared out or in host memory, if nothing else fits (memo.search.crowded)
 """
 
 import heapq
@@ -150,7 +150,8 @@ def search(question: Question, *, top: int = 10, everything: bool = False) -> Pl
     if not everything:
         choices = tuple(sorted(map(race.refined, choices), key=_step_s))
     below_s = _step_s(choices[0]) if choices else inf
-    crowd = place_crowded(question, pools.crowded, race.bounds, top, below_s)
+    wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
+    crowd = place_crowded(question, pools.crowded if wanted else (), race.bounds, top, below_s)
     placed_choices = [_choice_of(question, found) for found in crowd.choices]
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
     unsure = race.run(pools.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)

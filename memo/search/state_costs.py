@@ -4,7 +4,7 @@ Where a run's states may go and what its activations may do are worked out apart
 
     device, host        bytes of both add up                                     (first and last stage; a node)
     h2d, d2h            seconds of both add up                                   (they share the links)
-    a step takes        at least max(pipeline + update, h2d, d2h, dp link, CPU)
+    a step takes        about max(pipeline + update, h2d, d2h, dp link, CPU)
 """
 
 from collections.abc import Callable, Mapping
@@ -70,12 +70,17 @@ class Way:
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """Of states alone: bytes by stage, of one rank; seconds of the busiest stage."""
+    """Of states alone: bytes by stage, of one rank; seconds of the busiest stage.
+
+    Attributes:
+        last_d2h_s: of d2h_s, that of the last microbatch's backward.
+    """
 
     device_bytes: dict[int, int]
     host_bytes: dict[int, int]
     h2d_s: float
     d2h_s: float
+    last_d2h_s: float
     dp_s: float
     cpu_s: float
 
@@ -136,12 +141,17 @@ class Costs:
         layer = swapped_layer(self.config, self.kernels)
         return ways_to_move(swap_problem(self.config, self.world_size, self.hardware, layer))
 
-    def least_s(self, placement: StatePlacement, way: Way) -> float:
-        """Seconds of a step at least, whether it fits or not."""
+    def rough_s(self, placement: StatePlacement, way: Way) -> float:
+        """Seconds of a step, whether it fits or not: to compare placements by, before some are simulated.
+
+        Known error: a backward is taken to last twice a forward, and copies to wait for nothing but their link.
+        """
         costs, step = self.of(placement), way.step
         after_s = max(way.after_s * self._share_here(placement), costs.cpu_s * self.sizes.clips)
         links = step.resources["h2d"] + costs.h2d_s, step.resources["d2h"] + costs.d2h_s, costs.dp_s
-        return max(step.step_time_s - way.after_s + after_s, *links, costs.cpu_s)
+        pipeline_s = step.step_time_s - way.after_s
+        last_s = pipeline_s * 2 / 3 / num_microbatches(self.config, self.world_size)  # when reduced gradients leave
+        return max(pipeline_s + max(0.0, costs.last_d2h_s - last_s) + after_s, *links, costs.cpu_s)
 
     def best_way(self, placement: StatePlacement) -> tuple[float, Way | None]:
         """(seconds, way) of the fastest that fits; endless where none does."""
@@ -150,8 +160,7 @@ class Costs:
             return self._best[placement]
         for way in self.ways:
             if max(self.excess(placement, way)) <= 1:
-                least_s = self.least_s(placement, way)
-                found = min(found, (least_s, way), key=lambda pair: pair[0])
+                found = min(found, (self.rough_s(placement, way), way), key=lambda pair: pair[0])
         self._best[placement] = found
         return found
 
@@ -179,7 +188,7 @@ class Costs:
         device = {stage: self._placed(placement, stage) for stage in self._ends}
         host = {stage: found.host for stage, found in bytes_of.items()}
         if not placement.streams:
-            return PlacementCosts(device, host, 0.0, 0.0, 0.0, 0.0)
+            return PlacementCosts(device, host, 0.0, 0.0, 0.0, 0.0, 0.0)
         count = num_microbatches(self.config, self.world_size)
         found = (state_times(self.config, self.kernels, self.world_size, stage, placement) for stage in self._ends)
         times = [stage for stage in found if stage is not None]
@@ -188,6 +197,7 @@ class Costs:
             host,
             max(stage.least_h2d_s(count) for stage in times),
             max(stage.least_d2h_s(count) for stage in times),
+            max(stage.least_d2h_s(1) for stage in times),
             max(stage.least_dp_s(count) for stage in times),
             max(stage.cpu_s for stage in times),
         )

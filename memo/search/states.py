@@ -7,6 +7,7 @@ as that makes the step shorter by `memo.search.state_costs`; the best few placem
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from memo.config import RunConfig
 from memo.config.memory import OffloadStates
@@ -121,7 +122,7 @@ def place(costs: Costs) -> Placed | None:
     for start in starts(costs):
         seen |= _climb(costs, start)
     found: Placed | None = None
-    for placement in sorted(seen, key=lambda seen: costs.best_way(seen)[0])[:_SIMULATED]:
+    for placement in sorted(seen, key=partial(_rank, costs))[:_SIMULATED]:
         way = costs.best_way(placement)[1]
         if way is None:
             break
@@ -174,8 +175,8 @@ def _shape(costs: Costs, gradients: int, weights: int, copy: bool) -> StatePlace
 
 
 def _with_optimizers(shape: StatePlacement, count: int) -> StatePlacement:
-    counts = {"gradients": count * shape.gradients, "weights": count * shape.weights}
-    return _regular(replace(shape, optimizer=count, **counts))
+    gradients, weights = count * shape.gradients, count * shape.weights
+    return _regular(replace(shape, optimizer=count, gradients=gradients, weights=weights))
 
 
 def _regular(placement: StatePlacement) -> StatePlacement:
@@ -205,12 +206,17 @@ def _climb(costs: Costs, start: StatePlacement) -> set[StatePlacement]:
     while step:
         around = set(_around(best, step, costs.sizes.has_masters))
         seen |= around
-        nearest = min(around, key=lambda placement: (costs.best_way(placement)[0], placement.optimizer))
-        if costs.best_way(nearest)[0] < costs.best_way(best)[0]:
-            best = nearest
+        faster = min(around, key=partial(_rank, costs))
+        if _rank(costs, faster) < _rank(costs, best):
+            best = faster
         else:
             step //= 2
     return seen
+
+
+def _rank(costs: Costs, placement: StatePlacement) -> tuple[float, int]:
+    """The faster one, of equally fast ones that which moves less."""
+    return costs.best_way(placement)[0], placement.optimizer + placement.gradients + placement.weights
 
 
 def _around(at: StatePlacement, step: int, has_masters: bool) -> Iterator[StatePlacement]:

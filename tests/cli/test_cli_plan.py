@@ -103,8 +103,8 @@ def test_json(capsys: Capture) -> None:
     found = json.loads(printed([*LONG, "--json", "--top", "2"], capsys))
     assert set(found) == {
         "model", "parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "seq_len",
-        "global_batch_size", "longest", "trial", "choices", "unsure", "refused", "refusals", "num_candidates",
-        "num_fitting", "command", "trial_command",
+        "global_batch_size", "longest", "largest", "trial", "choices", "unsure", "refused", "refusals",
+        "num_candidates", "num_fitting", "command", "trial_command",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
@@ -142,7 +142,7 @@ def test_one_layout_explained(capsys: Capture) -> None:
 
 
 def test_nothing_fits(tmp_path: Path, capsys: Capture) -> None:
-    argv = ["--model", "llama-3.1-70b", "--gpus", "2"]
+    argv = ["--model", "llama-3.1-70b", "--gpus", "2", "--place-states", "never"]
     shown = printed(argv, capsys)
     assert "\nnothing fits\n" in shown and "out of GPU memory" in shown
     out = tmp_path / "run.toml"

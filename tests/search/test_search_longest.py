@@ -21,7 +21,7 @@ from memo.search.ranking import search
     ],
 )
 def test_the_next_length_does_not_fit(model: str, gpus: int, changes: dict[str, float], binds: str) -> None:
-    question = ask(model, gpus, global_batch_size=gpus, **changes)  # type: ignore[arg-type]
+    question = ask(model, gpus, global_batch_size=gpus, place_states="never", **changes)  # type: ignore[arg-type]
     found = longest(question)
     assert found.seq_len > 0 and found.seq_len % found.unit == 0
     assert search(question.at_length(found.seq_len), top=1).best is not None
@@ -46,9 +46,18 @@ def test_a_table_of_positions_ends_it(tmp_path: Path) -> None:
 
 
 def test_nothing_fits() -> None:
-    found = plan("llama-3.1-70b", 2, objective="max-seq-len")
+    found = plan("llama-3.1-70b", 2, objective="max-seq-len", place_states="never")
     assert found.longest is not None and found.longest.seq_len == 0 and found.best is None
     assert found.longest.limit.startswith("GPU memory: ")
+
+
+def test_states_make_room_where_nothing_fits_without() -> None:
+    question = ask("llama-3.1-70b", 2, global_batch_size=2)
+    found = longest(question)
+    assert found.seq_len > 0 and " binds: " in found.limit
+    best = search(question.at_length(found.seq_len), top=1).best
+    assert best is not None and best.strategy.placement is not None
+    assert search(question.at_length(found.seq_len + found.unit), top=1).best is None
 
 
 def test_a_unit_that_every_layout_divides() -> None:

@@ -1,0 +1,178 @@
+"""Bytes of placed states: each term counted from the buckets by hand, and what each estimate makes of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from memo.config import RunConfig, preset
+from memo.config.checks import check
+from memo.errors import ResourceError
+from memo.estimate import admit, estimate_memory
+from memo.estimate.buckets import Parameter, pack, rank_units
+from memo.estimate.cpu.memory import cpu_memory
+from memo.estimate.cpu.states import rank_states
+from memo.estimate.placement import StatePlacement, placement_of
+from memo.estimate.rank_memory import node_host_bytes, rank_memory
+from memo.estimate.shapes import shape_of
+from memo.estimate.state_memory import StateBytes, state_bytes
+from memo.units import GIB
+
+
+def run(name: str = "llama-tiny", **values: Any) -> RunConfig:
+    config = RunConfig(model=preset(name)).override({"vocab_size": 257, "device": "cpu", "seq_length": 256, **values})
+    check(config, 8, needs_data=False)
+    return config
+
+
+def one_by_one(config: RunConfig, at: StatePlacement, world_size: int, stage: int = 0) -> StateBytes:
+    """The contract, layer by layer. Elements are int, bytes exact, for sizes that divide by the shards."""
+    units = rank_units(config, world_size, stage)
+    narrow = 2 if config.training.params_dtype == "bf16" else 4
+    shards = world_size // (config.parallel.tp * config.parallel.pp)
+    count = (config.training.global_batch_size or shards) // shards
+    has_masters, whole, part = narrow == 2, units.layer.size, units.layer.size // shards
+    weights = gradients = elements = numel = host = 0
+    for turn in range(at.layers):
+        on_host = turn < at.optimizer
+        gradient_slot, weight_slot = at.shards_gradients or turn < at.gradients, at.shards_weights or turn < at.weights
+        weights += (part if at.shards_weights and not on_host else 0) if weight_slot else whole
+        gradients += (part if at.shards_gradients and not on_host else 0) if gradient_slot else whole
+        elements, numel = elements + part * (not on_host), numel + units.layer.numel * (not on_host)
+        host += 16 * part * on_host
+        host += 4 * whole * (gradient_slot and not at.shards_gradients and count > 1)
+        host += 2 * part * (on_host and weight_slot and has_masters and at.weight_copy)
+    back = [units.layer.largest] if at.optimizer > (at.optimizer if at.shards_weights else at.weights) else []
+    for end in units.ends:
+        weights, gradients = weights + end.size, gradients + end.size
+        if at.ends_on_host:
+            host, back = host + 16 * end.size // shards, [*back, end.largest]
+        else:
+            elements, numel = elements + end.size // shards, numel + end.numel
+    any_weights, any_gradients = at.shards_weights or at.weights > 0, at.shards_gradients or at.gradients > 0
+    streams = at.optimizer > 0 if at.shards_weights else at.weights > 0
+    staging = 2 * part * 4 * (any_gradients and shards > 1) + 2 * part * narrow * (streams and shards > 1)
+    staging += units.layer.largest // shards * 4 * (streams and has_masters and not at.weight_copy)
+    return StateBytes(
+        weights * narrow,
+        gradients * 4,
+        elements * 4 * has_masters + 2 * -(-numel // shards) * 4,
+        2 * whole * (narrow * any_weights + 4 * any_gradients),
+        staging,
+        host + 2 * max(back, default=0) // shards * narrow * (at.optimizer > 0),
+    )
+
+
+PLACEMENTS = [
+    {},
+    {"optimizer": 2},
+    {"optimizer": 4},
+    {"optimizer": 3, "gradients": 2},
+    {"optimizer": 3, "gradients": 1, "weights": 2},
+    {"optimizer": 4, "gradients": 4, "weights": 4},
+    {"optimizer": 4, "weights": 4, "weight_copy": False},
+    {"optimizer": 2, "shards_gradients": True},
+    {"shards_gradients": True, "shards_weights": True},
+    {"optimizer": 4, "shards_gradients": True, "shards_weights": True, "weight_copy": False},
+]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    ("values", "world_size"),
+    [
+        ({}, 1),
+        ({"params_dtype": "bf16"}, 1),
+        ({"params_dtype": "bf16", "gbs": 8}, 2),
+        ({"tp": 2, "cp": 2, "gbs": 4}, 4),
+    ],
+)
+def test_the_sum_of_all_layers(placement: dict[str, Any], values: dict[str, Any], world_size: int) -> None:
+    config, at = run(**values), StatePlacement(4, **placement)
+    assert state_bytes(config, world_size, 0, at) == one_by_one(config, at, world_size)
+
+
+def test_without_clipping_two_records_hold_the_gradients() -> None:
+    """Not where ZeRO-2 adds up several microbatches in host memory."""
+    at, sharded = StatePlacement(4, 4, 4, 4), StatePlacement(4, 4, 4, 4, shards_gradients=True)
+    layer = rank_units(run(), 1, 0).layer.size
+    saved = [state_bytes(run(clip_grad=clip), 1, 0, at).host for clip in (1.0, 0.0)]
+    assert saved[0] - saved[1] == 2 * 4 * layer
+    many = [state_bytes(run(clip_grad=clip, gbs=8), 2, 0, sharded).host for clip in (1.0, 0.0)]
+    assert many[0] == many[1]
+
+
+def test_buckets_close_at_the_end_of_each_module() -> None:
+    parameters = [Parameter(100, "tp", 0), Parameter(1000, "", 0), Parameter(100, "tp", 1), Parameter(1000, "", 1)]
+    buckets = pack(parameters, 1 << 20, 2)
+    assert [(bucket.size, bucket.numel, bucket.owner) for bucket in buckets] == [
+        (1024, 1000, 1), (128, 100, 1), (1024, 1000, 0), (128, 100, 0),
+    ]  # fmt: skip
+    assert [bucket.size for bucket in pack(parameters, 1000, 1)] == [1024, 128, 1024, 128]
+
+
+@pytest.mark.parametrize("shares", [{}, {"offload_states": "optimizer"}, {"offload_states": "all"}])
+@pytest.mark.parametrize("values", [{}, {"params_dtype": "bf16", "pp": 2, "gbs": 4}])
+def test_the_estimates_take_them_in(shares: dict[str, Any], values: dict[str, Any]) -> None:
+    """To the byte on a CPU, on GPUs but for padding."""
+    config = run(**values, **shares)
+    for stage in range(config.parallel.pp):
+        found, memory = state_bytes(config, 4, stage), cpu_memory(replace_alpha(config), 4, stage)
+        assert memory.states.total == found.device and memory.states.host == found.host
+        assert sum(memory.components.values()) == memory.total
+        on_gpu = config.override({"device": "cuda"})
+        rank = rank_memory(on_gpu, shape_of(config.model, "", 256), 4, stage)
+        assert rank.states == pytest.approx(state_bytes(on_gpu, 4, stage).device, rel=0.02)
+        assert rank.host == pytest.approx(state_bytes(on_gpu, 4, stage).host, rel=0.02)
+        rough = estimate_memory(config, 4, stage)
+        assert rough.host == pytest.approx(found.host, rel=0.03)
+        assert rough.state_slots == pytest.approx(found.slots + found.staging, rel=0.02)
+    hosts = [state_bytes(config, 4, stage).host for stage in range(config.parallel.pp)]
+    assert node_host_bytes(config, 4, 4, None) == sum(hosts) * 4 // len(hosts)
+
+
+def replace_alpha(config: RunConfig) -> RunConfig:
+    return replace(config, memory=replace(config.memory, offload_alpha="off"))
+
+
+def test_places_of_buckets_follow_the_layers_of_each_chunk() -> None:
+    config = run(pp=2, vpp=2, gbs=8, offload_states="all", optimizer_offload_fraction=0.5)
+    states, placement = rank_states(config, 4, 0), placement_of(config, 4)
+    assert placement.layers == 2 and placement.optimizer == 1
+    on_host = {owner for owner, places in states.places.items() if places.optimizer_on_host}
+    assert len(on_host) == 1 and on_host <= {1, 4}  # one layer between the ends of each chunk
+
+
+def test_a_cap_on_the_device_is_refused_with_the_bytes_and_what_fits_is_named() -> None:
+    config = replace_alpha(run(hidden_size=512, num_layers=8, seq_length=64, params_dtype="bf16"))
+    resident = cpu_memory(config, 1, 0).total
+    streamed = cpu_memory(config.override({"offload_states": "all"}), 1, 0).total
+    assert streamed < resident / 3
+    cap = streamed / GIB * 1.001
+    with pytest.raises(ResourceError) as refused:
+        admit(config.override({"device_memory_gb": cap}), 1, 64 * GIB, 1e12, 1)
+    assert f"({resident} bytes) of its device, {int(cap * GIB)} bytes are allowed" in str(refused.value)
+    assert "use --offload-states auto" in str(refused.value)
+    admit(config.override({"device_memory_gb": cap, "offload_states": "all"}), 1, 64 * GIB, 1e12, 1)
+    with pytest.raises(ResourceError) as refused:
+        admit(config.override({"device_memory_gb": cap / 2}), 1, 64 * GIB, 1e12, 1)
+    assert "--offload-states auto" not in str(refused.value)
+
+
+def test_the_arena_of_a_node_is_checked() -> None:
+    config = run(offload_states="all")
+    needed = node_host_bytes(config, 8, 8, None)
+    admit(config, 8, 64 * GIB, 1e12, 8, host_bytes=needed, host_ranks=8)
+    with pytest.raises(
+        ResourceError, match=r"--offload-states all takes .* of 8 ranks.*raise --offload-host-memory-gb"
+    ):
+        admit(config, 8, 64 * GIB, 1e12, 8, host_bytes=needed - 1, host_ranks=8)
+
+
+def test_a_gpu_run_is_told_to_offload_where_that_fits() -> None:
+    config = RunConfig(model=preset("llama-3.1-8b")).override({"device": "cuda", "seq_length": 4096})
+    with pytest.raises(ResourceError, match="use --offload-states auto"):
+        admit(config, 1, 40 * GIB, 312e12, 1, host_bytes=512 * GIB)
+    with pytest.raises(ResourceError) as refused:
+        admit(config, 1, 40 * GIB, 312e12, 1, host_bytes=64 * GIB)
+    assert "--offload-states" not in str(refused.value)

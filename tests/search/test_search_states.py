@@ -1,0 +1,173 @@
+"""The joint plan: what fits stays, what moves is what must, and nothing that is tried is faster."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from memo.config import RunConfig, preset
+from memo.config.checks import check
+from memo.errors import ResourceError
+from memo.estimate.device_memory import worst_device_bytes
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.placement import StatePlacement, placement_of
+from memo.estimate.rank_memory import node_host_bytes, rank_memory
+from memo.estimate.shapes import shape_of
+from memo.search.bounds import Bounds
+from memo.search.candidates import SHARDINGS, Layout, config_of
+from memo.search.crowded import costs_of, placed, strategies
+from memo.search.launch import run_of, state_flags
+from memo.search.question import ask
+from memo.search.ranking import search
+from memo.search.state_costs import Costs, Room
+from memo.search.states import fits, place, resolve_states, with_placement
+from memo.simulate import predict_step
+from memo.units import GIB
+
+MACHINE = HARDWARE["a800-80"]
+
+
+def run(**values: Any) -> RunConfig:
+    base = {"seq_length": 4096, "device": "cuda", "offload_states": "auto", "params_dtype": "bf16"}
+    return RunConfig(model=preset("gpt-7b")).override(base | values)
+
+
+def resolved(gib: float, host_gib: float = 512, world_size: int = 1, **values: Any) -> RunConfig:
+    return resolve_states(run(**values), world_size, gib * GIB, host_gib * GIB, MACHINE)
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 0), (5, 0, 0), (32, 0, 0), (32, 32, 32), (32, 7, 3), (9, 9, 0), (9, 0, 9)])
+@pytest.mark.parametrize("copy", [True, False])
+def test_flags_say_the_placement(counts: tuple[int, int, int], copy: bool) -> None:
+    placement = StatePlacement(32, *counts, weight_copy=copy or not any(counts[1:]))
+    config = with_placement(run(), placement)
+    assert placement_of(config, 1) == placement
+    check(config, 1, needs_data=False)
+    flags = state_flags(config).split()
+    assert ("--no-offload-weight-copy" in flags) == (not placement.weight_copy)
+    assert ("--offload-states" in flags) == any(counts)
+
+
+def test_where_everything_fits_nothing_moves() -> None:
+    assert resolved(200).memory.offload_states == "none"
+    given = run(offload_states="optimizer")
+    assert resolve_states(given, 1, 1.0, 1.0, MACHINE) is given
+
+
+@pytest.mark.parametrize("gib", [100, 60, 30, 16])
+@pytest.mark.parametrize("values", [{}, {"gbs": 4}, {"offload_alpha": "off"}, {"recompute_granularity": "full"}])
+def test_the_less_the_device_holds_the_more_moves(gib: float, values: dict[str, Any]) -> None:
+    """It fits by the estimate that admits a run, and moving less would not."""
+    config = resolved(gib, **values)
+    assert worst_device_bytes(config, 1) <= gib * GIB
+    assert node_host_bytes(config, 1, 1, None) <= 512 * GIB
+    at = placement_of(config, 1)
+    less = [replace(at, optimizer=0, gradients=0, weights=0)]
+    less += [replace(at, weights=at.weights - 1, gradients=min(at.gradients, at.weights - 1))] if at.weights else []
+    assert all(worst_device_bytes(with_placement(config, other), 1) > gib * GIB for other in less[:1])
+
+
+def test_more_device_memory_never_makes_a_step_slower() -> None:
+    room = [Room(gib * GIB, 512 * GIB, 1) for gib in (16, 24, 40, 80, 120)]
+    times = [place(Costs(run(), 1, MACHINE, each)) for each in room]
+    steps = [found.step.step_time_s for found in times if found is not None]
+    assert len(steps) == 5
+    assert all(after <= before * 1.02 for before, after in zip(steps, steps[1:], strict=False))
+
+
+@pytest.mark.parametrize(("world_size", "values"), [(1, {}), (8, {}), (1, {"gbs": 4}), (8, {"gbs": 32})])
+def test_no_coarse_placement_is_much_faster(world_size: int, values: dict[str, Any]) -> None:
+    """By simulation of all that fit on a grid of quarters, with the same ways of activations: at most 3 %."""
+    costs = Costs(run(**values), world_size, MACHINE, Room(30 * GIB, 900 * GIB, world_size))
+    found = place(costs)
+    assert found is not None
+    best = float("inf")
+    quarters = (0, 8, 16, 24, 32)
+    for optimizer, gradients, weights, copy in product(quarters, quarters, quarters, (True, False)):
+        if max(gradients, weights) > optimizer or (not copy and not weights):
+            continue
+        at = StatePlacement(32, optimizer, gradients, weights, weight_copy=copy)
+        way = costs.best_way(at)[1]
+        if way is not None:
+            step = predict_step(with_placement(way.config, at), world_size, MACHINE, way.moved)
+            best = min(best, step.step_time_s)
+    assert found.step.step_time_s <= 1.03 * best
+
+
+def test_what_binds_is_named() -> None:
+    with pytest.raises(ResourceError, match=r"host memory binds: with the states of 32 of .* which has 20\.00 GiB"):
+        resolved(16, host_gib=20)
+    with pytest.raises(ResourceError, match="device memory binds: .*--device-memory-gb"):
+        resolved(2)
+
+
+def test_both_sides_are_filled_where_neither_suffices() -> None:
+    """7B: 32 layers of 0.2B, 16 bytes each in host memory, 18 on the device."""
+    config = resolved(80, host_gib=60)
+    at = placement_of(config, 1)
+    assert 8 <= at.optimizer <= 18 and not at.ends_on_host
+    assert node_host_bytes(config, 1, 1, None) <= 60 * GIB
+
+
+def test_on_a_cpu_the_device_is_counted_to_the_byte() -> None:
+    values = {"device": "cpu", "params_dtype": "fp32", "seq_length": 64, "offload_alpha": "off", "num_layers": 6}
+    values |= {"hidden_size": 256, "num_attention_heads": 4, "vocab_size": 257, "offload_states": "auto"}
+    config = RunConfig().override(values)
+    none = worst_device_bytes(with_placement(config, StatePlacement(6)), 1)
+    every = worst_device_bytes(with_placement(config, StatePlacement(6, 6, 6, 6)), 1)
+    for cap in (every, (every + none) // 2, none - 1, none):
+        found = resolve_states(config, 1, cap, 8 * GIB, HARDWARE["cpu"])
+        assert worst_device_bytes(found, 1) <= cap
+        assert (found.memory.offload_states == "none") == (cap == none)
+    with pytest.raises(ResourceError, match="device memory binds"):
+        resolve_states(config, 1, every // 2, 8 * GIB, HARDWARE["cpu"])
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_bounds_of_placed_layouts_lie_below_their_simulation(gpus: int) -> None:
+    question = ask("llama-3.1-8b", gpus, seq_len=8192, global_batch_size=16, gpu_memory_gib=30)
+    bounds, seen = Bounds(question), 0
+    for layout in (Layout(1), Layout(2), Layout(2, 2), Layout(1, 1, 2), Layout(1, mbs=2)):
+        if question.gpus % layout.ranks:
+            continue
+        for strategy in strategies(question, layout):
+            found = placed(question, layout, strategy)
+            if found is not None:
+                seen += 1
+                assert bounds.least_placed_s(layout, strategy) <= found.step.step_time_s
+    assert seen >= 2
+
+
+def test_memory_of_a_choice_is_that_of_its_placement() -> None:
+    question = ask("llama-3.1-8b", 8, seq_len=8192, gpu_memory_gib=24)
+    for strategy in strategies(question, Layout(2)):
+        costs = costs_of(question, Layout(2), strategy)
+        assert fits(costs)
+        found = placed(question, Layout(2), strategy)
+        assert found is not None and found.strategy.placement is not None and found.strategy.sharding in SHARDINGS
+        config = config_of(question, Layout(2), found.strategy)
+        way = costs.best_way(found.strategy.placement)[1]
+        assert way is not None
+        rank = rank_memory(config, shape_of(config.model, "", 8192), 8, 0, moved=found.moved)
+        assert costs.needed(found.strategy.placement, way) == (
+            rank.total, node_host_bytes(config, 8, 8, found.moved),
+        )  # fmt: skip
+        check(run_of(question, search(question, top=1).choices[0]), 8, needs_data=False)
+
+
+def test_states_are_placed_where_nothing_fits_without() -> None:
+    question = ask("llama-3.1-8b", 1, seq_len=4096, gpu_memory_gib=24)
+    best = search(question).best
+    assert best is not None and best.strategy.placement is not None and best.strategy.placement.optimizer == 32
+    assert best.sized.host_bytes > 100 * GIB and best.sized.verdict == "fits"
+    assert search(replace(question, place_states="never")).best is None
+    small = search(replace(question, host_memory_gib=64.0))
+    assert small.best is None and "host memory binds" in small.refusals[0].text
+
+
+def test_always_places_only_where_that_is_faster() -> None:
+    question = ask("llama-3.1-8b", 8, seq_len=8192, gpu_memory_gib=40)
+    needed, always = (search(replace(question, place_states=when)).best for when in ("needed", "always"))
+    assert needed is not None and always is not None and needed.strategy.placement is None
+    assert always.step.step_time_s <= needed.step.step_time_s

@@ -1,0 +1,175 @@
+"""States that stream in simulated time: slots, links shared with activations, updates on the CPU."""
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+
+from memo.config import RunConfig, preset
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.placement import placement_of
+from memo.simulate import predict_step
+from memo.simulate.kernels import Kernels
+from memo.simulate.state_streams import weight_steps
+from memo.simulate.states import StateTimes, state_times
+from memo.simulate.trace import SimulatedStep, Span, simulate_step
+
+MACHINE = HARDWARE["a800-80"]
+SLOW = replace(MACHINE, offload_gb_per_s=1.0, prefetch_gb_per_s=1.0)
+
+
+def run(**values: Any) -> RunConfig:
+    base = {"seq_length": 8192, "gbs": 8, "num_layers": 8, "device": "cuda", "offload_alpha": "off", "tp": 8}
+    return RunConfig(model=preset("gpt-7b")).override(base | values)
+
+
+def times_of(config: RunConfig, world_size: int = 8) -> StateTimes:
+    found = state_times(config, Kernels(MACHINE, "bf16"), world_size, 0)
+    assert found is not None
+    return found
+
+
+LAYOUTS = ({"tp": 8}, {"tp": 2}, {"pp": 2, "tp": 1}, {"pp": 2, "vpp": 2, "tp": 1}, {"tp": 2, "cp": 2})
+SHARES = (
+    {},
+    {"offload_states": "optimizer"},
+    {"offload_states": "all"},
+    {"offload_states": "all", "optimizer_offload_fraction": 0.5, "gradient_offload_fraction": 0.25},
+    {"offload_states": "all", "offload_weight_copy": False, "clip_grad": 0.0},
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sharding", ["optim", "optim_grads", "optim_grads_params"])
+def test_the_prediction_is_the_simulation_and_no_resource_takes_longer(layout: dict[str, Any], sharding: str) -> None:
+    """Predicted from the first microbatches to 0.2 % of the run of all; resources bound it from below."""
+    for shares, alpha, batch in product(SHARES, ("off", 0.5), (8, 64)):
+        values = {**layout, **shares, "gbs": batch, "offload_alpha": alpha, "data_parallel_sharding_strategy": sharding}
+        predicted = predict_step(run(**values), 8, MACHINE)
+        simulated = simulate_step(run(**values), 8, MACHINE)
+        assert predicted.step_time_s == pytest.approx(simulated.step_time_s, rel=2e-3), values
+        assert sum(predicted.seconds.values()) == pytest.approx(predicted.step_time_s, rel=1e-9)
+        assert min(predicted.seconds.values()) > -1e-9
+        assert max(predicted.resources.values()) <= simulated.step_time_s * (1 + 1e-9), values
+        check_rows(simulated)
+
+
+def check_rows(step: SimulatedStep) -> None:
+    rows = defaultdict(list)
+    for span in step.spans:
+        rows[span.stage, span.row].append((span.start_s, span.end_s))
+    for spans in rows.values():
+        spans.sort()
+        assert all(after >= end - 1e-9 for (_, end), (after, _) in pairwise(spans))
+
+
+def spans_of(step: SimulatedStep, row: str, name: str) -> list[Span]:
+    return [span for span in step.spans if span.row == row and span.name.startswith(name)]
+
+
+def test_weights_are_there_before_their_layer_and_come_one_layer_ahead() -> None:
+    step = simulate_step(run(offload_states="all"), 8, MACHINE)
+    fills, layers = spans_of(step, "prefetch", "weights "), spans_of(step, "compute", "")
+    ops = [span for span in layers if " layer " in span.name]
+    by_layer = {span.name: span for span in ops}
+    first = {int(span.name.split()[1]): span for span in reversed(fills)}
+    for layer in range(8):
+        assert first[layer].end_s <= by_layer[f"F0 layer {layer}"].start_s + 1e-12
+    assert first[4].start_s >= by_layer["F0 layer 2"].end_s  # into the slot that layer 2 leaves
+    assert first[4].start_s < by_layer["F0 layer 3"].end_s
+    # Of 8 microbatches forward and backward pass 8 layers; a turn finds two of them in place.
+    uploads = 8 if placement_of(run(offload_states="all"), 8).weights < 8 else 0
+    assert len(fills) - uploads - 1 == 8 + 15 * 6  # and embedding and head after the update
+
+
+def test_belady_keeps_what_is_needed_next() -> None:
+    """Two layers at the turn stay; a slot that the operation before uses is never taken."""
+    keys = [0, 1, 2, 3, 3, 2, 1, 0]
+    steps = weight_steps(keys)
+    assert [step.fills for step in steps if step] == [True, True, True, True, False, False, True, True]
+    content: dict[int, int] = {}
+    for index, (key, step) in enumerate(zip(keys, steps, strict=True)):
+        assert step is not None
+        before = steps[index - 1] if index else None
+        assert not (step.fills and before is not None and before.slot == step.slot)
+        if step.fills:
+            content[step.slot] = key
+        assert content[step.slot] == key
+    assert [step.next_fill for step in steps if step][:3] == [2, 3, None]
+
+
+def test_belady_with_resident_layers_between() -> None:
+    keys = [0, None, 1, None, 2, None, None, 2, None, 1, None, 0]
+    fills = [step.fills for step in weight_steps(keys) if step]
+    assert fills == [True, True, True, False, False, True]  # 1 stays for its backward, 0 must make room
+
+
+def test_a_slow_link_is_what_binds() -> None:
+    fast, slow = (predict_step(run(offload_states="all"), 8, machine) for machine in (MACHINE, SLOW))
+    assert slow.binding in ("h2d", "d2h") and slow.resources["h2d"] > 10 * fast.resources["h2d"] * 0.99
+    assert slow.step_time_s >= slow.resources[slow.binding]
+    assert predict_step(run(), 8, SLOW).binding == "compute"
+
+
+def test_a_slow_cpu_is_what_binds() -> None:
+    machine = replace(MACHINE, host_memory_gb_per_s=1.0)
+    step = predict_step(run(offload_states="optimizer"), 8, machine)
+    assert step.binding == "cpu optimizer"
+    adam_bytes = (28 + 2) * 8 * 201_326_592 / 8  # of a rank, layers alone
+    assert step.resources["cpu optimizer"] >= adam_bytes / (0.7e9 / 8)
+
+
+def test_without_clipping_updates_hide_under_backward() -> None:
+    clipped, free = (simulate_step(run(offload_states="all", clip_grad=clip), 8, MACHINE) for clip in (1.0, 0.0))
+    last_backward = max(span.end_s for span in spans_of(clipped, "compute", "B"))
+    assert all(span.start_s >= last_backward for span in spans_of(clipped, "cpu", "update"))
+    assert sum(span.start_s < last_backward for span in spans_of(free, "cpu", "update")) >= 6
+    assert free.step_time_s < clipped.step_time_s
+
+
+def test_two_records_make_gradients_wait_for_the_cpu() -> None:
+    """Without clipping the third gradient goes where the first was, once that is updated."""
+    machine = replace(MACHINE, host_memory_gb_per_s=2.0)
+    step = simulate_step(run(offload_states="all", clip_grad=0.0), 8, machine)
+    gradients = sorted((s for s in spans_of(step, "offload", "gradient ") if s.start_s > 0), key=lambda s: s.start_s)
+    updates = sorted(spans_of(step, "cpu", "update "), key=lambda s: s.start_s)
+    gradients = gradients[-8:]
+    for index in range(2, 8):
+        assert gradients[index].start_s >= updates[index - 2].end_s - 1e-12
+
+
+def test_gradients_of_several_microbatches() -> None:
+    """ZeRO-1 brings the whole sum away and back, ZeRO-2 each microbatch's shard."""
+    values = {"tp": 2, "gbs": 16, "offload_states": "all"}
+    one, two = (times_of(run(**values, data_parallel_sharding_strategy=name)) for name in ("optim", "optim_grads"))
+    assert one.whole_out_s == pytest.approx(4 * one.shard_out_s) and two.whole_out_s == 0.0
+    assert one.least_d2h_s(4) - one.ends_out_s == pytest.approx(8 * (3 * one.whole_out_s + one.shard_out_s))
+    assert two.least_d2h_s(4) - two.ends_out_s == pytest.approx(8 * 4 * two.shard_out_s)
+    assert times_of(run(tp=2, gbs=4, offload_states="all")).whole_out_s == 0.0
+
+
+def test_masters_cost_twice_the_bytes_of_a_copy() -> None:
+    copy, masters = (times_of(run(offload_states="all", offload_weight_copy=kept)) for kept in (True, False))
+    assert masters.fill_s == pytest.approx(2 * copy.fill_s)
+
+
+def test_zero_3_gathers_and_zero_2_does_not() -> None:
+    values = {"tp": 2, "gbs": 8}
+    two, three = (
+        simulate_step(run(**values, data_parallel_sharding_strategy=name), 8, MACHINE)
+        for name in ("optim_grads", "optim_grads_params")
+    )
+    assert not spans_of(two, "data", "gather 3") and spans_of(three, "data", "gather 3")
+    assert len(spans_of(two, "data", "reduce 3")) == len(spans_of(three, "data", "reduce 3")) == 2
+    assert not spans_of(three, "prefetch", "") and not spans_of(three, "cpu", "")
+
+
+def test_on_a_cpu_copies_and_compute_take_turns() -> None:
+    config = run(tp=1, gbs=1, device="cpu", params_dtype="fp32", num_layers=4, seq_length=256, offload_states="all")
+    step = simulate_step(config, 1, HARDWARE["cpu"])
+    busy = sorted((s.start_s, s.end_s) for s in step.spans if s.row in ("compute", "offload", "prefetch"))
+    last_backward = max(span.end_s for span in spans_of(step, "compute", "B"))
+    for (_, end_s), (start_s, _) in pairwise([span for span in busy if span[1] <= last_backward]):
+        assert start_s >= end_s - 1e-9
