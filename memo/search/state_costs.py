@@ -164,6 +164,11 @@ class Costs:
         self._best[placement] = found
         return found
 
+    @property
+    def seen(self) -> list[StatePlacement]:
+        """Placements that were compared."""
+        return list(self._best)
+
     def needed(self, placement: StatePlacement, way: Way) -> tuple[int, int]:
         """Bytes of a rank's device on the stage that needs most, and of the host memory of a node."""
         costs, parallel = self.of(placement), self.config.parallel

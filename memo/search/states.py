@@ -1,8 +1,10 @@
 """Which states go to host memory, together with what activations do: the fastest placement that fits.
 
-The fewest layers that must go are found first, with all that may go with them or without. From there layers are
-exchanged among the kinds (optimizers, gradients, weights; a copy of the weights or none) in ever smaller steps, as long
-as that makes the step shorter by `memo.search.state_costs`; the best few placements are simulated in full.
+From the fewest layers that must go, and from all, layers are exchanged among the kinds (optimizers, gradients, weights;
+a copy of the weights or none) in ever smaller steps, as long as that makes the step shorter by
+`memo.search.state_costs`; where that ends, and the best that were met, are simulated in full.
+
+Known error: at most 3 % slower than the best of a grid of quarters, in the cases of the tests.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +21,9 @@ from memo.search.state_costs import Costs, Room, Way
 from memo.simulate.predict import StepPrediction, predict_step
 from memo.units import format_bytes
 
-_SIMULATED = 4
+_CLIMBS = 8
+"""Of starts, the most promising ones."""
+_BEST = 4
 _EXCHANGES = (
     {"optimizer": -1},
     {"gradients": -1},
@@ -118,14 +122,14 @@ def place(costs: Costs) -> Placed | None:
     """The fastest placement; None where nothing fits."""
     if max(costs.excess(costs.none, costs.ways[0])) <= 1:  # everything stays
         return _simulated(costs, costs.none, costs.ways[0])
-    seen = {costs.none}
-    for start in starts(costs):
-        seen |= _climb(costs, start)
+    ranked = sorted(starts(costs), key=partial(_rank, costs))
+    ends = dict.fromkeys(_climb(costs, start) for start in ranked[:_CLIMBS])
     found: Placed | None = None
-    for placement in sorted(seen, key=partial(_rank, costs))[:_SIMULATED]:
+    best = sorted(costs.seen, key=partial(_rank, costs))[:_BEST]
+    for placement in dict.fromkeys([costs.none, *ends, *best]):
         way = costs.best_way(placement)[1]
         if way is None:
-            break
+            continue
         placed = _simulated(costs, placement, way)
         if found is None or placed.step.step_time_s < found.step.step_time_s:
             found = placed
@@ -142,7 +146,8 @@ def shortage(costs: Costs) -> str:
     found = nearest(costs)
     at = found.placement
     device, host = costs.needed(at, found.way)
-    binds = "device memory" if device > costs.room.device_bytes else "host memory"
+    of_device, of_host = costs.excess(at, found.way)
+    binds = "device memory" if of_device >= of_host else "host memory"
     return (
         f"{binds} binds: with the states of {at.optimizer} of a rank's {at.layers} layers in host memory, a rank needs "
         f"{format_bytes(device)} of its device, which has {format_bytes(costs.room.device_bytes)}, and a node "
@@ -156,17 +161,20 @@ def nearest(costs: Costs) -> Nearest:
     shapes = [_shape(costs, 1, 1, False)]
     if accumulates_whole(costs.none, costs.sizes):
         shapes.append(_shape(costs, 0, 1, False))
-    least = [_with_optimizers(shape, _fewest(costs, shape)) for shape in shapes]
+    least = [_with_optimizers(shape, _fewest(costs, shape, costs.frugal_ways)) for shape in shapes]
     tried = [Nearest(max(costs.excess(start, way)), start, way) for start in least for way in costs.frugal_ways]
-    return min(tried, key=lambda found: found.excess)
+    return min(tried, key=lambda found: (found.excess, sum(costs.excess(found.placement, found.way))))
 
 
 def starts(costs: Costs) -> list[StatePlacement]:
-    """The fewest layers whose optimizer must go for the device to hold the rest, with what else may go of them."""
+    """With all, some or none of what may go with a layer's optimizer: the fewest layers that must go, for each way of
+    activations that needs little, and all layers. They lie far apart, as the fastest of each kind do."""
     copies = (True, False) if costs.sizes.has_masters else (True,)
     shapes = [_shape(costs, gradients, 0, True) for gradients in (0, 1)]
     shapes += [_shape(costs, gradients, 1, copy) for gradients in (0, 1) for copy in copies]
-    return list(dict.fromkeys(_with_optimizers(shape, _fewest(costs, shape)) for shape in shapes))
+    counts = {shape: {_fewest(costs, shape, [way]) for way in costs.frugal_ways} for shape in shapes}
+    found = [_with_optimizers(shape, count) for shape in shapes for count in {*counts[shape], shape.layers}]
+    return list(dict.fromkeys(found))
 
 
 def _shape(costs: Costs, gradients: int, weights: int, copy: bool) -> StatePlacement:
@@ -189,29 +197,27 @@ def _regular(placement: StatePlacement) -> StatePlacement:
     )
 
 
-def _fewest(costs: Costs, shape: StatePlacement) -> int:
+def _fewest(costs: Costs, shape: StatePlacement, ways: list[Way]) -> int:
     """Layers until some way of activations fits on the device; all of them if none does."""
     low, high = -1, costs.none.layers
     while high - low > 1:
         middle = (low + high) // 2
         placement = _with_optimizers(shape, middle)
-        is_enough = any(costs.excess(placement, way)[0] <= 1 for way in costs.frugal_ways)
+        is_enough = any(costs.excess(placement, way)[0] <= 1 for way in ways)
         low, high = (low, middle) if is_enough else (middle, high)
     return high
 
 
-def _climb(costs: Costs, start: StatePlacement) -> set[StatePlacement]:
-    """All placements that were met on the way from `start` to one that no exchange makes faster."""
-    best, step, seen = start, max(1, start.layers // 4), {start}
+def _climb(costs: Costs, start: StatePlacement) -> StatePlacement:
+    """Where no exchange makes a step shorter, or as short with less that moves."""
+    best, step = start, max(1, start.layers // 4)
     while step:
-        around = set(_around(best, step, costs.sizes.has_masters))
-        seen |= around
-        faster = min(around, key=partial(_rank, costs))
+        faster = min(_around(best, step, costs.sizes.has_masters), key=partial(_rank, costs))
         if _rank(costs, faster) < _rank(costs, best):
             best = faster
         else:
             step //= 2
-    return seen
+    return best
 
 
 def _rank(costs: Costs, placement: StatePlacement) -> tuple[float, int]:

@@ -119,7 +119,8 @@ def _layer(
                 recompute += cost * (1.0 - swap.tiles[name] / problem.tiles)
             return layer, recompute, layer_times(problem, swap, kernels.hardware), swap
     layer = plain_layer(config, kernels)
-    return layer, NOTHING, LayerTimes(layer.forward.total_s, layer.backward.total_s), None
+    forward_s, backward_s = layer.forward.total_s, layer.backward.total_s
+    return layer, NOTHING, LayerTimes(forward_s, backward_s, copies_overlap=kernels.hardware.copies_overlap), None
 
 
 def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:

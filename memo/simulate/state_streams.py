@@ -86,12 +86,6 @@ class StateStreams:
         self.arrivals: dict[int, float] = {}  # by layer: when its reduced gradient is in host memory
         self.updated: dict[int, float] = {}  # by layer: when the CPU has updated it
         self._index = 0
-        firsts: set[int] = set()
-        for index, step in enumerate(self._steps):
-            if step is not None and step.fills and step.slot not in firsts:
-                firsts.add(step.slot)
-                self._fill(index, 0.0)
-        self._prepare_gradients(range(NUM_STATE_SLOTS))
 
     def _of(self, op: LayerOp) -> LayerPlaces:
         return self._places[op.layer]
@@ -99,10 +93,21 @@ class StateStreams:
     def ready_s(self) -> float:
         """When the next operation has its weights, and room for its gradients."""
         op, index = self.ops[self._index], self._index
+        if index == 0:
+            self._begin()
         ready_s = self._weights_s.pop(index, 0.0)
         if op.kind == "B" and self._of(op).gradients_in_slot:
             ready_s = max(ready_s, self._gradient_slot_s[self._num_back % NUM_STATE_SLOTS])
         return ready_s
+
+    def _begin(self) -> None:
+        """What the first users of each slot need comes at once."""
+        firsts: set[int] = set()
+        for index, step in enumerate(self._steps):
+            if step is not None and step.fills and step.slot not in firsts:
+                firsts.add(step.slot)
+                self._fill(index, 0.0)
+        self._prepare_gradients(range(NUM_STATE_SLOTS))
 
     def finish(self, end_s: float) -> None:
         """The next operation has ended: its slots are for others."""

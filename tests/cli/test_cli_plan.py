@@ -111,7 +111,7 @@ def test_json(capsys: Capture) -> None:
     assert set(best) == {
         "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "moved_tiles", "limit", "verdict",
         "total_gib", "host_gib", "parts_gib", "tgs", "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share",
-        "hidden_share", "seconds",
+        "hidden_share", "seconds", "resources", "binding_resource", "sharding", "states_in_host_memory",
     }  # fmt: skip
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
@@ -127,8 +127,25 @@ def test_the_longest_sequence(capsys: Capture) -> None:
     shown = printed(argv, capsys)
     assert f"longest sequence that fits: {found['seq_len']:,} tokens (in steps of 1,024)" in shown
     assert f"beyond it: {found['longest']['limit']}" in shown
-    shown = printed(["--model", "llama-3.1-70b", "--gpus", "1", "--objective", "max-seq-len"], capsys)
+    argv = ["--model", "llama-3.1-70b", "--gpus", "1", "--objective", "max-seq-len", "--place-states", "never"]
+    shown = printed(argv, capsys)
     assert "longest sequence that fits: 0 tokens" in shown and "best:" not in shown
+
+
+def test_the_largest_model(capsys: Capture) -> None:
+    """At least 15B on one H200 with 128 GiB of host memory."""
+    argv = ["--family", "gpt", "--gpus", "1", "--hardware", "h200", "--host-memory-gib", "128", "--seq-len", "4096"]
+    shown = printed([*argv, "--objective", "max-model-size"], capsys)
+    assert (
+        "largest gpt that fits: 15.0" in shown and "parameters with masters in fp32 (47 layers, width 5,120)" in shown
+    )
+    assert "\nbeyond it: host memory binds" in shown and "--clip-grad 0 would add 2." in shown
+    assert " --offload-states all --optimizer-offload-fraction 0." in shown and "\nbusiest: " in shown
+    assert "--family gpt fights with --objective tgs" in refusal(argv, capsys)
+    assert "--family gpt fights with --model gpt-7b" in refusal(
+        [*argv, "--model", "gpt-7b", "--objective", "max-model-size"], capsys
+    )
+    assert "--model is not given" in refusal(["--gpus", "1"], capsys)
 
 
 def test_one_layout_explained(capsys: Capture) -> None:

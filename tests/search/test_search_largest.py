@@ -1,0 +1,41 @@
+"""The largest model that fits: what the issue asks for, its shape, and what binds beyond it."""
+
+from dataclasses import replace
+
+import pytest
+
+from memo.errors import ConfigError
+from memo.search.largest import Family
+from memo.search.planning import plan
+from memo.search.question import ask
+from memo.search.ranking import search
+
+
+@pytest.mark.parametrize(("family", "least"), [("gpt", 150e9), ("llama", 150e9)])
+def test_eight_gpus_of_80_gb_train_150b(family: Family, least: float) -> None:
+    found = plan(None, 8, objective="max-model-size", family=family, seq_len=4096, host_memory_gib=2048, top=1)
+    largest = found.largest
+    assert largest is not None and least <= largest.parameters < 165e9
+    assert largest.unclipped_parameters > 1.05 * largest.parameters
+    assert " binds: with the states of " in largest.limit
+    assert 80 < largest.hidden_size / largest.num_layers < 140
+    best = found.best
+    assert best is not None and best.sized.verdict == "fits" and best.step.binding in best.step.resources
+    assert best.strategy.placement is not None and 0 < best.strategy.placement.optimizer < largest.num_layers
+
+
+def test_the_shape_of_a_model_is_scaled() -> None:
+    found = plan("llama-3.1-8b", 1, objective="max-model-size", seq_len=4096, host_memory_gib=256, top=1)
+    model = found.question.model.sizes
+    assert found.largest is not None and model.num_query_groups == 8 and model.gated and model.head_dim == 128
+    assert model.ffn_size * 4096 == 14336 * model.hidden_size
+    smaller = replace(found.question, host_memory_gib=200.0)
+    assert search(smaller, top=1).best is None
+
+
+def test_a_family_needs_its_objective() -> None:
+    for arguments in ({"family": "gpt"}, {"family": "opt", "objective": "max-model-size"}, {}):
+        with pytest.raises(ConfigError):
+            plan(None, 1, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--place-states is 'maybe'"):
+        ask("gpt-7b", 1, place_states="maybe")  # type: ignore[arg-type]
