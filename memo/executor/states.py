@@ -296,8 +296,8 @@ class StateStreamer:
                 for bucket, shard, whole in zip(unit.buckets, shards, wholes, strict=True):
                     if not bucket.places.optimizer_on_host:
                         backend.access(Stream.PREFETCH, _name("shard", bucket), "r", f"gather of layer {layer}")
-                    _, work = all_gather_async(shard, self.data_parallel.group, out=whole)
-                    slot.works += [] if work is None else [work]
+                    _, gather = all_gather_async(shard, self.data_parallel.group, out=whole)
+                    slot.works += [] if gather is None else [gather]
             backend.access(Stream.PREFETCH, slot.name, "w", f"gather of layer {layer}")
         slot.layer, slot.filled = layer, backend.record(Stream.PREFETCH)
 
