@@ -15,7 +15,8 @@ from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
 from memo.attention.select import Choice
 from memo.config import RunConfig
-from memo.estimate.memory import RUNTIME_BYTES, estimate_memory
+from memo.estimate.cpu.memory import cpu_memory
+from memo.estimate.memory import RUNTIME_BYTES
 from memo.estimate.parameters import count_parameters
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.shapes import shape_of
@@ -153,23 +154,30 @@ def resident_bytes() -> int:
 
 
 def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
-    """Bytes of this rank by component, by the estimate that admitted the run and by the swap plan."""
+    """Bytes of this rank by component at the peak of a step, from the second step on, by estimate and swap plan.
+
+    On a CPU what torch's allocator is asked for (memo.estimate.cpu.memory, which knows no other requests), and the
+    process as `runtime` beside it; on CUDA the calibrated estimate (memo.estimate.rank_memory).
+    """
     chosen, stage, world_size = parts.chosen_swap, parts.mesh.at.pp, parts.mesh.grid.world_size
     swaps = chosen is not None and not chosen.solution.moves_nothing_is_best
+    moved = chosen.solution.tiles if chosen is not None and swaps else None
+    buffers, host = (
+        (chosen.solution.device_bytes, chosen.solution.host_bytes) if chosen is not None and swaps else (0, 0)
+    )
     if parts.device.type == "cuda":
-        moved = chosen.solution.tiles if chosen is not None and swaps else None
-        rank = rank_memory(config, shape_of(config.model, "", config.data.seq_length), world_size, stage, moved=moved)
+        shape = shape_of(config.model, "", config.data.seq_length)
+        rank = rank_memory(config, shape, world_size, stage, moved=moved)
         states = {"weights": rank.weights, "gradients": rank.gradients, "optimizer": rank.optimizer}
         transient = rank.skeletal + rank.transient + rank.communication
         other = {"context": rank.context}
     else:
-        plain = dataclasses.asdict(estimate_memory(config, world_size, stage))
-        states = {name: plain.pop(name) for name in ("weights", "gradients", "optimizer")}
-        other = {name: plain.pop(name) for name in ("runtime", "slack")}
-        transient = sum(plain.values()) - (plain["activations"] if swaps else 0)
-    buffers, host = (
-        (chosen.solution.device_bytes, chosen.solution.host_bytes) if chosen is not None and swaps else (0, 0)
-    )
+        plain = config if swaps else config.override({"offload_alpha": "off"})
+        cpu = cpu_memory(plain, world_size, stage, moved)
+        held = cpu.states
+        states = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.masters + held.moments}
+        transient = cpu.moment.num_bytes
+        other = {"runtime": RUNTIME_BYTES["cpu"]}
     return {**states, "rounding_buffers": buffers, "host_records": host, "transient": transient, **other}
 
 

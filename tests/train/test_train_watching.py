@@ -18,10 +18,12 @@ import memo
 from memo.artifacts.run_log import RunLog, StepRecord
 from memo.config import RunConfig
 from memo.errors import OutOfMemory, exit_on_error
+from memo.estimate.cpu.memory import cpu_memory
 from memo.mesh import Mesh, RankGrid
 from memo.parallel import collectives
 from memo.train.oom import Shortage, advice, asked_bytes, is_out_of_memory
 from memo.train.trainer import Trainer
+from memo.train.watching import memory_forecast
 from memo.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -110,13 +112,37 @@ def test_a_saved_run_tells_what_ran_and_goes_on_in_the_same_log(tmp_path: Path) 
     chosen = trainer.parts.chosen_swap
     assert chosen is not None and log.header.swap.moves
     assert log.header.swap.shares == dict.fromkeys(chosen.solution.tiles, 0.5)
-    assert log.header.memory_forecast["rounding_buffers"] == first[-1].rounding_buffers_bytes
-    assert log.header.memory_forecast["weights"] == pytest.approx(first[-1].weights_bytes, rel=0.02)
+    forecast, found = log.header.memory_forecast, dataclasses.asdict(first[-1])
+    lasting = ("weights", "gradients", "rounding_buffers", "host_records")
+    assert {name: forecast[name] for name in lasting} == {name: found[f"{name}_bytes"] for name in lasting}
+    assert forecast["optimizer"] == found["optimizer_bytes"] - step_counter_bytes(trainer)
+    counted = cpu_memory(trainer.config, 1, 0, chosen.solution.tiles)
+    assert forecast["transient"] == counted.moment.num_bytes > 0
     # The forecast of a step: (forward, backward, recomputation) of 3 layers and 2 microbatches.
     swap = log.header.swap
     assert swap.layers_s == pytest.approx(6 * (swap.forward_s + swap.backward_s + swap.recompute_s), rel=1e-12)
     second = records_of(small(save=str(tmp_path), load=str(tmp_path), offload_alpha=0.5, train_iters=3))
     assert list(RunLog.load(tmp_path).steps) == [*first, *second]
+
+
+def step_counter_bytes(trainer: Trainer) -> int:
+    """Of AdamW: one fp32 number for each tensor that it updates, which no estimate counts."""
+    adam = trainer.parts.optimizer.adam
+    assert adam is not None
+    return 4 * len(adam.state)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+def test_what_keeps_everything_is_foreseen_as_it_is(dtype: str) -> None:
+    """Alpha auto has nothing to move here; states to the byte, the moment of the peak as counted."""
+    trainer = small(offload_alpha="auto", params_dtype=dtype)
+    forecast = memory_forecast(trainer.config, trainer.parts)
+    last = dataclasses.asdict(records_of(trainer)[-1])
+    assert (forecast["weights"], forecast["gradients"]) == (last["weights_bytes"], last["gradients_bytes"])
+    assert forecast["optimizer"] == last["optimizer_bytes"] - step_counter_bytes(trainer)
+    assert forecast["rounding_buffers"] == forecast["host_records"] == 0
+    plain = cpu_memory(small(params_dtype=dtype).config, 1, 0)
+    assert forecast["transient"] == plain.moment.num_bytes > 0
 
 
 def test_planned_memory_stands_in_the_log(tmp_path: Path) -> None:
@@ -270,6 +296,7 @@ LIMITED = """
 import resource, sys
 from memo.train.entry import main
 from memo.train.trainer import Trainer
+from memo.train.watching import memory_forecast
 train = Trainer.train
 def limited(self):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
