@@ -19,6 +19,10 @@ from memo.units import GIB, KIB, MIB, format_bytes
 _MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "bad_alloc")
 """How torch's allocator for CPUs and the planned one say it, as RuntimeErrors."""
 
+RESIDENT_NOISE_BYTES = 128 * MIB
+"""What a CPU's process may hold beyond what torch's allocator is asked for, which is what is foreseen: pages that were
+freed and not returned, libraries that the first step loads. 10 to 75 MiB in four small runs on Linux."""
+
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
 _PLACES = (
@@ -43,6 +47,7 @@ class Shortage:
         used_bytes, foreseen_bytes: by component, now and before training; the request that failed counts as transient.
         room: a sentence about the device's memory as a whole.
         scattered_bytes: free, but in pieces that torch's allocator keeps.
+        noise_bytes: by which used_bytes may be too many.
     """
 
     place: str
@@ -51,13 +56,15 @@ class Shortage:
     foreseen_bytes: dict[str, int]
     room: str = ""
     scattered_bytes: int = 0
+    noise_bytes: int = 0
 
     @property
     def grown(self) -> str | None:
-        """The component that is most bytes above what was foreseen; None where none is by more than a hundredth."""
+        """The component that is most bytes above what was foreseen; None where none is by more than a hundredth and
+        the noise."""
         above = {name: self.used_bytes[name] - self.foreseen_bytes.get(name, 0) for name in self.used_bytes}
         name = max(above, key=lambda name: above[name])
-        return name if above[name] > self.foreseen_bytes.get(name, 0) / 100 else None
+        return name if above[name] > max(self.foreseen_bytes.get(name, 0) / 100, self.noise_bytes) else None
 
     def describe(self) -> str:
         """One paragraph without the advice."""
@@ -106,14 +113,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter: Meter) -> Shortage:
     """What this rank holds while the failed step's tensors are still alive."""
     use, asked = MemoryUse.of(parts), asked_bytes(str(error))
-    room, scattered = "", 0
+    room, scattered, noise = "", 0, 0
     if parts.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(parts.device)
         allocated, reserved = torch.cuda.memory_allocated(parts.device), torch.cuda.memory_reserved(parts.device)
         scattered = reserved - allocated
         room = f" where {format_bytes(free)} of {format_bytes(total)} are free outside of torch's allocator"
     else:
-        allocated = meter.device_bytes_now(use)
+        allocated, noise = meter.device_bytes_now(use), RESIDENT_NOISE_BYTES
     used = {
         "weights": use.weights_bytes,
         "gradients": use.gradients_bytes,
@@ -122,7 +129,8 @@ def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter
         "host_records": use.host_records_bytes,
         "transient": max(0, allocated - use.device_bytes) + (asked or 0),
     }
-    return Shortage(place_of(error.__traceback__), asked, used, memory_forecast(config, parts), room, scattered)
+    foreseen = memory_forecast(config, parts)
+    return Shortage(place_of(error.__traceback__), asked, used, foreseen, room, scattered, noise)
 
 
 def asked_bytes(message: str) -> int | None:

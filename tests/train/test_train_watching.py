@@ -324,6 +324,7 @@ def test_a_process_whose_memory_ends_says_where_and_what_helps(tmp_path: Path) -
     (message,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
     assert "Traceback" not in done.stderr
     assert "out of memory on rank 0 in iteration 1, in the loss, which asked for 250.00 MiB: weights" in message
+    assert "; no component is above what was foreseen, so the memory itself is smaller" in message
     assert "--loss-chunk-size 4096 (now 8192: tokens whose logits exist at once)" in message
 
 
@@ -376,6 +377,8 @@ def test_the_component_that_grew_most_is_named() -> None:
     assert shortage().grown == "transient"
     assert shortage(host_records=9 * MIB).grown == "host_records"
     assert shortage(transient=0).grown is None
+    noisy = dataclasses.replace(shortage(host_records=9 * MIB), noise_bytes=9 * MIB)
+    assert noisy.grown is None and dataclasses.replace(noisy, noise_bytes=9 * MIB - 1).grown == "host_records"
     assert "host_records is 9.00 MiB above that" in shortage(host_records=9 * MIB).describe()
     assert "no component is above" in shortage(transient=0).describe()
 
