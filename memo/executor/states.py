@@ -235,7 +235,7 @@ class StateStreamer:
 
     def begin_unplanned(self, layer: int) -> None:
         """As `begin`, of a forward that no plan foresees (evaluation): the next layer's weights are fetched beside."""
-        for bucket in self._on_host:  # the ends' too, which run around the layers
+        for bucket in self._units[layer].buckets:
             self._touch_weights(bucket, f"forward of layer {layer}")
         following = self._order[(self._order.index(layer) + 1) % len(self._order)]
         for wanted in (layer, following):
@@ -493,6 +493,7 @@ class StateStreamer:
         if source is not bucket.master:
             stage.free = event
         self.backend.wait(Stream.COMPUTE, event)
+        self._touch_weights(bucket, "gather, or whatever comes next")
 
     def _follow(self, stream: Stream, other: Stream) -> None:
         """What is issued on the stream from now on runs after all that was issued on the other."""

@@ -18,15 +18,15 @@ from memo.mesh import Mesh, RankGrid
 from memo.mesh.simulated import init_simulated
 from memo.planner.swap import LayerOp
 
+SAMPLES = 20
 ONE_MICROBATCH = stage_ops(1, 1, 1, 3, 0)
 TWO_MICROBATCHES = stage_ops(1, 1, 2, 3, 0)
 ALL, OPTIMIZER = StatePlacement(3, 3, 3, 3), StatePlacement(3, 3)
 ZERO2 = {"shards_gradients": True}
 ZERO3 = {**ZERO2, "shards_weights": True}
 CASES: dict[str, tuple[int, list[LayerOp], StatePlacement, torch.dtype]] = {
-    "all": (1, ONE_MICROBATCH, ALL, torch.bfloat16),
     "optimizer": (1, ONE_MICROBATCH, OPTIMIZER, torch.bfloat16),
-    "optimizer, fp32": (1, ONE_MICROBATCH, OPTIMIZER, torch.float32),
+    "optimizer, fp32": (1, stage_ops(1, 1, 1, 1, 0), StatePlacement(1, 1), torch.float32),
     "fractions, no weight copy": (
         1,
         stage_ops(1, 1, 1, 4, 0),
@@ -62,13 +62,14 @@ class Verdicts:
     """Of a campaign on one rank.
 
     Attributes:
-        caught: waits whose loss the checker reports; `visible` of them spoil data when copies run late.
-        unseen: waits whose loss is not reported, but spoils data or is reported under other orders; must be none.
+        caught: waits whose loss the checker reports.
+        visible: of some of these, how many spoil data when copies run late.
+        unseen: waits whose loss is not reported, but spoils data; must be none.
         unnoticed: copies whose loss changed nothing.
     """
 
     waits: int
-    caught: int
+    caught: list[int]
     visible: int
     unseen: list[int]
     copies: int
@@ -102,13 +103,16 @@ class Campaign:
     def go(self) -> Verdicts:
         complete = DroppedWait(Checked(VirtualStreams("lazy")), None)
         assert not self.is_wrong(complete)
-        found = Verdicts(complete.num_waits, 0, 0, [], 0, [])
+        found = Verdicts(complete.num_waits, [], 0, [], 0, [])
         for dropped in range(found.waits):
-            if self.races(VirtualStreams("lazy"), dropped):
-                found.caught += 1
-                found.visible += self.is_wrong(DroppedWait(VirtualStreams("lazy"), dropped))
-            elif self.races(VirtualStreams("random"), dropped) is not False:
+            verdict = self.races(VirtualStreams("lazy"), dropped)
+            if verdict is None:
                 found.unseen.append(dropped)
+            elif verdict:
+                found.caught.append(dropped)
+        # Unchecked, the data goes wrong only in some orders: why the checker is needed.
+        for dropped in found.caught[:: 1 + len(found.caught) // SAMPLES]:
+            found.visible += self.is_wrong(DroppedWait(VirtualStreams("lazy"), dropped))
         whole = DroppedCopy(VirtualStreams(), None)
         self.run(whole)
         found.copies = len(whole.copies)
@@ -132,12 +136,13 @@ def simulated_group(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("name", CASES)
 def test_every_dropped_wait_is_caught_or_redundant_and_every_dropped_copy_shows(name: str) -> None:
     found = Campaign(*CASES[name]).go()
+    caught = len(found.caught)
     print(
-        f"\n{name}: {found.waits} waits, {found.caught} drops caught, {found.waits - found.caught} redundant;"
-        f" {found.visible} of the caught spoil data when copies run late; {found.copies} copies"
+        f"\n{name}: {found.waits} waits, {caught} drops caught, {found.waits - caught} redundant; of some"
+        f" caught, {found.visible} spoil data when copies run late; {found.copies} copies"
     )
     assert found.unseen == []
-    assert 0 < found.visible <= found.caught
+    assert 0 < found.visible <= caught
     # An evaluation fetches the first layer for one more that does not come: here twice, and of two buckets.
     assert all(name.startswith("host weights of 0.layers.0.") for name in found.unnoticed)
     assert len(found.unnoticed) <= 2 * 2 < found.copies
