@@ -174,6 +174,7 @@ class StateStreamer:
         self.forget()
         self._position, self._is_settled = 0, False
         self._in_ring.clear()
+        self._follow(Stream.COMPUTE, Stream.HOST)  # which has awaited all gradients, also of a step that was skipped
         for bucket in self._on_host:
             self._touch_weights(bucket, "forward")
             self._touch_gradient(bucket, "zeroing")

@@ -1,0 +1,156 @@
+"""After an exception, or a step that is skipped, streamed states are as if it had not been."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from layouts import make, tiny
+from ranks import run_ranks
+from streamed_steps import ALL, FRACTIONS, SMALL, Course, states_of, unlike
+from swapped_steps import Copies, observed
+
+from memo.config import RunConfig
+from memo.errors import PlanError
+from memo.executor.states import StateStreamer
+from memo.executor.streamed import StreamedLayer
+from memo.model.transformer import Microbatch
+from memo.parallel.context import ContextAttention
+from memo.parallel.data import ShardedDataParallel
+from memo.parallel.units import Bucket
+from memo.train.build import ParallelModel
+
+PLACES: dict[str, tuple[type, str]] = {
+    "a layer's forward": (ContextAttention, "forward"),
+    "a layer's backward": (ContextAttention, "backward"),
+    "what comes after a layer": (StreamedLayer, "forward"),
+    "a gradient on its way": (StateStreamer, "_deliver"),
+    "a reduction": (ShardedDataParallel, "complete"),
+    "the optimizer": (ShardedDataParallel, "gradient_norm"),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "all": ALL,
+    "fractions, fp32": {**ALL, **dict(zip(FRACTIONS, (0.75, 0.5, 0.5), strict=True)), "params_dtype": "fp32"},
+    "swapped": {**ALL, "offload_alpha": 0.5, "offload_tiles": 2, "profile_cache": "off"},
+}
+LR = 1e-2
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Injected(Exception):
+    pass
+
+
+@contextmanager
+def counted(place: str, raises_at: int | None = None) -> Iterator[list[int]]:
+    """Inside, the calls at `place` are counted from 0, and one of them raises when it has done its work."""
+    owner, name = PLACES[place]
+    function = getattr(owner, name)
+    calls: list[int] = []
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        calls.append(len(calls))
+        if calls[-1] == raises_at:
+            raise Injected
+        return result
+
+    with patch.object(owner, name, wrapper):
+        yield calls
+
+
+def config_of(**overrides: Any) -> RunConfig:
+    return tiny("gpt-tiny", **{**SMALL, "num_layers": 4, "global_batch_size": 2, "params_dtype": "bf16", **overrides})
+
+
+def started(config: RunConfig, copies: Copies = "lazy", world_size: int = 1) -> tuple[ParallelModel, list[Any]]:
+    """A model, and batches for three steps."""
+    with observed(copies=copies):
+        model, feed = make(config, world_size)
+    return model, [feed.next_global_batch() for _ in range(3)]
+
+
+def step(model: ParallelModel, batches: list[Microbatch]) -> tuple[float, float, bool]:
+    loss, norm, updated = model.train_step(batches, LR)
+    return loss.item(), norm, updated
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_step_after_a_failed_one_is_clean(place: str, case: str) -> None:
+    copies: Copies = "threads" if case == "all" else "lazy"
+    (clean, batches), (model, _) = started(config_of(**CASES[case]), copies), started(config_of(**CASES[case]), copies)
+    with counted(place) as calls:
+        expected = [step(clean, batches[0])]
+    num_calls = len(calls)
+    assert num_calls > 0, "the place is never passed"
+    found = [step(model, batches[0])]
+    for batch in batches[1:]:
+        for raises_at in sorted({0, num_calls // 2, num_calls - 1}):
+            with counted(place, raises_at), pytest.raises(Injected):
+                model.train_step(batch, LR)
+        expected.append(step(clean, batch))
+        found.append(step(model, batch))
+    assert unlike(Course(found, states_of(model)), Course(expected, states_of(clean))) == []
+    assert model.forward(batches[0]).item() == clean.forward(batches[0]).item()
+
+
+def test_a_failed_evaluation_leaves_nothing_behind() -> None:
+    (clean, batches), (model, _) = started(config_of(**ALL)), started(config_of(**ALL))
+    for raises_at in range(4):
+        with counted("a layer's forward", raises_at), pytest.raises(Injected):
+            model.forward(batches[2])
+        assert step(model, batches[0]) == step(clean, batches[0])
+    assert unlike(Course([], states_of(model)), Course([], states_of(clean))) == []
+
+
+def test_a_layer_shows_nan_while_its_weights_are_away() -> None:
+    model, batches = started(config_of(**{**ALL, "weight_offload_fraction": 0.5}))
+    names = {name for name, p in model.data_parallel.parameters.items() if p.isnan().all()}
+    away = {
+        n for n in model.data_parallel.parameters if n.split(".")[:3] in (["0", "layers", "1"], ["0", "layers", "3"])
+    }
+    assert names == away, "half of the layers, counted from the last"
+    model.train_step(batches[0], LR)
+    model.forward(batches[0])
+    assert {name for name, p in model.data_parallel.parameters.items() if p.isnan().all()} == away
+    with patch.object(StateStreamer, "_lend_weights", lambda *_: None):
+        assert model.forward(batches[0]).isnan()
+
+
+def test_another_order_than_the_plans_is_refused() -> None:
+    model, _ = started(config_of(**ALL))
+    assert model.states is not None
+    model.states.next_step()
+    model.states.begin("F", 0)
+    with pytest.raises(PlanError, match=r"F of layer 1, but in the state plan F0 layer 0 comes next \(step 0 of 16\)"):
+        model.states.begin("F", 1)
+
+
+def skipped_step(config: RunConfig, world_size: int) -> list[str]:
+    """One rank's gradients of a step are infinite: no rank's states change, and training goes on."""
+    right = ShardedDataParallel.complete
+
+    def spoilt(data_parallel: ShardedDataParallel, bucket: Bucket, shard: torch.Tensor) -> None:
+        if data_parallel.mesh.rank == world_size - 1:
+            shard.fill_(float("inf"))
+        right(data_parallel, bucket, shard)
+
+    (clean, batches), (model, _) = (started(config, world_size=world_size) for _ in range(2))
+    expected, found = [step(clean, batches[0])], [step(model, batches[0])]
+    before = states_of(model)
+    with patch.object(ShardedDataParallel, "complete", spoilt):
+        _, norm, updated = step(model, batches[1])
+    assert (norm, updated) == (float("inf"), False)
+    assert unlike(Course([], states_of(model)), Course([], before)) == []
+    expected.append(step(clean, batches[2]))
+    found.append(step(model, batches[2]))
+    return unlike(Course(found, states_of(model)), Course(expected, states_of(clean)))
+
+
+@pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"pp": 2}], ids=["dp2", "tp2", "pp2"])
+def test_gradients_that_are_not_finite_skip_the_step_on_all_ranks(layout: dict[str, Any]) -> None:
+    assert run_ranks(2, skipped_step, config_of(**ALL, **layout), 2) == [[], []]
