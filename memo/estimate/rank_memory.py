@@ -31,7 +31,7 @@ from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_B
 from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
 from memo.estimate.placement import StatePlacement, placement_of
 from memo.estimate.shapes import ModelShape
-from memo.estimate.state_memory import StateSizes, placed_bytes, state_bytes, state_sizes
+from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
 from memo.estimate.swap_memory import Moved, num_records, slot_bytes, swap_bytes, working_set_bytes
 from memo.units import DTYPE_BYTES, GIB
 
@@ -102,14 +102,20 @@ def rank_memory(
         rounding_buffers=layers.buffers,
         transient=_ends_bytes(config) + max(layers.working, loss),
         communication=math.ceil(cp_bytes) + _step_bytes(units, placement, sizes),
-        context=int(CONTEXT_GIB * GIB + CONTEXT_SHARE * (states.gradients + states.slots)),
+        context=int(CONTEXT_GIB * GIB) + _holes(states),
         host=layers.host + states.host,
     )
 
 
 def placed_device_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
     """The part of a rank's total that depends on where its states are."""
-    return placed_bytes(units, placement, sizes).device + _step_bytes(units, placement, sizes)
+    states = placed_bytes(units, placement, sizes)
+    return states.device + _step_bytes(units, placement, sizes) + _holes(states)
+
+
+def _holes(states: StateBytes) -> int:
+    """The part of the context that grows with what gradients take of the device."""
+    return int(CONTEXT_SHARE * (states.gradients + states.slots))
 
 
 def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: int) -> RankUnits:

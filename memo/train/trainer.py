@@ -102,7 +102,7 @@ class Trainer:
         self.global_batch_size = global_batch_size(self.config, world_size)
         mesh = build_mesh(self.config, rank, world_size)
         # Each rank has decided --offload-states auto by what was free around it.
-        memory = from_rank_zero(lambda: self.config.memory, rank, mesh.world)
+        memory = from_rank_zero(lambda: self.config.memory, rank, None if mesh.is_alone else mesh.world)
         self.config = dataclasses.replace(self.config, memory=memory)
         self._parts = build(self.config, mesh, prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1

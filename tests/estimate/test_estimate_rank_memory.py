@@ -96,7 +96,7 @@ def test_components_of_a_plain_run() -> None:
     assert memory.rounding_buffers == memory.host == 0
     hidden = 4096 * 4096 * 2
     assert memory.transient == 4 * hidden // 2 + 4096 * 128256 // 2 * 10
-    assert memory.communication == pytest.approx(CP_GIB * GIB + STEP_BYTES * parameters / 4, abs=1)
+    assert memory.communication == pytest.approx(CP_GIB * GIB + STEP_BYTES * parameters / 4, abs=2)
     assert memory.context == pytest.approx(CONTEXT_GIB * GIB + CONTEXT_SHARE * memory.gradients, abs=1)
     parts = components(memory)
     assert memory.total == sum(parts.values()) - parts["host"]
