@@ -128,6 +128,7 @@ class ShardedDataParallel:
         self.units = self._make_units(plans)
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
+        self._nothing = nothing(dtype, device)
         self.parameters = self._give_memory(named)
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
         self._main_gradients: dict[int, Tensor] = {}
@@ -318,7 +319,7 @@ class ShardedDataParallel:
             for slot in bucket.plan.slots:
                 parameter = self.parameters[slot.name]
                 if part is None:
-                    parameter.data = nothing(slot.shape, self.dtype, self.device)
+                    parameter.data = self._nothing.expand(slot.shape)
                 else:
                     parameter.data = bucket.view(slot, part)
 
@@ -340,7 +341,7 @@ class ShardedDataParallel:
         placed = {}
         for bucket in self.buckets:
             for slot in bucket.plan.slots:
-                view = nothing(slot.shape, self.dtype, self.device)
+                view = self._nothing.expand(slot.shape)
                 if bucket.weights is not None:
                     view = bucket.view(slot, bucket.weights)
                 placed[slot.name] = ShardedParameter(view, named[slot.name].shard)

@@ -216,9 +216,9 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def nothing(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What a parameter shows while it has no memory: NaN in its shape, of one element."""
-    return torch.full((), float("nan"), dtype=dtype, device=device).expand(shape)
+def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One NaN: expanded to its shape, what a parameter shows while it has no memory."""
+    return torch.full((), float("nan"), dtype=dtype, device=device)
 
 
 def in_units(names: list[str], layer_of: Callable[[str], int | None]) -> Iterator[tuple[int | None, list[str]]]:
