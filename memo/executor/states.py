@@ -283,8 +283,8 @@ class StateStreamer:
 
     def _fetch_weights(self, layer: int, slot: _Slot) -> None:
         backend, unit = self.backend, self._units[layer]
-        for work in slot.works:  # of a layer that was fetched and never ran
-            work.wait()
+        for unused in slot.works:  # of a layer that was fetched and never ran
+            unused.wait()
         backend.wait(Stream.PREFETCH, slot.free)
         backend.wait(Stream.PREFETCH, self._written)
         backend.wait(Stream.PREFETCH, self._updated)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from layouts import tiny
 from ranks import run_ranks
-from streamed_steps import PLACEMENTS, SMALL, SWAPS, TRAINING, Course, course_of, gradients, unlike
+from streamed_steps import ALL, PLACEMENTS, SMALL, SWAPS, TRAINING, Course, course_of, gradients, unlike
 from swapped_steps import Copies, Workplace, copy_weights, observed, profiled_once
 from torch import Tensor
 
@@ -84,7 +84,7 @@ def examine_sharding(config: RunConfig, world_size: int) -> list[str]:
     """ZeRO-2 and ZeRO-3 in every placement against ZeRO-1 on the device, with one microbatch."""
     workplace, found = Workplace(config, world_size), []
     resident = {dtype: course_of(workplace, params_dtype=dtype)[0] for dtype in DTYPES}
-    placements = {"device": ON_DEVICE, **PLACEMENTS}
+    placements = {"device": ON_DEVICE, "all": ALL, "fractions": PLACEMENTS["fractions"]}
     for turn, (zero, placement) in enumerate(itertools.product(ZEROS, placements)):
         dtype = DTYPES[turn % 2]
         with observed(copies=COPIES[turn % 3]):
@@ -95,10 +95,8 @@ def examine_sharding(config: RunConfig, world_size: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("layout", [{}, {"cp": 2}], ids=["dp2", "cp2"])
-def test_sharded_gradients_and_weights_change_no_bit_of_one_microbatch(layout: dict[str, Any]) -> None:
-    batch = {"num_layers": 4, "global_batch_size": 2 // layout.get("cp", 1)}
-    config = tiny("llama-tiny", **{**SMALL, **TRAINING, "num_query_groups": None, **batch, **layout})
+def test_sharded_gradients_and_weights_change_no_bit_of_one_microbatch() -> None:
+    config = tiny("llama-tiny", **SMALL, **TRAINING, num_query_groups=None, num_layers=4, global_batch_size=2)
     assert run_ranks(2, examine_sharding, config, 2, timeout_s=280) == [[], []]
 
 
@@ -130,12 +128,14 @@ def examine_accumulation(config: RunConfig, world_size: int) -> Accumulation:
     return found
 
 
-def test_sharded_gradients_of_several_microbatches() -> None:
+@pytest.mark.parametrize("layout", [{}, {"cp": 2}], ids=["dp2", "cp2"])
+def test_sharded_gradients_of_several_microbatches(layout: dict[str, Any]) -> None:
     """Each microbatch is reduced by itself, so sums have another order: at most twice as wrong as ZeRO-1 against fp64.
 
     Every placement under ZeRO-2 and ZeRO-3 gives the same bits.
     """
-    config = tiny("llama-tiny", **SMALL, num_query_groups=None, num_layers=4, global_batch_size=2 * MICROBATCHES)
+    batch = 2 * MICROBATCHES // layout.get("cp", 1)
+    config = tiny("llama-tiny", **SMALL, num_query_groups=None, num_layers=4, global_batch_size=batch, **layout)
     for rank in run_ranks(2, examine_accumulation, config, 2):
         assert rank.unequal == []
         exact = rank.gradients["exact"]

@@ -1,0 +1,235 @@
+"""Where states live is no part of a run: checkpoints, weights from outside, evaluation and planned memory agree."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from checkpoints import assert_equal_bits, contents
+from hf_directories import write_model
+from layouts import tiny
+from ranks import run_ranks
+from torch import Tensor
+
+import memo
+from memo.checkpoint import latest_checkpoint
+from memo.checkpoint.hugging_face import export_checkpoint
+from memo.cli.main import main
+from memo.data import build_corpus
+
+STEPS = 3
+ALL: dict[str, Any] = {"offload_states": "all"}
+OPTIMIZER: dict[str, Any] = {"offload_states": "optimizer"}
+HALF: dict[str, Any] = {**ALL, "optimizer_offload_fraction": 0.5}
+NONE: dict[str, Any] = {"offload_states": "none"}
+ZERO3: dict[str, Any] = {"data_parallel_sharding_strategy": "optim_grads_params"}
+
+
+def trainer(world_size: int, **overrides: Any) -> memo.Trainer:
+    """As a rank of torchrun would make it."""
+    rank = str(dist.get_rank() if dist.is_initialized() else 0)
+    os.environ |= {"RANK": rank, "WORLD_SIZE": str(world_size), "LOCAL_RANK": rank}
+    config = tiny("llama-tiny", num_layers=4, lr_decay_iters=2 * STEPS, lr_warmup_iters=1, global_batch_size=2)
+    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "params_dtype": "bf16"}
+    return memo.Trainer(config=config, **{**values, "train_iters": 2 * STEPS, **overrides})
+
+
+def parts_of_one_run(
+    world_size: int, layout: dict[str, Any], source: dict[str, Any], target: dict[str, Any], folder: Path
+) -> list[list[tuple[float, float]]]:
+    """Figures of: six resident steps; three under one placement; the other three under another one."""
+    found = []
+    for name, train_iters, placement in (("whole", 2 * STEPS, NONE), ("parts", STEPS, source), ("parts", None, target)):
+        save = {"save": str(folder / name), "load": str(folder / name), "async_save": name == "parts"}
+        stop = {} if train_iters is None else {"train_iters": train_iters}
+        with trainer(world_size, **layout, **save, **stop, **placement) as run:
+            assert (run.parts.states is not None) == (placement != NONE)
+            records = []
+            run.callbacks.append(records.append)
+            run.train()
+        found.append([(record.lm_loss, record.grad_norm) for record in records])
+    return found
+
+
+CASES: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "all, then none": (1, {}, ALL, NONE),
+    "none, then all": (1, {}, NONE, ALL),
+    "half, then the optimizer, swapped": (1, {"offload_alpha": 0.5, "offload_tiles": 4}, HALF, OPTIMIZER),
+    "dp2: all under ZeRO-3, then none": (2, {}, {**ALL, **ZERO3}, NONE),
+    "dp2: optimizer, then ZeRO-3": (2, {}, OPTIMIZER, ZERO3),
+    "pp2: all, then half": (2, {"pp": 2}, ALL, HALF),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_goes_on_under_another_placement_to_the_last_bit(name: str, tmp_path: Path) -> None:
+    world_size, layout, source, target = CASES[name]
+    ranks = run_ranks(world_size, parts_of_one_run, world_size, layout, source, target, tmp_path)
+    whole, first, second = ranks[0]
+    assert len(first) == len(second) == STEPS
+    assert first + second == whole
+    assert_equal_bits(latest_checkpoint(tmp_path / "parts"), latest_checkpoint(tmp_path / "whole"))
+
+
+def masters(run: memo.Trainer) -> dict[str, Tensor]:
+    """On this rank, and what a forward of it says."""
+    return {
+        f"{kind} {owner.segment.slot.name}": value.clone()
+        for owner, kinds in run.parts.optimizer.segment_states()
+        for kind, value in kinds.items()
+    }
+
+
+def first_step(world_size: int, placements: list[dict[str, Any]], **overrides: Any) -> list[Any]:
+    """Masters as each placement begins with them, and the figures of its first step."""
+    found = []
+    for placement in placements:
+        with trainer(world_size, **overrides, **placement) as run:
+            states, record = masters(run), run.step()
+            found.append((states, record.lm_loss, record.grad_norm))
+    return found
+
+
+def assert_all_equal(found: list[Any]) -> None:
+    (expected, *figures), *others = found
+    for states, *theirs in others:
+        assert theirs == figures
+        assert states.keys() == expected.keys()
+        assert all(torch.equal(states[name], value) for name, value in expected.items())
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_alone_in_any_placement(tmp_path: Path) -> None:
+    run_ranks(2, save_some, tmp_path)
+    saved = contents(latest_checkpoint(tmp_path))[1]
+    found = run_ranks(1, first_step, 1, [NONE, ALL, HALF], load=str(tmp_path))[0]
+    assert_all_equal(found)
+    # One rank holds whole tensors, if not in the shape and under the names of the checkpoint.
+    ours = sum(value.double().square().sum() for value in found[1][0].values())
+    theirs = sum(value.double().square().sum() for value in saved.values())
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-12)
+
+
+def save_some(folder: Path) -> None:
+    with trainer(2, **ALL, **ZERO3, save=str(folder), train_iters=STEPS) as run:
+        run.train()
+
+
+def test_weights_of_hugging_face_come_in_and_go_out_the_same(tmp_path: Path) -> None:
+    model = write_model("llama", tmp_path)
+    placements = [NONE, ALL, HALF, {**ALL, "offload_weight_copy": False}]
+    assert_all_equal(run_ranks(1, imported, model, placements)[0])
+    for name in ("resident", "streamed"):
+        run_ranks(1, import_and_save, model, tmp_path / name, ALL if name == "streamed" else NONE)
+        export_checkpoint(tmp_path / name, tmp_path / f"{name}-out")
+    files = [(tmp_path / f"{name}-out" / "model.safetensors").read_bytes() for name in ("resident", "streamed")]
+    assert files[0] == files[1]
+
+
+def of_directory(model: Path, **overrides: Any) -> memo.Trainer:
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    values = {"mock_data": True, "seq_length": 64, "global_batch_size": 2, "train_iters": 2, "lr": 1e-2}
+    machine = {"device": "cpu", "num_threads": 1, "peak_tflops": 1.0, "progress": False, "offload_alpha": "off"}
+    return memo.Trainer(str(model), **{**values, **machine, "params_dtype": "bf16", **overrides})
+
+
+def imported(model: Path, placements: list[dict[str, Any]]) -> list[Any]:
+    found = []
+    for placement in placements:
+        with of_directory(model, **placement) as run:
+            states, record = masters(run), run.step()
+            found.append((states, record.lm_loss, record.grad_norm))
+    return found
+
+
+def import_and_save(model: Path, folder: Path, placement: dict[str, Any]) -> None:
+    with of_directory(model, save=str(folder), **placement) as run:
+        run.train()
+
+
+def test_evaluate_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text(
+        "All happy families are alike; each unhappy one is unhappy in its own way.\n" * 60
+    )
+    build_corpus([tmp_path / "text.txt"], tmp_path / "corpus")
+    shape = ["--num-layers", "4", "--hidden-size", "32", "--seq-len", "64", "--global-batch-size", "2"]
+    with memo.Trainer(
+        "llama-tiny",
+        train_data=tmp_path / "corpus",
+        save=str(tmp_path / "run"),
+        num_layers=4,
+        hidden_size=32,
+        seq_length=64,
+        global_batch_size=2,
+        train_iters=2,
+        device="cpu",
+        num_threads=1,
+        peak_tflops=1.0,
+        progress=False,
+        offload_alpha="off",
+        **ALL,
+    ) as run:
+        run.train()
+    told = []
+    for index, flags in enumerate(([], ["--offload-states", "all"], ["--offload-states", "optimizer"])):
+        out = tmp_path / f"{index}.json"
+        words = ["evaluate", "--model", "llama-tiny", *shape, "--load", str(tmp_path / "run"), "--eval-iters", "2"]
+        data = ["--data-path", str(tmp_path / "corpus"), "--offload-alpha", "off", "--out", str(out)]
+        assert main([*words, *data, "--device", "cpu", "--num-threads", "1", *flags]) == 0
+        told.append(json.loads(out.read_text()))
+    assert told[1] == told[0] and told[2] == told[0]
+
+
+@pytest.mark.parametrize("placement", [ALL, OPTIMIZER], ids=["all", "optimizer"])
+def test_planned_memory_serves_streamed_states(placement: dict[str, Any]) -> None:
+    plain, planned = run_ranks(1, with_and_without_planner, placement)[0]
+    assert plain[0] == planned[0]
+    assert plain[1] is None and planned[1] == 0, "every request was foreseen"
+
+
+def with_and_without_planner(placement: dict[str, Any]) -> list[Any]:
+    found = []
+    for planner in ("off", "auto"):
+        smallest = {} if planner == "off" else {"memory_planner_min_bytes": 512}
+        with trainer(1, memory_planner=planner, train_iters=4, **smallest, **placement) as run:
+            records = []
+            run.callbacks.append(records.append)
+            run.train()
+            states = masters(run)
+        figures = [(r.lm_loss, r.grad_norm) for r in records]
+        sums = {name: value.double().sum().item() for name, value in states.items()}
+        found.append(((figures, sums), records[-1].fallbacks))
+    return found
+
+
+@pytest.mark.parametrize("placement", [{}, ALL, HALF], ids=["device", "all", "half"])
+def test_a_simulated_rank_of_zero3_holds_what_the_real_one_holds(placement: dict[str, Any]) -> None:
+    real = run_ranks(2, held, 2, **ZERO3, **placement)
+    for rank, expected in enumerate(real):
+        assert held(1, simulate_world="dp=2", simulate_rank=rank, **ZERO3, **placement) == expected
+
+
+def held(world_size: int, **overrides: Any) -> list[int | None]:
+    with trainer(world_size, max_step_minutes=600.0, profile_cache="off", **overrides) as run:
+        record = [run.step() for _ in range(2)][-1]
+        return [
+            record.weights_bytes,
+            record.gradients_bytes,
+            record.optimizer_bytes,
+            record.rounding_buffers_bytes,
+            record.host_records_bytes,
+        ]
+
+
+def test_profile_says_the_same_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The layer that is measured has its states on the device, wherever the run has them."""
+    words = "profile --num-layers 6 --hidden-size 32 --seq-len 64 --device cpu --num-threads 1 --peak-tflops 1"
+    out = tmp_path / "layer.json"
+    assert main([*words.split(), "--profile-cache", "off", "--offload-states", "all", "--out", str(out)]) == 0
+    assert "plan for one layer and microbatch on this rank" in capsys.readouterr().out
+    trace = tmp_path / "trace.json"
+    flags = ["--offload-alpha", "off", "--offload-states", "all", "--trace-out", str(trace)]
+    assert main([*words.split(), "--mock-data", "--profile-cache", "off", *flags]) == 0
+    assert trace.exists()
