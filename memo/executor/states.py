@@ -9,7 +9,7 @@ what it updates in host memory (`Stream.HOST`): every copy that reads it waits f
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,31 +17,13 @@ from torch import Tensor
 from torch.distributed import Work
 
 from memo.errors import PlanError
+from memo.executor.state_buffers import StateBuffers, StateSlot, adds_up
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.parallel.collectives import all_gather_async, group_size, reduce_scatter_async
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.units import Bucket, Unit, wide_dtype
+from memo.parallel.units import Bucket, Unit
 from memo.planner.state_plan import Fetch, StatePlan, StateStep
 from memo.units import format_bytes
-
-
-@dataclass
-class _Slot:
-    """A rounding buffer of states.
-
-    Attributes:
-        shard: where this rank's shard arrives before it is gathered; None where nothing is.
-        filled, works: until when its content may not be used.
-        free: until when it may not be overwritten.
-    """
-
-    name: str
-    flat: Tensor
-    shard: Tensor | None = None
-    layer: int | None = None
-    filled: Event = None
-    works: list[Work] = field(default_factory=list)
-    free: Event = None
 
 
 class GradientConsumer(Protocol):
@@ -62,8 +44,8 @@ class _Reduction:
     step: StateStep
     parts: list[Tensor]
     works: list[Work]
-    source: _Slot | None  # whose slot is free once it is over
-    reduced: _Slot | None  # where the shard lies; None: in its source
+    source: StateSlot | None  # whose slot is free once it is over
+    reduced: StateSlot | None  # where the shard lies; None: in its source
 
 
 class StateStreamer:
@@ -83,7 +65,7 @@ class StateStreamer:
         self._order = list(layers)
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
         self._num_shards = group_size(data_parallel.group)
-        self._make_buffers()
+        self._buffers = StateBuffers(plan, self._units, data_parallel)
         self._pending: _Reduction | None = None
         self._next_reduced = 0
         self._position = 0
@@ -95,57 +77,16 @@ class StateStreamer:
         self._in_ring: dict[int, Unit] = {}
         data_parallel.mover = self
 
-    def _make_buffers(self) -> None:
-        dp, plan = self.data_parallel, self.plan
-        units = list(self._units.values())
-        narrow, wide = dp.dtype, wide_dtype(dp.dtype)
-        size = max(unit.size for unit in units)
-        shard = max(unit.shard_size for unit in units)
-        largest = max(bucket.plan.shard_size for bucket in dp.buckets)
-        driven = [unit for unit in units if unit.is_driven]
-        is_split = self._num_shards > 1
-
-        def slots(name: str, count: int, numel: int, dtype: torch.dtype, stage: bool = False) -> list[_Slot]:
-            return [
-                _Slot(f"{name} {i}", self._empty(numel, dtype), self._empty(shard, dtype) if stage else None)
-                for i in range(count)
-            ]
-
-        arrives = is_split and any(u.places.optimizer_on_host and u.places.weights_in_slot for u in units)
-        self._weights = slots("weights slot", plan.num_weight_slots, size, narrow, arrives)
-        self._gradients = slots("gradient slot", plan.num_gradient_slots, size, wide)
-        self._reduced = slots("reduced gradient", min(2, len(driven)) if is_split else 0, shard, wide)
-        casts = any(b.source is b.master and narrow != wide for u in units for b in u.buckets)
-        self._cast = slots("masters", int(casts), largest, wide)
-        adds = any(_adds_up(s) and self._units[s.op.layer].places.optimizer_on_host for s in plan.steps)
-        self._sum = slots("gradient sum", int(adds), shard, wide)
-        uploads = narrow != wide and any(b.places.optimizer_on_host and b.weights is not None for b in dp.buckets)
-        self._staging = [
-            _Slot(f"host staging {i}", record) for i, record in enumerate(self._host_stages(largest, narrow, uploads))
-        ]
-
-    def _host_stages(self, numel: int, dtype: torch.dtype, uploads: bool) -> list[Tensor]:
-        """Two that weights pass on their way up, in an arena of their own."""
-        make = self.data_parallel.host_memory
-        if not uploads or make is None:
-            return []
-        self._stages = make(2 * numel * dtype.itemsize)  # kept: its records are views
-        return list(self._stages.record(0).view(dtype).chunk(2))
-
-    def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(numel, dtype=dtype, device=self.data_parallel.device)
-
     @property
     def device_bytes(self) -> int:
         """Slots and stages on the device."""
-        buffers = [*self._weights, *self._gradients, *self._reduced, *self._cast, *self._sum]
-        return sum(b.flat.nbytes + (0 if b.shard is None else b.shard.nbytes) for b in buffers)
+        return self._buffers.device_bytes
 
     @property
     def host_bytes(self) -> int:
         """The arena of states, and the stages of their upload."""
         arena = self.data_parallel.host
-        return sum(b.flat.nbytes for b in self._staging) + (0 if arena is None else arena.record(0).nbytes)
+        return self._buffers.host_bytes + (0 if arena is None else arena.record(0).nbytes)
 
     def describe(self) -> str:
         """What of the states is where on this rank, for people."""
@@ -181,14 +122,14 @@ class StateStreamer:
 
     def forget(self) -> None:
         """Weights may have changed: what slots hold of them is of no use, and who fetches them waits for the change."""
-        for slot in self._weights:
+        for slot in self._buffers.weights:
             slot.layer = None
         self._updated = self.backend.record(Stream.COMPUTE)
         self._written = self.backend.record(Stream.HOST)
 
     def _interrupt(self) -> None:
         """What an exception left on its way comes to an end."""
-        works = [work for slot in self._weights for work in slot.works]
+        works = [work for slot in self._buffers.weights for work in slot.works]
         works += [] if self._pending is None else self._pending.works
         for work in works:
             work.wait()
@@ -217,17 +158,17 @@ class StateStreamer:
         for fetch in step.fetches:
             self._fetch(fetch)
         if step.weight_slot is not None:
-            self._lend_weights(unit, self._weights[step.weight_slot], str(step.op))
+            self._lend_weights(unit, self._buffers.weights[step.weight_slot], str(step.op))
         if step.gradient_slot is not None:
-            self._lend_gradient(unit, self._gradients[step.gradient_slot], step)
+            self._lend_gradient(unit, self._buffers.gradients[step.gradient_slot], step)
 
     def end(self, kind: str, layer: int) -> None:
         """The layer needs them no more: slots are given on, gradients go on their way."""
         step, unit = self._expect(kind, layer), self._units[layer]
         self._position += 1
         if step.weight_slot is not None:
-            self._weights[step.weight_slot].free = self.backend.record(Stream.COMPUTE)
-        slot = None if step.gradient_slot is None else self._gradients[step.gradient_slot]
+            self._buffers.weights[step.weight_slot].free = self.backend.record(Stream.COMPUTE)
+        slot = None if step.gradient_slot is None else self._buffers.gradients[step.gradient_slot]
         if step.end == "reduce":
             self._start_reduction(unit, step, slot)
         elif step.end == "offload" and slot is not None:
@@ -240,16 +181,18 @@ class StateStreamer:
             self._touch_weights(bucket, f"forward of layer {layer}")
         following = self._order[(self._order.index(layer) + 1) % len(self._order)]
         for wanted in (layer, following):
-            if self._units[wanted].places.weights_in_slot and wanted not in [slot.layer for slot in self._weights]:
-                others = [slot for slot in self._weights if slot.layer != layer]
+            if self._units[wanted].places.weights_in_slot and wanted not in [
+                slot.layer for slot in self._buffers.weights
+            ]:
+                others = [slot for slot in self._buffers.weights if slot.layer != layer]
                 if others:  # with one slot the next layer must wait
                     self._fetch_weights(wanted, others[0])
-        slot = next((slot for slot in self._weights if slot.layer == layer), None)
+        slot = next((slot for slot in self._buffers.weights if slot.layer == layer), None)
         if slot is not None:
             self._lend_weights(self._units[layer], slot, f"forward of layer {layer}")
 
     def end_unplanned(self, layer: int) -> None:
-        for slot in self._weights:
+        for slot in self._buffers.weights:
             if slot.layer == layer:
                 slot.free = self.backend.record(Stream.COMPUTE)
         self._release(self._units[layer])
@@ -277,11 +220,11 @@ class StateStreamer:
 
     def _fetch(self, fetch: Fetch) -> None:
         if fetch.kind == "weights":
-            self._fetch_weights(fetch.layer, self._weights[fetch.slot])
+            self._fetch_weights(fetch.layer, self._buffers.weights[fetch.slot])
         else:
-            self._fetch_partial(self._units[fetch.layer], self._gradients[fetch.slot])
+            self._fetch_partial(self._units[fetch.layer], self._buffers.gradients[fetch.slot])
 
-    def _fetch_weights(self, layer: int, slot: _Slot) -> None:
+    def _fetch_weights(self, layer: int, slot: StateSlot) -> None:
         backend, unit = self.backend, self._units[layer]
         for unused in slot.works:  # of a layer that was fetched and never ran
             unused.wait()
@@ -302,13 +245,13 @@ class StateStreamer:
             backend.access(Stream.PREFETCH, slot.name, "w", f"gather of layer {layer}")
         slot.layer, slot.filled = layer, backend.record(Stream.PREFETCH)
 
-    def _spoil(self, slot: _Slot) -> None:
+    def _spoil(self, slot: StateSlot) -> None:
         """Whoever relies on what a slot held before finds NaN."""
         if self._poison:
             nothing = torch.full_like(slot.flat, float("nan"))
             self.backend.copy(Stream.PREFETCH, slot.flat, nothing, slot.name, "poison")
 
-    def _bring_shards(self, unit: Unit, slot: _Slot) -> list[Tensor]:
+    def _bring_shards(self, unit: Unit, slot: StateSlot) -> list[Tensor]:
         """This rank's shard of each bucket on the device: in the slot itself where it is all there is."""
         if not unit.places.optimizer_on_host:
             return [_given(bucket.source) for bucket in unit.buckets]
@@ -317,13 +260,13 @@ class StateStreamer:
         for bucket, shard in zip(unit.buckets, shards, strict=True):
             source, source_name = _given(bucket.source), _source_name(bucket)
             if source.dtype != shard.dtype:
-                wide = self._cast[0].flat[: source.numel()]
-                self.backend.copy(Stream.PREFETCH, wide, source, self._cast[0].name, source_name)
-                source, source_name = wide, self._cast[0].name
+                wide = self._buffers.cast[0].flat[: source.numel()]
+                self.backend.copy(Stream.PREFETCH, wide, source, self._buffers.cast[0].name, source_name)
+                source, source_name = wide, self._buffers.cast[0].name
             self.backend.copy(Stream.PREFETCH, shard, source, name, source_name)
         return shards
 
-    def _lend_weights(self, unit: Unit, slot: _Slot, what: str) -> None:
+    def _lend_weights(self, unit: Unit, slot: StateSlot, what: str) -> None:
         self.backend.wait(Stream.COMPUTE, slot.filled)
         for work in slot.works:
             work.wait()
@@ -333,7 +276,7 @@ class StateStreamer:
 
     # Gradients.
 
-    def _lend_gradient(self, unit: Unit, slot: _Slot, step: StateStep) -> None:
+    def _lend_gradient(self, unit: Unit, slot: StateSlot, step: StateStep) -> None:
         if step.start == "zero":
             self.backend.wait(Stream.COMPUTE, slot.free)
             slot.flat.zero_()
@@ -342,7 +285,7 @@ class StateStreamer:
         self.backend.access(Stream.COMPUTE, slot.name, "w", str(step.op))
         self.data_parallel.bind_gradients(unit, unit.parts(slot.flat))
 
-    def _offload_partial(self, unit: Unit, slot: _Slot) -> None:
+    def _offload_partial(self, unit: Unit, slot: StateSlot) -> None:
         """The sum of some microbatches, whole, to host memory."""
         self._follow(Stream.OFFLOAD, Stream.COMPUTE)
         for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
@@ -351,7 +294,7 @@ class StateStreamer:
             self._offloaded[name] = self.backend.record(Stream.OFFLOAD)
         slot.free = self.backend.record(Stream.OFFLOAD)
 
-    def _fetch_partial(self, unit: Unit, slot: _Slot) -> None:
+    def _fetch_partial(self, unit: Unit, slot: StateSlot) -> None:
         self.backend.wait(Stream.PREFETCH, slot.free)
         self._spoil(slot)
         for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
@@ -362,12 +305,12 @@ class StateStreamer:
         # Whoever writes the record next must wait until it was read.
         self.backend.wait(Stream.OFFLOAD, slot.filled)
 
-    def _start_reduction(self, unit: Unit, step: StateStep, slot: _Slot | None) -> None:
+    def _start_reduction(self, unit: Unit, step: StateStep, slot: StateSlot | None) -> None:
         wholes = [_given(b.gradients) for b in unit.buckets] if slot is None else unit.parts(slot.flat)
         if self._num_shards == 1:
             self._pending = _Reduction(unit, step, wholes, [], slot, None)
             return
-        reduced = self._reduced[self._next_reduced % len(self._reduced)]
+        reduced = self._buffers.reduced[self._next_reduced % len(self._buffers.reduced)]
         self._next_reduced += 1
         self.backend.wait(Stream.COMPUTE, reduced.free)
         self.backend.access(Stream.COMPUTE, reduced.name, "w", f"reduction of {step.op}")
@@ -432,7 +375,7 @@ class StateStreamer:
             if step.is_last:
                 data_parallel.complete(bucket, bucket.gradient_shard)
             return
-        if _adds_up(step):
+        if adds_up(step):
             shard = self._summed(bucket, shard)
         if step.is_last:
             data_parallel.complete(bucket, shard)
@@ -441,7 +384,7 @@ class StateStreamer:
 
     def _summed(self, bucket: Bucket, shard: Tensor) -> Tensor:
         """Sharded gradients add up in host memory, but on the device: fetched, added, and sent back."""
-        (stage,) = self._sum
+        (stage,) = self._buffers.sum
         part = stage.flat[: shard.numel()]
         self.backend.wait(Stream.PREFETCH, stage.free)
         self.backend.wait(Stream.PREFETCH, self._offloaded[_gradient_name(bucket)])
@@ -481,8 +424,7 @@ class StateStreamer:
         shard = _given(bucket.weight_shard)
         source, name = bucket.master, _name("masters", bucket)
         if source.dtype != shard.dtype:
-            stage = self._staging[0]
-            self._staging.reverse()
+            stage = self._buffers.next_host_stage()
             self.backend.wait(Stream.HOST, stage.free)
             source, name = stage.flat[: shard.numel()], stage.name
             self.backend.access(Stream.HOST, name, "w", "cast of masters")
@@ -499,11 +441,6 @@ class StateStreamer:
     def _follow(self, stream: Stream, other: Stream) -> None:
         """What is issued on the stream from now on runs after all that was issued on the other."""
         self.backend.wait(stream, self.backend.record(other))
-
-
-def _adds_up(step: StateStep) -> bool:
-    """Whether earlier microbatches were reduced already, so that their sum lies in the shard."""
-    return step.end == "reduce" and step.start == "zero" and not step.is_first
 
 
 def _given(tensor: Tensor | None) -> Tensor:

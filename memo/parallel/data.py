@@ -12,7 +12,6 @@ Gradients add up without any factor: the loss is already divided by the tokens o
 """
 
 import contextlib
-import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,24 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from memo.estimate.placement import LayerPlaces, StatePlacement
+from memo.estimate.placement import StatePlacement
 from memo.mesh import Mesh
-from memo.parallel.buckets import Segment, plan_buckets
+from memo.parallel.buckets import Segment
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
 from memo.parallel.shards import Shard, ShardedParameter, initialize
-from memo.parallel.units import (
-    Bucket,
-    Carver,
-    HostMemory,
-    HostRules,
-    Unit,
-    UnitPlan,
-    host_bytes,
-    in_units,
-    nothing,
-    ring_sizes,
-    wide_dtype,
-)
+from memo.parallel.unit_plans import make_units, plan_units
+from memo.parallel.units import Bucket, HostMemory, HostRules, Unit, nothing, wide_dtype
 from memo_kernels.squared_norm.reference import squared_norm
 
 
@@ -116,8 +104,7 @@ class ShardedDataParallel:
         for name, parameter in reversed(list(model.named_parameters())):
             assert isinstance(parameter, ShardedParameter), f"{name} has no Shard"
             named[name] = parameter
-        plans = self._plan(named, bucket_size, placement)
-        self.host: HostMemory | None = None
+        plans = plan_units(named, bucket_size, group_size(self.group), placement)
         self.host_memory = host_memory
         is_sharded = placement is not None and placement.shards_gradients  # then each microbatch is reduced
         self.rules = HostRules(
@@ -125,7 +112,7 @@ class ShardedDataParallel:
             keeps_partial=accumulates and not is_sharded,
             consumes=consumes_gradients and not accumulates,
         )
-        self.units = self._make_units(plans)
+        self.units, self.host = make_units(plans, self.rules, group_rank(self.group), dtype, device, host_memory)
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self._nothing = nothing(dtype, device)
@@ -273,45 +260,6 @@ class ShardedDataParallel:
         if group_size(self.group) > 1:
             all_gather(shard.clone(), self.group, out=weights)
 
-    def _plan(
-        self, named: dict[str, ShardedParameter], bucket_size: int, placement: StatePlacement | None
-    ) -> list[UnitPlan]:
-        """Buckets end with their layer: what is reduced and moved together then depends on no placement."""
-        plans = []
-        for layer, names in in_units(list(named), _layer_positions(list(named))):
-            layout = [(name, tuple(named[name].shape), named[name].shard.replicated) for name in names]
-            places = LayerPlaces()
-            if placement is not None:
-                places = placement.of_ends if layer is None else placement.of_layer(layer)
-            buckets = plan_buckets(layout, bucket_size, group_size(self.group))
-            plans.append(UnitPlan(layer, places, tuple(buckets)))
-        return plans
-
-    def _make_units(self, plans: list[UnitPlan]) -> list[Unit]:
-        needed_bytes = host_bytes(plans, self.dtype, self.rules)
-        carver, rings = None, list[Tensor]()
-        if needed_bytes:
-            assert self.host_memory is not None, "a placement in host memory needs host memory"
-            self.host = self.host_memory(needed_bytes)
-            carver = Carver(self.host.record(0))
-            if self.rules.consumes:
-                rings = [carver.take(size, wide_dtype(self.dtype)) for size in ring_sizes(plans)]
-        units, num_in_ring = [], 0
-        for plan in plans:
-            ring = None
-            if rings and plan.layer is not None and plan.places.optimizer_on_host:
-                ring = rings[num_in_ring % len(rings)]
-                num_in_ring += 1
-            units.append(Unit(plan.layer, plan.places, tuple(self._make_buckets(plan, carver, ring))))
-        return units
-
-    def _make_buckets(self, plan: UnitPlan, carver: Carver | None, ring: Tensor | None) -> Iterator[Bucket]:
-        rank, used = group_rank(self.group), 0
-        for bucket in plan.buckets:
-            own = None if ring is None else ring[used : used + bucket.shard_size]
-            used += bucket.shard_size
-            yield Bucket(bucket, rank, self.dtype, self.device, plan.places, carver, rules=self.rules, ring=own)
-
     def bind_weights(self, unit: Unit, flats: list[Tensor] | None) -> None:
         """Parameters of a unit become views of these buckets; None: of the resident ones, or they show NaN."""
         parts = [bucket.weights for bucket in unit.buckets] if flats is None else flats
@@ -397,19 +345,3 @@ class ShardedDataParallel:
 
 def _resident_or_zeros(resident: Tensor | None, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(numel, dtype=dtype, device=device) if resident is None else resident
-
-
-def _layer_positions(names: list[str]) -> Callable[[str], int | None]:
-    """Parameter's name -> position of its layer among all layers of the rank, chunk by chunk; None at the ends."""
-    found = {match.groups() for name in names if (match := _IN_LAYER.match(name))}
-    order = sorted((int(chunk), int(layer)) for chunk, layer in found)
-    positions = {key: position for position, key in enumerate(order)}
-
-    def layer_of(name: str) -> int | None:
-        match = _IN_LAYER.match(name)
-        return None if match is None else positions[int(match[1]), int(match[2])]
-
-    return layer_of
-
-
-_IN_LAYER = re.compile(r"(\d+)\.layers\.(\d+)\.")

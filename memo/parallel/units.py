@@ -7,7 +7,6 @@
 `memo.estimate.placement` says which, `memo.parallel.buckets` where each parameter lies in the flat buffers.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +37,7 @@ class Carver:
         """Zeros."""
         num_bytes = numel * dtype.itemsize
         part = self._arena[self._used : self._used + num_bytes].view(dtype)
-        self._used += _aligned(num_bytes)
+        self._used += aligned_bytes(num_bytes)
         return part.zero_()
 
 
@@ -164,15 +163,6 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class UnitPlan:
-    """A unit before it has memory."""
-
-    layer: int | None
-    places: LayerPlaces
-    buckets: tuple[BucketPlan, ...]
-
-
-@dataclass(frozen=True)
 class HostRules:
     """What layers in host memory keep there beside masters and moments.
 
@@ -187,30 +177,6 @@ class HostRules:
     consumes: bool = False
 
 
-def ring_sizes(plans: list[UnitPlan]) -> list[int]:
-    """Elements of the records that hold reduced gradients in turn: one arrives while the CPU consumes the other."""
-    layers = [unit for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
-    largest = max((sum(bucket.shard_size for bucket in unit.buckets) for unit in layers), default=0)
-    return [largest] * min(2, len(layers))
-
-
-def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> int:
-    """Of the arena that these units need."""
-    wide, narrow = wide_dtype(dtype).itemsize, dtype.itemsize
-    total = sum(_aligned(size * wide) for size in ring_sizes(plans)) if rules.consumes else 0
-    for unit in plans:
-        if not unit.places.optimizer_on_host:
-            continue
-        in_ring = rules.consumes and unit.layer is not None
-        for bucket in unit.buckets:
-            total += (3 if in_ring else 4) * _aligned(bucket.shard_size * wide)
-            if unit.places.gradients_in_slot and rules.keeps_partial and bucket.num_shards > 1:
-                total += _aligned(bucket.size * wide)
-            if unit.places.weights_in_slot and rules.weight_copy and narrow != wide:
-                total += _aligned(bucket.shard_size * narrow)
-    return total
-
-
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Of gradients, masters and moments."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -221,22 +187,5 @@ def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), float("nan"), dtype=dtype, device=device)
 
 
-def in_units(names: list[str], layer_of: Callable[[str], int | None]) -> Iterator[tuple[int | None, list[str]]]:
-    """Consecutive names of one layer, or of one end, together."""
-    group: list[str] = []
-    for name in names:
-        if group and _key(group[-1], layer_of) != _key(name, layer_of):
-            yield layer_of(group[0]), group
-            group = []
-        group.append(name)
-    if group:
-        yield layer_of(group[0]), group
-
-
-def _key(name: str, layer_of: Callable[[str], int | None]) -> object:
-    layer = layer_of(name)
-    return layer if layer is not None else name.split(".")[:2]
-
-
-def _aligned(num_bytes: int) -> int:
+def aligned_bytes(num_bytes: int) -> int:
     return -(-num_bytes // _HOST_ALIGNMENT) * _HOST_ALIGNMENT

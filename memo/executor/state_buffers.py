@@ -1,0 +1,100 @@
+"""The rounding buffers of streamed states on one rank: slots, and stages where shards pass on their way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from memo.executor.streams import Event
+from memo.parallel.collectives import group_size
+from memo.parallel.data import ShardedDataParallel
+from memo.parallel.units import Unit, wide_dtype
+from memo.planner.state_plan import StatePlan, StateStep
+
+
+@dataclass
+class StateSlot:
+    """A rounding buffer of states.
+
+    Attributes:
+        shard: where this rank's shard arrives before it is gathered; None where nothing is.
+        filled, works: until when its content may not be used.
+        free: until when it may not be overwritten.
+    """
+
+    name: str
+    flat: Tensor
+    shard: Tensor | None = None
+    layer: int | None = None
+    filled: Event = None
+    works: list[Work] = field(default_factory=list)
+    free: Event = None
+
+
+class StateBuffers:
+    """Everything that streaming keeps for the whole run beside the states themselves.
+
+    Attributes:
+        weights, gradients: slots, each as large as a layer.
+        reduced: where reduced gradients wait on the device; none on one rank, where they lie in their slot.
+        cast: where masters arrive that weights are cast from.
+        sum: where sharded gradients in host memory come back to be added to.
+    """
+
+    def __init__(self, plan: StatePlan, units: Mapping[int, Unit], data_parallel: ShardedDataParallel) -> None:
+        self._data_parallel = data_parallel
+        layers, buckets = list(units.values()), data_parallel.buckets
+        narrow, wide = data_parallel.dtype, wide_dtype(data_parallel.dtype)
+        size, shard = max(unit.size for unit in layers), max(unit.shard_size for unit in layers)
+        largest = max(bucket.plan.shard_size for bucket in buckets)
+        is_split = group_size(data_parallel.group) > 1
+        num_driven = sum(unit.is_driven for unit in layers)
+        arrives = is_split and any(u.places.optimizer_on_host and u.places.weights_in_slot for u in layers)
+        casts = any(b.source is b.master and narrow != wide for u in layers for b in u.buckets)
+        adds = any(adds_up(step) and units[step.op.layer].places.optimizer_on_host for step in plan.steps)
+        uploads = narrow != wide and any(b.places.optimizer_on_host and b.weights is not None for b in buckets)
+        self.weights = self._slots("weights slot", plan.num_weight_slots, size, narrow, shard if arrives else 0)
+        self.gradients = self._slots("gradient slot", plan.num_gradient_slots, size, wide)
+        self.reduced = self._slots("reduced gradient", min(2, num_driven) if is_split else 0, shard, wide)
+        self.cast = self._slots("masters", int(casts), largest, wide)
+        self.sum = self._slots("gradient sum", int(adds), shard, wide)
+        self._host_stages = self._make_host_stages(largest, narrow) if uploads else []
+
+    @property
+    def device_bytes(self) -> int:
+        slots = [*self.weights, *self.gradients, *self.reduced, *self.cast, *self.sum]
+        return sum(slot.flat.nbytes + (0 if slot.shard is None else slot.shard.nbytes) for slot in slots)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(stage.flat.nbytes for stage in self._host_stages)
+
+    def next_host_stage(self) -> StateSlot:
+        """One of two that weights pass on their way up, in turn."""
+        stage = self._host_stages[0]
+        self._host_stages.reverse()
+        return stage
+
+    def _slots(self, name: str, count: int, numel: int, dtype: torch.dtype, shard: int = 0) -> list[StateSlot]:
+        """`shard`: elements of the stage beside each slot; 0: none."""
+        return [
+            StateSlot(f"{name} {i}", self._empty(numel, dtype), self._empty(shard, dtype) if shard else None)
+            for i in range(count)
+        ]
+
+    def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, device=self._data_parallel.device)
+
+    def _make_host_stages(self, numel: int, dtype: torch.dtype) -> list[StateSlot]:
+        make = self._data_parallel.host_memory
+        assert make is not None, "states in host memory need its arena"
+        self._arena = make(2 * numel * dtype.itemsize)  # kept: the stages are views of it
+        parts = self._arena.record(0).view(dtype).chunk(2)
+        return [StateSlot(f"host staging {i}", part) for i, part in enumerate(parts)]
+
+
+def adds_up(step: StateStep) -> bool:
+    """Whether earlier microbatches were reduced already, so that their sum lies in the shard."""
+    return step.end == "reduce" and step.start == "zero" and not step.is_first

@@ -1,0 +1,128 @@
+"""From the parameters of a model to its units with their memory: which layer each is of, its buckets, its places."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memo.estimate.placement import LayerPlaces, StatePlacement
+from memo.parallel.buckets import BucketPlan, plan_buckets
+from memo.parallel.shards import ShardedParameter
+from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes, wide_dtype
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """A unit before it has memory."""
+
+    layer: int | None
+    places: LayerPlaces
+    buckets: tuple[BucketPlan, ...]
+
+
+def plan_units(
+    named: Mapping[str, ShardedParameter], bucket_size: int, num_shards: int, placement: StatePlacement | None
+) -> list[UnitPlan]:
+    """Units in the order of the names, which should be the order their gradients appear in.
+
+    Buckets end with their layer: what is reduced and moved together then depends on no placement.
+    """
+    plans = []
+    for layer, names in in_units(list(named), _layer_positions(list(named))):
+        layout = [(name, tuple(named[name].shape), named[name].shard.replicated) for name in names]
+        places = LayerPlaces()
+        if placement is not None:
+            places = placement.of_ends if layer is None else placement.of_layer(layer)
+        plans.append(UnitPlan(layer, places, tuple(plan_buckets(layout, bucket_size, num_shards))))
+    return plans
+
+
+def make_units(
+    plans: list[UnitPlan],
+    rules: HostRules,
+    rank: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    host_memory: Callable[[int], HostMemory] | None,
+) -> tuple[list[Unit], HostMemory | None]:
+    """The units of one of the ranks that share states, and the arena in host memory, where they need one."""
+    needed_bytes = host_bytes(plans, dtype, rules)
+    host, carver, rings = None, None, list[Tensor]()
+    if needed_bytes:
+        assert host_memory is not None, "a placement in host memory needs host memory"
+        host = host_memory(needed_bytes)
+        carver = Carver(host.record(0))
+        if rules.consumes:
+            rings = [carver.take(size, wide_dtype(dtype)) for size in ring_sizes(plans)]
+    units, num_in_ring = [], 0
+    for plan in plans:
+        ring = None
+        if rings and plan.layer is not None and plan.places.optimizer_on_host:
+            ring = rings[num_in_ring % len(rings)]
+            num_in_ring += 1
+        buckets, used = [], 0
+        for bucket in plan.buckets:
+            own = None if ring is None else ring[used : used + bucket.shard_size]
+            used += bucket.shard_size
+            buckets.append(Bucket(bucket, rank, dtype, device, plan.places, carver, rules=rules, ring=own))
+        units.append(Unit(plan.layer, plan.places, tuple(buckets)))
+    return units, host
+
+
+def ring_sizes(plans: list[UnitPlan]) -> list[int]:
+    """Elements of the records that hold reduced gradients in turn: one arrives while the CPU consumes the other."""
+    layers = [unit for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
+    largest = max((sum(bucket.shard_size for bucket in unit.buckets) for unit in layers), default=0)
+    return [largest] * min(2, len(layers))
+
+
+def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> int:
+    """Of the arena that these units need."""
+    wide, narrow = wide_dtype(dtype).itemsize, dtype.itemsize
+    total = sum(aligned_bytes(size * wide) for size in ring_sizes(plans)) if rules.consumes else 0
+    for unit in plans:
+        if not unit.places.optimizer_on_host:
+            continue
+        in_ring = rules.consumes and unit.layer is not None
+        for bucket in unit.buckets:
+            total += (3 if in_ring else 4) * aligned_bytes(bucket.shard_size * wide)
+            if unit.places.gradients_in_slot and rules.keeps_partial and bucket.num_shards > 1:
+                total += aligned_bytes(bucket.size * wide)
+            if unit.places.weights_in_slot and rules.weight_copy and narrow != wide:
+                total += aligned_bytes(bucket.shard_size * narrow)
+    return total
+
+
+def in_units(names: list[str], layer_of: Callable[[str], int | None]) -> Iterator[tuple[int | None, list[str]]]:
+    """Consecutive names of one layer, or of one end, together."""
+    group: list[str] = []
+    for name in names:
+        if group and _key(group[-1], layer_of) != _key(name, layer_of):
+            yield layer_of(group[0]), group
+            group = []
+        group.append(name)
+    if group:
+        yield layer_of(group[0]), group
+
+
+def _key(name: str, layer_of: Callable[[str], int | None]) -> object:
+    layer = layer_of(name)
+    return layer if layer is not None else name.split(".")[:2]
+
+
+def _layer_positions(names: list[str]) -> Callable[[str], int | None]:
+    """Parameter's name -> position of its layer among all layers of the rank, chunk by chunk; None at the ends."""
+    found = {match.groups() for name in names if (match := _IN_LAYER.match(name))}
+    order = sorted((int(chunk), int(layer)) for chunk, layer in found)
+    positions = {key: position for position, key in enumerate(order)}
+
+    def layer_of(name: str) -> int | None:
+        match = _IN_LAYER.match(name)
+        return None if match is None else positions[int(match[1]), int(match[2])]
+
+    return layer_of
+
+
+_IN_LAYER = re.compile(r"(\d+)\.layers\.(\d+)\.")
