@@ -48,7 +48,7 @@ _BASE: dict[str, object] = {
 _BF16 = {"params_dtype": "bf16", "seq_length": 2048, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024}
 _FOUR = {"global_batch_size": 4}
 
-_STREAMED = {"num_layers": 24, "seq_length": 512}
+_STREAMED = {"num_layers": 12, "seq_length": 512}
 CASES: dict[str, tuple[str, int, dict[str, object]]] = {
     # name: model, ranks, flags; llama has grouped heads, RMSNorm and SwiGLU, gpt2 biases and learned positions
     "plain gpt": ("gpt-tiny", 1, {}),
@@ -69,14 +69,14 @@ CASES: dict[str, tuple[str, int, dict[str, object]]] = {
     "dp 2 llama bf16": ("llama-tiny", 2, {**_BF16, "global_batch_size": 2}),
     "tp 2 alpha 1/2 llama": ("llama-tiny", 2, {"tp": 2, "offload_alpha": 0.5, "num_layers": 8}),
     "tp 2 cp 2 llama": ("llama-tiny", 4, {"tp": 2, "cp": 2}),
-    "states all, 24 layers": ("gpt-tiny", 1, {**_STREAMED, "offload_states": "all"}),
-    "states all bf16": ("llama-tiny", 1, {**_STREAMED, **_BF16, "offload_states": "all", "offload_alpha": 0.5}),
-    "states optimizer llama bf16": ("llama-tiny", 1, {**_STREAMED, **_BF16, "offload_states": "optimizer"}),
+    "states all gpt": ("gpt-tiny", 1, {**_STREAMED, "offload_states": "all"}),
+    "states all bf16": ("llama-tiny", 1, {**_BF16, **_STREAMED, "offload_states": "all", "offload_alpha": 0.5}),
+    "states optimizer llama bf16": ("llama-tiny", 1, {**_BF16, **_STREAMED, "offload_states": "optimizer"}),
     "states all dp 2": ("gpt-tiny", 2, {**_STREAMED, "offload_states": "all", "global_batch_size": 2}),
     "ZeRO-3 dp 2 llama bf16": (
         "llama-tiny",
         2,
-        {**_STREAMED, **_BF16, "global_batch_size": 2, "data_parallel_sharding_strategy": "optim_grads_params"},
+        {**_BF16, **_STREAMED, "global_batch_size": 2, "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
     "tp 2 pp 2 gpt": ("gpt-tiny", 4, {**_FOUR, "tp": 2, "pp": 2, "seq_length": 2048}),
 }
