@@ -1,0 +1,63 @@
+"""A model whose states are five times what it may use of the device: refused as it is, trained with states placed."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+import memo
+from memo.config import RunConfig, preset
+from memo.errors import ResourceError
+from memo.estimate.cpu.memory import cpu_memory
+from memo.units import GIB
+
+SCALARS_BYTES = 8192
+"""AdamW's counts, norms of buckets and the like, which the account leaves out."""
+
+
+def configuration(**changes: Any) -> RunConfig:
+    values: dict[str, Any] = {"num_layers": 24, "seq_length": 128, "vocab_size": 257, "params_dtype": "fp32"}
+    values |= {"device": "cpu", "mock_data": True, "peak_tflops": 1.0, "num_threads": 1, "progress": False}
+    values |= {"offload_alpha": "off", "recompute_granularity": "full", "max_step_minutes": 1000.0}
+    return RunConfig(model=preset("gpt-tiny")).override(values | changes)
+
+
+CAP_BYTES = cpu_memory(configuration(), 1, 0).states.total // 5
+CAPPED: dict[str, Any] = {"device_memory_gb": CAP_BYTES / GIB}
+
+
+def train(**changes: Any) -> tuple[list[float], int, int, memo.RunConfig]:
+    """Losses, the peak of what torch allocated after the first step, what was foreseen, and the run as resolved."""
+    sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+    from allocated_bytes import AllocatedBytes
+
+    counter = AllocatedBytes()
+    with memo.Trainer(config=configuration(**changes)) as trainer:
+        losses = [trainer.step().lm_loss]
+        counter.take_peak_bytes()
+        losses += [trainer.step().lm_loss for _ in range(2)]
+        return losses, counter.take_peak_bytes(), cpu_memory(trainer.config, 1, 0).total, trainer.config
+
+
+def test_it_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ResourceError) as refused:
+        memo.Trainer(config=configuration(**CAPPED))
+    message = str(refused.value)
+    assert f"{cpu_memory(configuration(), 1, 0).total} bytes" in message and f"{CAP_BYTES} bytes are allowed" in message
+    assert "use --offload-states auto" in message
+
+
+def test_it_trains_with_its_states_placed() -> None:
+    ((expected, resident_bytes, _, _),) = run_ranks(1, train)
+    ((losses, peak_bytes, foreseen_bytes, config),) = run_ranks(1, train_capped)
+    assert resident_bytes > 5 * CAP_BYTES
+    assert 0 <= peak_bytes - foreseen_bytes <= SCALARS_BYTES
+    assert peak_bytes <= CAP_BYTES + SCALARS_BYTES
+    assert losses == expected
+    assert config.memory.offload_states == "all" and (config.memory.weight_offload_fraction or 1.0) < 1.0
+
+
+def train_capped() -> tuple[list[float], int, int, memo.RunConfig]:
+    return train(**CAPPED, offload_states="auto")
