@@ -67,10 +67,11 @@ def state(of: memo.Trainer) -> str:
         for bucket in of.parts.data_parallel.buckets:
             yield bucket.weights
         optimizer = of.parts.optimizer
-        for segment, values in optimizer.segment_states():
-            assert optimizer.adam is not None
+        for _, values in optimizer.segment_states():
             yield from values.values()
-            yield optimizer.adam.state[segment.weight]["step"]
+        for part in optimizer.parts:
+            assert part.adam is not None
+            yield from (part.adam.state[segment.weight]["step"] for segment in part.segments)
 
     for tensor in tensors():
         digest.update(tensor.detach().flatten().view(torch.uint8).numpy().tobytes())
@@ -199,14 +200,15 @@ class Stubborn:
 def test_an_optimizer_that_always_updates_rests_while_recording() -> None:
     model, feed = make(tiny("llama-tiny", "fp32"), 1)
     optimizer: Optimizer = model.optimizer
-    assert optimizer.adam is not None
-    other = Stubborn(optimizer.adam)
-    optimizer.adam = other  # type: ignore[assignment]
+    (part,) = optimizer.parts
+    assert part.adam is not None
+    other = Stubborn(part.adam)
+    part.adam = other  # type: ignore[assignment]
     batches = feed.next_global_batch()
     with optimizer.rehearsing():
         model.train_step(batches, lr=0.1)
         assert other.num_steps == 0
-    assert optimizer.adam is other and all("exp_avg" in other.state[s.weight] for s in optimizer.segments)
+    assert part.adam is other and all("exp_avg" in other.state[s.weight] for s in optimizer.segments)
     model.train_step(batches, lr=0.1)
     assert other.num_steps == 1
 
