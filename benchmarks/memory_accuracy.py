@@ -70,6 +70,22 @@ CASES: dict[str, tuple[str, int, dict[str, object]]] = {
     "tp 2 alpha 1/2 llama": ("llama-tiny", 2, {"tp": 2, "offload_alpha": 0.5, "num_layers": 8}),
     "tp 2 cp 2 llama": ("llama-tiny", 4, {"tp": 2, "cp": 2}),
     "states all gpt": ("gpt-tiny", 1, {**_STREAMED, "offload_states": "all"}),
+    "breadth first, 4 microbatches": (
+        "gpt-tiny",
+        1,
+        {**_FOUR, "seq_length": 512, "gradient_accumulation_order": "breadth_first"},
+    ),
+    "breadth first, alpha 1/2, states all": (
+        "llama-tiny",
+        1,
+        {
+            **_FOUR,
+            **_STREAMED,
+            "offload_alpha": 0.5,
+            "offload_states": "all",
+            "gradient_accumulation_order": "breadth_first",
+        },
+    ),
     "states all bf16": ("llama-tiny", 1, {**_BF16, **_STREAMED, "offload_states": "all", "offload_alpha": 0.5}),
     "states optimizer llama bf16": ("llama-tiny", 1, {**_BF16, **_STREAMED, "offload_states": "optimizer"}),
     "states all dp 2": ("gpt-tiny", 2, {**_STREAMED, "offload_states": "all", "global_batch_size": 2}),

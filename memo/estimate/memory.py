@@ -112,8 +112,10 @@ def layer_activation_bytes(config: RunConfig) -> int:
 
 
 def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:
-    """Layers x microbatches whose activations a stage holds at the peak of (interleaved) 1F1B."""
+    """Layers x microbatches whose activations a stage holds at the peak of (interleaved) 1F1B, or breadth first."""
     pp, vpp = config.parallel.pp, config.parallel.vpp
+    if config.parallel.gradient_accumulation_order == "breadth_first":
+        return microbatches * config.model.num_layers
     warmup = pp - 1 - stage if vpp == 1 else 2 * (pp - 1 - stage) + (vpp - 1) * pp
     return min(warmup + 1, microbatches * vpp) * (config.model.num_layers // (pp * vpp))
 

@@ -180,13 +180,18 @@ class ShardedDataParallel:
             segments.append(MasterSegment(segment, shard, weight, moments))
         return segments
 
-    def begin_step(self, num_microbatches: int) -> None:
-        """Zero the gradients and expect `num_microbatches` of them from every parameter."""
+    def begin_step(self, num_microbatches: int, used_twice: nn.Parameter | None = None) -> None:
+        """Zero the gradients and expect `num_microbatches` of them from every parameter.
+
+        `used_twice`: one whose two uses in a microbatch give a gradient each, as they are not of one graph.
+        """
         for bucket in self.buckets:
             if bucket.gradients is not None:
                 bucket.gradients.zero_()
             bucket.pending = bucket.reduced = bucket.squared_norm = None
         self._missing = dict.fromkeys(self.parameters, num_microbatches)
+        if used_twice is not None:
+            self._missing[self._names[id(used_twice)]] *= 2
         self._next_bucket = 0
 
     def finish_reduction(self) -> None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from memo.executor.phases import unmarked
 from memo.model.transformer import Microbatch, TransformerChunk
 from memo.parallel.units import wide_dtype
 
@@ -72,6 +73,15 @@ def run_breadth_first(
             grad, cut.grad = cut.grad, None
             torch.autograd.backward([cut.behind], [grad])
     return loss_sum
+
+
+def tied_weight(chunk: TransformerChunk) -> nn.Parameter | None:
+    """What embedding and head share: here each gives it a gradient of its own."""
+    embedding, head = unmarked(chunk.embedding), unmarked(chunk.head)
+    if embedding is None or head is None or embedding.tokens.weight is not head.weight:
+        return None
+    weight: nn.Parameter = head.weight
+    return weight
 
 
 def _losses(

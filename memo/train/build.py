@@ -37,7 +37,7 @@ from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import state_plan
 from memo.planner.swap import LayerOp, breadth_first_ops, layer_ops
 from memo.train import swap
-from memo.train.breadth_first import run_breadth_first
+from memo.train.breadth_first import run_breadth_first, tied_weight
 from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
 from memo.train.recompute import recompute_attention, recompute_layers
@@ -80,7 +80,7 @@ class ParallelModel:
         """Gradients of one global batch, reduced; returns this rank's share of the loss (see Microbatch)."""
         if self.states is not None:
             self.states.next_step()
-        self.data_parallel.begin_step(len(batches))
+        self.data_parallel.begin_step(len(batches), tied_weight(self.chunks[0]) if self.is_breadth_first else None)
         if self.swap is not None:
             self.swap.next_step()
         loss_sum = self._run_breadth_first(batches) if self.is_breadth_first else self._run(self.actions, batches)

@@ -68,6 +68,15 @@ class Step:
     def run(self) -> Ledger:
         self.ledger.make("batch", self.microbatches * batch_bytes(self.z))
         self.ledger.make("order of tokens", order_bytes(self.config))
+        if self.config.parallel.gradient_accumulation_order == "breadth_first":
+            self._run_breadth_first()
+        else:
+            self._run_schedule()
+        self._reduce_all()
+        self._publish()
+        return self.ledger
+
+    def _run_schedule(self) -> None:
         count = min(self.microbatches, _STEADY_ROUNDS * self.pp)
         actions = actions_of_stage(self.pp, self.vpp, count, self.stage)
         for index, action in enumerate(actions):
@@ -82,9 +91,51 @@ class Step:
                 self._backward(action, received, is_last_microbatch=action.microbatch == count - 1)
         for name in list(self._names):
             self._name(name, None)
-        self._reduce_all()
-        self._publish()
-        return self.ledger
+
+    def _run_breadth_first(self) -> None:
+        """memo.train.breadth_first: every microbatch through one module before the next."""
+        ledger, z, each = self.ledger, self.z, range(self.microbatches)
+        ledger.at = "embedding forward"
+        ropes = [rope_table(ledger, z) if z.rope else None for _ in each]
+        hidden = [embedding_forward(ledger, z, self.ends) for _ in each]
+        kept: list[list[Block]] = []
+        for owner in range(1, self.layers + 1):
+            self._fill_weights(owner)
+            for m in each:
+                hidden[m] = self._layer_forward(hidden[m], kept)
+        grads = []
+        for m in each:
+            ledger.at = "loss forward"
+            loss = loss_forward(ledger, z, self.ends, hidden[m])
+            ledger.at = "loss backward"
+            grad, of_head = loss_backward(ledger, z, self.ends, loss)
+            ledger.free(of_head)  # nothing waits for the embedding's: each goes to the main gradient
+            grads.append(grad)
+            self._reduce_from(self.layers + 1, m == each[-1])
+        for owner in range(self.layers, 0, -1):
+            self._fill_weights(owner)
+            for m in each:
+                self._play(self.passages.backward, "layer backward")
+                ledger.free(*kept[(owner - 1) * self.microbatches + m])
+                self._reduce_slot(owner, m == each[-1])
+                self._reduce_from(owner, m == each[-1])
+        for m in each:
+            ledger.at = "embedding backward"
+            embedding_backward(ledger, z, self.ends, grads[m], None)
+            self._reduce_from(0, m == each[-1])
+        ledger.free(*ropes)
+
+    def _layer_forward(self, x: Block, kept: list[list[Block]]) -> Block:
+        """x goes, or stays with what the layer keeps, which is added to `kept`."""
+        self._play(self.passages.forward, "layer forward")
+        self.ledger.at = "layer forward"
+        output = self.ledger.make("input", self.passages.hidden_bytes)
+        kept.append([self.ledger.make(name, num_bytes) for name, num_bytes in self.passages.kept.items()])
+        if self.passages.keeps_input:
+            kept[-1].append(x)
+        else:
+            self.ledger.free(x)
+        return output
 
     # Passes.
 
