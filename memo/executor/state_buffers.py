@@ -43,8 +43,11 @@ class StateBuffers:
         sum: where sharded gradients in host memory come back to be added to.
     """
 
-    def __init__(self, plan: StatePlan, units: Mapping[int, Unit], data_parallel: ShardedDataParallel) -> None:
-        self._data_parallel = data_parallel
+    def __init__(
+        self, plan: StatePlan, units: Mapping[int, Unit], data_parallel: ShardedDataParallel, poison: bool
+    ) -> None:
+        """`poison` fills what is fresh with NaN."""
+        self._data_parallel, self._poison = data_parallel, poison
         layers, buckets = list(units.values()), data_parallel.buckets
         narrow, wide = data_parallel.dtype, wide_dtype(data_parallel.dtype)
         size, shard = max(unit.size for unit in layers), max(unit.shard_size for unit in layers)
@@ -85,7 +88,8 @@ class StateBuffers:
         ]
 
     def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(numel, dtype=dtype, device=self._data_parallel.device)
+        empty = torch.empty(numel, dtype=dtype, device=self._data_parallel.device)
+        return empty.fill_(float("nan")) if self._poison else empty
 
     def _make_host_stages(self, numel: int, dtype: torch.dtype) -> list[StateSlot]:
         make = self._data_parallel.host_memory

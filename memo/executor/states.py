@@ -65,7 +65,7 @@ class StateStreamer:
         self._order = list(layers)
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
         self._num_shards = group_size(data_parallel.group)
-        self._buffers = StateBuffers(plan, self._units, data_parallel)
+        self._buffers = StateBuffers(plan, self._units, data_parallel, poison)
         self._pending: _Reduction | None = None
         self._next_reduced = 0
         self._position = 0
@@ -247,9 +247,11 @@ class StateStreamer:
 
     def _spoil(self, slot: StateSlot) -> None:
         """Whoever relies on what a slot held before finds NaN."""
-        if self._poison:
-            nothing = torch.full_like(slot.flat, float("nan"))
-            self.backend.copy(Stream.PREFETCH, slot.flat, nothing, slot.name, "poison")
+        if not self._poison:
+            return
+        for flat, name in ((slot.flat, slot.name), (slot.shard, f"{slot.name} shard")):
+            if flat is not None:
+                self.backend.copy(Stream.PREFETCH, flat, torch.full_like(flat, float("nan")), name, "poison")
 
     def _bring_shards(self, unit: Unit, slot: StateSlot) -> list[Tensor]:
         """This rank's shard of each bucket on the device: in the slot itself where it is all there is."""
