@@ -9,7 +9,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 STEPS = 5
 ROUNDING = 2e-2
-"""Of losses in bf16 after five steps: AdamW rounds otherwise on a CPU, which now and then tips a weight of bf16 over."""
+"""Of losses in bf16 after five steps: AdamW rounds otherwise on a CPU, which now and then tips a bf16 weight over."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_updates_beside_backward_change_no_bit() -> None:
 
 
 def test_states_are_not_on_the_device() -> None:
-    """Of 24 layers two are, and their copies are timed."""
+    """Slots for two of 24 layers are, and the copies are timed."""
     with Trainer(
         "llama-tiny", num_layers=24, mock_data=True, seq_length=256, device="cuda", plan="off", offload_states="all"
     ) as trainer:
