@@ -8,47 +8,22 @@ A layer's parameters are views of its slot while it runs, and NaN at any other t
 what it updates in host memory (`Stream.HOST`): every copy that reads it waits for its event, and it for theirs.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor
-from torch.distributed import Work
 
 from memo.errors import PlanError
-from memo.executor.state_buffers import StateBuffers, StateSlot, adds_up
+from memo.executor.state_buffers import StateSlot
+from memo.executor.state_gradients import GradientStreamer, given, gradient_name, name_of, source_name
 from memo.executor.streams import Event, Stream, StreamBackend
-from memo.parallel.collectives import all_gather_async, group_size, reduce_scatter_async
+from memo.parallel.collectives import all_gather_async
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Bucket, Unit
 from memo.planner.state_plan import Fetch, StatePlan, StateStep
 from memo.units import format_bytes
 
 
-class GradientConsumer(Protocol):
-    """Uses gradients up as they arrive in host memory (memo.train.optimizer)."""
-
-    def arrived(self, unit: Unit, wait: Callable[[], None]) -> None:
-        """The unit's gradient is there once `wait` has returned."""
-
-    def consumed(self, unit: Unit) -> None:
-        """Returns when a gradient that arrived is needed no more."""
-
-
-@dataclass
-class _Reduction:
-    """Of one layer's gradient, begun when its backward ended."""
-
-    unit: Unit
-    step: StateStep
-    parts: list[Tensor]
-    works: list[Work]
-    source: StateSlot | None  # whose slot is free once it is over
-    reduced: StateSlot | None  # where the shard lies; None: in its source
-
-
-class StateStreamer:
+class StateStreamer(GradientStreamer):
     """The `StateMover` of one rank, and what its layers are wrapped around."""
 
     def __init__(
@@ -60,21 +35,13 @@ class StateStreamer:
         poison: bool = False,
     ) -> None:
         """`layers`: position on this rank by global index. `poison` fills slots with NaN before they are used again."""
-        self.plan, self.data_parallel, self.backend, self._poison = plan, data_parallel, backend, poison
-        self._units = {layer: data_parallel.layer_units[position] for layer, position in layers.items()}
+        units = {layer: data_parallel.layer_units[position] for layer, position in layers.items()}
+        super().__init__(plan, units, data_parallel, backend, poison)
         self._order = list(layers)
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
-        self._num_shards = group_size(data_parallel.group)
-        self._buffers = StateBuffers(plan, self._units, data_parallel, poison)
-        self._pending: _Reduction | None = None
-        self._next_reduced = 0
         self._position = 0
         self._is_settled = True  # whether the last step came to the optimizer
-        self._written: Event = None  # host memory, by the CPU
         self._updated: Event = None  # shards on the device, by the optimizer
-        self._offloaded: dict[str, Event] = {}
-        self.consumer: GradientConsumer | None = None
-        self._in_ring: dict[int, Unit] = {}
         data_parallel.mover = self
 
     @property
@@ -138,11 +105,11 @@ class StateStreamer:
 
     def _touch_weights(self, bucket: Bucket, what: str) -> None:
         if bucket.places.optimizer_on_host and bucket.weights is not None:
-            self.backend.access(Stream.COMPUTE, _name("weights", bucket), "r", what)
+            self.backend.access(Stream.COMPUTE, name_of("weights", bucket), "r", what)
 
     def _touch_gradient(self, bucket: Bucket, what: str) -> None:
         if bucket.places.optimizer_on_host and bucket.gradients is not None:
-            self.backend.access(Stream.COMPUTE, _name("gradient", bucket), "w", what)
+            self.backend.access(Stream.COMPUTE, name_of("gradient", bucket), "w", what)
 
     # Around each operation of a training step.
 
@@ -239,28 +206,20 @@ class StateStreamer:
             with backend.issuing(Stream.PREFETCH):
                 for bucket, shard, whole in zip(unit.buckets, shards, wholes, strict=True):
                     if not bucket.places.optimizer_on_host:
-                        backend.access(Stream.PREFETCH, _name("shard", bucket), "r", f"gather of layer {layer}")
+                        backend.access(Stream.PREFETCH, name_of("shard", bucket), "r", f"gather of layer {layer}")
                     _, gather = all_gather_async(shard, self.data_parallel.group, out=whole)
                     slot.works += [] if gather is None else [gather]
             backend.access(Stream.PREFETCH, slot.name, "w", f"gather of layer {layer}")
         slot.layer, slot.filled = layer, backend.record(Stream.PREFETCH)
 
-    def _spoil(self, slot: StateSlot) -> None:
-        """Whoever relies on what a slot held before finds NaN."""
-        if not self._poison:
-            return
-        for flat, name in ((slot.flat, slot.name), (slot.shard, f"{slot.name} shard")):
-            if flat is not None:
-                self.backend.copy(Stream.PREFETCH, flat, torch.full_like(flat, float("nan")), name, "poison")
-
     def _bring_shards(self, unit: Unit, slot: StateSlot) -> list[Tensor]:
         """This rank's shard of each bucket on the device: in the slot itself where it is all there is."""
         if not unit.places.optimizer_on_host:
-            return [_given(bucket.source) for bucket in unit.buckets]
+            return [given(bucket.source) for bucket in unit.buckets]
         flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
         shards = unit.shard_parts(flat)
         for bucket, shard in zip(unit.buckets, shards, strict=True):
-            source, source_name = _given(bucket.source), _source_name(bucket)
+            source, source_name = given(bucket.source), source_name(bucket)
             if source.dtype != shard.dtype:
                 wide = self._buffers.cast[0].flat[: source.numel()]
                 self.backend.copy(Stream.PREFETCH, wide, source, self._buffers.cast[0].name, source_name)
@@ -276,137 +235,6 @@ class StateStreamer:
         self.backend.access(Stream.COMPUTE, slot.name, "r", what)
         self.data_parallel.bind_weights(unit, unit.parts(slot.flat))
 
-    # Gradients.
-
-    def _lend_gradient(self, unit: Unit, slot: StateSlot, step: StateStep) -> None:
-        if step.start == "zero":
-            self.backend.wait(Stream.COMPUTE, slot.free)
-            slot.flat.zero_()
-        elif step.start == "fetched":
-            self.backend.wait(Stream.COMPUTE, slot.filled)
-        self.backend.access(Stream.COMPUTE, slot.name, "w", str(step.op))
-        self.data_parallel.bind_gradients(unit, unit.parts(slot.flat))
-
-    def _offload_partial(self, unit: Unit, slot: StateSlot) -> None:
-        """The sum of some microbatches, whole, to host memory."""
-        self._follow(Stream.OFFLOAD, Stream.COMPUTE)
-        for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
-            name = _partial_name(bucket)
-            self.backend.copy(Stream.OFFLOAD, _given(bucket.partial), part, name, slot.name)
-            self._offloaded[name] = self.backend.record(Stream.OFFLOAD)
-        slot.free = self.backend.record(Stream.OFFLOAD)
-
-    def _fetch_partial(self, unit: Unit, slot: StateSlot) -> None:
-        self.backend.wait(Stream.PREFETCH, slot.free)
-        self._spoil(slot)
-        for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
-            name = _partial_name(bucket)
-            self.backend.wait(Stream.PREFETCH, self._offloaded[name])
-            self.backend.copy(Stream.PREFETCH, part, _given(bucket.partial), slot.name, name)
-        slot.filled = self.backend.record(Stream.PREFETCH)
-        # Whoever writes the record next must wait until it was read.
-        self.backend.wait(Stream.OFFLOAD, slot.filled)
-
-    def _start_reduction(self, unit: Unit, step: StateStep, slot: StateSlot | None) -> None:
-        wholes = [_given(b.gradients) for b in unit.buckets] if slot is None else unit.parts(slot.flat)
-        if self._num_shards == 1:
-            self._pending = _Reduction(unit, step, wholes, [], slot, None)
-            return
-        reduced = self._buffers.reduced[self._next_reduced % len(self._buffers.reduced)]
-        self._next_reduced += 1
-        self.backend.wait(Stream.COMPUTE, reduced.free)
-        self.backend.access(Stream.COMPUTE, reduced.name, "w", f"reduction of {step.op}")
-        parts, works = unit.shard_parts(reduced.flat), []
-        for whole, part in zip(wholes, parts, strict=True):
-            _, work = reduce_scatter_async(whole, self.data_parallel.group, out=part)
-            works += [] if work is None else [work]
-        self._pending = _Reduction(unit, step, parts, works, slot, reduced)
-
-    def finish_gradients(self) -> None:
-        self._finish_pending()
-
-    def _finish_pending(self) -> None:
-        """The reduction that was begun when the last backward ended: its shard goes where the masters are."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        for work in pending.works:
-            work.wait()
-        if self.data_parallel.rules.consumes and pending.unit.places.optimizer_on_host:
-            self._clear_ring(pending.unit)
-        for bucket, part in zip(pending.unit.buckets, pending.parts, strict=True):
-            self._deliver(bucket, part, pending)
-        on_host = pending.unit.places.optimizer_on_host
-        gone = self.backend.record(Stream.OFFLOAD if on_host else Stream.COMPUTE)
-        if pending.reduced is not None:
-            pending.reduced.free = gone
-            gone = self.backend.record(Stream.COMPUTE)
-        if pending.source is not None:
-            pending.source.free = gone
-        if on_host and pending.step.is_last and self.consumer is not None:
-            self._announce(pending.unit, self.consumer)
-
-    def _clear_ring(self, unit: Unit) -> None:
-        """Whose gradient lay in the ring where this unit's will lie has been updated."""
-        if self.consumer is None:
-            raise PlanError("gradients that are consumed as they arrive need train_step(), which says with which rate")
-        place = unit.buckets[0].gradient_shard.data_ptr()
-        if place in self._in_ring:
-            self.consumer.consumed(self._in_ring[place])
-            self._written = self.backend.record(Stream.HOST)
-        self._in_ring[place] = unit
-
-    def _announce(self, unit: Unit, consumer: GradientConsumer) -> None:
-        event = self.backend.record(Stream.OFFLOAD)
-
-        def wait() -> None:
-            self.backend.wait(Stream.HOST, event)
-            for bucket in unit.buckets:
-                self.backend.access(Stream.HOST, _gradient_name(bucket), "r", "update")
-
-        consumer.arrived(unit, wait)
-
-    def _deliver(self, bucket: Bucket, shard: Tensor, pending: _Reduction) -> None:
-        """Add what earlier microbatches reduced, complete it after the last, and bring it to its shard."""
-        step, data_parallel = pending.step, self.data_parallel
-        if not bucket.places.optimizer_on_host:
-            if step.is_first:
-                bucket.gradient_shard.copy_(shard)
-            else:
-                bucket.gradient_shard.add_(shard)
-            if step.is_last:
-                data_parallel.complete(bucket, bucket.gradient_shard)
-            return
-        if adds_up(step):
-            shard = self._summed(bucket, shard)
-        if step.is_last:
-            data_parallel.complete(bucket, shard)
-        holder = pending.reduced or pending.source
-        self._offload(bucket, shard, holder.name if holder is not None else _name("gradient", bucket))
-
-    def _summed(self, bucket: Bucket, shard: Tensor) -> Tensor:
-        """Sharded gradients add up in host memory, but on the device: fetched, added, and sent back."""
-        (stage,) = self._buffers.sum
-        part = stage.flat[: shard.numel()]
-        self.backend.wait(Stream.PREFETCH, stage.free)
-        self.backend.wait(Stream.PREFETCH, self._offloaded[_gradient_name(bucket)])
-        self.backend.copy(Stream.PREFETCH, part, bucket.gradient_shard, stage.name, _gradient_name(bucket))
-        self._follow(Stream.COMPUTE, Stream.PREFETCH)
-        self._follow(Stream.OFFLOAD, Stream.PREFETCH)
-        self.backend.access(Stream.COMPUTE, stage.name, "r", "sum of gradients")
-        shard.add_(part)
-        stage.free = self.backend.record(Stream.COMPUTE)
-        return shard
-
-    def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
-        self._offload(bucket, reduced, _name("gradient", bucket))
-
-    def _offload(self, bucket: Bucket, reduced: Tensor, name: str) -> None:
-        self._follow(Stream.OFFLOAD, Stream.COMPUTE)
-        self.backend.wait(Stream.OFFLOAD, self._written)
-        self.backend.copy(Stream.OFFLOAD, bucket.gradient_shard, reduced, _gradient_name(bucket), name)
-        self._offloaded[_gradient_name(bucket)] = self.backend.record(Stream.OFFLOAD)
-
     # The optimizer's step.
 
     def await_gradients(self) -> None:
@@ -415,16 +243,16 @@ class StateStreamer:
         self._is_settled = True
         for bucket in self.data_parallel.buckets:
             if not bucket.places.optimizer_on_host:
-                self.backend.access(Stream.COMPUTE, _name("shard", bucket), "w", "update")
+                self.backend.access(Stream.COMPUTE, name_of("shard", bucket), "w", "update")
                 continue
-            self.backend.access(Stream.HOST, _gradient_name(bucket), "w", "clipping")
-            self.backend.access(Stream.HOST, _name("masters", bucket), "w", "update")
+            self.backend.access(Stream.HOST, gradient_name(bucket), "w", "clipping")
+            self.backend.access(Stream.HOST, name_of("masters", bucket), "w", "update")
             if bucket.source is not None:
-                self.backend.access(Stream.HOST, _source_name(bucket), "w", "update")
+                self.backend.access(Stream.HOST, source_name(bucket), "w", "update")
 
     def upload_weights(self, bucket: Bucket) -> None:
-        shard = _given(bucket.weight_shard)
-        source, name = bucket.master, _name("masters", bucket)
+        shard = given(bucket.weight_shard)
+        source, name = bucket.master, name_of("masters", bucket)
         if source.dtype != shard.dtype:
             stage = self._buffers.next_host_stage()
             self.backend.wait(Stream.HOST, stage.free)
@@ -433,37 +261,9 @@ class StateStreamer:
             source.copy_(bucket.master)
         self._follow(Stream.PREFETCH, Stream.HOST)
         self._follow(Stream.PREFETCH, Stream.COMPUTE)  # whoever reads the old weights
-        self.backend.copy(Stream.PREFETCH, shard, source, _name("weights", bucket), name)
+        self.backend.copy(Stream.PREFETCH, shard, source, name_of("weights", bucket), name)
         event = self.backend.record(Stream.PREFETCH)
         if source is not bucket.master:
             stage.free = event
         self.backend.wait(Stream.COMPUTE, event)
         self._touch_weights(bucket, "gather, or whatever comes next")
-
-    def _follow(self, stream: Stream, other: Stream) -> None:
-        """What is issued on the stream from now on runs after all that was issued on the other."""
-        self.backend.wait(stream, self.backend.record(other))
-
-
-def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "the placement gives this bucket no such memory"
-    return tensor
-
-
-def _name(kind: str, bucket: Bucket) -> str:
-    """Of a bucket's memory, for the race checker."""
-    return f"{kind} of {bucket.plan.slots[0].name}"
-
-
-def _source_name(bucket: Bucket) -> str:
-    return _name("masters" if bucket.source is bucket.master else "host weights", bucket)
-
-
-def _gradient_name(bucket: Bucket) -> str:
-    """By its place: layers may share it."""
-    return f"host gradient at {bucket.gradient_shard.data_ptr():x}"
-
-
-def _partial_name(bucket: Bucket) -> str:
-    one_record = bucket.partial is bucket.gradient_shard
-    return _gradient_name(bucket) if one_record else _name("host sum", bucket)
