@@ -219,12 +219,12 @@ class StateStreamer(GradientStreamer):
         flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
         shards = unit.shard_parts(flat)
         for bucket, shard in zip(unit.buckets, shards, strict=True):
-            source, source_name = given(bucket.source), source_name(bucket)
+            source, place = given(bucket.source), source_name(bucket)
             if source.dtype != shard.dtype:
                 wide = self._buffers.cast[0].flat[: source.numel()]
-                self.backend.copy(Stream.PREFETCH, wide, source, self._buffers.cast[0].name, source_name)
-                source, source_name = wide, self._buffers.cast[0].name
-            self.backend.copy(Stream.PREFETCH, shard, source, name, source_name)
+                self.backend.copy(Stream.PREFETCH, wide, source, self._buffers.cast[0].name, place)
+                source, place = wide, self._buffers.cast[0].name
+            self.backend.copy(Stream.PREFETCH, shard, source, name, place)
         return shards
 
     def _lend_weights(self, unit: Unit, slot: StateSlot, what: str) -> None:
