@@ -2,13 +2,14 @@
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from memo.attention.select import Choice
 from memo.checkpoint import has_checkpoint, latest_checkpoint
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
+from memo.checkpoint.store import from_rank_zero
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.derived import (
@@ -31,7 +32,7 @@ from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.machines import nearest_hardware
 from memo.executor.host_pool import host_budget_bytes
-from memo.mesh import local_device
+from memo.mesh import Mesh, local_device
 from memo.model.transformer import torch_dtype
 from memo.search.states import resolve_states
 from memo.train.attention import choose_attention
@@ -236,6 +237,12 @@ def _place_states(config: RunConfig, world_size: int, device: torch.device) -> R
     local_ranks = local_world_size_from_env()
     host_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, 1)
     return resolve_states(config, world_size, device_bytes, host_bytes, hardware, local_ranks=local_ranks)
+
+
+def agreed(config: RunConfig, mesh: Mesh) -> RunConfig:
+    """Where states are, as the first rank has decided it: each rank has asked what was free around it. Collective."""
+    memory = from_rank_zero(lambda: config.memory, mesh.rank, None if mesh.is_alone else mesh.world)
+    return replace(config, memory=memory)
 
 
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak) -> None:

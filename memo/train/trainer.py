@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memo.checkpoint import RunState
-from memo.checkpoint.store import from_rank_zero
 from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
@@ -34,7 +33,7 @@ from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence
 from memo.train.planned_memory import describe_run
-from memo.train.setup import DataSource, Prepared, open_dataset, prepare
+from memo.train.setup import DataSource, Prepared, agreed, open_dataset, prepare
 from memo.train.tracing import trace_steps
 from memo.train.watching import CopyTimes, Meter, run_header
 from memo.units import format_count
@@ -101,9 +100,7 @@ class Trainer:
         rank, world_size = init_distributed(device, self.config.parallel)
         self.global_batch_size = global_batch_size(self.config, world_size)
         mesh = build_mesh(self.config, rank, world_size)
-        # Each rank has decided --offload-states auto by what was free around it.
-        memory = from_rank_zero(lambda: self.config.memory, rank, None if mesh.is_alone else mesh.world)
-        self.config = dataclasses.replace(self.config, memory=memory)
+        self.config = agreed(self.config, mesh)
         self._parts = build(self.config, mesh, prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
         self._train_feed = self._feed(prepared.train_data, tiles)
