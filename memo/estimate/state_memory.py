@@ -9,9 +9,10 @@ P elements of a layer's buckets, N = dp x cp shards, n and w bytes of an element
     weights in slot  - P n  (+ P n/N: ZeRO-3, optimizer here)      + P n/N      (the copy; not if n = w)
     of all layers    2 P n + 2 P w slots; N > 1: 2 P n/N, 2 P w/N  2 n/N of the largest bucket that goes back whole
 
-Without clipping a host layer is updated as soon as its reduced gradient is there, so two records serve all layers. That
-needs one reduction a step: not ZeRO-2/3 with several microbatches, which add up their shards there. Ends (embedding,
-head) keep weights and gradients whole. Source: the contract of memo.parallel, written down in memo.estimate.placement.
+The reduced gradient's record also holds the whole sum between microbatches where N = 1. Without clipping, and with one
+microbatch a step, a host layer is updated as soon as its gradient is there, so two records serve all layers. Ends
+(embedding, head) keep weights and gradients whole. Source: the contract of memo.parallel, written down in
+memo.estimate.placement.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from memo.estimate.placement import StatePlacement, placement_of
 from memo.units import DTYPE_BYTES
 
 NUM_STATE_SLOTS = 2
-"""Of weights and of gradients: one layer computes while its neighbour is copied."""
+"""Of weights and of gradients at most: one layer computes while its neighbour is copied."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,12 @@ def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes)
     masters = _shard(here_size, sizes) * wide if sizes.has_masters else 0
     weight_shards = _shard(updated_here * layer.size, sizes) if placement.shards_weights else 0
     gradient_shards = _shard(updated_here * layer.size, sizes) if placement.shards_gradients else 0
-    slots = narrow * bool(in_weight_slots) + wide * bool(in_gradient_slots)
+    slots = narrow * min(NUM_STATE_SLOTS, in_weight_slots) + wide * min(NUM_STATE_SLOTS, in_gradient_slots)
     return StateBytes(
         weights=((layers - in_weight_slots) * layer.size + ends + weight_shards) * narrow,
         gradients=((layers - in_gradient_slots) * layer.size + ends + gradient_shards) * wide,
         optimizer=masters + 2 * _shard(here_numel, sizes) * wide,
-        slots=NUM_STATE_SLOTS * layer.size * slots,
+        slots=layer.size * slots,
         staging=_staging_bytes(layer, placement, sizes, in_gradient_slots),
         host=_host_bytes(units, placement, sizes),
     )
@@ -132,16 +133,19 @@ def accumulates_whole(placement: StatePlacement, sizes: StateSizes) -> bool:
 
 def rings_gradients(placement: StatePlacement, sizes: StateSizes) -> bool:
     """Whether two records hold the reduced gradients of all host layers, one after the other."""
-    return not sizes.clips and (sizes.microbatches == 1 or not placement.shards_gradients)
+    return placement.optimizer > 0 and not sizes.clips and sizes.microbatches == 1
 
 
 def _staging_bytes(layer: Unit, placement: StatePlacement, sizes: StateSizes, in_gradient_slots: int) -> int:
     from_host = streamed_weights(placement)
     total = 0
-    if sizes.shards > 1 and in_gradient_slots:
-        total += NUM_STATE_SLOTS * _shard(layer.size, sizes) * sizes.wide
+    if sizes.shards > 1 and (in_gradient_slots or placement.optimizer):
+        adds = placement.shards_gradients and placement.optimizer > 0 and sizes.microbatches > 1
+        driven = max(in_gradient_slots, placement.optimizer)
+        total += (min(NUM_STATE_SLOTS, driven) + adds) * _shard(layer.size, sizes) * sizes.wide
     if sizes.shards > 1 and from_host:
-        total += NUM_STATE_SLOTS * _shard(layer.size, sizes) * sizes.narrow
+        in_weight_slots = placement.layers if placement.shards_weights else placement.weights
+        total += min(NUM_STATE_SLOTS, in_weight_slots) * _shard(layer.size, sizes) * sizes.narrow
     if from_host and sizes.has_masters and not placement.weight_copy:
         total += _shard(layer.largest, sizes) * sizes.wide
     return total
@@ -154,7 +158,7 @@ def _host_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
     shard = _shard(layer.size, sizes)
     records = min(on_host, NUM_STATE_SLOTS) if rings_gradients(placement, sizes) else on_host
     total = (3 * on_host + records) * shard * sizes.wide
-    if accumulates_whole(placement, sizes):
+    if accumulates_whole(placement, sizes) and sizes.shards > 1:
         total += placement.gradients * layer.size * sizes.wide
     if placement.weight_copy and sizes.has_masters:
         total += streamed_weights(placement) * shard * sizes.narrow
@@ -162,7 +166,9 @@ def _host_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
     if placement.ends_on_host:
         total += 4 * sizes.wide * sum(_shard(end.size, sizes) for end in units.ends)
         return_whole += [end.largest for end in units.ends]
-    return total + NUM_STATE_SLOTS * _shard(max(return_whole, default=0), sizes) * sizes.narrow
+    if sizes.has_masters and return_whole:
+        total += NUM_STATE_SLOTS * _shard(max(return_whole), sizes) * sizes.narrow
+    return total
 
 
 def _shard(elements: int, sizes: StateSizes) -> int:

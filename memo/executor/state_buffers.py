@@ -51,19 +51,18 @@ class StateBuffers:
         layers, buckets = list(units.values()), data_parallel.buckets
         narrow, wide = data_parallel.dtype, wide_dtype(data_parallel.dtype)
         size, shard = max(unit.size for unit in layers), max(unit.shard_size for unit in layers)
-        largest = max(bucket.plan.shard_size for bucket in buckets)
         is_split = group_size(data_parallel.group) > 1
         num_driven = sum(unit.is_driven for unit in layers)
         arrives = is_split and any(u.places.optimizer_on_host and u.places.weights_in_slot for u in layers)
-        casts = any(b.source is b.master and narrow != wide for u in layers for b in u.buckets)
+        cast = [b.plan.shard_size for u in layers for b in u.buckets if b.source is b.master and narrow != wide]
         adds = any(adds_up(step) and units[step.op.layer].places.optimizer_on_host for step in plan.steps)
-        uploads = narrow != wide and any(b.places.optimizer_on_host and b.weights is not None for b in buckets)
+        uploaded = [b for b in buckets if b.places.optimizer_on_host and b.weights is not None and narrow != wide]
         self.weights = self._slots("weights slot", plan.num_weight_slots, size, narrow, shard if arrives else 0)
         self.gradients = self._slots("gradient slot", plan.num_gradient_slots, size, wide)
         self.reduced = self._slots("reduced gradient", min(2, num_driven) if is_split else 0, shard, wide)
-        self.cast = self._slots("masters", int(casts), largest, wide)
+        self.cast = self._slots("masters", int(bool(cast)), max(cast, default=0), wide)
         self.sum = self._slots("gradient sum", int(adds), shard, wide)
-        self._host_stages = self._make_host_stages(largest, narrow) if uploads else []
+        self._host_stages = self._make_host_stages(max((b.plan.shard_size for b in uploaded), default=0), narrow)
 
     @property
     def device_bytes(self) -> int:
@@ -92,6 +91,8 @@ class StateBuffers:
         return empty.fill_(float("nan")) if self._poison else empty
 
     def _make_host_stages(self, numel: int, dtype: torch.dtype) -> list[StateSlot]:
+        if not numel:
+            return []
         make = self._data_parallel.host_memory
         assert make is not None, "states in host memory need its arena"
         self._arena = make(2 * numel * dtype.itemsize)  # kept: the stages are views of it

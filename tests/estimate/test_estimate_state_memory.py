@@ -40,7 +40,7 @@ def one_by_one(config: RunConfig, at: StatePlacement, world_size: int, stage: in
         gradients += (part if at.shards_gradients and not on_host else 0) if gradient_slot else whole
         elements, numel = elements + part * (not on_host), numel + units.layer.numel * (not on_host)
         host += 16 * part * on_host
-        host += 4 * whole * (gradient_slot and not at.shards_gradients and count > 1)
+        host += 4 * whole * (gradient_slot and not at.shards_gradients and count > 1 < shards)
         host += 2 * part * (on_host and weight_slot and has_masters and at.weight_copy)
     back = [units.layer.largest] if at.optimizer > (at.optimizer if at.shards_weights else at.weights) else []
     for end in units.ends:
@@ -49,17 +49,19 @@ def one_by_one(config: RunConfig, at: StatePlacement, world_size: int, stage: in
             host, back = host + 16 * end.size // shards, [*back, end.largest]
         else:
             elements, numel = elements + end.size // shards, numel + end.numel
-    any_weights, any_gradients = at.shards_weights or at.weights > 0, at.shards_gradients or at.gradients > 0
+    weight_slots = min(2, at.layers if at.shards_weights else at.weights)
+    gradient_slots = min(2, at.layers if at.shards_gradients else at.gradients)
     streams = at.optimizer > 0 if at.shards_weights else at.weights > 0
-    staging = 2 * part * 4 * (any_gradients and shards > 1) + 2 * part * narrow * (streams and shards > 1)
+    stages = max(gradient_slots, min(2, at.optimizer)) + (at.shards_gradients and at.optimizer > 0 and count > 1)
+    staging = stages * part * 4 * (shards > 1) + weight_slots * part * narrow * (streams and shards > 1)
     staging += units.layer.largest // shards * 4 * (streams and has_masters and not at.weight_copy)
     return StateBytes(
         weights * narrow,
         gradients * 4,
         elements * 4 * has_masters + 2 * -(-numel // shards) * 4,
-        2 * whole * (narrow * any_weights + 4 * any_gradients),
+        whole * (narrow * weight_slots + 4 * gradient_slots),
         staging,
-        host + 2 * max(back, default=0) // shards * narrow * (at.optimizer > 0),
+        host + 2 * max(back, default=0) // shards * narrow * (at.optimizer > 0 and has_masters),
     )
 
 

@@ -131,9 +131,9 @@ def test_without_clipping_updates_hide_under_backward() -> None:
 
 
 def test_two_records_make_gradients_wait_for_the_cpu() -> None:
-    """Without clipping the third gradient goes where the first was, once that is updated."""
+    """Without clipping, and with one microbatch, the third gradient goes where the first was, once that is updated."""
     machine = replace(MACHINE, host_memory_gb_per_s=2.0)
-    step = simulate_step(run(offload_states="all", clip_grad=0.0), 8, machine)
+    step = simulate_step(run(offload_states="all", clip_grad=0.0, gbs=1), 8, machine)
     gradients = sorted((s for s in spans_of(step, "offload", "gradient ") if s.start_s > 0), key=lambda s: s.start_s)
     updates = sorted(spans_of(step, "cpu", "update "), key=lambda s: s.start_s)
     gradients = gradients[-8:]
