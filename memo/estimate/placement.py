@@ -13,6 +13,7 @@ weights of every layer in slots too, and only this rank's shard of them besides,
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size
@@ -101,7 +102,8 @@ def count_of(share: float, layers: int) -> int:
     return math.ceil(share * layers - 1e-9)
 
 
-def spread(layers: int) -> list[int]:
+@cache
+def spread(layers: int) -> tuple[int, ...]:
     """For each layer its turn to go to host memory.
 
     Any first ones lie as far from each other as they can (the van der Corput order), so that the copies of one find
@@ -113,4 +115,4 @@ def spread(layers: int) -> list[int]:
     turns = [0] * layers
     for turn, position in enumerate(order):
         turns[position] = turn
-    return turns
+    return tuple(turns)

@@ -110,9 +110,6 @@ class GradientStreamer:
         self._pending = _Reduction(unit, step, parts, works, slot, reduced)
 
     def finish_gradients(self) -> None:
-        self._finish_pending()
-
-    def _finish_pending(self) -> None:
         """The reduction that was begun when the last backward ended: its shard goes where the masters are."""
         pending, self._pending = self._pending, None
         if pending is None:

@@ -116,7 +116,7 @@ class StateStreamer(GradientStreamer):
     def begin(self, kind: str, layer: int) -> None:
         """The layer has weights, and before a backward a main gradient, for what the compute stream does next."""
         step, unit = self._expect(kind, layer), self._units[layer]
-        self._finish_pending()
+        self.finish_gradients()
         # Before anything is waited for: what orders copies of slots must not pass for the order of these.
         for bucket in unit.buckets:
             self._touch_weights(bucket, str(step.op))

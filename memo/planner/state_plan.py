@@ -18,10 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from memo.estimate.placement import LayerPlaces
+from memo.estimate.state_memory import NUM_STATE_SLOTS
 from memo.planner.swap import LayerOp
-
-NUM_SLOTS = 2
-"""Rounding buffers of each kind: one is used while the other is filled or emptied."""
 
 Start = Literal["zero", "fetched", "kept"]
 End = Literal["keep", "offload", "reduce"]
@@ -89,7 +87,11 @@ class StatePlan:
 
 
 def state_plan(
-    ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], *, reduces_each: bool = False, slots: int = NUM_SLOTS
+    ops: Sequence[LayerOp],
+    places: Mapping[int, LayerPlaces],
+    *,
+    reduces_each: bool = False,
+    slots: int = NUM_STATE_SLOTS,
 ) -> StatePlan:
     """Plans one training step.
 

@@ -13,12 +13,12 @@ P elements of a layer, N = dp x cp, n and w bytes of an element of the model and
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size
 from memo.estimate.parameters import layer_parameters, stage_parameters
-from memo.estimate.placement import LayerPlaces, StatePlacement, placement_of, spread
+from memo.estimate.placement import LayerPlaces, StatePlacement, placement_of
 from memo.estimate.state_memory import accumulates_whole, rings_gradients, state_sizes
 from memo.simulate.kernels import Group, Kernels
 
@@ -154,17 +154,5 @@ def resident_elements(config: RunConfig, stage: int, placement: StatePlacement, 
 
 
 def _places(placement: StatePlacement) -> tuple[LayerPlaces, ...]:
-    """By position: as StatePlacement.of_layer, which works the order out anew for each."""
-    return tuple(
-        LayerPlaces(
-            turn < placement.optimizer,
-            placement.shards_gradients or turn < placement.gradients,
-            placement.shards_weights or turn < placement.weights,
-        )
-        for turn in _turns(placement.layers)
-    )
-
-
-@lru_cache(maxsize=64)
-def _turns(layers: int) -> list[int]:
-    return spread(layers)
+    """By position."""
+    return tuple(placement.of_layer(position) for position in range(placement.layers))

@@ -8,7 +8,8 @@ from state_plan_replay import Replay, WrongPlan, fewest_fetches
 from swap_runs import SCHEDULES, stage_ops
 
 from memo.estimate.placement import LayerPlaces, StatePlacement, count_of
-from memo.planner.state_plan import NUM_SLOTS, Fetch, StatePlan, StateStep, state_plan
+from memo.estimate.state_memory import NUM_STATE_SLOTS
+from memo.planner.state_plan import Fetch, StatePlan, StateStep, state_plan
 from memo.planner.swap import LayerOp
 
 RESIDENT = LayerPlaces()
@@ -28,7 +29,7 @@ def layers_of(ops: list[LayerOp]) -> list[int]:
 
 
 def replayed(
-    ops: list[LayerOp], places: dict[int, LayerPlaces], slots: int = NUM_SLOTS, reduces_each: bool = False
+    ops: list[LayerOp], places: dict[int, LayerPlaces], slots: int = NUM_STATE_SLOTS, reduces_each: bool = False
 ) -> Replay:
     plan = state_plan(ops, places, reduces_each=reduces_each, slots=slots)
     return Replay(plan, ops, places, slots, reduces_each).run()
@@ -161,9 +162,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_the_replay_objects(name: str) -> None:
     plan, message = WRONG[name]
-    Replay(PLAN, OPS, PLACES, NUM_SLOTS, False).run()
+    Replay(PLAN, OPS, PLACES, NUM_STATE_SLOTS, False).run()
     with pytest.raises(WrongPlan, match=message):
-        Replay(plan, OPS, PLACES, NUM_SLOTS, False).run()
+        Replay(plan, OPS, PLACES, NUM_STATE_SLOTS, False).run()
 
 
 def test_fewest_fetches_of_cases_done_by_hand() -> None:
