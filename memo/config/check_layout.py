@@ -4,10 +4,19 @@ from memo.config.derived import data_parallel_size, global_batch_size, num_micro
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 
+_TIMEOUT_MINUTES = (0.05, 525_600.0)
+"""Three seconds, in which ranks can tell that they live, and a year, which torch's milliseconds can hold."""
+
 
 def check_layout(config: RunConfig, world_size: int) -> None:
     """Raises ConfigError; sizes are known to be positive, heads to divide into query groups."""
     _check_world(config, world_size)
+    least, most = _TIMEOUT_MINUTES
+    minutes = config.parallel.distributed_timeout_minutes
+    require(
+        least <= minutes <= most,
+        f"--distributed-timeout-minutes is {minutes:g}: give {least:g} (3 seconds) to {most:.0f} (a year)",
+    )
     _check_tensor(config)
     _check_sequence(config)
     _check_ulysses(config)

@@ -1,6 +1,7 @@
 """How the model and its batch are spread over the ranks."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -37,7 +38,7 @@ class ParallelConfig:
     ddp_bucket_size: int = 40_000_000
     """Parameters in one gradient bucket, which never spans two layers."""
     distributed_timeout_minutes: float = 10.0
-    """How long a collective may wait for a missing rank."""
+    """How long a message between ranks may wait for a missing one, in every process group."""
 
     simulate_world: str | None = None
     """Axes of a larger job, such as tp=8 or tp=4,cp=2,pp=2, of which this one process runs one rank: true shapes, order
@@ -60,6 +61,10 @@ class ParallelConfig:
     @property
     def vpp(self) -> int:
         return self.num_virtual_stages_per_pipeline_rank
+
+    @property
+    def distributed_timeout(self) -> timedelta:
+        return timedelta(minutes=self.distributed_timeout_minutes)
 
     @property
     def shards_gradients(self) -> bool:

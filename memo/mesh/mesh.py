@@ -3,8 +3,8 @@
 This is the one context object that carries groups; nothing else in memo keeps them as state.
 """
 
-import datetime
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,13 @@ from memo.mesh.simulated import init_simulated
 
 class Mesh:
     """Groups by purpose; a group of one rank is None, which every collective of memo takes as 'no-op'.
+
+    Groups of one axis that hold the same ranks share a communicator, as each takes device memory under NCCL and their
+    messages never need to overtake each other. The links of the pipeline do, and stay apart.
+
+    Args:
+        timeout: how long a message of any of these groups may wait for a missing rank, except those of `world`, which
+            init_distributed sets; None: as long as torch has it, 10 minutes under NCCL and 30 under gloo.
 
     Attributes:
         world: all ranks.
@@ -39,9 +46,17 @@ class Mesh:
     """
 
     def __init__(
-        self, grid: RankGrid, rank: int, a2a_size: int = 1, *, background: bool = False, is_simulated: bool = False
+        self,
+        grid: RankGrid,
+        rank: int,
+        a2a_size: int = 1,
+        *,
+        background: bool = False,
+        is_simulated: bool = False,
+        timeout: timedelta | None = None,
     ) -> None:
-        self.grid = grid
+        self.grid, self._timeout = grid, timeout
+        self._joined: dict[str, AxisGroup | None] = {}
         self.is_alone = is_simulated or grid.world_size == 1
         self.rank = rank
         self.at: Coordinates = grid.coordinates(rank)
@@ -56,11 +71,13 @@ class Mesh:
         self.cp_a2a = self._join("cp", [s[i : i + a2a_size] for s in cp_sets for i in range(0, grid.cp, a2a_size)])
         self.cp_ring = self._join("cp", [s[i::a2a_size] for s in cp_sets for i in range(a2a_size)])
         self.embedding = self._join_embedding()
-        self.pp_forward = self._join("pp", grid.groups("pp"))
-        self.pp_backward = self._join("pp", grid.groups("pp"))
-        self.pp_wrap_forward = self._join("pp", grid.groups("pp"))
-        self.pp_wrap_backward = self._join("pp", grid.groups("pp"))
-        self.background = dist.new_group(backend="gloo") if background and self.world is not None else None
+        self.pp_forward = self._start("pp", grid.groups("pp"))
+        self.pp_backward = self._start("pp", grid.groups("pp"))
+        self.pp_wrap_forward = self._start("pp", grid.groups("pp"))
+        self.pp_wrap_backward = self._start("pp", grid.groups("pp"))
+        self.background = None
+        if background and self.world is not None:
+            self.background = dist.new_group(backend="gloo", timeout=timeout)
 
     @property
     def tells(self) -> bool:
@@ -81,11 +98,18 @@ class Mesh:
         joined = self._join("pp", [[ranks[0], ranks[-1]] for ranks in self.grid.groups("pp")])
         return joined if self.is_first_stage or self.is_last_stage else None
 
-    def _join(self, axis: str, rank_sets: list[list[int]]) -> ProcessGroup | None:
+    def _join(self, axis: str, rank_sets: list[list[int]]) -> AxisGroup | None:
+        """Our group of one kind; one that this axis has already is taken again."""
+        key = f"{axis} {rank_sets}"
+        if key not in self._joined:
+            self._joined[key] = self._start(axis, rank_sets)
+        return self._joined[key]
+
+    def _start(self, axis: str, rank_sets: list[list[int]]) -> AxisGroup | None:
         """Create all groups of one kind (every rank must call this in the same order), return ours."""
         if len(rank_sets[0]) == 1:
             return None
-        group, _ = dist.new_subgroups_by_enumeration(rank_sets)
+        group, _ = dist.new_subgroups_by_enumeration(rank_sets, timeout=self._timeout)
         return None if group is None else AxisGroup(group, axis, self.watch)  # None: in no group of this kind
 
 
@@ -111,7 +135,7 @@ def init_distributed(device: torch.device, parallel: ParallelConfig) -> tuple[in
         if world_size > 1 and not dist.is_initialized():
             init_simulated(rank, world_size)
     elif world_size > 1 and not dist.is_initialized():
-        timeout = datetime.timedelta(minutes=parallel.distributed_timeout_minutes)
+        timeout = parallel.distributed_timeout
         store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
         # torchrun's store outlives a process group, and with it the addresses of the first one's ranks: count how
         # often this rank has started one, so that a second finds its own.

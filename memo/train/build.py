@@ -143,6 +143,7 @@ def build_mesh(config: RunConfig, rank: int, world_size: int) -> Mesh:
         a2a_size=resolved_a2a_size(config),
         background=config.checkpoint.async_save,
         is_simulated=p.simulate_world is not None,
+        timeout=p.distributed_timeout,
     )
 
 

@@ -78,6 +78,8 @@ WRONG = [
         ("--seq-length 1024", "--max-position-embeddings 512", "--seq-length 512 or less"),
     ),
     # The layout.
+    Wrong("--distributed-timeout-minutes 1e300", ("--distributed-timeout-minutes is 1e+300", "give 0.05", "525600")),
+    Wrong("--distributed-timeout-minutes 1e-9", ("--distributed-timeout-minutes is 1e-09", "give 0.05", "525600")),
     Wrong("--tp 3", ("1 ranks", "--tp 3 x --cp 1 x --pp 1 = 3", "start 3 ranks")),
     Wrong("--tp 2 --cp 2", ("6 ranks", "= 4", "start 4 or 8 ranks", "1, 2, 3 or 6"), ranks=6),
     Wrong("--tp 8", ("--num-attention-heads 4", "--tp 8", "use --tp 1, 2 or 4"), ranks=8),

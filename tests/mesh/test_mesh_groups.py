@@ -1,15 +1,22 @@
 """Process groups on eight ranks: who is in each, and that messages stay inside."""
 
+from datetime import timedelta
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
+from memo.config import RunConfig
 from memo.mesh import Mesh, RankGrid
 from memo.mesh.group import torch_group
 from memo.parallel.collectives import all_reduce
+from memo.train.build import build_mesh
 
 GROUPS = ("tp", "cp", "dp", "pp", "dp_cp", "cp_a2a", "cp_ring", "pp_forward", "pp_backward")
+LINKS = ("pp_forward", "pp_backward", "pp_wrap_forward", "pp_wrap_backward")
+ALL = (*GROUPS, "embedding", "pp_wrap_forward", "pp_wrap_backward", "background")
 GRIDS = [RankGrid(tp=2, cp=1, dp=2, pp=2), RankGrid(tp=1, cp=4, dp=1, pp=2), RankGrid(tp=2, cp=2, dp=2, pp=1)]
 
 Members = dict[str, list[int] | None]
@@ -58,3 +65,36 @@ def test_context_parallel_levels_and_tied_embedding(results: list[Views]) -> Non
     assert [members["cp_ring"] for members in ring[:4]] == [[0, 2], [1, 3], [0, 2], [1, 3]]
     assert [members["embedding"] for members in ring] == [[r % 4, r % 4 + 4] for r in range(8)]
     assert results[0][2][0]["embedding"] is None  # one stage has nothing to tie
+
+
+def _timeouts_s(overrides: dict[str, Any]) -> dict[str, float]:
+    """Of each group that this rank is in, as its backend has it: what NCCL's is given comes by the same call."""
+    config = RunConfig().override({**overrides, "save": "nowhere", "async_save": True})
+    mesh = build_mesh(config, dist.get_rank(), dist.get_world_size())
+    groups = {name: getattr(mesh, name) for name in ALL}
+    return {
+        name: torch_group(group)._get_backend(torch.device("cpu")).options._timeout / timedelta(seconds=1)
+        for name, group in groups.items()
+        if group is not None
+    }
+
+
+def test_every_group_waits_as_long_as_the_flag_says() -> None:
+    for axes in ({"tp": 2, "cp": 2}, {"pp": 2, "cp": 2}):
+        for found in run_ranks(4, _timeouts_s, {**axes, "distributed_timeout_minutes": 1.5}):
+            assert {"cp", "background"} < found.keys()
+            assert found == dict.fromkeys(found, 90.0)
+
+
+def _communicators() -> tuple[int, int]:
+    """(groups, communicators among them) of tp 1, cp 2, dp 1, pp 2."""
+    mesh = Mesh(RankGrid(cp=2, pp=2), dist.get_rank())
+    groups = [torch_group(group) for group in (getattr(mesh, name) for name in ALL) if group is not None]
+    assert mesh.cp is mesh.cp_ring, "two rings of the same ranks"
+    assert mesh.dp_cp is not mesh.cp, "gradients on their way would hold up the ring"
+    assert len({mesh.pp, *(getattr(mesh, name) for name in LINKS)}) == 5, "links share a communicator"
+    return len(groups), len(set(groups))
+
+
+def test_groups_of_one_axis_and_the_same_ranks_share_a_communicator() -> None:
+    assert run_ranks(4, _communicators) == [(9, 7)] * 4
