@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from memo.artifacts.model_directory import model_file
 from memo.config.hugging_face_rope import number, read_rope
 from memo.config.model import ModelConfig
 from memo.errors import ConfigError
@@ -187,9 +188,10 @@ def read_config(directory: str | Path) -> HuggingFaceModel:
     """The model of DIR/config.json.
 
     Raises ConfigError, naming the field, for a file that is missing or no JSON, an unknown architecture, and
-    a field that asks for mathematics that memo does not do.
+    a field that asks for mathematics that memo does not do; CheckpointError for a link that leaves DIR.
     """
     path = Path(directory) / CONFIG_FILE
+    model_file(directory, CONFIG_FILE)
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -23,6 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memo.artifacts.model_directory import model_file
 from memo.data.conversations import ASSISTANT, Conversation
 from memo.errors import ConfigError, DataError
 
@@ -179,7 +180,7 @@ def load_chat_template(
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | None:
     """Name and source; the file comes before the configuration, as in transformers."""
-    if (folder / TEMPLATE_FILE).is_file():
+    if model_file(folder, TEMPLATE_FILE) is not None:
         return folder / TEMPLATE_FILE, _read_text(folder / TEMPLATE_FILE)
     name = f"chat_template in {folder / _TOKENIZER_CONFIG}"
     value = config.get("chat_template")
@@ -196,7 +197,7 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | N
 def _read_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, or nothing."""
     path = folder / _TOKENIZER_CONFIG
-    if not path.is_file():
+    if model_file(folder, _TOKENIZER_CONFIG) is None:
         return {}
     try:
         content = json.loads(path.read_bytes())

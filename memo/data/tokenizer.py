@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from memo.artifacts.model_directory import model_file
 from memo.errors import ConfigError, DataError
 
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -171,12 +172,15 @@ def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETok
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """`byte`, a tokenizer.json, or a directory with one. Raises ConfigError when there is no such file."""
+    """`byte`, a tokenizer.json, or a directory with one.
+
+    Raises ConfigError when there is no such file, CheckpointError for one that is a link out of the directory.
+    """
     if str(spec) == ByteTokenizer.name:
         return ByteTokenizer()
     path = Path(spec)
     if path.is_dir():
-        path = path / "tokenizer.json"
+        path = model_file(path, "tokenizer.json") or path / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"tokenizer = {spec}: {path} does not exist; give `byte`, a tokenizer.json or its directory")
     return BPETokenizer(path)

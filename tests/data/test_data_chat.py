@@ -1,6 +1,7 @@
 """`memo data chat`: the tokens that transformers makes, and exactly the assistant's of them marked."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from memo.data.chat import answer_mask
 from memo.data.chat_template import load_chat_template
 from memo.data.conversations import read_conversations
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Located
-from memo.errors import ConfigError, DataError
+from memo.errors import CheckpointError, ConfigError, DataError
 
 QUESTION = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}
@@ -294,3 +295,16 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             main(wrong)
         assert stopped.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_template_that_is_a_link_to_the_outside(tmp_path: Path) -> None:
+    """It would be copied beside the corpus."""
+    folder = write_tokenizer(tmp_path / "model", "chatml", marks=False)
+    (tmp_path / "secret").write_text("{{ messages[0].content }}")
+    (folder / "chat_template.jinja").symlink_to("../secret")
+    with pytest.raises(CheckpointError, match=r"model/chat_template.jinja is a link to .*/secret, outside of"):
+        load_chat_template(folder, ())
+    shutil.move(folder / "tokenizer.json", tmp_path / "tokenizer.json")
+    (folder / "tokenizer.json").symlink_to("../tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"model/tokenizer.json is a link to .*, outside of"):
+        load_tokenizer(folder)

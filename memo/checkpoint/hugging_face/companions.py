@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from memo.artifacts.model_directory import model_file
 from memo.data import BPETokenizer
 
 COMPANION_DIR = "hugging_face"
@@ -23,12 +24,16 @@ COMPANIONS = (
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copy what there is of COMPANIONS into `target`, which is made; returns their names. Raises OSError."""
+    """Copy what there is of COMPANIONS into `target`, which is made; returns their names.
+
+    Raises CheckpointError, before anything is copied, for a name that leads out of `source` or is no regular file;
+    OSError where `target` cannot be written.
+    """
+    found = {name: path for name in COMPANIONS if (path := model_file(source, name)) is not None}
     target.mkdir(parents=True, exist_ok=True)
-    found = [name for name in COMPANIONS if (source / name).is_file()]
-    for name in found:
-        shutil.copyfile(source / name, target / name)
-    return found
+    for name, path in found.items():
+        shutil.copyfile(path, target / name)
+    return list(found)
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from memo.artifacts.model_directory import model_file, path_within
 from memo.checkpoint.directory import latest_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
@@ -141,17 +142,17 @@ def _torch_name(dtype: ExportDtype | None) -> str | None:
 
 
 def _origins(final: Path, config: RunConfig) -> Iterator[Path]:
-    """Directories of the model that this one was made from, the nearest first."""
-    yield final.parent / COMPANION_DIR
+    """Directories of the model that this one was made from, the nearest first. Raises CheckpointError for links."""
+    yield path_within(final.parent, COMPANION_DIR)
     if config.checkpoint.load is not None:
-        yield Path(config.checkpoint.load) / COMPANION_DIR
+        yield path_within(config.checkpoint.load, COMPANION_DIR)
     if config.checkpoint.pretrained_checkpoint is not None:
         yield Path(config.checkpoint.pretrained_checkpoint)
 
 
 def _ancestor(final: Path, config: RunConfig) -> HuggingFaceModel | None:
     for directory in _origins(final, config):
-        if (directory / CONFIG_FILE).is_file():
+        if model_file(directory, CONFIG_FILE) is not None:
             return read_config(directory)
     return None
 

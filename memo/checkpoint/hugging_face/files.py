@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from memo.artifacts.model_directory import model_file
 from memo.config.hugging_face import download_hint
 from memo.errors import CheckpointError
 
@@ -35,12 +36,17 @@ class TensorFiles:
     """All tensors of DIR/model.safetensors, or of the shards that DIR/model.safetensors.index.json names."""
 
     def __init__(self, directory: str | Path) -> None:
-        """Reads every header. Raises CheckpointError for a file that is missing, cut short or not as indexed."""
+        """Reads every header.
+
+        Raises CheckpointError for a file that is missing, cut short or not as indexed, and for a link that leaves
+        the directory.
+        """
         self.directory = Path(directory)
         self._open: tuple[str, Any] | None = None
         index = self.directory / INDEX_FILE
-        indexed = _read_index(index) if index.exists() else {}
-        if not index.exists() and not (self.directory / SINGLE_FILE).exists():
+        has_index = model_file(self.directory, INDEX_FILE) is not None
+        indexed = _read_index(index) if has_index else {}
+        if not has_index and model_file(self.directory, SINGLE_FILE) is None:
             raise CheckpointError(
                 f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: {download_hint(directory)}; "
                 "other formats (.bin, .pth) must be saved as safetensors first"
@@ -73,7 +79,7 @@ class TensorFiles:
         self._open = None
 
     def _check_presence(self, files: list[str]) -> None:
-        missing = [file for file in files if not (self.directory / file).is_file()]
+        missing = [file for file in files if model_file(self.directory, file) is None]
         if missing:
             raise CheckpointError(
                 f"{self.directory / missing[0]} does not exist, though {INDEX_FILE} names it ({len(missing)} of "

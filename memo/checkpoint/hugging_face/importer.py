@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from memo.artifacts.model_directory import path_within
 from memo.checkpoint.chunks import ChunkedTensor
 from memo.checkpoint.directory import RunState, has_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_companions
@@ -38,8 +39,8 @@ class Imported:
 def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     """Write the model of `directory` to OUT as iteration 0; one process, at most one of its files in memory at a time.
 
-    Raises ConfigError for a model that memo cannot train, CheckpointError for files that are damaged, an OUT
-    that holds a checkpoint already, and a disk that is full.
+    Raises ConfigError for a model that memo cannot train, CheckpointError for files that are damaged or lead out of
+    `directory`, an OUT that holds a checkpoint already, and a disk that is full.
     """
     source, root = Path(directory), Path(out)
     theirs = read_config(source)
@@ -52,7 +53,7 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     state = RunState(0, 0, config.training.seed, 0, 0, 0)
     try:
         companions = [CONFIG_FILE, *copy_companions(source, root / COMPANION_DIR)]
-        shutil.copyfile(source / CONFIG_FILE, root / COMPANION_DIR / CONFIG_FILE)
+        shutil.copyfile(path_within(source, CONFIG_FILE), root / COMPANION_DIR / CONFIG_FILE)
         (root / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     except OSError as error:
         raise CheckpointError(

@@ -1,0 +1,65 @@
+"""Files of a model directory, which may come from strangers: none may lead out of it.
+
+A link in a downloaded directory can point at any file of this machine, and what memo copies from there goes where
+people publish it. So a link counts only where its target lies in the same directory, or in the store of the same model
+in the cache of Hugging Face's hub, which keeps every file once and links to it:
+
+    models--ORG--NAME/snapshots/REVISION/tokenizer.json -> ../../blobs/6f1c...
+
+The directory itself may be reached through links: the user has named it.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from memo.errors import CheckpointError
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def path_within(directory: str | Path, name: str) -> Path:
+    """Where DIR/name leads, all links followed; it need not exist. Raises CheckpointError where it leaves DIR."""
+    root = Path(os.path.realpath(directory))
+    found = Path(os.path.realpath(root / name))
+    if found.is_relative_to(root) or any(found.is_relative_to(store) for store in _hub_store(root)):
+        return found
+    raise CheckpointError(
+        f"{Path(directory) / name} is a link to {found}, outside of {directory}: replace it with a copy if the "
+        "directory shall have that file, or remove it"
+    )
+
+
+def model_file(directory: str | Path, name: str) -> Path | None:
+    """The path, free of links, of the regular file DIR/name; None where there is nothing of that name.
+
+    Raises CheckpointError for a link that leaves DIR and for what is no regular file (reading a named pipe would wait
+    for ever, and a device has no end).
+    """
+    found = path_within(directory, name)
+    try:
+        kind = stat.S_IFMT(found.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(
+            f"{Path(directory) / name} cannot be read ({error.strerror}): repair or remove it"
+        ) from None
+    if kind != stat.S_IFREG:
+        raise CheckpointError(
+            f"{Path(directory) / name} is {_KINDS.get(kind, 'no file')}, not a regular file: remove it, or put the "
+            "model's file there"
+        )
+    return found
+
+
+def _hub_store(root: Path) -> list[Path]:
+    """Where the hub's cache keeps the files of the snapshot `root`; nothing if `root` is none."""
+    is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    return [root.parents[1] / "blobs"] if is_snapshot else []
