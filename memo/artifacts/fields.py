@@ -1,0 +1,296 @@
+"""Values that nobody has checked yet, as JSON and TOML give them, against the types of a dataclass's fields.
+
+    @dataclass(frozen=True)
+    class Row:
+        name: str
+        tokens: Count                          Annotated[int, Range(0)]
+        seconds: dict[str, PositiveFloat]      Annotated[float, Range(above=0)]
+        note: str | None = None
+
+    build(Row, {"name": "a", "tokens": "no"}, source)
+        DataError: rows.json: tokens is 'no' (a text): give a whole number, or ...
+
+Whole numbers fit into 64 bits and numbers are finite, unless the field says otherwise; true and false are no numbers,
+and a number is no truth. A whole number becomes a float where a float is due.
+"""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from memo.artifacts.reading import Source, kind_of, shown
+
+T = TypeVar("T")
+Check = Callable[[Any], Any]
+"""A value as the field keeps it; raises Mismatch."""
+
+
+class Rule(Protocol):
+    """What an Annotated field asks of its value besides the type."""
+
+    def broken_by(self, value: Any) -> str:
+        """What would be accepted, for a message; empty where `value` is."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number from `low` to `high`, or above `above`. Alone it asks for nothing: any whole number or finite float."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+
+    def broken_by(self, value: float) -> str:
+        if self.low <= value <= self.high and (value > self.above or self.above == -math.inf):
+            return ""
+        lower = f"above {self.above}" if self.above > -math.inf else f"{self.low} or more"
+        return f"a number {lower}" + ("" if self.high == math.inf else f", at most {self.high}")
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A float that may also be NaN or infinite, such as the loss of a step that was skipped."""
+
+    def broken_by(self, value: float) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class IsoTime:
+    """A date and time as ISO 8601 writes them."""
+
+    def broken_by(self, value: str) -> str:
+        try:
+            datetime.fromisoformat(value)
+        except ValueError:
+            return "a date and time, such as 2026-01-31T12:00:00+01:00"
+        return ""
+
+
+Count = Annotated[int, Range(0)]
+PositiveInt = Annotated[int, Range(1)]
+PositiveFloat = Annotated[float, Range(above=0)]
+NonNegativeFloat = Annotated[float, Range(0)]
+AnyFloat = Annotated[float, NotFinite()]
+Time = Annotated[str, IsoTime()]
+
+
+class Mismatch(Exception):
+    """A value that does not fit; `path` leads to it, the innermost first, such as ['[3]', '.rows']."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem, self.remedy = problem, remedy
+        self.path: list[str] = []
+
+
+def build(kind: type[T], found: object, source: Source, *, name: str = "", ignore_unknown: bool = False) -> T:
+    """A dataclass of `found`, an object whose keys are its fields; those with a default may be missing.
+
+    Args:
+        name: of `found` in its file; empty for the whole file.
+        ignore_unknown: pass over other keys, for files that newer versions write.
+
+    Raises source.error with the field, its value, and what would be accepted.
+    """
+    return _located(lambda value: _build(kind, value, ignore_unknown), found, name, source)
+
+
+def checked(hint: Any, value: object, name: str, source: Source) -> Any:
+    """`value` as a field of type `hint` keeps it. Raises as `build`.
+
+    Args:
+        hint: int, float, bool, str, None, Any, Literal, Annotated with a Rule, a dataclass, and list, tuple, dict and
+            unions of such.
+    """
+    return _located(_check_of(hint), value, name, source)
+
+
+def accepted(hint: Any) -> str:
+    """What a field of this type takes, for people: 'a whole number'."""
+    return " or ".join(_describe(choice) for choice in _choices(hint) if choice is not type(None))
+
+
+def _located(check: Check, value: object, name: str, source: Source) -> Any:
+    try:
+        return check(value)
+    except Mismatch as error:
+        path = "".join([name, *reversed(error.path)]).removeprefix(".")
+        problem = f"{path} {error.problem}" if path else error.problem
+        remedy = f"{error.remedy}, or {source.remedy}" if error.remedy and source.remedy else error.remedy
+        raise source.refusal(problem, remedy) from None
+
+
+def _build(kind: type, found: object, ignore_unknown: bool) -> Any:
+    if not isinstance(found, dict):
+        raise Mismatch(f"holds {kind_of(found)}, not an object", "")
+    entries = _entries(kind)
+    values = {}
+    for key, value in found.items():
+        if key in entries:
+            values[key] = _inside(f".{key}", entries[key].check, value)
+        elif not ignore_unknown:
+            raise Mismatch(f"has a field {shown(key)}, which is not known", "")
+    missing = [name for name, entry in entries.items() if entry.required and name not in values]
+    if missing:
+        raise Mismatch(f"has no field {missing[0]}", "")
+    return kind(**values)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    check: Check
+    required: bool
+
+
+@cache
+def _entries(kind: type) -> dict[str, _Entry]:
+    hints = get_type_hints(kind, include_extras=True)
+    missing = dataclasses.MISSING
+    return {
+        field.name: _Entry(_check_of(hints[field.name]), field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(kind)
+    }
+
+
+def _inside(step: str, check: Check, value: object) -> Any:
+    try:
+        return check(value)
+    except Mismatch as error:
+        error.path.append(step)
+        raise
+
+
+@cache
+def _check_of(hint: Any) -> Check:
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any or hint is object:
+        return lambda value: value
+    if origin is Annotated:
+        return _annotated(args[0], args[1:])
+    if origin in (Union, types.UnionType):
+        return _union(hint, args)
+    if origin is Literal:
+        return lambda value: value if _is_one_of(value, args) else _refuse(hint, value)
+    if origin is dict:
+        return _dict(hint, _check_of(args[1]))
+    if origin is tuple and args[-1] is not Ellipsis:
+        return _tuple(hint, [_check_of(arg) for arg in args])
+    if origin in (tuple, list):
+        return _sequence(hint, origin, _check_of(args[0]))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return lambda value: _build(hint, value, False)
+    return {float: _number(math.isfinite), int: _whole}.get(hint) or _plain(hint)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        _refuse(int, value)
+    return value
+
+
+def _number(fits: Callable[[float], bool]) -> Check:
+    def check(value: object) -> float:
+        if type(value) is float and fits(value):
+            return value
+        return float(_whole(value)) if type(value) is int else _refuse(float, value)
+
+    return check
+
+
+def _plain(kind: type) -> Check:
+    return lambda value: value if type(value) is kind else _refuse(kind, value)
+
+
+def _annotated(hint: Any, extras: tuple[Any, ...]) -> Check:
+    rules: list[Rule] = [extra for extra in extras if hasattr(extra, "broken_by")]
+    base = _number(lambda _: True) if any(isinstance(rule, NotFinite) for rule in rules) else _check_of(hint)
+
+    def check(value: object) -> Any:
+        kept = base(value)
+        for rule in rules:
+            if wanted := rule.broken_by(kept):
+                raise Mismatch(f"is {shown(value)}", f"give {wanted}")
+        return kept
+
+    return check
+
+
+def _union(hint: Any, args: tuple[Any, ...]) -> Check:
+    others = [arg for arg in args if arg is not type(None)]
+    checks = [_check_of(arg) for arg in others]
+
+    def check(value: object) -> Any:
+        if value is None and len(others) < len(args):
+            return None
+        if len(checks) == 1:
+            return checks[0](value)
+        for each in checks:
+            try:
+                return each(value)
+            except Mismatch:
+                continue
+        return _refuse(hint, value)
+
+    return check
+
+
+def _dict(hint: Any, check_value: Check) -> Check:
+    def check(value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            _refuse(hint, value)
+        return {key: _inside(f"[{shown(key)}]", check_value, inner) for key, inner in value.items()}
+
+    return check
+
+
+def _sequence(hint: Any, kind: Callable[[Any], Any], check_value: Check) -> Check:
+    def check(value: object) -> Any:
+        if not isinstance(value, list | tuple):
+            _refuse(hint, value)
+        return kind(_inside(f"[{at}]", check_value, inner) for at, inner in enumerate(value))
+
+    return check
+
+
+def _tuple(hint: Any, checks: list[Check]) -> Check:
+    def check(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple) or len(value) != len(checks):
+            _refuse(hint, value)
+        pairs = zip(checks, value, strict=True)
+        return tuple(_inside(f"[{at}]", each, inner) for at, (each, inner) in enumerate(pairs))
+
+    return check
+
+
+def _is_one_of(value: object, choices: tuple[Any, ...]) -> bool:
+    return any(type(choice) is type(value) and choice == value for choice in choices)
+
+
+def _refuse(hint: Any, value: object) -> NoReturn:
+    kind = "" if isinstance(value, list | tuple | dict) and value else f" ({kind_of(value)})"
+    raise Mismatch(f"is {shown(value)}{kind}", f"give {accepted(hint)}")
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated:
+        return _choices(get_args(hint)[0])
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _describe(choice: Any) -> str:
+    origin, args = get_origin(choice), get_args(choice)
+    if origin is Annotated:
+        return _describe(args[0])
+    if origin is Literal:
+        return "one of " + ", ".join(f'"{value}"' for value in args)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return f"a list of {len(args)}"
+    if origin in (tuple, list):
+        return "a list"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return names.get(choice, "an object")

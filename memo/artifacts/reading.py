@@ -1,0 +1,196 @@
+"""JSON and TOML files that anybody may have written: read within limits, refused with one message.
+
+Python's parsers answer deep nesting with a RecursionError, a number of 5,000 digits with a bare ValueError, and take
+whatever memory a file asks for. Here each of these ends in the error of the caller, as does a file that cannot be read.
+`memo.artifacts.fields` then checks what was read against a dataclass.
+"""
+
+import contextlib
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from memo.errors import MemoError
+
+MAX_BYTES = 64 << 20
+"""Of one file or one line: the index of a model with 100,000 tensors takes a sixth of it."""
+MAX_TOML_BYTES = 256 << 10
+"""tomllib needs memory that grows with the square of a key's parts; a configuration has some kilobytes."""
+MAX_VALUES = 4_000_000
+"""Numbers, texts, lists and objects of one document; each takes up to 100 bytes, however short it is written."""
+MAX_DEPTH = 64
+"""Lists and objects inside each other: schemas of tools nest some twenty deep."""
+_SHOWN_CHARACTERS = 80
+_LARGEST_SHOWN_BITS = 256
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who speaks when something is refused: messages are `{where}: {problem}: {remedy}`.
+
+    Attributes:
+        where: file, line or flag.
+        error: what is raised.
+        remedy: what helps with a file that is damaged or another thing.
+    """
+
+    where: str
+    error: type[MemoError]
+    remedy: str
+
+    def refusal(self, problem: str, remedy: str = "") -> MemoError:
+        """The error, to be raised; `remedy`: where there is a better one than the file's."""
+        return self.error(f"{self.where}: {problem}: {remedy or self.remedy}")
+
+
+def read_json(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> Any:
+    """The value of a JSON file in UTF-8. Raises source.error, also for a file that cannot be read."""
+    return parse_json(read_bytes(path, source, max_bytes=max_bytes), source)
+
+
+def read_json_object(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """As `read_json`, and raises source.error for another value than an object."""
+    found = read_json(path, source, max_bytes=max_bytes)
+    if not isinstance(found, dict):
+        raise source.refusal(f"holds {kind_of(found)}, not an object")
+    return found
+
+
+def parse_json(content: bytes | str, source: Source) -> Any:
+    """The value of JSON in UTF-8; numbers may be NaN or infinite, as Python writes them.
+
+    Raises source.error for what is no JSON, too deep or too much, and where one key has two values.
+    """
+    text = content if isinstance(content, str) else _decoded(content, source)
+    most_values = 1 + text.count(",") + text.count("[") + text.count("{")
+    if most_values > MAX_VALUES:
+        raise source.refusal(f"holds about {most_values} values, but {MAX_VALUES} is the most that is read")
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise source.refusal(_too_deep()) from None
+    except ValueError as error:
+        raise source.refusal(f"is no valid JSON ({error})") from None
+    _check_depth(found, source)
+    return found
+
+
+def read_toml(path: str | Path, source: Source) -> dict[str, Any]:
+    """The document of a TOML file. Raises source.error, also for a file that cannot be read."""
+    text = _decoded(read_bytes(path, source, max_bytes=MAX_TOML_BYTES), source)
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MAX_DEPTH and not line.lstrip().startswith("#"):
+            raise source.refusal(f"line {number} has more than {MAX_DEPTH} dots, which no key or number needs")
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise source.refusal(_too_deep()) from None
+    except ValueError as error:
+        raise source.refusal(f"is no valid TOML ({error})") from None
+    _check_depth(found, source)
+    return found
+
+
+def read_text(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> str:
+    """A file of UTF-8. Raises source.error, also for a file that cannot be read."""
+    return _decoded(read_bytes(path, source, max_bytes=max_bytes), source)
+
+
+def read_bytes(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """A regular file of at most `max_bytes`. Raises source.error for another, or one that cannot be read."""
+    with _opened(path, source) as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise source.refusal(f"has more than {max_bytes} bytes, which is the most that is read")
+    return content
+
+
+def read_lines(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
+    """The lines of a regular file of any length, each of at most `max_bytes`, with their ends. Raises source.error."""
+    with _opened(path, source) as file:
+        number = 0
+        while line := file.readline(max_bytes + 1):
+            number += 1
+            if len(line) > max_bytes:
+                raise source.refusal(f"line {number} has more than {max_bytes} bytes", "split it")
+            yield line
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
+    """A regular file; whatever the file system answers becomes source.error."""
+    try:
+        # A pipe without a writer would be waited for, for ever.
+        file = open(path, "rb") if stat.S_ISREG(os.stat(path).st_mode) else None  # noqa: SIM115  closed below
+    except FileNotFoundError:
+        raise source.refusal("the file does not exist") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise source.refusal(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if file is None:
+        raise source.refusal("is not a regular file")
+    with file:
+        try:
+            yield file
+        except OSError as error:
+            raise source.refusal(f"cannot be read ({error.strerror or error})") from None
+
+
+def shown(value: object) -> str:
+    """A value for a message: never long, whatever a file holds."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _LARGEST_SHOWN_BITS:
+        return f"a whole number of {value.bit_length()} bits"
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= _SHOWN_CHARACTERS else f"{value[:_SHOWN_CHARACTERS]!r}..."
+    if isinstance(value, dict | list | tuple) and value:
+        return f"{kind_of(value)} of {len(value)}"
+    return repr(value)
+
+
+def kind_of(value: object) -> str:
+    """What stands there, in JSON's words."""
+    if value is None:
+        return "null"
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    kinds |= {list: "a list", tuple: "a list", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def _decoded(content: bytes, source: Source) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise source.refusal(f"is no text in UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError for a key with two values: which of them holds depends on who reads."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        for key, value in pairs:
+            if found[key] != value:
+                raise ValueError(f"{shown(key)} stands twice in one object, as {shown(value)} and {shown(found[key])}")
+    return found
+
+
+def _check_depth(found: object, source: Source) -> None:
+    """Level by level: what reads the value later may call itself for each."""
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise source.refusal(_too_deep())
+
+
+def _too_deep() -> str:
+    return f"is nested more than {MAX_DEPTH} deep"
