@@ -26,7 +26,8 @@ class Microbatch:
     tiles of tokens, each of which is split over the tp ranks (memo.executor).
 
     loss_weight is the weight of each token's loss: its mask divided by the unmasked tokens of the
-    global batch, so that losses and gradients of all ranks and microbatches simply add up.
+    global batch, so that losses and gradients of all ranks and microbatches simply add up. In an evaluation it is the
+    mask itself.
     """
 
     tokens: Tensor

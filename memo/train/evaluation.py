@@ -3,24 +3,28 @@
 Everything here runs forwards alone. No gradient, buffer of a swapping run or sample of the training data is touched,
 so no later loss can tell that there was an evaluation. The same numbers come out of every layout: each rank adds up
 what its own tokens say, and the sums are added over all ranks.
+
+Tokens weigh, not batches: a mean is the sum of the losses over the sum of their weights, of all global batches
+together, so the same samples give the same number however they are cut into batches. Sums are in fp64: in whatever
+order n tokens are added, the sum is off by at most n 2^-53 of itself, as no term is negative (1.2e-10 for 2^20 tokens).
 """
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from memo.config import RunConfig
 from memo.data.needle import NeedleDataset
-from memo.errors import ConfigError
+from memo.errors import ConfigError, DataError
 from memo.mesh import Mesh
 from memo.model.transformer import Head, Microbatch
 from memo.parallel.collectives import all_reduce
 from memo.train.build import ParallelModel
 from memo.train.feed import Feed
+from memo.train.metrics import perplexity
 
 _FIRST_EDGE = 512
 """Positions below it are one bucket: so close to a text's beginning, all models are alike."""
@@ -39,7 +43,7 @@ class PositionBucket:
 
     @property
     def perplexity(self) -> float:
-        return _exp(self.loss)
+        return perplexity(self.loss)
 
 
 @dataclass(frozen=True)
@@ -96,15 +100,35 @@ def compare_positions(found: Mapping[str, LossByPosition]) -> str:
         (_span(same[0].first, same[0].end), *(f"{bucket.perplexity:.4g}" for bucket in same))
         for same in zip(*(column.buckets for column in columns), strict=True)
     ]
-    rows.append(("all", *(f"{_exp(column.loss):.4g}" for column in columns)))
+    rows.append(("all", *(f"{perplexity(column.loss):.4g}" for column in columns)))
     return _table(("perplexity", *found), rows)
 
 
+def num_batches(config: RunConfig, iters: int | None) -> int:
+    """Global batches of an evaluation; None: --eval-iters. Raises ConfigError for fewer than one."""
+    if iters is None:
+        return config.training.eval_iters
+    if iters < 1:
+        raise ConfigError(
+            f"an evaluation got iters = {iters}: give at least 1, or leave it out for --eval-iters "
+            f"{config.training.eval_iters}"
+        )
+    return iters
+
+
 def mean_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
-    """Nats a token over `iters` global batches; collective, the same on all ranks."""
-    return statistics.fmean(
-        _sum_over_ranks(parts.forward(feed.next_global_batch()), parts.mesh).item() for _ in range(iters)
-    )
+    """Nats a token over `iters` global batches; collective, the same on all ranks.
+
+    Raises DataError, on all ranks, when none of their tokens counts.
+    """
+    sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
+
+    def add(batch: Microbatch, losses: Tensor) -> None:
+        sums.add_(torch.stack([(losses * batch.loss_weight).sum(), batch.loss_weight.sum()]))
+
+    _read_losses(parts, feed, iters, add)
+    weighted, weight = _sum_over_ranks(sums, parts.mesh).tolist()
+    return _mean(weighted, weight, feed, iters)
 
 
 def loss_by_position(
@@ -119,29 +143,26 @@ def loss_by_position(
         edges: where buckets end, in increasing order, up to the sequence's end, which is always one; default: 512 and
             its doublings.
 
-    Raises ConfigError for edges that do not increase from 1.
+    Raises ConfigError for edges that do not increase from 1, and DataError when no token counts.
     """
     seq_length = feed.dataset.seq_length
     bounds = _bounds(edges, seq_length)
     inner = torch.tensor(bounds[1:-1], device=parts.device, dtype=torch.int64)
     sums = torch.zeros(len(bounds) - 1, 3, dtype=torch.float64, device=parts.device)
-    for _ in range(iters):
-        batches = feed.next_global_batch()
 
-        def add(head: Head, hidden: Tensor, microbatch: int, batches: list[Microbatch] = batches) -> None:
-            batch = batches[microbatch]
-            losses, weight = head.token_losses(hidden, batch.labels).double(), batch.loss_weight.double()
-            values = torch.stack([losses * weight, weight, (weight > 0).double()], dim=-1)
-            sums.index_add_(0, torch.bucketize(batch.positions.flatten(), inner, right=True), values.flatten(0, 1))
+    def add(batch: Microbatch, losses: Tensor) -> None:
+        weight = batch.loss_weight
+        values = torch.stack([losses * weight, weight, (weight > 0).double()], dim=-1)
+        sums.index_add_(0, torch.bucketize(batch.positions.flatten(), inner, right=True), values.flatten(0, 1))
 
-        parts.at_head(batches, add)
+    _read_losses(parts, feed, iters, add)
     rows = _sum_over_ranks(sums, parts.mesh).tolist()
     buckets = tuple(
         PositionBucket(first, end, int(count), weighted / weight)
         for (first, end), (weighted, weight, count) in zip(pairwise(bounds), rows, strict=True)
         if count
     )
-    return LossByPosition(sum(row[0] for row in rows) / iters, buckets)
+    return LossByPosition(_mean(sum(row[0] for row in rows), sum(row[1] for row in rows), feed, iters), buckets)
 
 
 def needle_recall(
@@ -188,6 +209,32 @@ def needle_recall(
     return NeedleRecall(found.mean().item(), loss.mean().item(), tuple(buckets))
 
 
+def _read_losses(parts: ParallelModel, feed: Feed, iters: int, read: Callable[[Microbatch, Tensor], None]) -> None:
+    """Forwards of `iters` global batches; `read(microbatch, losses)`, fp64 [s, b] each, on the last stage.
+
+    The weight of a token is its loss mask: sums over batches can be added, and be divided once.
+    """
+    for _ in range(iters):
+        batches = feed.next_global_batch(per_token=True)
+
+        def at_head(head: Head, hidden: Tensor, microbatch: int, batches: list[Microbatch] = batches) -> None:
+            batch = batches[microbatch]
+            read(batch, head.token_losses(hidden, batch.labels).double())
+
+        parts.at_head(batches, at_head)
+
+
+def _mean(weighted: float, weight: float, feed: Feed, iters: int) -> float:
+    if not weight > 0:
+        num_samples = iters * feed.sampler.global_batch_size
+        raise DataError(
+            f"no token counts in the {num_samples} samples of an evaluation ({iters} global batches of "
+            f"{feed.sampler.global_batch_size}): every label of the evaluation data is masked, so there is no loss to "
+            "tell: give other --eval-data-path or eval_data=, more --eval-iters, or --eval-interval 0"
+        )
+    return weighted / weight
+
+
 def _question_numbers(needles: NeedleDataset, samples: Sequence[int]) -> Tensor:
     """Of each token, [b, s], the number of the question whose answer it must foresee; -1 for none."""
     numbers = torch.full((len(samples), needles.seq_length), -1, dtype=torch.int64)
@@ -212,12 +259,8 @@ def _bounds(edges: Sequence[int] | None, seq_length: int) -> list[int]:
     return [0, *(edge for edge in edges if edge < seq_length), seq_length]
 
 
-def _exp(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
-
-
 def _loss_columns(loss: float) -> tuple[str, str]:
-    return f"{loss:.4f}", f"{_exp(loss):.4g}"
+    return f"{loss:.4f}", f"{perplexity(loss):.4g}"
 
 
 def _span(first: int, end: int) -> str:

@@ -31,11 +31,17 @@ class Feed:
         # [tile, tp rank, row] -> [tp rank, tile, row]
         self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()
 
-    def next_global_batch(self) -> list[Microbatch]:
-        """This rank's microbatches of the next global batch; advances the sampler."""
+    def next_global_batch(self, *, per_token: bool = False) -> list[Microbatch]:
+        """This rank's microbatches of the next global batch; advances the sampler.
+
+        With `per_token` a token weighs what its loss mask says, in any batch; without, divided by their sum over the
+        global batch (see Microbatch).
+        """
         indices = self.sampler.indices(self.mesh.at.dp, self.mesh.grid.dp, self.micro_batch_size)
         self.sampler.advance()
         batches = [collate([self.dataset.sample(i) for i in group]) for group in indices]
+        if per_token:
+            return [self._microbatch(batch, 1.0) for batch in batches]
         counted = torch.tensor(sum(float(b.loss_mask.sum()) for b in batches), dtype=torch.float64)
         total = all_reduce(counted.to(self.device), self.mesh.dp).item()
         # A global batch whose every label is masked teaches nothing, and must not divide by zero.

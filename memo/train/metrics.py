@@ -34,6 +34,14 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+def perplexity(loss: float) -> float:
+    """Of a loss in nats a token; infinite where it is above what fp64 holds, nan for nan."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
 def log_line(record: StepRecord, train_iters: int) -> str:
     """Megatron's line, plus TGS and MFU."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
@@ -132,7 +140,7 @@ class Console:
         loss = found["loss"]
         print(
             f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
-            f"lm loss PPL: {math.exp(min(20.0, loss)):.6E} |",
+            f"lm loss PPL: {perplexity(loss):.6E} |",
             flush=True,
         )
 

@@ -26,7 +26,7 @@ from memo.mesh import Mesh, init_distributed, local_device
 from memo.parallel.collectives import all_reduce
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.ending import GracefulStop, shutdown
-from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall
+from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord
 from memo.train.oom import explained
@@ -167,23 +167,23 @@ class Trainer:
         """Mean loss in nats a token over `iters` global batches of the evaluation data, always the same ones.
 
         `iters` defaults to config.training.eval_iters. Changes no training state, as the other two evaluations.
-        Raises ConfigError without evaluation data.
+        Raises ConfigError without evaluation data or for iters below 1, DataError when none of its tokens counts.
         """
-        return mean_loss(self.parts, self._eval_feed(), iters or self.config.training.eval_iters)
+        return mean_loss(self.parts, self._eval_feed(), num_batches(self.config, iters))
 
     def evaluate_positions(self, iters: int | None = None, edges: Sequence[int] | None = None) -> LossByPosition:
         """The same loss, apart for tokens with more and less text before them (memo.train.evaluation).
 
         `edges` part the positions; default: 512 and its doublings. Raises ConfigError without evaluation data.
         """
-        return loss_by_position(self.parts, self._eval_feed(), iters or self.config.training.eval_iters, edges)
+        return loss_by_position(self.parts, self._eval_feed(), num_batches(self.config, iters), edges)
 
     def evaluate_needles(
         self, needles: NeedleDataset, iters: int | None = None, edges: Sequence[int] | None = None
     ) -> NeedleRecall:
         """What the model finds again of what `needles` hide, by distance. Raises ConfigError for another seq_length."""
         open_dataset(self.config, needles, stream=1)
-        return needle_recall(self.parts, self._feed(needles), needles, iters or self.config.training.eval_iters, edges)
+        return needle_recall(self.parts, self._feed(needles), needles, num_batches(self.config, iters), edges)
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
         """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change.

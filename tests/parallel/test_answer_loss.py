@@ -7,13 +7,12 @@ Bound: 1e-12 of the largest value for losses and gradients, a few hundred roundi
 """
 
 import functools
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from answers import Answers
 from forward import run_once
 from layouts import Outcome, assemble, global_pieces, one_step_backward, relative_error, tiny
 from ranks import run_ranks
@@ -21,8 +20,7 @@ from torch import Tensor
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
-from memo.data import GlobalBatchSampler, MockDataset, Sample
-from memo.data.hashing import uniform
+from memo.data import GlobalBatchSampler
 from memo.parallel.collectives import all_reduce
 from memo.parallel.loss import linear_cross_entropy
 from memo.parallel.tensor import vocab_shard
@@ -31,19 +29,6 @@ from memo.train.feed import Feed
 
 BOUND = 1e-12
 IGNORE = -100
-
-
-class Answers:
-    """Mock samples of which a share of the labels counts that grows from none to all of them."""
-
-    def __init__(self, vocab_size: int, seq_length: int) -> None:
-        self.seq_length = seq_length
-        self._mock = MockDataset(vocab_size, seq_length, seed=7, mean_document_length=23)
-
-    def sample(self, index: int) -> Sample:
-        sample = self._mock.sample(index)
-        answers = uniform((3, index), np.arange(self.seq_length)) < (index % 4) / 3
-        return replace(sample, loss_mask=sample.loss_mask * answers.astype(np.float32))
 
 
 def first_step(config: RunConfig, world_size: int) -> tuple[Outcome, float]:

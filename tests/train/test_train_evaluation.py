@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from answers import Answers
 from ranks import run_ranks
 from torch import Tensor
 
 import memo
 from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
 from memo.data.sample import cut_sample
-from memo.errors import ConfigError
+from memo.errors import ConfigError, DataError
 from memo.parallel.loss import greedy_tokens
 from memo.train.evaluation import LossByPosition, NeedleRecall, PositionBucket, compare_positions
+from memo.train.metrics import Console
 
 SEQ_LENGTH, VOCABULARY = 64, 61
 SMALL: dict[str, Any] = {
@@ -43,7 +45,7 @@ SMALL: dict[str, Any] = {
     "profile_cache": "off",
 }
 EDGES = [3, 8, 20, 500]
-HELD_OUT = MockDataset(VOCABULARY, SEQ_LENGTH, seed=99, mean_document_length=23)
+HELD_OUT = Answers(VOCABULARY, SEQ_LENGTH)
 # Few ids for values: a model that has learned just these finds some by chance.
 NEEDLES = NeedleDataset(MockDataset(5, SEQ_LENGTH, 1), 7, num_needles=4, key_length=2, value_length=1, values=range(5))
 
@@ -76,16 +78,54 @@ def test_losses_by_position_are_those_of_plain_pytorch() -> None:
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(12, -1)
     result = of.evaluate_positions(iters=3, edges=EDGES)
     assert [(b.first, b.end) for b in result.buckets] == [(0, 3), (3, 8), (8, 20), (20, SEQ_LENGTH)]
-    # Each global batch counts alike, as in evaluate(): its tokens are weighed by how many it has.
-    weight = mask / mask.view(3, -1).sum(1).repeat_interleave(4).unsqueeze(1)
     for bucket in result.buckets:
         here = (positions >= bucket.first) & (positions < bucket.end)
-        expected = (losses * weight)[here].sum() / weight[here].sum()
+        expected = (losses * mask)[here].sum() / mask[here].sum()
         assert bucket.num_tokens == int(mask[here].sum())
         assert bucket.loss == pytest.approx(expected.item(), rel=1e-12)  # fp64
         assert bucket.perplexity == pytest.approx(expected.exp().item(), rel=1e-12)
     assert result.loss == pytest.approx(of.evaluate(iters=3), rel=1e-12)
     assert sum(b.num_tokens for b in result.buckets) == int(mask.sum())
+
+
+CUTS = [(1, 1, 12), (2, 1, 6), (4, 2, 3), (6, 3, 2), (12, 4, 1)]
+
+
+def test_tokens_weigh_and_not_batches() -> None:
+    """The same 12 samples, with none to 64 tokens that count, in every cut; in fp64, where 768 roundings are 1e-13."""
+    found = []
+    for global_batch_size, micro_batch_size, iters in CUTS:
+        with trainer(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size, train_iters=1) as of:
+            found.append((of.evaluate(iters), of.evaluate_positions(iters, EDGES)))
+            if iters == 1:
+                logits, samples = logits_and_samples(of, HELD_OUT, 12)
+    labels, mask = (torch.from_numpy(np.stack([getattr(s, name) for s in samples])) for name in ("labels", "loss_mask"))
+    assert len({int(row.sum()) for row in mask}) > 3 and 0 in mask.sum(1)
+    ignored = labels.masked_fill(mask == 0, -100)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ignored.flatten(), ignore_index=-100).item()
+    for loss, positions in found:
+        assert loss == pytest.approx(expected, rel=1e-12)
+        assert positions.loss == pytest.approx(expected, rel=1e-12)
+        for bucket, same in zip(positions.buckets, found[0][1].buckets, strict=True):
+            assert bucket.num_tokens == same.num_tokens
+            assert bucket.loss == pytest.approx(same.loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("iters", [0, -1])
+def test_an_evaluation_of_no_batch_is_refused(iters: int) -> None:
+    of = trainer()
+    for evaluation in (of.evaluate, of.evaluate_positions, lambda n: of.evaluate_needles(NEEDLES, n)):
+        with pytest.raises(ConfigError, match=rf"got iters = {iters}: give at least 1, .* --eval-iters 10"):
+            evaluation(iters)
+
+
+def test_an_evaluation_in_which_no_token_counts_is_told() -> None:
+    """Sample 0 has no answers."""
+    of = trainer(global_batch_size=1)
+    for evaluation in (of.evaluate, of.evaluate_positions):
+        with pytest.raises(DataError, match=r"no token counts in the 1 samples .* every label .* masked.*--eval-iters"):
+            evaluation(1)
+        evaluation(2)
 
 
 def test_found_needles_are_those_of_plain_pytorch() -> None:
@@ -273,6 +313,14 @@ def test_buckets_are_doublings_of_512(seq_length: int, edges: list[int]) -> None
     with trainer(seq_length=seq_length, eval_data=MockDataset(VOCABULARY, seq_length, 5), num_layers=1) as of:
         found = [(bucket.first, bucket.end) for bucket in of.evaluate_positions(1).buckets]
     assert found == list(zip([0, *edges], [*edges, seq_length], strict=True))
+
+
+@pytest.mark.parametrize(("loss", "told"), [(30.0, "1.068647E+13"), (800.0, "INF"), (float("nan"), "NAN")])
+def test_the_perplexity_that_is_told_is_that_of_the_loss(
+    loss: float, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Console(1, 0, 1, progress=False).write_evaluation(1, {"loss": loss})
+    assert f"lm loss PPL: {told} |" in capsys.readouterr().out
 
 
 def test_tables() -> None:
