@@ -27,7 +27,8 @@ STAND_INS = {
     "memo": f'exec "{sys.executable}" -m memo "$@"',
     "torchrun": f'''exec "{sys.executable}" -c "import json, sys; print('STARTS', json.dumps(sys.argv[1:]))" "$@"''',
     "srun": 'while [ "$1" != torchrun ]; do shift; done; exec "$@"',
-    "scontrol": f'[ "$*" = "show hostnames node[1-2]" ] && printf "{NODES}"',
+    # Slow enough that whoever reads the first line alone has left before the second is written.
+    "scontrol": '[ "$*" = "show hostnames node[1-2]" ] && for n in 1 2; do echo node$n; sleep 0.2; done',
 }
 
 
