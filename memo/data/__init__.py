@@ -4,6 +4,7 @@ from memo.data.batch import Batch, collate
 from memo.data.build import BuildSummary, build_corpus, build_demo
 from memo.data.chat import build_chat
 from memo.data.chat_packing import PackedConversations
+from memo.data.checked import checked_sample
 from memo.data.corpus import open_corpus
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
@@ -33,6 +34,7 @@ __all__ = [
     "build_chat",
     "build_corpus",
     "build_demo",
+    "checked_sample",
     "collate",
     "load_corpus_tokenizer",
     "load_tokenizer",

@@ -83,10 +83,7 @@ class PackedConversations:
 
     def sample(self, index: int) -> Sample:
         """Sample `index`, a function of (corpus, seq_length, seed, index). Raises IndexError for a negative index."""
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
-        epoch, offset = divmod(index, self.samples_per_epoch)
-        documents = self._windows[self._order(epoch)[offset]]
+        documents = self._documents(index)
         window = np.full(self.seq_length + 1, self._fill, dtype=np.int64)
         answers = np.zeros(self.seq_length + 1, dtype=np.float32)
         ends = np.cumsum(self._lengths[documents])
@@ -97,6 +94,16 @@ class PackedConversations:
         sample = cut_sample(window, ends[ends <= self.seq_length])
         return replace(sample, loss_mask=sample.loss_mask * answers[1:])
 
+    def where(self, index: int, offset: int) -> str:
+        """Of token `offset` of the window of sample `index`: file, document and token, all counted from 0."""
+        documents = self._documents(index)
+        ends = np.cumsum(self._lengths[documents])
+        place = int(np.searchsorted(ends, offset, side="right"))
+        if place == len(documents):
+            return f"{self._indexed.prefix}.json, the field eod, which fills what conversations leave free"
+        token = offset - int(ends[place]) + int(self._lengths[documents[place]])
+        return f"{self._indexed.prefix}.bin, document {documents[place]}, token {token}"
+
     def describe(self) -> str:
         """For people to read."""
         share = 100.0 * self.num_tokens / (self.samples_per_epoch * (self.seq_length + 1))
@@ -106,6 +113,13 @@ class PackedConversations:
         if self.num_dropped:
             text += f"; {self.num_dropped:,} left out, too long"
         return text
+
+    def _documents(self, index: int) -> list[int]:
+        """Whose tokens the window of sample `index` holds, in order."""
+        if index < 0:
+            raise IndexError(f"sample index {index} is negative")
+        epoch, offset = divmod(index, self.samples_per_epoch)
+        return self._windows[self._order(epoch)[offset]]
 
     def _pack(self, documents: NDArray[np.int64]) -> list[list[int]]:
         """Which documents share a window: each, from the longest on, goes where it leaves least space."""

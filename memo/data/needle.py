@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from memo.data.checked import where
 from memo.data.hashing import hash64, permutation, uniform
 from memo.data.sample import Sample, SampleDataset, cut_sample
 from memo.errors import ConfigError
@@ -80,8 +81,7 @@ class NeedleDataset:
 
     def sample(self, index: int) -> Sample:
         """Raises IndexError for a negative index, ConfigError where the text has fewer different tokens than pairs."""
-        text = self.haystack.sample(index)
-        window = np.append(text.tokens, text.labels[-1])
+        window = self._text(index)
         pairs = self._pairs(index, window[: self._text_length])
         for place, pair in zip(self._places(index), pairs, strict=True):
             window[place : place + self._pair_length] = pair
@@ -91,12 +91,26 @@ class NeedleDataset:
         loss_mask[self.questions(index).labels] = 1.0
         return replace(sample, loss_mask=loss_mask)
 
+    def where(self, index: int, offset: int) -> str:
+        """Of token `offset` of the window of sample `index`: where the text has it first, if it does."""
+        sample = self.sample(index)
+        token = np.append(sample.tokens, sample.labels[-1])[offset]
+        in_text = np.flatnonzero(self._text(index) == token)
+        if len(in_text):
+            return where(self.haystack, index, int(in_text[0]))
+        return "the keys or values that were given for the needles"
+
     def questions(self, index: int) -> Questions:
         """Reads none of the text."""
         asked_at = self._text_length + np.arange(self.num_needles) * self._pair_length
         # The token at offset p of the window is label p - 1.
         labels = (asked_at + self.key_length - 1)[:, None] + np.arange(self.value_length)
         return Questions(labels, asked_at - self._places(index)[self._order(index)])
+
+    def _text(self, index: int) -> NDArray[np.int64]:
+        """[s + 1], nothing hidden in it yet."""
+        text = self.haystack.sample(index)
+        return np.append(text.tokens, text.labels[-1])
 
     def _places(self, index: int) -> NDArray[np.int64]:
         """[num_needles], offset of each pair in the window: anywhere in its part of the text."""

@@ -70,11 +70,7 @@ class PackedDataset:
 
         Raises IndexError for a negative index.
         """
-        if index < 0:
-            raise IndexError(f"sample index {index} is negative")
-        epoch_index, offset = divmod(index, self.samples_per_epoch)
-        epoch = self._epoch(epoch_index)
-        start = int(epoch.windows[offset]) * self.seq_length
+        epoch, start = self._window(index)
         stop = start + self.seq_length + 1
         first = int(np.searchsorted(epoch.ends, start, side="right"))
         last = int(np.searchsorted(epoch.ends, stop, side="left"))
@@ -83,9 +79,25 @@ class PackedDataset:
         ends = epoch.ends[first:last] - start
         return cut_sample(window, ends if self.packing else ends[:0])
 
+    def where(self, index: int, offset: int) -> str:
+        """Of token `offset` of the window of sample `index`: file, document and token, all counted from 0."""
+        epoch, start = self._window(index)
+        place = int(np.searchsorted(epoch.ends, start + offset, side="right"))
+        document = int(epoch.documents[place])
+        token = start + offset - (int(epoch.ends[place]) - int(self._indexed.document_lengths[document]))
+        return f"{self._indexed.prefix}.bin, document {document}, token {token}"
+
     def describe(self) -> str:
         """For people to read."""
         return f"{self.num_tokens:,} tokens of {len(self._documents):,} documents in {self.samples_per_epoch:,} samples"
+
+    def _window(self, index: int) -> tuple[_Epoch, int]:
+        """Of sample `index`: its epoch, and where in the epoch's tokens its window begins."""
+        if index < 0:
+            raise IndexError(f"sample index {index} is negative")
+        epoch_index, offset = divmod(index, self.samples_per_epoch)
+        epoch = self._epoch(epoch_index)
+        return epoch, int(epoch.windows[offset]) * self.seq_length
 
     def _read(self, epoch: _Epoch, first: int, last: int, start: int, stop: int) -> NDArray[np.int64]:
         """Tokens [start, stop) of the epoch, which lie in its documents first ... last (inclusive)."""

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from memo.data import Batch, GlobalBatchSampler, SampleDataset, collate
+from memo.config import RunConfig
+from memo.data import Batch, GlobalBatchSampler, SampleDataset, checked_sample, collate
 from memo.mesh import Mesh
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_reduce
@@ -21,12 +22,13 @@ class Feed:
         dataset: SampleDataset,
         sampler: GlobalBatchSampler,
         mesh: Mesh,
-        micro_batch_size: int,
+        config: RunConfig,
         device: torch.device,
         tiles: int = 1,
     ) -> None:
         self.dataset, self.sampler, self.mesh = dataset, sampler, mesh
-        self.micro_batch_size, self.device = micro_batch_size, device
+        self.micro_batch_size, self.device = config.training.micro_batch_size, device
+        self.vocab_size = config.model.vocabulary
         self.attention_order = token_indices(dataset.seq_length, mesh.grid.cp, mesh.at.cp)
         # [tile, tp rank, row] -> [tp rank, tile, row]
         self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()
@@ -35,11 +37,14 @@ class Feed:
         """This rank's microbatches of the next global batch; advances the sampler.
 
         With `per_token` a token weighs what its loss mask says, in any batch; without, divided by their sum over the
-        global batch (see Microbatch).
+        global batch (see Microbatch). Raises DataError, on the ranks that read it, for a sample that the model cannot
+        be trained on.
         """
         indices = self.sampler.indices(self.mesh.at.dp, self.mesh.grid.dp, self.micro_batch_size)
         self.sampler.advance()
-        batches = [collate([self.dataset.sample(i) for i in group]) for group in indices]
+        batches = [
+            collate([checked_sample(self.dataset, index, self.vocab_size) for index in group]) for group in indices
+        ]
         if per_token:
             return [self._microbatch(batch, 1.0) for batch in batches]
         counted = torch.tensor(sum(float(b.loss_mask.sum()) for b in batches), dtype=torch.float64)

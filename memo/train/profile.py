@@ -126,7 +126,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Rec
     assert transients is not None
     sampler = GlobalBatchSampler(global_batch_size(config, mesh.grid.world_size), config.training.seed)
     tiles = resolved_offload_tiles(config) if parts.swap is not None else 1
-    feed = Feed(prepared.train_data, sampler, mesh, config.training.micro_batch_size, device, tiles)
+    feed = Feed(prepared.train_data, sampler, mesh, config, device, tiles)
     batches = feed.next_global_batch()
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, whatever serves the step

@@ -332,7 +332,7 @@ class Trainer:
 
     def _feed(self, dataset: SampleDataset, tiles: int = 1) -> Feed:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
-        return Feed(dataset, sampler, self.mesh, self.config.training.micro_batch_size, self.parts.device, tiles)
+        return Feed(dataset, sampler, self.mesh, self.config, self.parts.device, tiles)
 
     def _eval_feed(self) -> Feed:
         if self.eval_data is None:

@@ -23,7 +23,7 @@ def _train(
     model, feed = make(config, dist.get_world_size())
     if not is_packed:
         whole = MockDataset(config.model.vocabulary, config.data.seq_length, seed=7, mean_document_length=10**9)
-        feed = Feed(whole, feed.sampler, model.mesh, config.training.micro_batch_size, model.device)
+        feed = Feed(whole, feed.sampler, model.mesh, config, model.device)
     losses = []
 
     def step() -> None:

@@ -38,7 +38,7 @@ def first_step(config: RunConfig, world_size: int) -> tuple[Outcome, float]:
     data = Answers(config.model.vocabulary, config.data.seq_length)
     sampler = GlobalBatchSampler(config.training.global_batch_size or 1, seed=7)
     tiles = resolved_offload_tiles(config) if model.swap is not None else 1
-    feed = Feed(data, sampler, mesh, config.training.micro_batch_size, torch.device("cpu"), tiles)
+    feed = Feed(data, sampler, mesh, config, torch.device("cpu"), tiles)
     weights = sum(float(batch.loss_weight.sum()) for batch in feed.peek())
     loss = one_step_backward(model, feed)
     counted = weights if mesh.at.tp == 0 and mesh.at.pp == 0 else 0.0
@@ -90,7 +90,7 @@ def test_model_loss_is_cross_entropy_with_ignore_index() -> None:
     config = tiny("llama-tiny", global_batch_size=4, micro_batch_size=4)
     mesh = build_mesh(config, 0, 1)
     data = Answers(config.model.vocabulary, config.data.seq_length)
-    feed = Feed(data, GlobalBatchSampler(4, seed=7), mesh, 4, torch.device("cpu"))
+    feed = Feed(data, GlobalBatchSampler(4, seed=7), mesh, config, torch.device("cpu"))
     (batch,) = feed.next_global_batch()
     result = run_once(config, batch)
     labels = labels_of(batch.labels, batch.loss_weight)
@@ -106,7 +106,7 @@ def test_a_batch_without_answers_teaches_nothing() -> None:
         Answers(config.model.vocabulary, config.data.seq_length),
         GlobalBatchSampler(1, seed=7),  # sample 0 has no answers
         build_mesh(config, 0, 1),
-        1,
+        config,
         torch.device("cpu"),
     )
     (batch,) = feed.next_global_batch()

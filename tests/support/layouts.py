@@ -48,7 +48,7 @@ def make(config: RunConfig, world_size: int) -> tuple[ParallelModel, Feed]:
     data = MockDataset(config.model.vocabulary, config.data.seq_length, seed=7, mean_document_length=23)
     sampler = GlobalBatchSampler(config.training.global_batch_size or 1, seed=7)
     tiles = resolved_offload_tiles(config) if model.swap is not None else 1
-    return model, Feed(data, sampler, mesh, config.training.micro_batch_size, torch.device("cpu"), tiles)
+    return model, Feed(data, sampler, mesh, config, torch.device("cpu"), tiles)
 
 
 def train_here(config: RunConfig, world_size: int, steps: int) -> Outcome:

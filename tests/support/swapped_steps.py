@@ -99,10 +99,10 @@ class Workplace:
         return self.feed(tiles).next_global_batch()
 
     def feed(self, tiles: int = 1) -> Feed:
-        seq_length, training = self.config.data.seq_length, self.config.training
+        seq_length = self.config.data.seq_length
         data = MockDataset(self.config.model.vocabulary, seq_length, SEED, mean_document_length=23)
-        sampler = GlobalBatchSampler(training.global_batch_size or 1, SEED)
-        return Feed(data, sampler, self.mesh, training.micro_batch_size, CPU, tiles)
+        sampler = GlobalBatchSampler(self.config.training.global_batch_size or 1, SEED)
+        return Feed(data, sampler, self.mesh, self.config, CPU, tiles)
 
     def build(self, **overrides: object) -> ParallelModel:
         config = self.config.override(overrides)

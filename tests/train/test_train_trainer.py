@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from ranks import run_ranks
@@ -17,8 +18,8 @@ from torch import Tensor
 
 import memo
 from memo.config.flags import parse_run
-from memo.data import CorpusFacts, MockDataset, build_corpus
-from memo.errors import ConfigError, MemoError
+from memo.data import CorpusFacts, IndexedDatasetWriter, MockDataset, build_corpus
+from memo.errors import ConfigError, DataError, MemoError
 from memo.train.metrics import StepRecord
 from memo.train.trainer import Trainer
 
@@ -146,6 +147,31 @@ def test_a_vocabulary_smaller_than_the_corpus_is_refused(corpus: Path) -> None:
     with pytest.raises(ConfigError, match=r"--vocab-size is 100, but .*tolstoy.json says .* 257 tokens"):
         small_trainer(eval_data=corpus, vocab_size=100)
     assert CorpusFacts.load(corpus).vocab_size == 257
+
+
+def strange_corpus(folder: Path) -> Path:
+    """Ids 0 to 255, but for one that a vocabulary of 256 lacks; nothing says which vocabulary it was built with."""
+    ids = np.arange(4000) % 256
+    ids[1234] = 257
+    with IndexedDatasetWriter(folder / "strange", "<u2") as writer:
+        writer.add_document(ids)
+    return folder / "strange"
+
+
+def train_on_strange_ids(prefix: Path, tp: int) -> str:
+    rank = str(dist.get_rank())
+    os.environ |= {"RANK": rank, "WORLD_SIZE": str(tp), "LOCAL_RANK": rank}
+    with pytest.raises(DataError) as caught:
+        small_trainer(train_data=prefix, vocab_size=256, tp=tp, global_batch_size=8, train_iters=40).train()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_id_that_the_model_has_no_row_for_is_told_by_every_rank_that_reads_it(tmp_path: Path, tp: int) -> None:
+    """Not as an IndexError, and not in silence where the vocabulary is split."""
+    for told in run_ranks(tp, train_on_strange_ids, strange_corpus(tmp_path), tp):
+        assert told.startswith(f"{tmp_path}/strange.bin, document 0, token 1234 (position ")
+        assert "the id is 257, but the model's vocabulary has 256 tokens" in told
 
 
 @pytest.mark.parametrize(
