@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes that tests are spread over: one a core, unless told.
+JOBS ?= auto
 
 .PHONY: demo test install lint types contracts unit docs benchmark gpu clean
 
@@ -22,7 +24,7 @@ contracts: install
 	$(BIN)/lint-imports
 
 unit: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 docs: install
 	$(BIN)/python docs/make_flags.py

@@ -1,13 +1,22 @@
 """What all tests share: nothing that memo keeps for its user goes to, or comes from, the real user's cache."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores; decided before the first import of torch
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Processes that tests start inherit it."""
+    """One for all workers of pytest-xdist, so that the allocator is compiled once; processes of tests inherit it."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    cache = base / "cache"
+    cache.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
