@@ -29,8 +29,9 @@ import rows
 import torch
 
 from memo.checkpoint import has_checkpoint, latest_checkpoint
-from memo.checkpoint.directory import read_state
-from memo.checkpoint.store import read_tensors, stored_tensors
+from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.run_state import read_state
+from memo.checkpoint.store import open_checkpoint, read_tensors
 from memo.mesh import Mesh, RankGrid
 
 ROOT = Path(__file__).parents[1]
@@ -130,9 +131,11 @@ def kill_one(run: subprocess.Popen[str], folder: Path, campaign: str, life: int,
 def bits(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Everything that the newest checkpoint holds."""
     final = latest_checkpoint(folder)
-    values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in stored_tensors(final).items()}
-    read_tensors(final, values, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0))
-    return asdict(read_state(final)), values
+    state, index = open_checkpoint(final)
+    values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in index.items()}
+    tensors = {name: GlobalTensor.whole(value) for name, value in values.items()}
+    read_tensors(final, index, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0))
+    return asdict(state), values
 
 
 def finish(run: subprocess.Popen[str], folder: Path) -> None:

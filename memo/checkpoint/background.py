@@ -19,7 +19,7 @@ import torch
 class BackgroundWriter:
     """Runs one write at a time in a thread.
 
-    Host memory: none of its own. What a write holds is the write's matter (see MAX_FILE_BYTES in writer.py).
+    Host memory: none of its own. What a write holds is the write's matter (see PIECE_BYTES in writer.py).
     The thread is no daemon: an interpreter that ends waits for it.
     """
 

@@ -1,29 +1,56 @@
-"""A flat ZeRO-1 shard as rectangles of global tensors, in the words of torch.distributed.checkpoint.
+"""A flat ZeRO-1 shard as rectangles of global tensors.
 
 A shard begins and ends anywhere in a parameter, so its part of a matrix is a partial row, some whole
 rows and another partial row: three rectangles. Each is cut further where the local parameter is
-made of several global tensors (fused qkv). A tensor that knows its rectangles is all that
-torch.distributed.checkpoint needs to save from one layout and load into any other, without communication.
+made of several global tensors (fused qkv). Rectangles are all that it takes to save from one layout and load into any
+other: none of them knows how many ranks there were.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from memo.parallel.buckets import Segment
 from memo.parallel.shards import Shard
 
-Rectangle = tuple[tuple[int, ...], tuple[int, ...]]
+Shape = tuple[int, ...]
+Rectangle = tuple[Shape, Shape]
 """(offset, shape)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rectangle of a global tensor that this rank holds.
+
+    Attributes:
+        values: gives its tensor, of `shape`: a view of where it lies, or what is read once it is asked for.
+    """
+
+    offset: Shape
+    shape: Shape
+    values: Callable[[], Tensor]
+
+    @staticmethod
+    def of(offset: Sequence[int], values: Tensor) -> "Part":
+        return Part(tuple(offset), tuple(values.shape), lambda: values)
+
+
+@dataclass(frozen=True)
+class GlobalTensor:
+    """A global tensor of which this rank holds some rectangles."""
+
+    shape: Shape
+    dtype: torch.dtype
+    parts: Sequence[Part]
+
+    @staticmethod
+    def whole(values: Tensor) -> "GlobalTensor":
+        """All of it, here."""
+        return GlobalTensor(tuple(values.shape), values.dtype, [Part.of((0,) * values.ndim, values)])
 
 
 def rectangles(shape: Sequence[int], start: int, stop: int) -> list[Rectangle]:
@@ -77,48 +104,3 @@ def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, t
                 at = tuple(g + a - start for g, a, start in zip(piece.offset, low, piece.local_offset, strict=True))
                 found.setdefault(piece.name, (piece.global_shape, []))[1].append((at, part))
     return found
-
-
-class ChunkedTensor(torch.Tensor):
-    """A global tensor of which this rank holds some rectangles, as views of memory elsewhere."""
-
-    chunks: dict[torch.Size, Tensor]
-
-    @staticmethod
-    def __new__(
-        cls, global_shape: Sequence[int], chunks: Sequence[tuple[Sequence[int], Tensor]], dtype: torch.dtype
-    ) -> "ChunkedTensor":
-        tensor: ChunkedTensor = torch.Tensor._make_wrapper_subclass(cls, tuple(global_shape), dtype=dtype)
-        tensor.chunks = {torch.Size(offset): values for offset, values in chunks}
-        return tensor
-
-    # The protocol of torch.distributed.checkpoint's planner for tensor subclasses.
-
-    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
-        return [
-            WriteItem(
-                index=MetadataIndex(fqn, offset),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk=ChunkStorageMetadata(offset, values.size()),
-                    properties=TensorProperties.create_from_tensor(values),
-                    size=self.size(),
-                ),
-            )
-            for offset, values in self.chunks.items()
-        ]
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(offset, values.size()) for offset, values in self.chunks.items()]
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        assert index.offset is not None
-        return self.chunks[index.offset]
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return args[0]
-        raise NotImplementedError(f"{func} on a ChunkedTensor: it only describes where its parts are")

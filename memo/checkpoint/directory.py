@@ -1,6 +1,6 @@
 """The directory that --save names: which checkpoints it holds, and how one comes and goes.
 
-    DIR/iter_0000100/                          a whole checkpoint: torch.distributed.checkpoint files, run_state.json
+    DIR/iter_0000100/                          a whole checkpoint: index.json, tensors-*.bin, run_state.json
     DIR/latest_checkpointed_iteration.txt      Megatron's name for the pointer to the newest
     DIR/iter_0000200.partial/                  one on its way in or out, or left by a run that died meanwhile
     DIR/iter_0000100.replaced/                 the older of two of one iteration, until the newer is in its place
@@ -12,40 +12,17 @@ or a machine loses power, the pointer names a whole checkpoint.
 All functions are for one process alone, and all but the two that look are for rank 0. No torch here.
 """
 
-import json
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from memo.checkpoint.files import RUN_STATE
+from memo.checkpoint.run_state import RunState, write_state
 from memo.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"
-RUN_STATE = "run_state.json"
-SCHEMA_VERSION = 2
-READABLE_VERSIONS = (1, 2)
-"""Version 1 did not know the global batch size."""
-
 _WHOLE_NAME = re.compile(r"iter_(\d{7,})")
-
-
-@dataclass(frozen=True)
-class RunState:
-    """Where a run stands, besides its tensors.
-
-    memo draws no random number after the initial weights: the order of samples and mock data are functions of
-    (seed, consumed_samples), the learning rate is one of the iteration. So this, masters and moments are everything.
-    """
-
-    iteration: int
-    consumed_samples: int
-    seed: int
-    optimizer_steps: int
-    skipped_iterations: int
-    nan_iterations: int
-    global_batch_size: int = 0
-    """Samples of one step; 0 where nobody wrote it down."""
 
 
 def latest_checkpoint(directory: str | Path) -> Path:
@@ -71,26 +48,23 @@ def latest_checkpoint(directory: str | Path) -> Path:
     )
 
 
+def resolve_checkpoint(directory: str | Path) -> Path:
+    """What a path names: one checkpoint, as DIR/iter_0000100, or the newest in it. Raises as latest_checkpoint."""
+    named = Path(directory)
+    return named if (named / RUN_STATE).exists() else latest_checkpoint(named)
+
+
 def has_checkpoint(directory: str | Path) -> bool:
-    """Whether a run has ever saved there; what it saved may be damaged since."""
-    return (Path(directory) / LATEST).exists()
+    """Whether it is a checkpoint, or a run has ever saved there; what it saved may be damaged since."""
+    return any((Path(directory) / name).exists() for name in (LATEST, RUN_STATE))
 
 
-def read_state(final: Path) -> RunState:
-    """Raises CheckpointError when it is missing, damaged, or of another version of memo."""
-    try:
-        state = json.loads((final / RUN_STATE).read_text(encoding="utf-8"))
-        version = state.pop("schema_version")
-        if version not in READABLE_VERSIONS:
-            raise CheckpointError(
-                f"--load {final}: written by another version of memo, in schema {version}, but this one "
-                f"reads schema {' and '.join(map(str, READABLE_VERSIONS))}: use the version that wrote it"
-            )
-        return RunState(**state)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"--load {final}: {RUN_STATE} cannot be read ({type(error).__name__}: {error}): choose another checkpoint"
-        ) from error
+def newest_but(final: Path) -> Path | None:
+    """The newest whole checkpoint before `final` beside it, else the newest of all others; None if there is none."""
+    others = [path for path in whole_checkpoints(final.parent) if path.name != final.name]
+    number = _WHOLE_NAME.match(final.name)
+    older = [path for path in others if number and _iteration(path) < int(number[1])]
+    return max(older or others, key=_iteration, default=None)
 
 
 def partial(final: Path) -> Path:
@@ -120,7 +94,7 @@ def prepare(final: Path) -> None:
 def publish(final: Path, state: RunState) -> None:
     """partial(final), whose tensors are all written, becomes the newest checkpoint. Raises OSError."""
     written, root = partial(final), final.parent
-    _write_durably(written / RUN_STATE, json.dumps({"schema_version": SCHEMA_VERSION, **asdict(state)}, indent=1))
+    write_state(written, state)
     _make_durable(written)
     if final.exists():  # the same iteration saved twice: the newer one counts
         os.replace(final, replaced(final))

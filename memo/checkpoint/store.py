@@ -5,35 +5,27 @@ a checkpoint loads into any layout. One that holds masters alone, as `memo impor
 moments of zero. What a directory of checkpoints looks like is in directory.py.
 """
 
+import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
-from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from memo.checkpoint.chunks import ChunkedTensor, global_chunks
-from memo.checkpoint.directory import (
-    LATEST,
-    RunState,
-    latest_checkpoint,
-    partial,
-    prepare,
-    publish,
-    read_state,
-)
-from memo.checkpoint.writer import InPlacePlanner, PiecewiseWriter
-from memo.errors import CheckpointError
+from memo.artifacts.checksum import checksum_of
+from memo.artifacts.reading import read_bytes
+from memo.checkpoint.chunks import GlobalTensor, Part, global_chunks
+from memo.checkpoint.directory import newest_but, partial, prepare, publish, resolve_checkpoint
+from memo.checkpoint.distcp import read_metadata
+from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
+from memo.checkpoint.index import Index, StoredTensor, check_files, from_json, merged, to_json
+from memo.checkpoint.reader import read_parts
+from memo.checkpoint.run_state import RunState, read_sealed_state
+from memo.checkpoint.writer import write_file
+from memo.errors import CheckpointError, MemoError
 from memo.mesh import Mesh
 from memo.parallel.data import MasterSegment
 
@@ -44,14 +36,6 @@ SegmentState = tuple[MasterSegment, dict[str, Tensor]]
 """A segment and its 1-D tensors by kind: master, exp_avg, exp_avg_sq."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """What a checkpoint says of one of its tensors."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def save_checkpoint(
@@ -68,8 +52,8 @@ def save_checkpoint(
     Args:
         group: of all ranks, for the messages of this save; default mesh.world. One for this alone lets it run
             in a thread beside training.
-        on_read: called once this rank's tensors are on disk and may change. They are read where they lie:
-            no copy is made of host memory, and of device memory MAX_FILE_BYTES at a time.
+        on_read: called once this rank's tensors have been read and may change. They are read where they lie:
+            no copy is made of host memory, and of device memory a few MiB at a time.
 
     Raises CheckpointError on every rank when any rank could not write; older checkpoints stay whole.
     """
@@ -80,7 +64,7 @@ def save_checkpoint(
 def write_tensors(
     directory: str | Path,
     state: RunState,
-    tensors: dict[str, Tensor],
+    tensors: Mapping[str, GlobalTensor],
     mesh: Mesh,
     flag: str = "--save",
     group: ProcessGroup | None = None,
@@ -92,16 +76,9 @@ def write_tensors(
     group = mesh.world if group is None else group
     try:
         from_rank_zero(lambda: prepare(final), mesh.rank, group)
-        with _single_process_is_meant():
-            save_tensors(
-                tensors,
-                storage_writer=PiecewiseWriter(partial(final), on_read),
-                planner=InPlacePlanner(),
-                process_group=group,
-                no_dist=group is None,
-            )
-        from_rank_zero(lambda: publish(final, state), mesh.rank, group)
-    except (CheckpointException, Exception) as error:  # the first is only a BaseException
+        written = _written_by_all(partial(final), tensors, mesh.rank, group, on_read)
+        from_rank_zero(lambda: _complete(final, state, written), mesh.rank, group)
+    except Exception as error:
         if mesh.rank == 0:  # a full disk is not to stay full of what nobody can load
             shutil.rmtree(partial(final), ignore_errors=True)
         raise CheckpointError(
@@ -111,51 +88,122 @@ def write_tensors(
     return final
 
 
-def load_checkpoint(directory: str | Path, segments: Sequence[SegmentState], mesh: Mesh) -> RunState:
-    """Fill the segments in place from the newest checkpoint under `directory`; collective over all ranks.
+def _written_by_all(
+    folder: Path,
+    tensors: Mapping[str, GlobalTensor],
+    rank: int,
+    group: ProcessGroup | None,
+    on_read: Callable[[], None],
+) -> list[Index | str]:
+    """Write this rank's file; on rank 0, what each rank wrote, or why it could not."""
+    outcome: Index | str
+    try:
+        outcome = write_file(folder / f"tensors-{rank:05d}.bin", tensors, on_read)
+    except Exception as error:  # told by rank 0, to all: the others wait there
+        outcome = _cause(error)
+    if group is None:
+        return [outcome]
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.gather_object(outcome, everyone if rank == 0 else None, dst=0, group=group)
+    return everyone
+
+
+def _complete(final: Path, state: RunState, written: Sequence[Index | str]) -> None:
+    """Add the index of what all have written, and publish the whole. Raises OSError or CheckpointError."""
+    for outcome in written:
+        if isinstance(outcome, str):
+            raise CheckpointError(outcome)
+    index = merged(outcome for outcome in written if not isinstance(outcome, str))
+    with open(partial(final) / INDEX, "w", encoding="utf-8") as file:
+        file.write(to_json(index))
+        file.flush()
+        os.fsync(file.fileno())
+    publish(final, state)
+
+
+def load_checkpoint(
+    directory: str | Path,
+    segments: Sequence[SegmentState],
+    mesh: Mesh,
+    *,
+    verify: bool = True,
+    check: Callable[[RunState], None] = lambda state: None,
+) -> RunState:
+    """Fill the segments in place from the checkpoint that `directory` names (resolve_checkpoint); collective.
 
     Rank 0 says which that is and what it holds, for all: over a network's file system two nodes may see two.
+
+    Args:
+        verify: compare every checksum.
+        check: called on rank 0 with the state, before anything is filled; all ranks raise what it raises.
+
     Raises CheckpointError, on every rank, when there is none, when it belongs to another model, or when
-    it cannot be read.
+    it cannot be read; segments may then be filled in part.
     """
     tensors = _state_dict(segments)
     # All ranks judge by the tensors of all, so that none goes on alone into a collective.
     shapes = _gather_shapes(tensors, mesh)
-    final, state, stored = from_rank_zero(lambda: _described(directory), mesh.rank, mesh.world)
-    if all(name.startswith(MASTER) for name in stored):
+
+    def described() -> tuple[Path, RunState, Index]:
+        final = resolve_checkpoint(directory)
+        state, index = open_checkpoint(final, verify=verify)
+        check(state)
+        return final, state, index
+
+    final, state, index = from_rank_zero(described, mesh.rank, mesh.world)
+    if all(name.startswith(MASTER) for name in index):
         for _, kinds in segments:
             _zero_moments(kinds)
         tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(MASTER)}
         shapes = {name: shape for name, shape in shapes.items() if name.startswith(MASTER)}
-    _check_shapes(final, shapes, {name: entry.shape for name, entry in stored.items()})
-    read_tensors(final, tensors, mesh)
+    _check_shapes(final, shapes, {name: entry.shape for name, entry in index.items()})
+    read_tensors(final, index, tensors, mesh, verify=verify)
     return state
 
 
-def read_tensors(final: Path, tensors: dict[str, Tensor], mesh: Mesh) -> None:
-    """Fill tensors, by kind and global name, from one checkpoint; collective. Raises CheckpointError."""
+def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict[str, StoredTensor]]:
+    """The state of one checkpoint and the index of its tensors, whose files are there; reads none of them.
+
+    Raises CheckpointError when anything is missing, damaged, cut short, or leads out of the directory.
+    """
     try:
-        with _single_process_is_meant():
-            load_tensors(tensors, storage_reader=FileSystemReader(final), no_dist=mesh.world is None)
-    except (CheckpointException, Exception) as error:
-        raise CheckpointError(
-            f"--load {final}: its tensors cannot be read ({_cause(error)}): "
-            f"it is damaged, or not there for every node; write the number of an older one into {LATEST}"
-        ) from error
+        state, index_checksum = read_sealed_state(final, verify=verify)
+        if index_checksum is None:
+            return state, read_metadata(final)
+        content = read_bytes(checkpoint_file(final, INDEX), damaged(INDEX))
+        if verify and checksum_of(content) != index_checksum:
+            raise DamagedError(f"{INDEX} has another checksum than {RUN_STATE} says: one of the two is damaged")
+        index = from_json(content)
+        check_files(final, index)
+    except (OSError, CheckpointError) as error:
+        raise _unreadable(final, error) from None
+    return state, index
 
 
-def stored_tensors(final: Path) -> dict[str, StoredTensor]:
-    """All tensors of one checkpoint by kind and global name. Raises CheckpointError."""
+def read_tensors(
+    final: Path, index: Index, tensors: Mapping[str, GlobalTensor], mesh: Mesh, *, verify: bool = True
+) -> None:
+    """Fill tensors, by kind and global name, of shapes that `index` has; collective.
+
+    Raises CheckpointError on every rank when any rank could not read its part, or found it damaged.
+    """
+    failure = None
     try:
-        metadata = FileSystemReader(final).read_metadata().state_dict_metadata
-        return {
-            name: StoredTensor(tuple(entry.size), entry.properties.dtype)  # type: ignore[union-attr]
-            for name, entry in metadata.items()
-        }
+        read_parts(final, index, tensors, verify=verify)
     except Exception as error:
-        raise CheckpointError(
-            f"--load {final}: its metadata cannot be read ({_cause(error)}): choose another checkpoint"
-        ) from error
+        failure = str(_unreadable(final, error))
+    raise_together(failure, mesh)
+
+
+def raise_together(failure: str | None, mesh: Mesh) -> None:
+    """Raise the CheckpointError of the first rank that has one, on every rank; collective."""
+    failures: list[str | None] = [failure]
+    if mesh.world is not None:
+        failures *= mesh.grid.world_size
+        dist.all_gather_object(failures, failure)
+    for message in failures:
+        if message is not None:
+            raise CheckpointError(message)
 
 
 def from_rank_zero(action: Callable[[], T], rank: int, group: ProcessGroup | None) -> T:
@@ -177,22 +225,18 @@ def from_rank_zero(action: Callable[[], T], rank: int, group: ProcessGroup | Non
     return value
 
 
-def _described(directory: str | Path) -> tuple[Path, RunState, dict[str, StoredTensor]]:
-    final = latest_checkpoint(directory)
-    return final, read_state(final), stored_tensors(final)
-
-
-def _state_dict(segments: Sequence[SegmentState]) -> dict[str, Tensor]:
-    """All rectangles of all segments, gathered under one ChunkedTensor for each global tensor."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    chunks: dict[str, list[tuple[Sequence[int], Tensor]]] = {}
+def _state_dict(segments: Sequence[SegmentState]) -> dict[str, GlobalTensor]:
+    """All rectangles of all segments, gathered by global tensor."""
+    found: dict[str, GlobalTensor] = {}
     for owner, kinds in segments:
         for kind, values in kinds.items():
-            for name, (shape, parts) in global_chunks(owner.segment, owner.shard, values).items():
-                key = f"{kind}/{name}"
-                shapes[key] = shape
-                chunks.setdefault(key, []).extend(parts)
-    return {key: ChunkedTensor(shapes[key], parts, parts[0][1].dtype) for key, parts in chunks.items()}
+            for name, (shape, chunks) in global_chunks(owner.segment, owner.shard, values).items():
+                parts = [Part.of(offset, part) for offset, part in chunks]
+                known = found.get(f"{kind}/{name}")
+                if known is not None:
+                    parts = [*known.parts, *parts]
+                found[f"{kind}/{name}"] = GlobalTensor(shape, values.dtype, parts)
+    return found
 
 
 def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentState]:
@@ -201,9 +245,9 @@ def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentS
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
 
 
-def _gather_shapes(tensors: dict[str, Tensor], mesh: Mesh) -> dict[str, tuple[int, ...]]:
+def _gather_shapes(tensors: Mapping[str, GlobalTensor], mesh: Mesh) -> dict[str, tuple[int, ...]]:
     """Names and global shapes of what all ranks hold together."""
-    mine = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    mine = {name: tensor.shape for name, tensor in tensors.items()}
     if mesh.world is None:
         return mine
     everyone: list[Any] = [None] * mesh.grid.world_size
@@ -233,20 +277,16 @@ def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]], stored: dict[
             )
 
 
-@contextmanager
-def _single_process_is_meant() -> Iterator[None]:
-    """Without a process group torch warns that it assumes a single process, which is so.
-
-    Filters belong to all threads: one that comes between could leave this message ignored, which is no loss.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _unreadable(final: Path, error: Exception) -> CheckpointError:
+    """What is wrong with a checkpoint, and which one to take instead."""
+    other = newest_but(final)
+    remedy = f"give {other} instead, the newest other one there" if other else "there is no other one: restore a copy"
+    if isinstance(error, DamagedError):
+        remedy += ", or take it as it is with --no-verify-checkpoint"
+    return CheckpointError(f"{final} cannot be read ({_cause(error)}): {remedy}")
 
 
-def _cause(error: BaseException) -> str:
-    """The first real error behind torch's collective exception, in one line."""
-    if isinstance(error, CheckpointException):
-        error = next(iter(error.failures.values()))[0]
+def _cause(error: Exception) -> str:
+    """In one line; memo's own errors are sentences already."""
     lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    return lines[0] if isinstance(error, MemoError) else f"{type(error).__name__}: {lines[0]}"

@@ -25,6 +25,8 @@ class _Options:
     """Weights are cut into files of at most this size, one of which is in memory at a time."""
     tokenizer: str | None = None
     """Directory with the tokenizer's files, or a tokenizer.json; default: the one the run knows."""
+    verify_checkpoint: bool = True
+    """Compare the checksums of what is read with those that were written; off: take a damaged one as it is."""
     config: Annotated[str | None, arg(metavar="RUN.TOML")] = None
     """Configuration of the run that saved it; default: CKPT/config.toml."""
 
@@ -45,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
         max_shard_bytes=int(options.max_shard_gib * GIB),
         tokenizer=options.tokenizer,
         config_file=options.config,
+        verify=options.verify_checkpoint,
     )
     tokenizer = ", ".join(exported.companions) or "no tokenizer, as the run knows none (give --tokenizer)"
     print(

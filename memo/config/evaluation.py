@@ -26,6 +26,10 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
         ),
         data=data if data.mock_data else replace(data, data_path=corpus, eval_data_path=corpus),
         training=replace(config.training, eval_interval=1, global_batch_size=batch),
-        checkpoint=CheckpointConfig(load=checkpoint.load, pretrained_checkpoint=checkpoint.pretrained_checkpoint),
+        checkpoint=CheckpointConfig(
+            load=checkpoint.load,
+            pretrained_checkpoint=checkpoint.pretrained_checkpoint,
+            verify_checkpoint=checkpoint.verify_checkpoint,
+        ),
         logging=LoggingConfig(),
     )

@@ -25,14 +25,17 @@ class CheckpointConfig:
     save: str | None = None
     """Directory for checkpoints and the resolved configuration."""
     load: str | None = None
-    """Directory to resume from; the one of --save starts afresh where nothing is saved yet. Default: start afresh."""
+    """Directory to resume from, or one iter_... in it to go on from that; the one of --save starts afresh where nothing
+    is saved yet. Default: start afresh."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
     save_interval: int = 0
     """Save every so many steps besides the end of the run; 0 only at the end."""
     async_save: bool = False
     """Write checkpoints in a thread while training goes on; the next update of the weights waits until this rank's
-    share is on disk. Not yet seen on a GPU, so off."""
+    share is written. Not yet seen on a GPU, so off."""
+    verify_checkpoint: bool = True
+    """Compare the checksums of what --load reads with those that were written; off: take a damaged one as it is."""
     keep_latest_k: int = 0
     """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all."""
 

@@ -44,7 +44,9 @@ class Persistence:
         directory = self.config.checkpoint.load
         if directory is None or not from_rank_zero(lambda: has_checkpoint(directory), self.mesh.rank, self.mesh.world):
             return None
-        state = load_checkpoint(directory, self.optimizer.segment_states(), self.mesh)
+        state = load_checkpoint(
+            directory, self.optimizer.segment_states(), self.mesh, verify=self.config.checkpoint.verify_checkpoint
+        )
         self._check_global_batch(directory, state)
         self.sampler.load_state_dict({"seed": state.seed, "consumed_samples": state.consumed_samples})
         self.optimizer.resume(state.optimizer_steps)

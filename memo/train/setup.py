@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from memo.attention.select import Choice
-from memo.checkpoint import has_checkpoint, latest_checkpoint
+from memo.checkpoint import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
 from memo.checkpoint.store import from_rank_zero
 from memo.config import RunConfig
@@ -193,7 +193,7 @@ def _check_load(config: RunConfig) -> None:
         return
     is_its_own = save is not None and os.path.realpath(load) == os.path.realpath(save)
     if has_checkpoint(load) or not is_its_own:
-        latest_checkpoint(load)
+        resolve_checkpoint(load)
 
 
 def _check_pretrained(config: RunConfig) -> None:

@@ -1,5 +1,6 @@
 """A directory of checkpoints survives a death at every single change that is made to it; which old ones are deleted."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,15 +11,14 @@ import pytest
 
 from memo.checkpoint.directory import (
     LATEST,
-    RunState,
     latest_checkpoint,
     partial,
     prepare,
     publish,
-    read_state,
     remove_older,
     whole_checkpoints,
 )
+from memo.checkpoint.run_state import RunState, read_state
 
 TENSORS = "__0_0.distcp"
 
@@ -165,7 +165,8 @@ def test_nothing_is_deleted_before_the_newer_one_is_published(tmp_path: Path, mo
 def test_a_state_of_the_first_schema_is_read(tmp_path: Path) -> None:
     save(tmp_path, 3, "")
     path = tmp_path / "iter_0000003" / "run_state.json"
-    lines = path.read_text().replace('"schema_version": 2', '"schema_version": 1').splitlines()
-    assert '"global_batch_size": 4' in lines[-2]
-    path.write_text("\n".join(lines[:-2]).removesuffix(",") + "}")
+    content = json.loads(path.read_text())
+    for name in ("global_batch_size", "model", "data", "index_xxh3_64", "xxh3_64"):
+        del content[name]
+    path.write_text(json.dumps({**content, "schema_version": 1}))
     assert read_state(path.parent) == RunState(3, 3, 7, 3, 0, 0, global_batch_size=0)

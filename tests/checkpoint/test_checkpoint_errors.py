@@ -107,21 +107,24 @@ def test_run_state_missing_or_of_another_version(checkpoint: Path, tmp_path: Pat
     state = copy / "iter_0000003" / "run_state.json"
     content = json.loads(state.read_text())
     state.write_text(json.dumps({**content, "schema_version": 99}))
-    with pytest.raises(CheckpointError, match=r"another version of memo, in schema 99, .* schema 1"):
+    with pytest.raises(CheckpointError, match=r"is of schema 99, but this version of memo reads schema 1, 2, 3; use"):
         load(model, copy)
     state.unlink()
-    with pytest.raises(CheckpointError, match=r"run_state.json cannot be read"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"iter_0000003 cannot be read \(run_state.json is not there\): there is no other one: restore a copy",
+    ):
         load(model, copy)
 
 
-@pytest.mark.parametrize("victim", ["__0_0.distcp", ".metadata"])
+@pytest.mark.parametrize("victim", ["tensors-00000.bin", "index.json", "run_state.json"])
 def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path, victim: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(checkpoint, copy)
     model, _ = make(tiny(), 1)
     for damage in (lambda path: path.write_bytes(path.read_bytes()[:40]), Path.unlink):
         damage(copy / "iter_0000003" / victim)
-        with pytest.raises(CheckpointError, match=r"--load .*iter_0000003: its (tensors|metadata) cannot be read"):
+        with pytest.raises(CheckpointError, match=rf"iter_0000003 cannot be read \({victim}:? .*\): there is no other"):
             load(model, copy)
 
 

@@ -93,7 +93,7 @@ import os, signal, sys, time
 from pathlib import Path
 
 from memo.checkpoint import has_checkpoint
-from memo.checkpoint.writer import InPlacePlanner
+from memo.checkpoint import writer
 from memo.parallel.data import ShardedDataParallel
 from memo.train.entry import main
 
@@ -119,7 +119,7 @@ def rank_1_dies_at(moment, call, owner, name):
 if not (folder / "in a step").exists():
     rank_1_dies_at("in a step", 3, ShardedDataParallel, "finish_reduction")
 elif not (folder / "in a save").exists():
-    rank_1_dies_at("in a save", 20, InPlacePlanner, "resolve_data")
+    rank_1_dies_at("in a save", 20, writer, "write_values")
 raise SystemExit(main(sys.argv[2:]))
 """
 MOMENTS = ("in a step", "in a save")

@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memo.checkpoint.directory import RunState, read_state
-from memo.checkpoint.store import read_tensors, stored_tensors
+from memo.checkpoint import RunState
+from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.store import open_checkpoint, read_tensors
 from memo.mesh import Mesh, RankGrid
 
 ALONE = Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0)
@@ -14,9 +15,10 @@ ALONE = Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0)
 
 def contents(final: Path) -> tuple[RunState, dict[str, Tensor]]:
     """The state, and every global tensor (master, exp_avg, exp_avg_sq) of one checkpoint; in one process."""
-    values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in stored_tensors(final).items()}
-    read_tensors(final, values, ALONE)
-    return read_state(final), values
+    state, index = open_checkpoint(final)
+    values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in index.items()}
+    read_tensors(final, index, {name: GlobalTensor.whole(value) for name, value in values.items()}, ALONE)
+    return state, values
 
 
 def assert_equal_bits(first: Path, second: Path) -> None:

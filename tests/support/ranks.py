@@ -27,7 +27,6 @@ PRELOAD = [
     "torch._dynamo",  # every optimizer of torch imports it when it is made: 0.8 s of each rank
     "torch.distributed",
     "torch.distributed._functional_collectives",
-    "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
     "torch.distributed.tensor",
     "memo.train.trainer",

@@ -17,8 +17,7 @@ from ranks import run_ranks
 from torch import Tensor
 
 import memo
-from memo.checkpoint import has_checkpoint, latest_checkpoint
-from memo.checkpoint.writer import PiecewiseWriter
+from memo.checkpoint import has_checkpoint, latest_checkpoint, store
 from memo.errors import CheckpointError
 
 TIMEOUT_S = 20.0
@@ -34,14 +33,14 @@ def trainer(world_size: int, folder: Path, **overrides: Any) -> memo.Trainer:
 
 def before_writing(action: Callable[[], None]) -> None:
     """Have this rank's next write of tensors call `action` first; ranks are processes of one test."""
-    write = PiecewiseWriter.write_data
+    write = store.write_file
 
-    def wrapped(self: PiecewiseWriter, plan: Any, planner: Any) -> Any:
-        PiecewiseWriter.write_data = write  # type: ignore[method-assign]
+    def wrapped(*args: Any) -> Any:
+        store.write_file = write
         action()
-        return write(self, plan, planner)
+        return write(*args)
 
-    PiecewiseWriter.write_data = wrapped  # type: ignore[method-assign]
+    store.write_file = wrapped
 
 
 def _saved_beside_the_next_step(world_size: int, folder: Path, dtype: str) -> dict[str, Tensor]:

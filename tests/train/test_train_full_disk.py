@@ -14,8 +14,7 @@ import torch.distributed as dist
 from checkpoints import contents
 from ranks import run_ranks
 
-from memo.checkpoint import latest_checkpoint
-from memo.checkpoint.writer import PiecewiseWriter
+from memo.checkpoint import latest_checkpoint, store
 from memo.train.entry import main
 
 FLAGS = (
@@ -39,16 +38,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _limit_files_from_the_second_save_on() -> None:
-    write, calls = PiecewiseWriter.write_data, 0
+    write, calls = store.write_file, 0
 
-    def wrapped(self: PiecewiseWriter, plan: Any, planner: Any) -> Any:
+    def wrapped(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        return write(self, plan, planner)
+        return write(*args)
 
-    PiecewiseWriter.write_data = wrapped  # type: ignore[method-assign]
+    store.write_file = wrapped
 
 
 def _run(world_size: int, flags: list[str], limited_rank: int | None) -> tuple[int | str | None, str]:

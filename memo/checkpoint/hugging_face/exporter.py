@@ -14,12 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memo.artifacts.model_directory import model_file, path_within
-from memo.checkpoint.directory import latest_checkpoint
+from memo.checkpoint.chunks import GlobalTensor
+from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
 from memo.checkpoint.hugging_face.names import Place, Shape, places
+from memo.checkpoint.index import Index
 from memo.checkpoint.shapes import global_shapes
-from memo.checkpoint.store import MASTER, StoredTensor, read_tensors, stored_tensors
+from memo.checkpoint.store import MASTER, open_checkpoint, read_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, read_config
@@ -59,6 +61,20 @@ class _Theirs:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
+@dataclass(frozen=True)
+class _Source:
+    """The checkpoint that is read."""
+
+    final: Path
+    index: Index
+    verify: bool
+
+    def fill(self, masters: Mapping[str, Tensor]) -> None:
+        """Raises CheckpointError."""
+        tensors = {f"{MASTER}{name}": GlobalTensor.whole(values) for name, values in masters.items()}
+        read_tensors(self.final, self.index, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0), verify=self.verify)
+
+
 def export_checkpoint(
     checkpoint: str | Path,
     out: str | Path,
@@ -67,6 +83,7 @@ def export_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     tokenizer: str | Path | None = None,
     config_file: str | Path | None = None,
+    verify: bool = True,
 ) -> Exported:
     """Write OUT: config.json, the weights, and the tokenizer's files where they are known.
 
@@ -77,11 +94,12 @@ def export_checkpoint(
             itself; this much is in memory at a time.
         tokenizer: a directory with the tokenizer's files, or one file.
         config_file: the run's config.toml; default: the one in `checkpoint`.
+        verify: compare the checksums of what is read with those that were written.
 
     Raises CheckpointError, and ConfigError for a model that no architecture of theirs has. What could not be
     written as a whole is removed again.
     """
-    final = _resolve(Path(checkpoint))
+    final = resolve_checkpoint(checkpoint)
     config = _run_config(final, config_file)
     target = Path(out)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -90,12 +108,13 @@ def export_checkpoint(
         raise ConfigError(f"--tokenizer {tokenizer} does not exist: give the directory of a tokenizer's files")
     chosen = dtype or config.training.params_dtype
     theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), _ancestor(final, config))
-    tensors = _their_tensors(final, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
+    source = _Source(final, open_checkpoint(final, verify=verify)[1], verify)
+    tensors = _their_tensors(source, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
     partial = target.with_name(f"{target.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        files = _write_weights(final, partial, tensors, max_shard_bytes)
+        files = _write_weights(source, partial, tensors, max_shard_bytes)
         companions = _copy_tokenizer(final, config, tokenizer, partial)
         _write_json(partial / CONFIG_FILE, theirs.content)
         if target.exists():
@@ -109,10 +128,6 @@ def export_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
     num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     return Exported(target, theirs.content["architectures"][0], files, num_bytes, companions)
-
-
-def _resolve(checkpoint: Path) -> Path:
-    return checkpoint if (checkpoint / "run_state.json").exists() else latest_checkpoint(checkpoint)
 
 
 def _run_config(final: Path, given: str | Path | None) -> RunConfig:
@@ -157,10 +172,12 @@ def _ancestor(final: Path, config: RunConfig) -> HuggingFaceModel | None:
     return None
 
 
-def _their_tensors(final: Path, config: RunConfig, model_type: str, dtype: torch.dtype | None) -> dict[str, _Theirs]:
+def _their_tensors(
+    source: _Source, config: RunConfig, model_type: str, dtype: torch.dtype | None
+) -> dict[str, _Theirs]:
     """What to write, in the model's order. Raises CheckpointError unless all of it is there."""
     shapes = global_shapes(config.model, num_position_embeddings(config))
-    stored = _stored_masters(final, shapes)
+    stored = _stored_masters(source, shapes)
     found: dict[str, _Theirs] = {}
     for name, place in places(model_type, shapes).items():
         new = _Theirs(place.whole_shape(shapes[name]), dtype or stored[name].dtype, {})
@@ -168,27 +185,25 @@ def _their_tensors(final: Path, config: RunConfig, model_type: str, dtype: torch
     return found
 
 
-def _stored_masters(final: Path, shapes: Mapping[str, Shape]) -> dict[str, StoredTensor]:
-    stored = {
-        name.removeprefix(MASTER): tensor for name, tensor in stored_tensors(final).items() if name.startswith(MASTER)
-    }
+def _stored_masters(source: _Source, shapes: Mapping[str, Shape]) -> Index:
+    stored = {name.removeprefix(MASTER): tensor for name, tensor in source.index.items() if name.startswith(MASTER)}
     for name in sorted(shapes.keys() | stored.keys()):
         there = stored[name].shape if name in stored else None
         if there != shapes.get(name):
             raise CheckpointError(
-                f"{final}: {name} has shape {there} there and {shapes.get(name)} in the model of its config.toml: "
-                "give the config.toml of the run that saved it with --config"
+                f"{source.final}: {name} has shape {there} there and {shapes.get(name)} in the model of its "
+                "config.toml: give the config.toml of the run that saved it with --config"
             )
     return stored
 
 
-def _write_weights(final: Path, folder: Path, tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[str]:
+def _write_weights(source: _Source, folder: Path, tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[str]:
     shards = _pack(tensors, max_shard_bytes)
     count = len(shards)
     files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
     for file, names in zip(files, shards, strict=True):
         # Without a name for them, or one shard's tensors would live on while the next one's are read.
-        save_file(_read(final, {name: tensors[name] for name in names}), folder / file, metadata={"format": "pt"})
+        save_file(_read(source, {name: tensors[name] for name in names}), folder / file, metadata={"format": "pt"})
         _flush(folder / file)
     if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
@@ -210,15 +225,15 @@ def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str
     return shards
 
 
-def _read(final: Path, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
+def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
     """Their tensors, each filled through views of it as ours."""
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
     ours = {
-        f"{MASTER}{name}": place.oriented(whole[theirs]).chunk(place.num_parts)[place.part]
+        name: place.oriented(whole[theirs]).chunk(place.num_parts)[place.part]
         for theirs, tensor in tensors.items()
         for name, place in tensor.parts.items()
     }
-    read_tensors(final, ours, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0))
+    source.fill(ours)
     return whole
 
 

@@ -5,20 +5,18 @@ OUT/config.toml       the shape, as `memo train --config` reads it
 OUT/hugging_face/     config.json, tokenizer and generation settings, for the way back
 """
 
+import math
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor
-from torch.distributed.checkpoint.metadata import MetadataIndex
-
 from memo.artifacts.model_directory import path_within
-from memo.checkpoint.chunks import ChunkedTensor
-from memo.checkpoint.directory import RunState, has_checkpoint
+from memo.checkpoint.chunks import GlobalTensor, Part
+from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_companions
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
+from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import MASTER, write_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
@@ -49,7 +47,7 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     if has_checkpoint(root):
         raise CheckpointError(f"--out {root} holds a checkpoint already: choose another directory, or remove it")
     by_file = sorted(weights.shapes, key=weights.file)
-    tensors: dict[str, Tensor] = {f"{MASTER}{name}": _OnDisk.of(weights, name) for name in by_file}
+    tensors = {f"{MASTER}{name}": _on_disk(weights, name) for name in by_file}
     state = RunState(0, 0, config.training.seed, 0, 0, 0)
     try:
         companions = [CONFIG_FILE, *copy_companions(source, root / COMPANION_DIR)]
@@ -62,22 +60,10 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     # The pointer to a whole checkpoint comes last, so an import that fails leaves none.
     path = write_tensors(root, state, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0), flag="--out")
     weights.files.close()
-    return Imported(path, sum(tensor.numel() for tensor in tensors.values()), companions)
+    return Imported(path, sum(math.prod(tensor.shape) for tensor in tensors.values()), companions)
 
 
-class _OnDisk(ChunkedTensor):
+def _on_disk(weights: PretrainedWeights, name: str) -> GlobalTensor:
     """A global tensor that is read when it is written, and forgotten then."""
-
-    read: Callable[[], Tensor]
-
-    @staticmethod
-    def of(weights: PretrainedWeights, name: str) -> "_OnDisk":
-        shape, dtype = weights.shapes[name], weights.dtype(name)
-        described = torch.empty(shape, dtype=dtype, device="meta")
-        tensor = _OnDisk(shape, [((0,) * len(shape), described)], dtype)
-        assert isinstance(tensor, _OnDisk)
-        tensor.read = lambda: weights.read_whole(name)
-        return tensor
-
-    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        return self.read()
+    shape = weights.shapes[name]
+    return GlobalTensor(shape, weights.dtype(name), [Part((0,) * len(shape), shape, partial(weights.read_whole, name))])

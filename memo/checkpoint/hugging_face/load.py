@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import torch.distributed as dist
-
 from memo.checkpoint.chunks import global_chunks
 from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
+from memo.checkpoint.store import raise_together
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import read_config
-from memo.errors import CheckpointError, MemoError
+from memo.errors import MemoError
 from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
 
@@ -43,13 +42,7 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
         _read_masters(open_pretrained(directory, config), data_parallel)
     except MemoError as error:
         failure = str(error)
-    failures: list[str | None] = [failure]
-    if mesh.world is not None:
-        failures *= mesh.grid.world_size
-        dist.all_gather_object(failures, failure)
-    for message in failures:
-        if message is not None:
-            raise CheckpointError(message)
+    raise_together(failure, mesh)
     data_parallel.publish_weights()
 
 

@@ -1,0 +1,176 @@
+"""index.json of a checkpoint: which rectangle of which global tensor lies where, and the checksum of its bytes.
+
+    {"schema": "memo_checkpoint_index", "version": 1, "tensors": {
+        "master/layers.0.mlp.fc1.weight": {"shape": [64, 32], "dtype": "float32", "rectangles": [
+            {"offset": [0, 0], "shape": [40, 32], "file": "tensors-00000.bin", "at_byte": 0, "xxh3_64": "..."}, ...]}}}
+
+The bytes of a rectangle are its numbers in row-major order, little-endian, without header or padding. So reading needs
+no unpickler, nor any other format's reader, and whoever wants one tensor can find it with NumPy.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from memo.artifacts.checksum import ALGORITHM, Algorithm
+from memo.artifacts.fields import Count, PositiveInt, build
+from memo.artifacts.reading import parse_json
+from memo.checkpoint.files import INDEX, checkpoint_file, damaged
+from memo.errors import CheckpointError
+
+SCHEMA: Literal["memo_checkpoint_index"] = "memo_checkpoint_index"
+VERSION: Literal[1] = 1
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+_MAX_DIMS = 8
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredRectangle:
+    """A rectangle of a global tensor, and where its bytes lie."""
+
+    offset: Shape
+    shape: Shape
+    file: str
+    at_byte: int
+    checksum: str
+    algorithm: Algorithm = ALGORITHM
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        return math.prod(self.shape) * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A global tensor; its rectangles cover it, and none of them another."""
+
+    shape: Shape
+    dtype: torch.dtype
+    rectangles: tuple[StoredRectangle, ...]
+
+
+Index = Mapping[str, StoredTensor]
+"""By kind and global name."""
+
+
+def merged(parts: Iterable[Index]) -> dict[str, StoredTensor]:
+    """What several ranks have written, as one. Raises CheckpointError where they do not agree."""
+    found: dict[str, StoredTensor] = {}
+    for part in parts:
+        for name, tensor in part.items():
+            known = found.get(name, StoredTensor(tensor.shape, tensor.dtype, ()))
+            if (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
+                raise CheckpointError(f"{name} is {known.shape} of {known.dtype}, and {tensor.shape} of {tensor.dtype}")
+            found[name] = StoredTensor(known.shape, known.dtype, known.rectangles + tensor.rectangles)
+    check_rectangles(found)
+    return found
+
+
+def to_json(index: Index) -> str:
+    tensors = {
+        name: {
+            "shape": tensor.shape,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "rectangles": [
+                {
+                    "offset": rectangle.offset,
+                    "shape": rectangle.shape,
+                    "file": rectangle.file,
+                    "at_byte": rectangle.at_byte,
+                    ALGORITHM: rectangle.checksum,
+                }
+                for rectangle in tensor.rectangles
+            ],
+        }
+        for name, tensor in index.items()
+    }
+    return json.dumps({"schema": SCHEMA, "version": VERSION, "tensors": tensors}) + "\n"
+
+
+@dataclass(frozen=True)
+class _Rectangle:
+    offset: tuple[Count, ...]
+    shape: tuple[PositiveInt, ...]
+    file: str
+    at_byte: Count
+    xxh3_64: str
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    shape: tuple[PositiveInt, ...]
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    rectangles: tuple[_Rectangle, ...]
+
+
+@dataclass(frozen=True)
+class _Document:
+    schema: Literal["memo_checkpoint_index"]
+    version: Literal[1]
+    tensors: dict[str, _Tensor]
+
+
+def from_json(content: bytes) -> dict[str, StoredTensor]:
+    """What to_json wrote. Raises CheckpointError that says what is wrong with anything else."""
+    source = damaged(INDEX)
+    document = build(_Document, parse_json(content, source), source)
+    index = {
+        name: StoredTensor(
+            tensor.shape,
+            DTYPES[tensor.dtype],
+            tuple(StoredRectangle(r.offset, r.shape, r.file, r.at_byte, r.xxh3_64) for r in tensor.rectangles),
+        )
+        for name, tensor in document.tensors.items()
+    }
+    check_rectangles(index)
+    return index
+
+
+def check_rectangles(index: Index) -> None:
+    """Raises CheckpointError unless the rectangles of each tensor cover it, each place once."""
+    for name, tensor in index.items():
+        dims = {len(tensor.shape)}.union(*({len(r.offset), len(r.shape)} for r in tensor.rectangles))
+        if len(dims) > 1 or not 0 < len(tensor.shape) <= _MAX_DIMS:
+            raise CheckpointError(f"{name} has {len(tensor.shape)} dims, and its rectangles {sorted(dims)}")
+        if not covers(tensor.shape, [(rectangle.offset, rectangle.shape) for rectangle in tensor.rectangles]):
+            raise CheckpointError(f"the rectangles of {name} overlap, or do not fill its shape {tensor.shape}")
+
+
+def check_files(final: Path, index: Index) -> None:
+    """Raises CheckpointError unless every file is there, a file of this directory, and long enough."""
+    needed_bytes: dict[str, int] = {}
+    for tensor in index.values():
+        for rectangle in tensor.rectangles:
+            end = rectangle.at_byte + rectangle.num_bytes(tensor.dtype)
+            needed_bytes[rectangle.file] = max(end, needed_bytes.get(rectangle.file, 0))
+    for file, num_bytes in needed_bytes.items():
+        found_bytes = checkpoint_file(final, file).stat().st_size
+        if found_bytes < num_bytes:
+            raise CheckpointError(f"{file} has {found_bytes} bytes, but {num_bytes} were written: it is cut short")
+
+
+def covers(shape: Shape, rectangles: Sequence[tuple[Shape, Shape]]) -> bool:
+    """Whether rectangles, (offset, shape) each, fill `shape` and none overlaps another; O(rectangles x 2^dims).
+
+    Each corner of a rectangle counts +1 or -1, by how many of its coordinates are upper ends: the mixed difference of
+    the function that is 1 inside and 0 outside. Where these are equal, so are the functions that they are of.
+    """
+    corners: Counter[Shape] = Counter()
+    for weight, offset, size in ((-1, (0,) * len(shape), shape), *((1, *rectangle) for rectangle in rectangles)):
+        for uppers in product((0, 1), repeat=len(shape)):
+            corner = tuple(o + s * upper for o, s, upper in zip(offset, size, uppers, strict=True))
+            corners[corner] += weight * (-1) ** sum(uppers)
+    return not any(corners.values())

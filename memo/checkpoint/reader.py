@@ -1,0 +1,85 @@
+"""Rectangles of stored tensors into tensors of any other cut, each checked against the checksum it was written with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from memo.artifacts.checksum import checksum
+from memo.checkpoint.chunks import GlobalTensor, Part, Shape
+from memo.checkpoint.files import DamagedError, checkpoint_file
+from memo.checkpoint.index import Index, StoredRectangle
+from memo.errors import CheckpointError
+from memo.units import MIB
+
+PIECE_BYTES = 8 * MIB
+"""Read at a time, in whole rows: this much host memory, or one row."""
+
+
+def read_parts(folder: Path, index: Index, tensors: Mapping[str, GlobalTensor], *, verify: bool) -> None:
+    """Fill the parts of tensors that `index` knows, each in its own dtype. Files are read in order.
+
+    A rectangle of which a part is wanted is read whole to be verified, else only its wanted rows. Raises
+    CheckpointError that names file and tensor; what had been filled by then stays.
+    """
+    wanted: dict[str, list[tuple[int, str, StoredRectangle, list[Part]]]] = {}
+    for name, tensor in tensors.items():
+        for stored in index[name].rectangles:
+            parts = [part for part in tensor.parts if _common(stored.offset, stored.shape, part) is not None]
+            if parts:
+                wanted.setdefault(stored.file, []).append((stored.at_byte, name, stored, parts))
+    for file, entries in wanted.items():
+        try:
+            with open(checkpoint_file(folder, file), "rb") as opened:
+                for _, name, stored, parts in sorted(entries, key=lambda entry: entry[0]):
+                    _read(opened, name, stored, index[name].dtype, parts, verify)
+        except OSError as error:
+            raise CheckpointError(f"{file}: {error.strerror or error}") from error
+
+
+def _read(
+    file: BinaryIO, name: str, stored: StoredRectangle, dtype: torch.dtype, parts: list[Part], verify: bool
+) -> None:
+    num_rows, *inner = stored.shape
+    row_bytes = stored.num_bytes(dtype) // num_rows
+    first, last = (0, num_rows) if verify else _wanted_rows(stored, parts)
+    step = max(1, PIECE_BYTES // row_bytes)
+    buffer = memoryview(bytearray(min(step, last - first) * row_bytes))
+    digest = checksum(stored.algorithm)
+    views = [part.values().detach() for part in parts]
+    file.seek(stored.at_byte + first * row_bytes)
+    for row in range(first, last, step):
+        count = min(step, last - row)
+        piece = buffer[: count * row_bytes]
+        if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+            raise CheckpointError(f"{stored.file} ends amid {name}: it is cut short")
+        digest.update(piece)
+        values = torch.frombuffer(piece, dtype=dtype).view(count, *inner)
+        offset = (stored.offset[0] + row, *stored.offset[1:])
+        for part, view in zip(parts, views, strict=True):
+            if common := _common(offset, tuple(values.shape), part):
+                low, high = common
+                view[_slices(low, high, part.offset)].copy_(values[_slices(low, high, offset)])
+    if verify and digest.hexdigest() != stored.checksum:
+        raise DamagedError(
+            f"{stored.file}: {name}, {stored.shape} at {stored.offset}, has the checksum {digest.hexdigest()} "
+            f"({stored.algorithm}), but {stored.checksum} was written: the file is damaged"
+        )
+
+
+def _common(offset: Shape, shape: Shape, part: Part) -> tuple[Shape, Shape] | None:
+    """(low, high) of what a rectangle and a part have in common, in the global tensor; None for nothing."""
+    low = tuple(map(max, offset, part.offset))
+    high = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, part.offset, part.shape, strict=True))
+    return (low, high) if all(a < b for a, b in zip(low, high, strict=True)) else None
+
+
+def _slices(low: Shape, high: Shape, origin: Shape) -> tuple[slice, ...]:
+    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))
+
+
+def _wanted_rows(stored: StoredRectangle, parts: list[Part]) -> tuple[int, int]:
+    first = min(part.offset[0] for part in parts) - stored.offset[0]
+    last = max(part.offset[0] + part.shape[0] for part in parts) - stored.offset[0]
+    return max(first, 0), min(last, stored.shape[0])

@@ -1,0 +1,104 @@
+"""run_state.json of a checkpoint: where its run stood, and checksums of this file and of the index of its tensors."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from memo.artifacts.checksum import ALGORITHM, checksum_of, checksum_of_json
+from memo.artifacts.fields import Count, build
+from memo.artifacts.reading import read_json
+from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
+from memo.errors import CheckpointError
+
+SCHEMA_VERSION = 3
+READABLE_VERSIONS = (1, 2, 3)
+"""Version 1 did not know the global batch size, nor version 2 model, data and checksums."""
+
+INDEX_CHECKSUM = f"index_{ALGORITHM}"
+
+Fact = str | int | float | bool
+"""What a state says of one field of its model or data."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands, besides its tensors.
+
+    memo draws no random number after the initial weights: the order of samples and mock data are functions of
+    (seed, consumed_samples), the learning rate is one of the iteration. So this, masters and moments are everything.
+    """
+
+    iteration: Count
+    consumed_samples: Count
+    seed: Count
+    optimizer_steps: Count
+    skipped_iterations: Count
+    nan_iterations: Count
+    global_batch_size: Count = 0
+    """Samples of one step; 0 where nobody wrote it down."""
+    model: dict[str, Fact] = field(default_factory=dict)
+    """What the model computes, by flag (memo.config.identity); empty where nobody wrote it down, as the next."""
+    data: dict[str, Fact] = field(default_factory=dict)
+    """What samples it read."""
+
+
+_NUMBERS = tuple(entry.name for entry in fields(RunState) if entry.name not in ("model", "data"))
+_KEYS_OF_VERSION = {
+    1: {*_NUMBERS} - {"global_batch_size"},
+    2: {*_NUMBERS},
+    3: {*_NUMBERS, "model", "data", INDEX_CHECKSUM, ALGORITHM},
+}
+
+
+def write_state(folder: Path, state: RunState) -> None:
+    """Write it beside the index, if there is one, so that each belongs to the other; durably. Raises OSError."""
+    index = folder / INDEX
+    content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(state)}
+    content[INDEX_CHECKSUM] = checksum_of(index.read_bytes()) if index.exists() else ""
+    content[ALGORITHM] = checksum_of_json(content)
+    with open(folder / RUN_STATE, "w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_state(final: Path) -> RunState:
+    """The state of one checkpoint; raises CheckpointError as read_sealed_state."""
+    return read_sealed_state(final)[0]
+
+
+def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, str | None]:
+    """The state, and the checksum that the index must have; None for a checkpoint from before there was one.
+
+    Raises CheckpointError that says how it is missing, damaged, or of another version of memo.
+    """
+    source = damaged(RUN_STATE)
+    found = read_json(checkpoint_file(final, RUN_STATE), source)
+    version = found.pop("schema_version", None) if isinstance(found, dict) else None
+    if type(version) is not int:
+        raise source.refusal("it has no schema_version")
+    if version not in READABLE_VERSIONS:
+        raise CheckpointError(
+            f"{RUN_STATE} is of schema {str(version)[:20]}, but this version of memo reads schema "
+            f"{', '.join(map(str, READABLE_VERSIONS))}; use the version that wrote it"
+        )
+    if found.keys() != _KEYS_OF_VERSION[version]:
+        different = ", ".join(sorted(found.keys() ^ _KEYS_OF_VERSION[version]))
+        raise CheckpointError(f"{RUN_STATE} lacks these fields, or they do not belong there: {different[:200]}")
+    index_checksum = None
+    if version >= 3:
+        checksum = found.pop(ALGORITHM)
+        if verify and checksum != _checksum_of({"schema_version": version, **found}):
+            raise DamagedError(f"{RUN_STATE} has another checksum than it says: it is damaged")
+        index_checksum = str(found.pop(INDEX_CHECKSUM))
+    return build(RunState, found, source), index_checksum
+
+
+def _checksum_of(content: dict[str, Any]) -> str | None:
+    """None for what write_state never writes, such as numbers that are not finite."""
+    try:
+        return checksum_of_json(content)
+    except ValueError:
+        return None
