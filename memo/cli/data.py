@@ -25,9 +25,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         return dispatch("memo data", ABOUT, COMMANDS, argv)
     except OSError as error:
-        raise DataError(
-            f"{error.filename}: {error.strerror}: check the path, its permissions and the free disk space"
-        ) from error
+        path = error.filename or "a temporary file"
+        raise DataError(f"{path}: {error.strerror}: check the path, its permissions and the free disk space") from error
 
 
 @dataclass(frozen=True, kw_only=True)

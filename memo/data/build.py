@@ -145,7 +145,7 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, read: Callable[[], Iter
 
 
 def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tokens: int | None = None) -> CorpusFacts:
-    """Facts and tokenizer of a finished corpus, to appear beside it."""
+    """Facts and tokenizer of a finished corpus, to appear beside it; all of it is on disk then, not yet in place."""
     facts = CorpusFacts(
         tokenizer=tokenizer_spec(writer.prefix, tokenizer),
         vocab_size=tokenizer.vocab_size,
@@ -157,6 +157,7 @@ def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tok
     writer.add_side_file(".json", facts.to_json().encode())
     if isinstance(tokenizer, BPETokenizer):
         writer.add_side_file(TOKENIZER_SUFFIX, tokenizer.definition)
+    writer.complete()
     return facts
 
 

@@ -92,6 +92,7 @@ class _Writer(ExitStack):
         self.num_answer_tokens += int(mask.sum())
 
     def add_facts(self) -> CorpusFacts:
+        self.mask.complete()
         self.tokens.add_side_file(TEMPLATE_SUFFIX, self.template.source.encode())
         return add_facts(self.tokens, self.tokenizer, self.num_answer_tokens)
 

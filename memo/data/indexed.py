@@ -14,8 +14,10 @@ Source: NVIDIA Megatron-LM, megatron/core/datasets/indexed_dataset.py. A documen
 (we write one each). The multimodal variant, which appends one mode byte a sequence, is refused by its size.
 """
 
+import contextlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,6 +67,7 @@ class IndexedDatasetWriter:
         self._dtype_code = codes[0]
         self._lengths: list[int] = []
         self._side_files: dict[str, bytes] = {}
+        self._is_complete = False
 
     @property
     def num_documents(self) -> int:
@@ -75,8 +78,10 @@ class IndexedDatasetWriter:
         return sum(self._lengths)
 
     def __enter__(self) -> Self:
-        self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._bin = open(self._path(".bin.tmp"), "wb")
+        """Raises DataError, as all below, for a file that cannot be written, such as on a full disk."""
+        with self._writing(".bin"):
+            self.prefix.parent.mkdir(parents=True, exist_ok=True)
+            self._bin = open(self._path(".bin.tmp"), "wb")
         return self
 
     def add_document(self, tokens: ArrayLike) -> None:
@@ -95,7 +100,8 @@ class IndexedDatasetWriter:
                 f"document {self.num_documents} has values from {values.min()} to {values.max()}, which do "
                 f"not fit into {self.dtype}; choose the dtype by the vocabulary size"
             )
-        self._bin.write(stored.tobytes())
+        with self._writing(".bin"):
+            self._bin.write(stored.tobytes())
         self._lengths.append(values.size)
 
     def add_side_file(self, suffix: str, content: bytes) -> None:
@@ -107,26 +113,50 @@ class IndexedDatasetWriter:
     ) -> None:
         try:
             if kind is None:
-                self._commit()
+                self.complete()
+                self._move_into_place()
         finally:
-            self._bin.close()
+            with contextlib.suppress(OSError):  # what is still buffered goes where there is no room: it is not wanted
+                self._bin.close()
             for suffix in (".bin", ".idx", *self._side_files):
                 self._path(suffix + ".tmp").unlink(missing_ok=True)
 
-    def _commit(self) -> None:
+    def complete(self) -> None:
+        """Bring all that was added onto the disk, still under temporary names; a clean exit does so if nobody has.
+
+        Whoever writes several datasets that belong together completes all before the first moves into place.
+        """
+        if self._is_complete:
+            return
         if not self._lengths:
             raise DataError(f"no documents for {self.prefix}; check the inputs")
-        self._bin.flush()
-        os.fsync(self._bin.fileno())
+        with self._writing(".bin"):
+            self._bin.flush()
+            os.fsync(self._bin.fileno())
         for suffix, content in (*self._side_files.items(), (".idx", self._index_bytes())):
-            with open(self._path(suffix + ".tmp"), "wb") as file:
+            with self._writing(suffix), open(self._path(suffix + ".tmp"), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+        self._is_complete = True
+
+    def _move_into_place(self) -> None:
         # An older index goes first, so that at no moment it stands beside the new tokens.
-        self._path(".idx").unlink(missing_ok=True)
+        with self._writing(".idx"):
+            self._path(".idx").unlink(missing_ok=True)
         for suffix in (".bin", *self._side_files, ".idx"):
-            os.replace(self._path(suffix + ".tmp"), self._path(suffix))
+            with self._writing(suffix):
+                os.replace(self._path(suffix + ".tmp"), self._path(suffix))
+
+    @contextlib.contextmanager
+    def _writing(self, suffix: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"{self._path(suffix)} could not be written ({error.strerror or error}): free disk space, or give "
+                "another prefix"
+            ) from error
 
     def _index_bytes(self) -> bytes:
         lengths = np.array(self._lengths, dtype="<i8")

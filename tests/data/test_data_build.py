@@ -1,8 +1,11 @@
 """From files to a corpus and back to text."""
 
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +141,42 @@ def test_failed_build_keeps_the_older_corpus(sources: Path, tmp_path: Path) -> N
     with pytest.raises(DataError, match=r"zz.txt is not UTF-8 text"):
         build_corpus([sources], prefix)
     assert {path.name: path.read_bytes() for path in prefix.parent.iterdir()} == before
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """A write beyond it fails with an OSError, as on a full disk."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, unlimited[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
+@pytest.mark.parametrize(
+    ("document", "count", "limit_bytes", "suffix"),
+    [
+        ("x" * 20_000, 40, 100_000, ".bin"),  # amid the tokens
+        ("x" * 20, 10, 100, ".bin"),  # all tokens wait in the buffer until the end
+        ("x", 20, 90, ".json"),
+        ("x", 50, 500, ".idx"),
+    ],
+    ids=["tokens", "last tokens", "facts", "index"],
+)
+def test_a_full_disk_is_told_by_file_and_leaves_no_half_corpus(
+    tmp_path: Path, document: str, count: int, limit_bytes: int, suffix: str
+) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [document] * count)
+    folder, older = tmp_path / "out", write_lines(tmp_path / "older.jsonl", ["older"])
+    build_corpus([older], folder / "corpus")
+    expected = texts_of(folder / "corpus")
+    names = sorted(path.name for path in folder.iterdir())
+    message = rf"{folder}/corpus\{suffix} could not be written \(File too large\): free disk space, or give another"
+    with files_of_at_most(limit_bytes), pytest.raises(DataError, match=message):
+        build_corpus([source], folder / "corpus", split_eval=0.2)
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert texts_of(folder / "corpus") == expected
 
 
 @pytest.mark.parametrize(
