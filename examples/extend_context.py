@@ -24,6 +24,7 @@ from memo.config.flags import parse_command
 from memo.config.require import require
 from memo.errors import exit_on_error, is_reporting_rank
 from memo.train.evaluation import LossByPosition, compare_positions
+from memo.train.stop import GracefulStop
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,16 @@ def main() -> None:
     about = __doc__.splitlines()[0]
     prog, speaks = "extend_context.py", is_reporting_rank()
     config, options = parse_command(sys.argv[1:], Options(), prog=prog, about=about, print_errors=speaks)
-    with exit_on_error(speaks):
+    with exit_on_error(speaks), GracefulStop().listening() as stop:
         config = checked(config, options)
         extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
         found = {"as it is": evaluate(config)}
-        with Trainer(config=extended) as trainer:
+        with Trainer(config=extended, stop=stop) as trainer:
             trainer.print_header()
             found["stretched"] = trainer.evaluate_positions()
             trainer.train()
+            if trainer.was_stopped:  # by a signal: whoever sent it waits
+                return
             found["trained"] = trainer.evaluate_positions()
             trainer.print(compare_positions(found))
             is_first = trainer.mesh.rank == 0

@@ -28,8 +28,9 @@ from memo.data.chat import TEMPLATE_SUFFIX
 from memo.data.chat_template import TEMPLATE_FILE
 from memo.errors import ConfigError, exit_on_error, is_reporting_rank
 from memo.mesh import init_distributed
+from memo.train.ending import shutdown
 from memo.train.plan_run import has_own_layout, plan_run
-from memo.train.trainer import shutdown
+from memo.train.stop import GracefulStop
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Options:
 def main() -> None:
     reports, about = is_reporting_rank(), "Fine-tune a Hugging Face model on conversations."
     config, options = parse_command(sys.argv[1:], Options(), prog="finetune.py", about=about, print_errors=reports)
-    with exit_on_error(reports):
+    with exit_on_error(reports), GracefulStop().listening() as stop:
         model, save = config.checkpoint.pretrained_checkpoint, config.checkpoint.save
         if model is None or save is None:
             raise ConfigError("--model DIR and --save OUT are needed: a Hugging Face directory, and where to write")
@@ -62,8 +63,10 @@ def main() -> None:
             raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
         corpus = build_corpus(config, options, model, save)
         config = with_plan(config.override({"data_path": corpus}), options, model)
-        with Trainer(config=with_epochs(config, options), eval_data=f"{corpus}-eval") as trainer:
+        with Trainer(config=with_epochs(config, options), eval_data=f"{corpus}-eval", stop=stop) as trainer:
             finetune(trainer)
+            if trainer.was_stopped:
+                return
             if trainer.mesh.rank == 0:
                 exported = export_checkpoint(save, export)
                 shutil.copyfile(f"{corpus}{TEMPLATE_SUFFIX}", export / TEMPLATE_FILE)
@@ -76,6 +79,8 @@ def finetune(trainer: Trainer) -> None:
     rounds = math.ceil(trainer.eval_data.samples_per_epoch / trainer.global_batch_size)
     before = trainer.evaluate(rounds)
     trainer.train()
+    if trainer.was_stopped:  # by a signal: whoever sent it waits
+        return
     after = trainer.evaluate(rounds)
     trainer.print(f"loss of held-out answers, nats a token: {before:.4f} before, {after:.4f} after")
 

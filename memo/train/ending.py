@@ -1,42 +1,27 @@
-"""How a run ends before its last step, and how its process groups do."""
+"""How a run that was stopped tells so, and how process groups end."""
 
 import gc
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+import os
+from pathlib import Path
 
 import torch.distributed as dist
 
+from memo.config import RunConfig
 
-class GracefulStop:
-    """SIGTERM to any rank ends training on all of them, after the same step.
 
-    Attributes:
-        requested: this rank was asked to.
-        agreed: all ranks know of it, and end; set by whoever lets them talk.
-    """
-
-    def __init__(self) -> None:
-        self.requested = self.agreed = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Handlers exist only in the main thread; in another this listens to nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def request(_: int, __: FrameType | None) -> None:
-            self.requested = True
-
-        self.requested = self.agreed = False
-        previous = signal.signal(signal.SIGTERM, request)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous)
+def stopped(config: RunConfig, signal_name: str | None, iteration: int, saved: Path | None) -> str:
+    """Why a run ended before its last step, and how to go on; `saved`: the checkpoint that this start made last."""
+    why = f"stopped by {signal_name or 'a signal to another rank'} at iteration {iteration} of "
+    why += f"{config.training.train_iters}"
+    checkpoint = config.checkpoint
+    if checkpoint.save is None:
+        return f"{why}: nothing is saved, as --save is not given"
+    again = "the same command"
+    if checkpoint.load is None or os.path.realpath(checkpoint.load) != os.path.realpath(checkpoint.save):
+        again += f" and --load {checkpoint.save}"
+    if saved is None:
+        return f"{why}, before its first step: nothing new to save; start again with the same command"
+    return f"{why}, saved as {saved}: go on with {again}"
 
 
 def shutdown() -> None:

@@ -5,17 +5,19 @@ from collections.abc import Sequence
 
 from memo.config.flags import load_run
 from memo.errors import exit_on_error, is_reporting_rank
+from memo.train.stop import GracefulStop
 from memo.train.trainer import Trainer
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None) -> int:
     """Train as the flags say; returns the exit status.
 
     What memo refuses, or cannot do later on (a full disk, a step that memory does not hold), ends with one message
-    and exit status 2.
+    and exit status 2. `stop` may listen already; from here on, to the end of close(), it does.
     """
-    config = load_run(sys.argv[1:] if argv is None else argv)
-    with exit_on_error(is_reporting_rank()), Trainer(config=config) as trainer:
-        trainer.print_header()
-        trainer.train()
+    with exit_on_error(is_reporting_rank()), (stop or GracefulStop()).listening() as stop:
+        config = load_run(sys.argv[1:] if argv is None else argv)
+        with Trainer(config=config, stop=stop) as trainer:
+            trainer.print_header()
+            trainer.train()
     return 0

@@ -18,25 +18,25 @@ from memo.checkpoint import RunState
 from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
-from memo.data import GlobalBatchSampler, NeedleDataset, PackedConversations, PackedDataset, SampleDataset, Tokenizer
+from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer
 from memo.errors import CheckpointError, ClosedError, ConfigError
 from memo.estimate.flops import model_flops_per_token
-from memo.estimate.parameters import count_parameters
 from memo.mesh import Mesh, init_distributed, local_device
 from memo.parallel.collectives import all_reduce
 from memo.train.build import ParallelModel, build, build_mesh
-from memo.train.ending import GracefulStop, shutdown
+from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
+from memo.train.header import describe_start
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence
 from memo.train.planned_memory import describe_run
 from memo.train.setup import DataSource, Prepared, agreed, open_dataset, prepare
+from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
 from memo.train.watching import CopyTimes, Meter, run_header
-from memo.units import format_count
 
 Callback = Callable[[StepRecord], None]
 
@@ -54,6 +54,8 @@ class Trainer:
         plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,
             whose default is to plan it from a measured layer; "off"; or a share of the tokens, 0 to 1.
         callbacks: called on every rank with each StepRecord.
+        stop: listens for signals already, so that none is missed before train() or after it; default: train() listens,
+            and close() while it waits for a checkpoint.
         **overrides: single fields by their flag's name, such as seq_length=65536 or tp=2.
 
     Use it as a context manager, or call close() at the end: under torchrun the first Trainer of a process starts
@@ -72,6 +74,7 @@ class Trainer:
         tokenizer: Tokenizer | None = None,
         plan: Literal["auto", "off"] | float = "auto",
         callbacks: Sequence[Callback] = (),
+        stop: GracefulStop | None = None,
         **overrides: object,
     ) -> None:
         config = config or RunConfig()
@@ -86,6 +89,7 @@ class Trainer:
         self.callbacks = list(callbacks)
         device = local_device(prepared.device_type)
         self._meter = Meter(device, self.config.logging.log_interval)
+        self._stop = stop or GracefulStop()
         self._owns_groups = not dist.is_initialized()
         self._parts: ParallelModel | None = None
         self._train_feed: Feed | None = None
@@ -106,7 +110,6 @@ class Trainer:
         self._train_feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.nan = 0
-        self._stop = GracefulStop()
         self._persistence = Persistence(self.config, self.parts, self.feed.sampler)
         self._load()
         self._plan_transients()
@@ -116,38 +119,17 @@ class Trainer:
     def train(self) -> StepRecord | None:
         """Run until train_iters; save at the end if config.checkpoint.save is set.
 
-        SIGTERM ends training after the current step on all ranks, with a checkpoint. Returns the last
-        step's record, or None if there was nothing left to do. Raises OutOfMemory, on the ranks that meet it, for
-        a step that memory does not suffice for.
+        SIGTERM or SIGINT ends training after the current step on all ranks, with a checkpoint; a second one ends the
+        process at once. Returns the last step's record, or None if there was nothing left to do. Raises OutOfMemory,
+        on the ranks that meet it, for a step that memory does not suffice for.
         """
-        record = None
-        training, checkpoint = self.config.training, self.config.checkpoint
-        self.persistence.write_config()
-        reporter = Reporter.for_rank(
-            self.mesh.tells,
-            self.config,
-            self.iteration,
-            lambda: run_header(self.config, self.parts, self.peak, self.attention),
-        )
-        saved_at = self.iteration
-        with reporter, self._stop.listening():
-            while self.iteration < training.train_iters and not self._stop.agreed:
-                with explained(self.config, self.parts, self._meter, self.iteration + 1):
-                    record = self.step()
-                reporter.write(record)
-                for callback in self.callbacks:
-                    callback(record)
-                if training.eval_interval and self.iteration % training.eval_interval == 0:
-                    self._report_evaluation(reporter)
-                if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
-                    self.save()
-                    saved_at = self.iteration
-        if checkpoint.save is not None and saved_at != self.iteration:
-            self.save()
-        self.persistence.finish()
-        if self.parts.transients is not None:
-            self.print(self.parts.transients.report())
-        return record
+        with self._stop.listening():
+            return self._train()
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a signal ended the last train() before its last step; the same on all ranks."""
+        return self._stop.agreed and self.iteration < self.config.training.train_iters
 
     def step(self) -> StepRecord:
         """One optimizer step on the next global batch; collective over all ranks."""
@@ -238,46 +220,8 @@ class Trainer:
 
     def print_header(self) -> None:
         """What is about to run: sizes, layout, and the peak that MFU refers to."""
-        config, grid, model = self.config, self.mesh.grid, self.config.model
-        pipeline = self.parts.pipeline
-        parameters = count_parameters(config).total
-        self.print(
-            f"model: {format_count(parameters)} parameters, {model.num_layers} layers, "
-            f"h = {model.hidden_size}, "
-            f"{model.num_attention_heads} heads ({model.kv_heads} k/v), vocabulary {model.vocabulary}, "
-            f"{config.training.params_dtype}\n"
-            f"layout: tp {grid.tp} x cp {grid.cp} ({config.parallel.cp_comm_type}) x pp {grid.pp} "
-            f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {self.parts.device.type}\n"
-            f"{self._describe_simulation()}"
-            f"batch: {self.global_batch_size} x {config.data.seq_length} tokens a step, "
-            f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
-            f"{self._describe_data()}"
-            f"host: {self.placement}\n"
-            f"attention: {self.attention.name} ({self.attention.reason})\n"
-            f"MFU refers to {self.peak}"
-        )
-        if self.parts.chosen_swap is not None:
-            self.print(
-                f"\nactivations of one layer and microbatch on this rank:\n{self.parts.chosen_swap.describe()}\n"
-            )
-        if self.parts.states is not None:
-            self.print(f"{self.parts.states.describe()}\n")
-        if self.parts.transients is not None and self.mesh.tells:  # describing takes seconds
-            self.print(f"memory that a step allocates on this rank:\n{self.parts.transients.describe()}\n")
-
-    def _describe_simulation(self) -> str:
-        world = self.config.parallel.simulate_world
-        if world is None:
-            return ""
-        return (
-            f"simulated: rank {self.mesh.rank} of {world} alone. No message is sent: times lack communication, and "
-            "losses mean nothing\n"
-        )
-
-    def _describe_data(self) -> str:
-        """A line about a corpus; datasets of users have no words for themselves."""
-        data = self.feed.dataset
-        return f"data: {data.describe()}\n" if isinstance(data, PackedDataset | PackedConversations) else ""
+        if self.mesh.tells:  # describing takes seconds
+            print(describe_start(self), flush=True)
 
     def close(self) -> None:
         """Let go of the model, and end the process groups if this Trainer started them; a second call does nothing.
@@ -288,7 +232,8 @@ class Trainer:
         persistence, self._persistence = self._persistence, None
         try:
             if persistence is not None:
-                persistence.finish()
+                with self._stop.listening():
+                    persistence.finish()
         finally:
             persistence = self._parts = self._train_feed = None
             if self._owns_groups:
@@ -329,6 +274,43 @@ class Trainer:
         return self.parts.mesh
 
     # How it is done.
+
+    def _train(self) -> StepRecord | None:
+        record, saved = None, None
+        training, checkpoint = self.config.training, self.config.checkpoint
+        self.persistence.write_config()
+        reporter = Reporter.for_rank(
+            self.mesh.tells,
+            self.config,
+            self.iteration,
+            lambda: run_header(self.config, self.parts, self.peak, self.attention),
+        )
+        saved_at = self.iteration
+        self._stop.agreed = self._is_stop_requested()
+        with reporter:
+            while self.iteration < training.train_iters and not self._stop.agreed:
+                with explained(self.config, self.parts, self._meter, self.iteration + 1):
+                    record = self.step()
+                reporter.write(record)
+                for callback in self.callbacks:
+                    callback(record)
+                if training.eval_interval and self.iteration % training.eval_interval == 0:
+                    self._report_evaluation(reporter)
+                if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
+                    saved, saved_at = self.save(), self.iteration
+        if checkpoint.save is not None and saved_at != self.iteration:
+            saved = self.save()
+        self.persistence.finish()
+        if self.was_stopped:
+            self.print(stopped(self.config, self._stop.signal_name, self.iteration, saved))
+        if self.parts.transients is not None:
+            self.print(self.parts.transients.report())
+        return record
+
+    def _is_stop_requested(self) -> bool:
+        """Of any rank, before the first step; later `_agree` asks in a message that every step sends."""
+        asked = torch.tensor(float(self._stop.requested), dtype=torch.float64, device=self.parts.device)
+        return bool(all_reduce(asked, self.mesh.world) > 0)
 
     def _feed(self, dataset: SampleDataset, tiles: int = 1) -> Feed:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)

@@ -1,0 +1,54 @@
+"""What a run prints before its first step."""
+
+from typing import TYPE_CHECKING
+
+from memo.config import RunConfig
+from memo.data import PackedConversations, PackedDataset
+from memo.estimate.parameters import count_parameters
+from memo.units import format_count
+
+if TYPE_CHECKING:
+    from memo.train.trainer import Trainer
+
+
+def describe_start(trainer: "Trainer") -> str:
+    """Sizes, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds."""
+    config, grid, model, parts = trainer.config, trainer.mesh.grid, trainer.config.model, trainer.parts
+    pipeline = parts.pipeline
+    text = (
+        f"model: {format_count(count_parameters(config).total)} parameters, {model.num_layers} layers, "
+        f"h = {model.hidden_size}, "
+        f"{model.num_attention_heads} heads ({model.kv_heads} k/v), vocabulary {model.vocabulary}, "
+        f"{config.training.params_dtype}\n"
+        f"layout: tp {grid.tp} x cp {grid.cp} ({config.parallel.cp_comm_type}) x pp {grid.pp} "
+        f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {parts.device.type}\n"
+        f"{_simulation(config, trainer.mesh.rank)}"
+        f"batch: {trainer.global_batch_size} x {config.data.seq_length} tokens a step, "
+        f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
+        f"{_data(trainer.feed.dataset)}"
+        f"host: {trainer.placement}\n"
+        f"attention: {trainer.attention.name} ({trainer.attention.reason})\n"
+        f"MFU refers to {trainer.peak}"
+    )
+    if parts.chosen_swap is not None:
+        text += f"\n\nactivations of one layer and microbatch on this rank:\n{parts.chosen_swap.describe()}\n"
+    if parts.states is not None:
+        text += f"\n{parts.states.describe()}\n"
+    if parts.transients is not None:
+        text += f"\nmemory that a step allocates on this rank:\n{parts.transients.describe()}\n"
+    return text
+
+
+def _simulation(config: RunConfig, rank: int) -> str:
+    world = config.parallel.simulate_world
+    if world is None:
+        return ""
+    return (
+        f"simulated: rank {rank} of {world} alone. No message is sent: times lack communication, and "
+        "losses mean nothing\n"
+    )
+
+
+def _data(dataset: object) -> str:
+    """A line about a corpus; datasets of users have no words for themselves."""
+    return f"data: {dataset.describe()}\n" if isinstance(dataset, PackedDataset | PackedConversations) else ""
