@@ -57,6 +57,14 @@ class GradientError(MemoError, RuntimeError):
     """Gradients that are not finite, in a step that can no longer be skipped."""
 
 
+class DivergenceError(MemoError, RuntimeError):
+    """Training that has left the finite numbers; names the iterations or the tensor."""
+
+
+class ReplicaError(MemoError, RuntimeError):
+    """Copies of weights on several ranks that no longer hold the same bits; names ranks and tensors."""
+
+
 class ClosedError(MemoError, RuntimeError):
     """A trainer that is used after its close()."""
 

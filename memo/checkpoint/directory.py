@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 
 from memo.checkpoint.files import RUN_STATE
-from memo.checkpoint.run_state import RunState, write_state
+from memo.checkpoint.run_state import RunState, read_state, write_state
 from memo.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -111,12 +111,14 @@ def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
     """Delete whole checkpoints older than `final`, which is published, so that with it the newest K remain.
 
     0 keeps all. What is newer than `final` (a run that went back to an older one left it), what is a link, and
-    what is not whole counts for nothing and stays. Returns what was deleted, the oldest first. Raises OSError.
+    what is not whole counts for nothing and stays. So does the last one that was saved before a run of skipped steps
+    that has not ended. Returns what was deleted, the oldest first. Raises OSError.
     """
     if keep_latest_k == 0:
         return []
     older = [path for path in whole_checkpoints(final.parent) if _iteration(path) < _iteration(final)]
-    gone = older[: max(0, len(older) - (keep_latest_k - 1))]
+    spared = next((path for path in (final, *reversed(older)) if _is_before_skips(path)), None)
+    gone = [path for path in older[: max(0, len(older) - (keep_latest_k - 1))] if path != spared]
     for path in gone:
         os.replace(path, partial(path))  # a kill from here on leaves no half checkpoint under a whole one's name
         shutil.rmtree(partial(path))
@@ -131,6 +133,14 @@ def whole_checkpoints(root: Path) -> list[Path]:
         if _WHOLE_NAME.fullmatch(path.name) and not path.is_symlink() and (path / RUN_STATE).exists()
     ]
     return sorted(found, key=_iteration)
+
+
+def _is_before_skips(final: Path) -> bool:
+    """Whether the step before this checkpoint was not skipped; one that cannot be read is no good either."""
+    try:
+        return read_state(final).consecutive_skips == 0
+    except CheckpointError:
+        return False
 
 
 def _iteration(final: Path) -> int:

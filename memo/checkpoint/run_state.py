@@ -14,7 +14,7 @@ from memo.errors import CheckpointError
 
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = (1, 2, 3)
-"""Version 1 did not know the global batch size, nor version 2 model, data and checksums."""
+"""Version 1 did not know the global batch size, nor version 2 model, data, consecutive skips and checksums."""
 
 INDEX_CHECKSUM = f"index_{ALGORITHM}"
 
@@ -38,6 +38,8 @@ class RunState:
     nan_iterations: Count
     global_batch_size: Count = 0
     """Samples of one step; 0 where nobody wrote it down."""
+    consecutive_skips: Count = 0
+    """Steps that were skipped since the last one that was not; 0 where nobody wrote it down."""
     model: dict[str, Fact] = field(default_factory=dict)
     """What the model computes, by flag (memo.config.identity); empty where nobody wrote it down, as the next."""
     data: dict[str, Fact] = field(default_factory=dict)
@@ -46,8 +48,8 @@ class RunState:
 
 _NUMBERS = tuple(entry.name for entry in fields(RunState) if entry.name not in ("model", "data"))
 _KEYS_OF_VERSION = {
-    1: {*_NUMBERS} - {"global_batch_size"},
-    2: {*_NUMBERS},
+    1: {*_NUMBERS} - {"global_batch_size", "consecutive_skips"},
+    2: {*_NUMBERS} - {"consecutive_skips"},
     3: {*_NUMBERS, "model", "data", INDEX_CHECKSUM, ALGORITHM},
 }
 

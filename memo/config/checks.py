@@ -23,6 +23,8 @@ _MAY_BE_ZERO = frozenset(
         "weight_decay",
         "clip_grad",
         "seed",
+        "max_consecutive_skips",
+        "check_replicas_interval",
         "eval_interval",
         "save_interval",
         "keep_latest_k",

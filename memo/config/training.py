@@ -47,6 +47,11 @@ class TrainingConfig:
     """Weights and sample order; the same for every layout."""
     loss_chunk_size: int = 1024
     """Tokens whose logits exist at one time on one rank."""
+    max_consecutive_skips: int = 10
+    """End the run, with an error and without a checkpoint, once so many steps in a row were skipped because their
+    gradient norm was not finite; 0 never."""
+    check_replicas_interval: int = 0
+    """Every so many steps compare the copies of the weights that dp x cp and tp ranks hold, bit for bit; 0 never."""
     eval_interval: int = 0
     """Evaluate every so many steps; 0 never."""
     eval_iters: int = 10

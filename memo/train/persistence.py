@@ -8,6 +8,7 @@ from pathlib import Path
 from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, save_checkpoint
 from memo.checkpoint.background import BackgroundWriter
 from memo.checkpoint.directory import remove_older
+from memo.checkpoint.finite import check_finite
 from memo.checkpoint.store import SegmentState, from_rank_zero
 from memo.config import RunConfig
 from memo.data import GlobalBatchSampler
@@ -57,7 +58,8 @@ class Persistence:
         """Write a checkpoint under `directory`, by default --save; collective. Returns its path.
 
         Under --async-save it is only begun, after the one before is whole; finish() waits for it. Raises ConfigError
-        without a directory, and CheckpointError for this checkpoint or, under --async-save, the one before.
+        without a directory, and CheckpointError, or DivergenceError for values that are not finite, of this checkpoint
+        or, under --async-save, the one before.
         """
         target = directory or self.config.checkpoint.save
         if target is None:
@@ -81,6 +83,7 @@ class Persistence:
             self.background.finish()
 
     def _write(self, target: Path, state: RunState, segments: list[SegmentState], on_read: Callable[[], None]) -> Path:
+        check_finite(segments, state.iteration, self.mesh, self.mesh.background)
         path = save_checkpoint(target, state, segments, self.mesh, group=self.mesh.background, on_read=on_read)
         self._remove_older(path)
         return path

@@ -19,10 +19,11 @@ from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer
-from memo.errors import CheckpointError, ClosedError, ConfigError
+from memo.errors import ClosedError, ConfigError, MemoError
 from memo.estimate.flops import model_flops_per_token
 from memo.mesh import Mesh, init_distributed, local_device
 from memo.parallel.collectives import all_reduce
+from memo.parallel.replicas import check_replicas
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
@@ -34,6 +35,7 @@ from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence
 from memo.train.planned_memory import describe_run
 from memo.train.setup import DataSource, Prepared, agreed, open_dataset, prepare
+from memo.train.skips import check_skips
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
 from memo.train.watching import CopyTimes, Meter, run_header
@@ -109,7 +111,7 @@ class Trainer:
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
         self._train_feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
-        self.iteration = self.optimizer_steps = self.skipped = self.nan = 0
+        self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
         self._persistence = Persistence(self.config, self.parts, self.feed.sampler)
         self._load()
         self._plan_transients()
@@ -121,7 +123,8 @@ class Trainer:
 
         SIGTERM or SIGINT ends training after the current step on all ranks, with a checkpoint; a second one ends the
         process at once. Returns the last step's record, or None if there was nothing left to do. Raises OutOfMemory,
-        on the ranks that meet it, for a step that memory does not suffice for.
+        on the ranks that meet it, for a step that memory does not suffice for; DivergenceError after
+        --max-consecutive-skips; ReplicaError from --check-replicas-interval.
         """
         with self._stop.listening():
             return self._train()
@@ -141,6 +144,7 @@ class Trainer:
         self.iteration += 1
         self.optimizer_steps += updated
         self.skipped += not updated
+        self.consecutive_skips = 0 if updated else self.consecutive_skips + 1
         loss = self._agree(loss_sum)
         self.nan += math.isnan(loss)
         return self._record(loss, grad_norm, lr, time.perf_counter() - start_s, copies)
@@ -200,7 +204,8 @@ class Trainer:
         """Write a checkpoint (collective); `directory` defaults to config.checkpoint.save.
 
         Under config.checkpoint.async_save a thread goes on writing it: the next save(), the end of train() and
-        close() wait until it is whole, and they or the next step() raise CheckpointError if it cannot be.
+        close() wait until it is whole, and they or the next step() raise CheckpointError if it cannot be. What is not
+        finite is never saved: DivergenceError names the tensor.
         """
         state = RunState(
             iteration=self.iteration,
@@ -210,6 +215,7 @@ class Trainer:
             skipped_iterations=self.skipped,
             nan_iterations=self.nan,
             global_batch_size=self.global_batch_size,
+            consecutive_skips=self.consecutive_skips,
         )
         return self.persistence.save(state, directory)
 
@@ -244,7 +250,7 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with contextlib.suppress(*() if kind is None else (CheckpointError,)):  # the first error is the one to tell
+        with contextlib.suppress(*() if kind is None else (MemoError,)):  # the first error is the one to tell
             self.close()
 
     @property
@@ -294,6 +300,9 @@ class Trainer:
                 reporter.write(record)
                 for callback in self.callbacks:
                     callback(record)
+                check_skips(self.config, self.iteration, self.consecutive_skips)
+                if training.check_replicas_interval and self.iteration % training.check_replicas_interval == 0:
+                    check_replicas(self.parts.data_parallel, self.iteration)
                 if training.eval_interval and self.iteration % training.eval_interval == 0:
                     self._report_evaluation(reporter)
                 if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
@@ -360,6 +369,7 @@ class Trainer:
         if state is not None:
             self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
             self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
+            self.consecutive_skips = state.consecutive_skips
 
     def _plan_transients(self) -> None:
         """The requests of the next step, planned: nothing is updated, and no sample is consumed."""

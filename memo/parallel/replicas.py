@@ -1,0 +1,113 @@
+"""Do ranks that should hold the same weights hold the same bits?
+
+    dp x cp      the weights that each rank gathered after the last update
+    tp           norms and late biases: weights and masters, which every tp rank updates for itself
+    first, last  a tied embedding, on both ends of the pipeline
+
+A bit that flips in memory or on the way changes one copy and no message says so. Layers whose weights exist in slots
+alone have no copies on dp x cp ranks: nothing is compared there.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from memo.errors import ReplicaError
+from memo.mesh.group import torch_group
+from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size
+from memo.parallel.data import ShardedDataParallel
+
+_CHUNK = 1 << 20
+"""Words hashed at a time: 16 MiB of memory beside them."""
+_MIXER = -7046029254386353131
+"""2^64 divided by the golden ratio, as a signed number; odd."""
+_FOLD = 6364136223846793005
+"""Knuth's multiplier for 64 bits; odd."""
+
+
+def check_replicas(data_parallel: ShardedDataParallel, iteration: int) -> None:
+    """Compare all copies of weights; collective over all ranks, and waits for the device.
+
+    Raises ReplicaError, on every rank, that names tensors and ranks.
+    """
+    mesh, found = data_parallel.mesh, list[str]()
+    if mesh.world is None or mesh.is_alone:
+        return
+    for group in (mesh.dp_cp, mesh.tp, mesh.embedding):
+        if group is not None and group_size(group) > 1:
+            found += _differences(dict(_copies(data_parallel, group)), group)
+    if all_reduce(torch.tensor(float(len(found)), device=data_parallel.device), mesh.world) == 0:
+        return
+    everyone: list[list[str]] = [[] for _ in range(mesh.grid.world_size)]
+    dist.all_gather_object(everyone, found, group=mesh.world)
+    told = sorted({text for texts in everyone for text in texts})
+    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    raise ReplicaError(
+        f"copies of the weights differ at iteration {iteration}: {'; '.join(told[:3])}{more}. Memory or network of a "
+        "rank named here has changed bits: this state is not saved; go on from the last checkpoint with --load, and "
+        "without that machine"
+    )
+
+
+def fingerprint(values: Tensor) -> Tensor:
+    """A hash of the bytes of a flat tensor, int64 scalar on its device: exact, whatever the order of summation.
+
+    The sum of words times odd numbers that depend on their places, modulo 2^64: a change of one word always shows.
+    """
+    words = values.view(torch.int16 if values.element_size() == 2 else torch.int32)  # far narrower than the sum
+    places = torch.arange(min(_CHUNK, words.numel()), dtype=torch.int64, device=values.device)
+    factors = (2 * places + 1) * _MIXER
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for chunk in words.split(_CHUNK):
+        total = total * _FOLD + (chunk.long() * factors[: chunk.numel()]).sum()
+    return total
+
+
+def _copies(data_parallel: ShardedDataParallel, group: ProcessGroup) -> Iterator[tuple[str, Tensor]]:
+    """What each rank of the group holds alike, by name."""
+    mesh = data_parallel.mesh
+    for bucket in data_parallel.buckets:
+        replica_group = {"tp": mesh.tp, "embedding": mesh.embedding}.get(bucket.plan.replicated)
+        if group not in (mesh.dp_cp, replica_group):
+            continue
+        if bucket.weights is not None:
+            for slot in bucket.plan.slots:
+                yield _name(data_parallel, slot.name), bucket.weights[slot.offset : slot.offset + slot.numel]
+        if group is replica_group:
+            for part in bucket.plan.segments(group_rank(data_parallel.group)):
+                values = bucket.master[part.shard_offset : part.shard_offset + part.stop - part.start]
+                yield f"master of {_name(data_parallel, part.slot.name)}", values
+
+
+def _name(data_parallel: ShardedDataParallel, local: str) -> str:
+    return ", ".join(piece.name for piece in data_parallel.parameters[local].shard.pieces)
+
+
+def _differences(copies: dict[str, Tensor], group: ProcessGroup) -> list[str]:
+    """A sentence a tensor that is not the same on all ranks of the group."""
+    if not copies:
+        return []
+    device = next(iter(copies.values())).device
+    mine = torch.stack([fingerprint(values).to(device) for values in copies.values()])
+    hashes = all_gather(mine.unsqueeze(0), group)
+    if bool((hashes == hashes[0]).all()):
+        return []
+    ranks = dist.get_process_group_ranks(torch_group(group))
+    return [
+        _sentence(name, dict(zip(ranks, column, strict=True)))
+        for name, column in zip(copies, hashes.T.tolist(), strict=True)
+        if len(set(column)) > 1
+    ]
+
+
+def _sentence(name: str, hash_of: dict[int, int]) -> str:
+    """Who differs, where most agree; else who holds the copies."""
+    values = list(hash_of.values())
+    common = max(set(values), key=values.count)
+    if 2 * values.count(common) > len(values):
+        odd = [str(rank) for rank, value in hash_of.items() if value != common]
+        return f"{name} of rank {', '.join(odd)} is not that of ranks {', '.join(str(r) for r in hash_of)}"
+    return f"{name} differs between ranks {', '.join(str(rank) for rank in hash_of)}"
