@@ -166,7 +166,7 @@ def test_a_state_of_the_first_schema_is_read(tmp_path: Path) -> None:
     save(tmp_path, 3, "")
     path = tmp_path / "iter_0000003" / "run_state.json"
     content = json.loads(path.read_text())
-    for name in ("global_batch_size", "model", "data", "index_xxh3_64", "xxh3_64"):
+    for name in ("global_batch_size", "consecutive_skips", "model", "data", "index_xxh3_64", "xxh3_64"):
         del content[name]
     path.write_text(json.dumps({**content, "schema_version": 1}))
     assert read_state(path.parent) == RunState(3, 3, 7, 3, 0, 0, global_batch_size=0)
