@@ -1,19 +1,26 @@
 """What a run prints before its first step."""
 
-from typing import TYPE_CHECKING
-
+from memo.attention.select import Choice
 from memo.config import RunConfig
 from memo.data import PackedConversations, PackedDataset
 from memo.estimate.parameters import count_parameters
+from memo.train.build import ParallelModel
+from memo.train.device import Peak
 from memo.units import format_count
 
-if TYPE_CHECKING:
-    from memo.train.trainer import Trainer
 
-
-def describe_start(trainer: "Trainer") -> str:
+def describe_start(
+    config: RunConfig,
+    parts: ParallelModel,
+    dataset: object,
+    global_batch_size: int,
+    *,
+    placement: str,
+    attention: Choice,
+    peak: Peak,
+) -> str:
     """Sizes, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds."""
-    config, grid, model, parts = trainer.config, trainer.mesh.grid, trainer.config.model, trainer.parts
+    model, grid = config.model, parts.mesh.grid
     pipeline = parts.pipeline
     text = (
         f"model: {format_count(count_parameters(config).total)} parameters, {model.num_layers} layers, "
@@ -22,13 +29,13 @@ def describe_start(trainer: "Trainer") -> str:
         f"{config.training.params_dtype}\n"
         f"layout: tp {grid.tp} x cp {grid.cp} ({config.parallel.cp_comm_type}) x pp {grid.pp} "
         f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {parts.device.type}\n"
-        f"{_simulation(config, trainer.mesh.rank)}"
-        f"batch: {trainer.global_batch_size} x {config.data.seq_length} tokens a step, "
+        f"{_simulation(config, parts.mesh.rank)}"
+        f"batch: {global_batch_size} x {config.data.seq_length} tokens a step, "
         f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
-        f"{_data(trainer.feed.dataset)}"
-        f"host: {trainer.placement}\n"
-        f"attention: {trainer.attention.name} ({trainer.attention.reason})\n"
-        f"MFU refers to {trainer.peak}"
+        f"{_data(dataset)}"
+        f"host: {placement}\n"
+        f"attention: {attention.name} ({attention.reason})\n"
+        f"MFU refers to {peak}"
     )
     if parts.chosen_swap is not None:
         text += f"\n\nactivations of one layer and microbatch on this rank:\n{parts.chosen_swap.describe()}\n"

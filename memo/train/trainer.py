@@ -227,7 +227,16 @@ class Trainer:
     def print_header(self) -> None:
         """What is about to run: sizes, layout, and the peak that MFU refers to."""
         if self.mesh.tells:  # describing takes seconds
-            print(describe_start(self), flush=True)
+            text = describe_start(
+                self.config,
+                self.parts,
+                self.feed.dataset,
+                self.global_batch_size,
+                placement=self.placement,
+                attention=self.attention,
+                peak=self.peak,
+            )
+            print(text, flush=True)
 
     def close(self) -> None:
         """Let go of the model, and end the process groups if this Trainer started them; a second call does nothing.
