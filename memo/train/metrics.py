@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,20 @@ class BenchmarkResult:
     tflops_per_gpu: float
     device_peak_bytes: int
     host_peak_bytes: int
+
+    @classmethod
+    def of(cls, records: Sequence[StepRecord]) -> "BenchmarkResult":
+        """The measured steps, at least one."""
+        median = statistics.median
+        return cls(
+            steps=len(records),
+            step_time_s=median(r.step_time_s for r in records),
+            tgs=median(r.tgs for r in records),
+            mfu_percent=median(r.mfu_percent for r in records),
+            tflops_per_gpu=median(r.tflops_per_gpu for r in records),
+            device_peak_bytes=records[-1].device_peak_bytes,
+            host_peak_bytes=records[-1].host_peak_bytes,
+        )
 
 
 class Sink(Protocol):

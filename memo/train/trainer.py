@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -180,17 +179,7 @@ class Trainer:
             raise ConfigError(f"benchmark() got steps = {steps}: give at least 1")
         for _ in range(warmup):
             self.step()
-        records = [self.step() for _ in range(steps)]
-        median = statistics.median
-        return BenchmarkResult(
-            steps=steps,
-            step_time_s=median(r.step_time_s for r in records),
-            tgs=median(r.tgs for r in records),
-            mfu_percent=median(r.mfu_percent for r in records),
-            tflops_per_gpu=median(r.tflops_per_gpu for r in records),
-            device_peak_bytes=records[-1].device_peak_bytes,
-            host_peak_bytes=records[-1].host_peak_bytes,
-        )
+        return BenchmarkResult.of([self.step() for _ in range(steps)])
 
     def trace(self, path: str | os.PathLike[str], steps: int = 1) -> None:
         """Take `steps` training steps and write what each stream did and which messages went over which axis.
