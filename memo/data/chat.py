@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.data.build import BuildSummary, add_facts, check_split, evaluation_prefix, in_batches, is_held_out
-from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, Span, load_chat_template
+from memo.data.chat_render import Span
+from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, load_chat_template
 from memo.data.conversations import read_conversations
 from memo.data.documents import JSON_LINES_SUFFIX, list_files, require_utf8
 from memo.data.facts import CorpusFacts, mask_prefix

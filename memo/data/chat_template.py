@@ -1,7 +1,8 @@
 """Chat templates: a conversation as the text that the model reads, and which characters of it the assistant wrote.
 
 A model's own template (Jinja, in its tokenizer_config.json or chat_template.jinja) is rendered as transformers does,
-in a sandbox: templates are code of strangers. Which characters the assistant wrote is found in one of two ways:
+in a sandbox and in a process of its own (template_process.py), for templates are programs of strangers. Which
+characters the assistant wrote is found in one of two ways:
 
     {% generation %} ... {% endgeneration %}    the template marks them itself, or else
     prefixes                                    what the text grows by from the prompt for an answer to the answer:
@@ -16,27 +17,21 @@ answer and the next message belong to neither: a model that answers has stopped 
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memo.artifacts.model_directory import model_file
-from memo.data.conversations import ASSISTANT, Conversation
+from memo.data.chat_render import Refusal, Span
+from memo.data.conversations import Conversation
+from memo.data.template_process import TemplateProcess, TemplateStopped
 from memo.errors import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from jinja2.environment import Template
-
 TEMPLATE_FILE = "chat_template.jinja"
+MAX_SOURCE_CHARACTERS = 1 << 18
+"""Of a template; the longest in use have a tenth of it."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-_BEGIN, _END = "\ufdd0", "\ufdd1"
-"""Around what a template marks. Unicode gives these two to no character, for use inside of programs."""
-
-Span = tuple[int, int]
-"""Characters [begin, end) of a text."""
 
 
 @dataclass(frozen=True)
@@ -60,93 +55,48 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, variables: Mapping[str, str], special_texts: Sequence[str], name: str | Path
     ) -> None:
-        """Raises DataError for a template that Jinja cannot read."""
-        from jinja2 import TemplateError
-
+        """Raises DataError for a template that Jinja cannot read, or not within the limits of TemplateProcess."""
         self.source, self.name = source, name
-        self._variables, self._special_texts = dict(variables), tuple(special_texts)
-        self._marks = re.search(r"{%[-+]?\s*generation\s*[-+]?%}", source) is not None
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise DataError(
+                f"{name}: a chat template of {len(source)} characters; memo takes up to {MAX_SOURCE_CHARACTERS}: give "
+                "another with --chat-template"
+            )
+        self._process = TemplateProcess(
+            {"source": source, "variables": dict(variables), "special_texts": list(special_texts)}
+        )
         try:
-            self._template = _compile(source)
-        except TemplateError as error:
-            raise DataError(f"{name}: no valid chat template ({error}); repair it") from error
+            self._process.start()
+        except Refusal as refusal:
+            raise DataError(f"{name}: {refusal}") from None
+        except TemplateStopped as stopped:
+            raise DataError(f"{name}: to read it {stopped}; give another with --chat-template") from None
 
     def render(self, conversation: Conversation) -> Rendered:
         """The text and its learned parts.
 
-        Raises DataError, with the conversation's file and line, where the template refuses the conversation or
-        where it cannot be told what the assistant wrote.
+        Raises DataError, with the conversation's file and line, where the template refuses the conversation, where it
+        takes more time, memory or text than any template needs (`memo.data.template_process`), or where it cannot be
+        told what the assistant wrote.
         """
-        text = self._render(conversation, len(conversation.messages))
-        if self._marks:
-            text, spans = self._marked(text, conversation)
-        else:
-            spans = self._between_prefixes(text, conversation)
+        try:
+            found = self._process.render(conversation.messages, conversation.tools)
+        except Refusal as refusal:
+            raise DataError(f"{conversation.where}: {self.name} {refusal}") from None
+        except TemplateStopped as stopped:
+            raise DataError(
+                f"{conversation.where}: {self.name} {stopped} for the conversation; give another chat template"
+            ) from None
+        spans = [(begin, end) for begin, end in found["spans"]]
         if all(conversation.learned):
-            return Rendered(text, tuple(spans))
+            return Rendered(found["text"], tuple(spans))
         if len(spans) != len(conversation.learned):  # which of them is the message that is not to be learned?
             raise DataError(
                 f"{conversation.where}: a message has weight 0, but {self.name} marks {len(spans)} answers of "
                 f"{len(conversation.learned)}; mark each once, or leave weight out"
             )
-        return Rendered(text, tuple(s for s, learned in zip(spans, conversation.learned, strict=True) if learned))
-
-    def _render(self, conversation: Conversation, num_messages: int, *, prompt: bool = False) -> str:
-        """The first messages; `prompt`: and what asks the model for an answer."""
-        from jinja2 import TemplateError
-
-        try:
-            return self._template.render(
-                messages=conversation.messages[:num_messages],
-                tools=conversation.tools,
-                documents=None,
-                add_generation_prompt=prompt,
-                **self._variables,
-            )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
-            what = "the conversation" if num_messages == len(conversation.messages) else f"its first {num_messages}"
-            messages = "" if num_messages == len(conversation.messages) else " messages"
-            raise DataError(
-                f"{conversation.where}: {self.name} refuses {what}{messages} ({error}); repair the line, or give "
-                "another chat template"
-            ) from error
-
-    def _marked(self, marked: str, conversation: Conversation) -> tuple[str, list[Span]]:
-        """Without the marks, and where they stood."""
-        said = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
-        if _BEGIN in said or _END in said:
-            raise DataError(
-                f"{conversation.where}: holds U+FDD0 or U+FDD1, which are no characters and mark answers here; "
-                "remove them"
-            )
-        first, *pieces = marked.split(_BEGIN)
-        text, spans = first, []
-        for piece in pieces:
-            answer, _, rest = piece.partition(_END)
-            spans.append((len(text), len(text) + len(answer)))
-            text += answer + rest
-        return text, spans
-
-    def _between_prefixes(self, text: str, conversation: Conversation) -> list[Span]:
-        spans = []
-        for i, message in enumerate(conversation.messages):
-            if message["role"] != ASSISTANT:
-                continue
-            prompt = self._render(conversation, i, prompt=True)
-            answered = self._render(conversation, i + 1)
-            if not (answered.startswith(prompt) and text.startswith(answered)):
-                raise DataError(
-                    f"{conversation.where}: {self.name} writes messages[{i}] in another way when more follows, or "
-                    "without the prompt for an answer, so that what the assistant wrote cannot be told; put "
-                    "{% generation %} and {% endgeneration %} around it in a copy of the template, and name the copy "
-                    "with --chat-template"
-                )
-            spans.append((len(prompt), self._end_of_answer(text, len(prompt), len(answered))))
-        return spans
-
-    def _end_of_answer(self, text: str, begin: int, end: int) -> int:
-        answer = text[begin:end].rstrip()
-        return begin + len(answer) if self._special_texts and answer.endswith(self._special_texts) else end
+        learned = zip(spans, conversation.learned, strict=True)
+        return Rendered(found["text"], tuple(span for span, is_learned in learned if is_learned))
 
 
 def load_chat_template(
@@ -223,40 +173,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     values = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
     return {key: text for key, text in texts.items() if isinstance(text, str)}
-
-
-def _compile(source: str) -> "Template":
-    """In the environment that transformers' templates are written for. Raises jinja2.TemplateError."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.runtime import Macro
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %}: marks what stands inside."""
-
-        tags = {"generation"}  # noqa: RUF012  as jinja2 reads it
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-        def _mark(self, caller: Macro) -> str:
-            return f"{_BEGIN}{caller()}{_END}"
-
-    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-        """Jinja's own filter escapes HTML."""
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(source)

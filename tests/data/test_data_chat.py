@@ -138,7 +138,7 @@ def test_weight_zero_is_not_learned(tmp_path: Path) -> None:
             {"messages": [{**QUESTION, "role": "tutor"}, ANSWER]},
             r"line 2: .* refuses the conversation \(no role tutor\)",
         ),
-        ({"messages": [ANSWER, QUESTION, {**ANSWER, "content": "\ufdd0"}]}, r"line 2: holds U\+FDD0"),
+        ({"messages": [ANSWER, QUESTION, {**ANSWER, "content": "\ufdd0"}]}, r"line 2: .* marks answers with U\+FDD0"),
     ],
 )
 def test_refused_lines(tmp_path: Path, line: Any, message: str) -> None:

@@ -1,0 +1,191 @@
+"""A process of its own for a chat template, which is a program of strangers, with limits that the kernel enforces.
+
+One process serves a whole build: a line of JSON for each conversation goes there, a line with its text comes back. What
+no check inside of Python can stop ('a' * 10**11, 2**10**10, a loop in a loop in a loop) ends that process instead:
+memory by RLIMIT_AS, processor time by a timer whose signal nobody handles. Both work in any thread of the caller, and a
+machine that is busy with other work takes nothing from the time.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from memo.data.chat_render import Refusal, Renderer, reason_of
+
+TIME_LIMIT_S = 3.0
+"""Of processor time, for one conversation, or to compile the template: thousands of times what templates take."""
+RENDERING_LIMIT_S = 0.05
+"""More for each time that the conversation is rendered: a long one is, for each of its answers."""
+MEMORY_LIMIT_BYTES = 512 << 20
+MEMORY_BYTES_PER_CHARACTER = 64
+"""More for long conversations: a text, its pieces and its beginnings, at four bytes a character."""
+MAX_CHARACTERS, MAX_GROWTH = 1 << 20, 16
+"""The text is at most this long, and this many times as long as the conversation in JSON more."""
+
+_START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from memo.data.template_process import serve
+serve()
+"""
+"""Modules come from where this process finds them, whatever the environment says."""
+
+
+class TemplateStopped(Exception):
+    """The template passed a limit; the words go behind its name."""
+
+
+class TemplateProcess:
+    """Renders conversations with one template, in a process that starts with the first of them.
+
+    Args:
+        setup: the arguments of Renderer, by name.
+    """
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._setup = setup
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def start(self) -> None:
+        """Compile the template. Raises Refusal with what is wrong with it, and TemplateStopped."""
+        with self._lock:
+            self._start()
+
+    def render(self, messages: tuple[dict[str, Any], ...], tools: list[Any] | None) -> dict[str, Any]:
+        """The text of a conversation, and spans: [begin, end) of each answer.
+
+        Raises Refusal, and TemplateStopped; the next call then starts another process.
+        """
+        with self._lock:
+            if self._process is None:
+                self._start()
+            return self._ask({"messages": messages, "tools": tools})
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+    def _start(self) -> None:
+        self.close()
+        command = [sys.executable, "-I", "-c", _START, json.dumps(sys.path)]
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        except OSError as error:
+            raise TemplateStopped(f"cannot be given a process of its own ({error.strerror})") from None
+        self._end = weakref.finalize(self, _stop, self._process)
+        try:
+            self._ask(self._setup)
+        except Refusal:
+            self.close()
+            raise
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        line = json.dumps(question).encode()  # ASCII, and no line break inside
+        with contextlib.suppress(BrokenPipeError):  # it has ended: told below
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+        answer = process.stdout.readline()
+        if not answer.endswith(b"\n"):
+            status = process.wait()
+            self.close()
+            raise TemplateStopped(_ending(status, len(line)))
+        found: dict[str, Any] = json.loads(answer)
+        if "refusal" in found:
+            raise Refusal(found["refusal"])
+        if "memory" in found:
+            self.close()  # with what it holds
+            raise TemplateStopped(_needs_memory(len(line)))
+        return found
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    with contextlib.suppress(OSError):
+        process.communicate()
+
+
+def _ending(status: int, num_characters: int) -> str:
+    if status == -signal.SIGPROF:
+        return f"takes more than {TIME_LIMIT_S:.0f} s of processor time"
+    if status == -signal.SIGKILL:
+        return _needs_memory(num_characters)
+    return f"ends the process that renders it (status {status})"
+
+
+def _needs_memory(num_characters: int) -> str:
+    return f"needs more than {_memory_bytes(num_characters) >> 20} MiB of memory"
+
+
+def _memory_bytes(num_characters: int) -> int:
+    return MEMORY_LIMIT_BYTES + MEMORY_BYTES_PER_CHARACTER * num_characters
+
+
+def serve() -> None:
+    """The other process: a line of setup, then a line for each conversation; each is answered with one line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what Ctrl-C means, and ends this process
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    base_bytes = _address_space_bytes()
+    setup = sys.stdin.buffer.readline()
+    try:
+        with _limits(base_bytes, len(setup), num_renderings=0):
+            renderer = Renderer(**json.loads(setup))
+        _answer({})
+    except MemoryError:
+        return _answer({"memory": True})
+    except Exception as error:  # Jinja's own errors, and those of Python's compiler, which reads what Jinja writes
+        return _answer({"refusal": f"no valid chat template ({reason_of(error)}); repair it"})
+    for line in sys.stdin.buffer:
+        _answer(_rendered(renderer, line, base_bytes))
+
+
+def _rendered(renderer: Renderer, line: bytes, base_bytes: int) -> dict[str, Any]:
+    question = json.loads(line)
+    try:
+        with _limits(base_bytes, len(line), renderer.num_renderings(question["messages"])):
+            text, spans = renderer.conversation(**question, max_characters=MAX_CHARACTERS + MAX_GROWTH * len(line))
+        return {"text": text, "spans": spans}
+    except Refusal as refusal:
+        return {"refusal": str(refusal)}
+    except MemoryError:
+        return {"memory": True}
+
+
+def _answer(found: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(found).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def _limits(base_bytes: int, num_characters: int, num_renderings: int) -> Iterator[None]:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most_bytes = base_bytes + _memory_bytes(num_characters)
+    resource.setrlimit(
+        resource.RLIMIT_AS, (most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard), hard)
+    )
+    signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S + RENDERING_LIMIT_S * num_renderings)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def _address_space_bytes() -> int:
+    """Of this process, now; libraries reserve much that they never touch."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

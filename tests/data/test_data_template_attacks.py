@@ -1,0 +1,130 @@
+"""Chat templates that want all time or all memory, or raise what Python can raise: one message each, and soon."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from chats import SPECIAL, template
+
+from memo.data.chat_template import MAX_SOURCE_CHARACTERS, ChatTemplate
+from memo.data.conversations import Conversation
+from memo.data.template_process import TIME_LIMIT_S, TemplateProcess
+from memo.errors import DataError
+
+MESSAGES = ({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})
+CHAT = Conversation("in.jsonl, line 7", MESSAGES, (True,))
+
+TIME, MEMORY, TEXT = (
+    r"takes more than 3 s of processor time",
+    r"needs more than 51\d MiB of memory",
+    r"writes more than \d+",
+)
+LOOPS = "{% for a in range(99999) %}" * 3 + "{{ a and '' }}" + "{% endfor %}" * 3
+ATTACKS = {
+    "division": (
+        "{{ 1 / 0 }}",
+        r"refuses the conversation \(ZeroDivisionError: division by zero\); repair the line, or",
+    ),
+    "division of messages": ("{{ messages | length // (messages | length - 2) }}", "ZeroDivisionError"),
+    "long range": ("{% for i in range(10**9) %}x{% endfor %}", r"OverflowError: Range too big"),
+    "loops": (LOOPS, TIME),
+    "endless macro": ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+    "recursive loop": ("{% for m in [1] recursive %}{{ loop([1]) }}{% endfor %}", "RecursionError"),
+    "long text": ("{{ messages[0].content * 10**11 }}", MEMORY),
+    "long constant": ("{{ 'a' * 10**11 }}", MEMORY),
+    "text that doubles": (
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+        MEMORY,
+    ),
+    "list that doubles": (
+        "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+        MEMORY,
+    ),
+    "center": ("{{ messages[0].content | center(10**10) }}", MEMORY),
+    "ljust": ("{{ messages[0].content.ljust(10**10) }}", MEMORY),
+    "format": ("{{ '%1000000000d' | format(1) }}", MEMORY),
+    "format in braces": ("{{ '{:>1000000000}'.format(1) }}", MEMORY),
+    "indent": ("{{ ('a\n' * 10**6) | indent(10**6) }}", MEMORY),
+    "join": ("{{ range(99999) | join('a' * 10**5) }}", MEMORY),
+    "replace": ("{{ ('a' * 10**6) | replace('a', 'a' * 10**6) }}", MEMORY),
+    "JSON": ("{{ messages | tojson(indent=10**10) }}", f"{MEMORY}|OverflowError"),
+    "power": ("{{ (messages | length) ** (10 ** 10) }}", f"{TIME}|{MEMORY}"),
+    "power of constants": ("{{ 2 ** (10 ** 10) }}", f"{TIME}|{MEMORY}"),
+    "endless text": ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", TEXT),
+    "too much text": ("{{ 'a' * 2**21 }}", TEXT),
+    "Python's own limit": ("{{ 10 ** 5000 }}", "ValueError: Exceeds the limit"),
+    "attribute": ("{{ messages.__class__.__mro__ }}", "refuses the conversation"),
+    "words of its own": ("{{ raise_exception('no\nno ' * 10000) }}", r"refuses the conversation \(no no no"),
+    "nothing": ("{{ raise_exception(None) }}", r"\(TemplateError: None\)|\(None\)"),
+    "another template": ("{% include 'x' %}", "refuses the conversation"),
+    "deep expression": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", r"no valid chat template \(RecursionError"),
+    "deep blocks": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, r"no valid chat template"),
+    "deep loops": ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, r"no valid chat template \(SyntaxError"),
+    "long sum": ("{{ " + "1+" * 30000 + "1 }}", r"no valid chat template"),
+    "no Jinja": ("{% for %}", r"no valid chat template"),
+    "long template": ("a" * (MAX_SOURCE_CHARACTERS + 1), r"a chat template of 262145 characters; memo takes up to"),
+}
+
+
+def rendered(source: str) -> str:
+    made = ChatTemplate(source, variables={}, special_texts=SPECIAL, name="t.jinja")
+    return made.render(CHAT).text
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_are_refused_by_name(attack: str) -> None:
+    source, told = ATTACKS[attack]
+    with pytest.raises(DataError, match=told) as caught:
+        rendered(source)
+    assert str(caught.value).startswith(("in.jsonl, line 7: t.jinja ", "t.jinja: "))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+def test_an_attack_in_another_thread_ends_too() -> None:
+    """No signal reaches the caller's threads: the limits are those of the other process."""
+    told: list[str] = []
+
+    def attack() -> None:
+        try:
+            rendered(LOOPS)
+        except DataError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    thread.join(timeout=60 * TIME_LIMIT_S)
+    assert told and "takes more than 3 s of processor time for the conversation; give another chat template" in told[0]
+
+
+def test_conversations_after_an_attack_are_rendered_as_before() -> None:
+    source = "{% if messages[0].content == 'bomb' %}{{ 'a' * 10**11 }}{% endif %}" + template("chatml", marks=True)
+    made = ChatTemplate(source, variables={}, special_texts=SPECIAL, name="t.jinja")
+    before = made.render(CHAT)
+    bomb = Conversation("in.jsonl, line 8", ({"role": "user", "content": "bomb"}, MESSAGES[1]), (True,))
+    with pytest.raises(DataError, match=r"^in.jsonl, line 8: t.jinja needs more than 51\d MiB of memory for the conv"):
+        made.render(bomb)
+    assert made.render(CHAT) == before
+    assert before.text[slice(*before.spans[0])] == "a<|im_end|>"
+
+
+def test_long_conversations_have_room(tmp_path: Path) -> None:
+    """A million characters, and a thousand turns, each of which is rendered twice to find the answers."""
+    made = ChatTemplate(template("chatml", marks=False), variables={}, special_texts=SPECIAL, name="t.jinja")
+    long = ({"role": "user", "content": "\U0001f999" * 500_000}, {"role": "assistant", "content": "b" * 500_000})
+    found = made.render(Conversation("w", long, (True,)))
+    assert len(found.text) > 10**6 and found.spans[0][1] - found.spans[0][0] == 500_000 + len("<|im_end|>")
+    turns = MESSAGES * 200
+    assert len(made.render(Conversation("w", turns, (True,) * 200)).spans) == 200
+
+
+def test_the_process_ends_with_the_template() -> None:
+    made = TemplateProcess({"source": "x", "variables": {}, "special_texts": []})
+    made.start()
+    process = made._process
+    assert process is not None and process.poll() is None
+    del made
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.poll() is not None
