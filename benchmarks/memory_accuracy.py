@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import rows
+import torch
 
 from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.estimate.cpu.memory import cpu_memory
+from memo.model.transformer import torch_dtype
+from memo.profiler.product_scratch import scratch_on_this_cpu
 
 MOST_ABOVE, MOST_BELOW = 0.01, 0.005
 TIMEOUT_S = 1800
@@ -154,11 +157,13 @@ def compare(name: str) -> list[dict[str, Any]]:
     config = configuration(model, world_size, flags)
     peaks = measure(name)
     ranks = world_size // config.parallel.pp
+    torch.set_num_threads(1)  # as the ranks have
+    scratch = scratch_on_this_cpu(torch_dtype(str(config.training.params_dtype)))
     found = []
     for stage in range(config.parallel.pp):
         measured = max(peaks[stage * ranks : (stage + 1) * ranks])
         start_s = time.perf_counter()
-        memory = cpu_memory(config, world_size, stage)
+        memory = cpu_memory(config, world_size, stage, scratch=scratch)
         predicted_s = time.perf_counter() - start_s
         found.append(
             {

@@ -116,7 +116,8 @@ class RunHeader:
         layout: tp, cp, pp, dp, world size, microbatches.
         peak_flops: of one device, what MFU refers to.
         memory_forecast: bytes of rank 0 by component, as estimated before training: weights, gradients, optimizer,
-            rounding_buffers, transient, host_records and others.
+            rounding_buffers, transient, host_records and others. On a CPU `transient` holds the scratch memory that
+            matrix products were measured to take there; estimates on paper leave it out.
         memory_plan: of --memory-planner: planner, proof, arena_bytes, lower_bound_bytes; None without.
         attention: name of the kernels, and the reason why these; None in files of older versions.
     """

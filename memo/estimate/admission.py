@@ -3,7 +3,8 @@
 The estimates are rough (see memo.estimate.memory for CPUs, memo.estimate.rank_memory for GPUs, and memo.estimate.time):
 a run near the limit may be admitted and fail, or be refused although it would just fit. Under --offload-alpha auto it
 is admitted when it fits with everything on the device, or with as little there as can be. On a CPU --device-memory-gb
-holds for what torch allocates, which is counted to the byte (memo.estimate.cpu).
+holds for what torch allocates, which is counted to the byte (memo.estimate.cpu) but for scratch memory of matrix
+products in bf16 and fp16, which depends on the CPU.
 """
 
 from dataclasses import dataclass, fields, replace

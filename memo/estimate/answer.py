@@ -29,7 +29,7 @@ _BOUND = (
 )
 
 _CPU_BOUND = (
-    "the allocated peak is within 1 % of measured ones; the process takes "
+    "the allocated peak in fp32 is within 1 % of measured ones; the process takes "
     f"{RUNTIME_BYTES['cpu'] / GIB:.2f} GiB beside it"
 )
 

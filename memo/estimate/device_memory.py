@@ -1,6 +1,7 @@
 """What one rank takes of its device, as a run is judged by: calibrated on GPUs, to the byte on CPUs.
 
-On a CPU the device is what torch's allocator is asked for: host records and the states in the host arena lie outside.
+On a CPU the device is what torch's allocator is asked for: host records and the states in the host arena lie outside,
+and scratch memory of matrix products in bf16 and fp16, which depends on the CPU, is not counted.
 """
 
 from dataclasses import replace

@@ -13,7 +13,7 @@ from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
 from memo.errors import OutOfMemory
 from memo.train.build import ParallelModel
-from memo.train.watching import MemoryUse, Meter, memory_forecast
+from memo.train.watching import MemoryUse, Meter
 from memo.units import GIB, KIB, MIB, format_bytes
 
 _MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "bad_alloc")
@@ -90,6 +90,7 @@ def explained(config: RunConfig, parts: ParallelModel, meter: Meter, iteration: 
     Its one message names the component that grew, with numbers, and the flags that help. On CUDA torch's memory
     snapshot is written beside the run's log first.
     """
+    meter.forecast(config, parts)  # while there is memory to measure in
     try:
         yield
     except Exception as error:
@@ -129,7 +130,7 @@ def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter
         "host_records": use.host_records_bytes,
         "transient": max(0, allocated - use.device_bytes) + (asked or 0),
     }
-    foreseen = memory_forecast(config, parts)
+    foreseen = meter.forecast(config, parts)
     return Shortage(place_of(error.__traceback__), asked, used, foreseen, room, scattered, noise)
 
 

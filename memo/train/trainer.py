@@ -287,7 +287,7 @@ class Trainer:
             self.mesh.tells,
             self.config,
             self.iteration,
-            lambda: run_header(self.config, self.parts, self.peak, self.attention),
+            lambda: run_header(self.config, self.parts, self.peak, self.attention, self._meter),
         )
         saved_at = self.iteration
         self._stop.agreed = self._is_stop_requested()

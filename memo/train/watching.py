@@ -22,6 +22,7 @@ from memo.estimate.rank_memory import rank_memory
 from memo.estimate.shapes import shape_of
 from memo.executor.recorder import record
 from memo.executor.state_recorder import record_states
+from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
 from memo.train.build import ParallelModel
 from memo.train.device import Peak, device_name, peak_memory_bytes
@@ -84,6 +85,7 @@ class Meter:
     def __init__(self, device: torch.device, interval: int) -> None:
         self.device, self.interval = device, interval
         self._bare_bytes = 0 if device.type == "cuda" else max(resident_bytes(), RUNTIME_BYTES["cpu"])
+        self._forecast: dict[str, int] | None = None
 
     @contextlib.contextmanager
     def step(self, parts: ParallelModel, iteration: int) -> Iterator["CopyTimes"]:
@@ -116,6 +118,12 @@ class Meter:
             "planned_peak_bytes": None if planned is None else planned.peak_bytes,
             "fallbacks": None if planned is None else planned.num_fallbacks,
         }
+
+    def forecast(self, config: RunConfig, parts: ParallelModel) -> dict[str, int]:
+        """`memory_forecast`, made once: it runs matrix products, which cannot be done when memory is short."""
+        if self._forecast is None:
+            self._forecast = memory_forecast(config, parts)
+        return self._forecast
 
     def device_bytes_now(self, use: MemoryUse) -> int:
         """What of this process would lie on a device; for CPUs, where the system only tells of all of it."""
@@ -156,8 +164,9 @@ def resident_bytes() -> int:
 def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
     """Bytes of this rank by component at the peak of a step, from the second step on, by estimate and swap plan.
 
-    On a CPU what torch's allocator is asked for (memo.estimate.cpu.memory, which knows no other requests), and the
-    process as `runtime` beside it; on CUDA the calibrated estimate (memo.estimate.rank_memory).
+    On a CPU what torch's allocator is asked for (memo.estimate.cpu.memory, which knows no other requests), with what
+    matrix products are measured to take on this very CPU, and the process as `runtime` beside it; on CUDA the
+    calibrated estimate (memo.estimate.rank_memory).
     """
     chosen, stage, world_size = parts.chosen_swap, parts.mesh.at.pp, parts.mesh.grid.world_size
     swaps = chosen is not None and not chosen.solution.moves_nothing_is_best
@@ -173,7 +182,7 @@ def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
         other = {"context": rank.context}
     else:
         plain = config if swaps else config.override({"offload_alpha": "off"})
-        cpu = cpu_memory(plain, world_size, stage, moved)
+        cpu = cpu_memory(plain, world_size, stage, moved, scratch_on_this_cpu(parts.dtype))
         held = cpu.states
         states = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.masters + held.moments}
         transient = cpu.moment.num_bytes
@@ -204,7 +213,7 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
     )
 
 
-def run_header(config: RunConfig, parts: ParallelModel, peak: Peak, attention: Choice) -> RunHeader:
+def run_header(config: RunConfig, parts: ParallelModel, peak: Peak, attention: Choice, meter: Meter) -> RunHeader:
     """What runs on this rank."""
     grid = parts.mesh.grid
     layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
@@ -219,7 +228,7 @@ def run_header(config: RunConfig, parts: ParallelModel, peak: Peak, attention: C
         peak_flops=peak.flops,
         config=dataclasses.asdict(config),
         attention=dataclasses.asdict(attention),
-        memory_forecast=memory_forecast(config, parts),
+        memory_forecast=meter.forecast(config, parts),
         swap=None if parts.chosen_swap is None else swap_forecast(parts.chosen_swap),
         memory_plan=None
         if plan is None

@@ -21,6 +21,7 @@ from memo.estimate.cases import read_case
 from memo.estimate.cpu.ledger import Ledger
 from memo.estimate.cpu.memory import cpu_memory
 from memo.estimate.cpu.passages import layer_passages
+from memo.estimate.cpu.products import Scratch
 from memo.estimate.cpu.schedule import actions_of_stage
 from memo.estimate.cpu.sizes import layer_sizes
 from memo.estimate.cpu.states import rank_states
@@ -36,6 +37,7 @@ from memo.parallel.buckets import plan_buckets
 from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients, ScratchMemory
+from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.train.build import build_chunks, build_mesh
 from memo.train.layer_profile import slot_layout
 from memo.units import GIB
@@ -154,29 +156,45 @@ LAYERS = [
     ("llama-tiny", {"offload_alpha": 0.5, "ffn_hidden_size": 1024}),  # here a tile of the MLP is
     ("qwen3-tiny", {"offload_alpha": 0.5, "params_dtype": "bf16", "micro_batch_size": 2}),
 ]
+ROW_SUMS_BYTES = 32 * 4
+"""Of a block of queries in fp32. Each thread of attention's backward has them only while it works, and how many work at
+the same time is chance: the account has all of them."""
 
 
-def all_layer_peaks(configs: list[RunConfig]) -> list[dict[str, int]]:
-    return [layer_peaks(config) for config in configs]
+def scratch(config: RunConfig) -> Scratch:
+    """Of matrix products on this CPU, with this process's threads."""
+    return scratch_on_this_cpu(torch_dtype(str(config.training.params_dtype)))
 
 
-def test_a_layer_is_foreseen_to_the_byte() -> None:
-    """fp32 and bf16, LayerNorm and RMSNorm, with and without gates, biases, norms of heads: not one byte off."""
+def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
+    slot = Slot(**SLOT_GROUPS) if config.memory.swaps else None
+    passages = layer_passages(config, layer_sizes(config, 0, torch.get_num_threads(), scratch(config)), slot)
+    x = passages.hidden_bytes  # the test holds it, whatever the layer does
+    return {
+        "forward": passages.forward.peak.num_bytes - x,
+        "kept": sum(passages.kept.values()),
+        "backward": passages.backward.peak.num_bytes - sum(passages.backward.start.values()),
+    }
+
+
+def layer_peaks_twice(configs: list[RunConfig], num_threads: int) -> list[tuple[dict[str, int], dict[str, int]]]:
+    torch.set_num_threads(num_threads)
+    return [(layer_peaks(config), foreseen_layer_peaks(config)) for config in configs]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_layer_is_foreseen_to_the_byte(num_threads: int) -> None:
+    """fp32 and bf16, LayerNorm and RMSNorm, with and without gates, biases, norms of heads: not one byte off, with what
+    this CPU's matrix products were measured to take."""
     configs = [run_config(name, seq_length=128, **flags) for name, flags in LAYERS]
-    (measured,) = run_ranks(1, all_layer_peaks, configs, timeout_s=280)
-    for config, (name, flags), found in zip(configs, LAYERS, measured, strict=True):
-        slot = Slot(**SLOT_GROUPS) if config.memory.swaps else None
-        passages = layer_passages(config, layer_sizes(config, 0, threads=1), slot)
-        x = passages.hidden_bytes  # the test holds it, whatever the layer does
-        expected = {
-            "forward": passages.forward.peak.num_bytes - x,
-            "kept": sum(passages.kept.values()),
-            "backward": passages.backward.peak.num_bytes - sum(passages.backward.start.values()),
-        }
-        assert {what: found[what] for what in expected} == expected, (name, flags)
+    (peaks,) = run_ranks(1, layer_peaks_twice, configs, num_threads, timeout_s=280)
+    for (name, flags), (found, expected) in zip(LAYERS, peaks, strict=True):
+        spare = {what: expected[what] - found[what] for what in expected}
+        assert all(0 <= spare[what] <= (num_threads - 1) * ROW_SUMS_BYTES for what in spare), (name, flags, spare)
 
 
-def peak_of_training(config: RunConfig) -> int:
+def peak_of_training(config: RunConfig) -> tuple[int, int]:
+    """Measured and foreseen."""
     rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
     os.environ |= {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world_size}
     counter = counted()
@@ -184,23 +202,24 @@ def peak_of_training(config: RunConfig) -> int:
         trainer.step()  # makes the moments
         counter.take_peak_bytes()
         trainer.step()
-        return int(counter.take_peak_bytes())
+        measured = int(counter.take_peak_bytes())
+    return measured, cpu_memory(config, int(world_size), 0, scratch=scratch(config)).total
 
 
 @pytest.mark.parametrize(
     ("name", "world_size", "flags"),
     [
         ("gpt-tiny", 1, {"seq_length": 1024}),
+        ("llama-tiny", 1, {"seq_length": 1024, "params_dtype": "bf16"}),
         ("llama-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "loss_chunk_size": 128}),
         ("llama-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
     ],
-    ids=["plain", "alpha", "tp2"],
+    ids=["plain", "bf16", "alpha", "tp2"],
 )
 def test_a_step_is_foreseen_within_the_bound(name: str, world_size: int, flags: dict[str, Any]) -> None:
     """As benchmarks/memory_accuracy.py holds larger runs to: at most 1 % above the measured peak, 0.5 % below."""
     config = run_config(name, **flags)
-    measured = max(run_ranks(world_size, peak_of_training, config, timeout_s=280))
-    predicted = cpu_memory(config, world_size, 0).total
+    measured, predicted = max(run_ranks(world_size, peak_of_training, config, timeout_s=280))
     assert -MOST_BELOW <= predicted / measured - 1 <= MOST_ABOVE
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings, vocab_rows_per_rank
 from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.matrices import hidden_bytes
+from memo.estimate.cpu.matrices import hidden_bytes, multiply
 from memo.estimate.cpu.messages import all_gather, reduce_scatter
+from memo.estimate.cpu.products import Linear
 from memo.estimate.cpu.sizes import LayerSizes
 from memo.estimate.cpu.tokenwise import Normed, norm_backward, norm_forward
 
@@ -169,12 +170,15 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     size = ends.rows * z.hidden
     gathered, logits = _logits(ledger, z, ends)
     _softmax(ledger, z, ends)  # its gradient takes the logits' place
+    head = Linear(z.hidden, ends.rows)
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
+    multiply(ledger, z, head.input_gradient(ends.chunk))
     part, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
     ledger.free(copy, part)
     if z.tp > 1:
         ledger.free(grad_gathered)
     weight = ledger.make("head gradient of a chunk", size * z.narrow)
+    multiply(ledger, z, head.weight_gradient(ends.chunk))
     if z.mixed:
         ledger.pulse(("wide head gradient", size * z.wide))
     ledger.free(weight, logits, gathered)
@@ -183,7 +187,9 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
 def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> tuple[Block | None, Block]:
     """(gathered tokens, logits) of one chunk."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk))
-    return gathered, ledger.make("logits", ends.chunk * ends.rows * z.narrow)
+    logits = ledger.make("logits", ends.chunk * ends.rows * z.narrow)
+    multiply(ledger, z, Linear(z.hidden, ends.rows).forward(ends.chunk))
+    return gathered, logits
 
 
 def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memo.estimate.cpu.ledger import Block, Ledger
 from memo.estimate.cpu.messages import all_gather, reduce_scatter
+from memo.estimate.cpu.products import Linear, Product
 from memo.estimate.cpu.sizes import LayerSizes
 
 
@@ -17,11 +18,24 @@ class Matrix:
     inside: int
     bias: bool
 
+    def column(self, z: LayerSizes) -> Linear:
+        return Linear(z.hidden, self.inside, self.bias)
 
-def weight_gradient(ledger: Ledger, z: LayerSizes, matrix: Matrix, *dropped: Block | None) -> None:
+    def row(self, z: LayerSizes) -> Linear:
+        """Its bias is added once the parts of all tp ranks are."""
+        return Linear(self.inside, z.hidden)
+
+
+def multiply(ledger: Ledger, z: LayerSizes, product: Product) -> None:
+    """What a matrix product takes beside its result, which is there already."""
+    ledger.pulse(("matrix scratch", z.scratch(product)))
+
+
+def weight_gradient(ledger: Ledger, z: LayerSizes, product: Product, *dropped: Block | None) -> None:
     """Made, then what only it needed is dropped, then it is added to the main gradient, cast if that is wider."""
-    size = z.hidden * matrix.inside
+    size = product.rows * product.columns
     gradient = ledger.make("weight gradient", size * z.narrow)
+    multiply(ledger, z, product)
     ledger.free(*dropped)
     if z.mixed:
         ledger.pulse(("wide weight gradient", size * z.wide))
@@ -37,6 +51,7 @@ def column_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, name: str, x: 
     """x stays with its owner."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens), x)
     out = ledger.make(name, tokens * matrix.inside * z.narrow)
+    multiply(ledger, z, matrix.column(z).forward(tokens))
     ledger.free(None if gathered is x else gathered)
     return out
 
@@ -46,17 +61,20 @@ def column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, grad: Block, 
     whole = hidden_bytes(z, tokens)
     gathered = all_gather(ledger, z.tp, "gathered", whole, x)
     grad_gathered = ledger.make("column gradient", whole)
+    multiply(ledger, z, matrix.column(z).input_gradient(tokens))
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", grad_gathered)
+    product = matrix.column(z).weight_gradient(tokens)
     if z.tp == 1:
-        weight_gradient(ledger, z, matrix, grad, x)
+        weight_gradient(ledger, z, product, grad, x)
     else:
-        weight_gradient(ledger, z, matrix, gathered, grad_gathered, copy, grad, x)
+        weight_gradient(ledger, z, product, gathered, grad_gathered, copy, grad, x)
     return grad_x
 
 
 def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> Block:
     """What the matrix adds to the residual; its input stays with its owner."""
     partial = ledger.make("row output", hidden_bytes(z, tokens))
+    multiply(ledger, z, matrix.row(z).forward(tokens))
     out, copy = reduce_scatter(ledger, z.tp, "row output", partial)
     if z.tp > 1:
         ledger.free(copy, partial)
@@ -71,5 +89,6 @@ def row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, grad: Block, x: 
     """Gradient of x, which is dropped; `grad` stays with its owner."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens), grad)
     grad_x = ledger.make("row gradient", tokens * matrix.inside * z.narrow)
-    weight_gradient(ledger, z, matrix, None if gathered is grad else gathered, x)
+    multiply(ledger, z, matrix.row(z).input_gradient(tokens))
+    weight_gradient(ledger, z, matrix.row(z).weight_gradient(tokens), None if gathered is grad else gathered, x)
     return grad_x

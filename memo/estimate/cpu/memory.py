@@ -6,8 +6,8 @@
     the moment        everything else that lives when most does: batches, activations, transients, messages
 
 From the second step on: the first has no moments yet. What counts is what torch's CPU allocator is asked for; host
-records of a swap plan and states in host memory are mapped past it, and matrix products may take scratch memory from
-their own library.
+records of a swap plan and states in host memory are mapped past it. Scratch memory of matrix products in bf16 and fp16
+depends on the CPU's model (memo.estimate.cpu.products): it is counted where the caller can measure it.
 
 Known error: within 1 % of the measured peak, never more than 0.5 % below, in the runs of
 benchmarks/memory_accuracy.py (torch 2.13, gloo). Sequences are taken as one document each.
@@ -19,6 +19,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
 from memo.estimate.cpu.ledger import Moment
+from memo.estimate.cpu.products import Scratch, uncounted
 from memo.estimate.cpu.sizes import layer_sizes
 from memo.estimate.cpu.states import States, rank_states
 from memo.estimate.cpu.step import Step
@@ -65,13 +66,16 @@ class CpuMemory:
 _MAIN_SHARE = 0.01
 
 
-def cpu_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> CpuMemory:
+def cpu_memory(
+    config: RunConfig, world_size: int, stage: int, moved: Moved | None = None, scratch: Scratch = uncounted
+) -> CpuMemory:
     """Peak of the worst rank of pipeline stage `stage`.
 
     Args:
         config: checked, with a vocabulary; its device counts as cpu. Attention has scratch memory, at most 1.5 MiB, for
             each of --num-threads; one is assumed where none is given.
         moved: what a swap plan moves; default: a number in --offload-alpha (off and full recomputation: none).
+        scratch: bytes that a matrix product takes beside its result on the CPU that runs it.
 
     Raises ConfigError for --offload-alpha auto without `moved`: what moves is decided by measuring.
     """
@@ -87,10 +91,11 @@ def cpu_memory(config: RunConfig, world_size: int, stage: int, moved: Moved | No
     states = rank_states(config, world_size, stage)
     slot = None if moved is None else _slot(config, moved)
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
-    sizes = layer_sizes(config, 0, threads)
-    ranks = {0, sizes.ring - 1}  # those who see most keys of others, and those who are seen most
+    ring = layer_sizes(config, 0, threads).ring
+    ranks = {0, ring - 1}  # those who see most keys of others, and those who are seen most
     moments = [
-        Step(config, world_size, stage, layer_sizes(config, rank, threads), states, slot).run().peak for rank in ranks
+        Step(config, world_size, stage, layer_sizes(config, rank, threads, scratch), states, slot).run().peak
+        for rank in ranks
     ]
     return CpuMemory(states, buffers, max(moments, key=lambda moment: moment.num_bytes))
 

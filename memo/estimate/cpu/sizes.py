@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles
+from memo.estimate.cpu.products import Scratch, uncounted
 from memo.units import DTYPE_BYTES
 
 
@@ -21,6 +22,7 @@ class LayerSizes:
         threads: of one rank; each has scratch memory in attention.
         tiles: of tokens, under a swap plan.
         recomputes_attention: --recompute-granularity selective.
+        scratch: of a matrix product.
     """
 
     tokens: int
@@ -47,6 +49,7 @@ class LayerSizes:
     threads: int
     tiles: int
     recomputes_attention: bool
+    scratch: Scratch
 
     @property
     def q(self) -> int:
@@ -66,7 +69,7 @@ class LayerSizes:
         return self.narrow != self.wide
 
 
-def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
+def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratch = uncounted) -> LayerSizes:
     """Of the rank at `ring_rank` of its ring of K/V (0 where there is none)."""
     model, parallel = config.model, config.parallel
     narrow = DTYPE_BYTES[resolved_dtype(config, "cpu")]
@@ -96,4 +99,5 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int) -> LayerSizes:
         threads=threads,
         tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,
         recomputes_attention=config.memory.recompute_granularity == "selective",
+        scratch=scratch,
     )

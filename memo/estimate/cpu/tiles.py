@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from memo.estimate.cpu.attention import attention_backward, attention_forward_placed
 from memo.estimate.cpu.layer import matrices, normed_heads_backward, normed_heads_forward
 from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.matrices import Matrix, column_forward, hidden_bytes, row_forward
+from memo.estimate.cpu.matrices import Matrix, column_forward, hidden_bytes, multiply, row_forward
 from memo.estimate.cpu.messages import all_gather, reduce_scatter
+from memo.estimate.cpu.products import Product
 from memo.estimate.cpu.sizes import LayerSizes
 from memo.estimate.cpu.tokenwise import (
     activation_backward,
@@ -70,7 +71,9 @@ def tiled_backward(ledger: Ledger, z: LayerSizes, slot: Slot, grad: Block) -> Bl
 
 def _compute_qkv(ledger: Ledger, z: LayerSizes, tile: int) -> None:
     normed = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=False).out
-    ledger.free(all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile)))  # qkv itself is written into the slot
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+    multiply(ledger, z, matrices(z)[0].column(z).forward(tile))  # qkv itself is written into the slot
+    ledger.free(gathered)
     if z.rope and not z.qk_norm:
         rope_in_place(ledger, z, tile)
     ledger.free(normed)
@@ -98,7 +101,10 @@ def _mlp_backward(ledger: Ledger, z: LayerSizes, slot: Slot, tile: int) -> None:
     residual = None if slot.residual else _residual(ledger, z, projection, tile)
     norm = norm_forward(ledger, z, "mlp_norm", rows, z.hidden, graph=True)
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
-    inner = None if slot.fc1 else ledger.make("fc1", tile * fc1.inside * z.narrow)
+    inner = None
+    if not slot.fc1:
+        inner = ledger.make("fc1", tile * fc1.inside * z.narrow)
+        multiply(ledger, z, fc1.column(z).forward(tile))
     active, silu = activation_forward(ledger, z, tile, graph=True)
     grad_active = _row_backward(ledger, z, fc2, tile)
     grad_inner = activation_backward(ledger, z, tile, silu, None, None)
@@ -123,24 +129,31 @@ def _qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
 
 def _row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -> Block:
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
-    _weight_gradient(ledger, z, matrix)
+    _weight_gradient(ledger, z, matrix.row(z).weight_gradient(tile))
     grad_x = ledger.make("row gradient", tile * matrix.inside * z.narrow)
+    multiply(ledger, z, matrix.row(z).input_gradient(tile))
     ledger.free(gathered)
     return grad_x
 
 
 def _column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -> Block:
     grad_gathered = ledger.make("column gradient", hidden_bytes(z, tile))
+    multiply(ledger, z, matrix.column(z).input_gradient(tile))
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", grad_gathered)
     if z.tp > 1:
         ledger.free(grad_gathered)  # gloo works on its copy
-    _weight_gradient(ledger, z, matrix)
+    _weight_gradient(ledger, z, matrix.column(z).weight_gradient(tile))
     ledger.free(copy)
     return grad_x
 
 
-def _weight_gradient(ledger: Ledger, z: LayerSizes, matrix: Matrix) -> None:
+def _weight_gradient(ledger: Ledger, z: LayerSizes, product: Product) -> None:
     """Added by the matrix product itself where the main gradient is of the same dtype."""
-    size = z.hidden * matrix.inside
-    if z.mixed:
-        ledger.pulse(("weight gradient", size * z.narrow), ("wide weight gradient", size * z.wide))
+    if not z.mixed:
+        multiply(ledger, z, product)
+        return
+    size = product.rows * product.columns
+    gradient = ledger.make("weight gradient", size * z.narrow)
+    multiply(ledger, z, product)
+    ledger.pulse(("wide weight gradient", size * z.wide))
+    ledger.free(gradient)
