@@ -9,13 +9,13 @@ As a file (schema "attention_table"):
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from memo.artifacts import files
+from memo.artifacts.fields import PositiveFloat, PositiveInt, Time, build
+from memo.artifacts.reading import Source
 from memo.errors import ArtifactError
 
 SCHEMA, VERSION = "attention_table", 1
@@ -32,11 +32,11 @@ class Case:
         tokens: the class of the length, see `length_class`.
     """
 
-    head_dim: int
+    head_dim: PositiveInt
     dtype: str
     causal: bool
     packed: bool
-    tokens: int
+    tokens: PositiveInt
 
     def __str__(self) -> str:
         shape = "packed" if self.packed else "causal" if self.causal else "full"
@@ -58,11 +58,11 @@ class Row:
     """
 
     case: Case
-    heads: int
-    kv_heads: int
-    batch: int
-    measured_at: str
-    seconds: dict[str, float]
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    batch: PositiveInt
+    measured_at: Time
+    seconds: dict[str, PositiveFloat]
     unusable: dict[str, str]
 
 
@@ -103,20 +103,5 @@ class AttentionTable:
     @classmethod
     def load(cls, path: str | Path) -> "AttentionTable":
         """Raises ArtifactError for anything but a table with sensible numbers."""
-        body = files.read(path, SCHEMA, VERSION)
-        try:
-            rows = tuple(Row(**{**row, "case": Case(**row["case"])}) for row in body["rows"])
-            for row in rows:
-                _check(row)
-            return cls(**{**body, "rows": rows})
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(
-                f"{path}: a field is missing or wrong ({error}): delete it, and run `memo profile --attention` again"
-            ) from None
-
-
-def _check(row: Row) -> None:
-    datetime.fromisoformat(row.measured_at)
-    for name, seconds in row.seconds.items():
-        if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-            raise ValueError(f"seconds of {name} is {seconds!r}, not a positive number")
+        source = Source(str(path), ArtifactError, "delete it, and run `memo profile --attention` again")
+        return build(cls, files.read(path, SCHEMA, VERSION), source)

@@ -33,43 +33,54 @@ Check = Callable[[Any], Any]
 class Rule(Protocol):
     """What an Annotated field asks of its value besides the type."""
 
-    def broken_by(self, value: Any) -> str:
-        """What would be accepted, for a message; empty where `value` is."""
+    @property
+    def wanted(self) -> str:
+        """What follows the type in messages: 'of 0 or more'."""
+
+    def accepts(self, value: Any) -> bool:
+        """Of a value that has the type."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """A number from `low` to `high`, or above `above`. Alone it asks for nothing: any whole number or finite float."""
+    """A number from `low` to `high`, or above `above` and up to `high`."""
 
     low: float = -math.inf
     high: float = math.inf
     above: float = -math.inf
 
-    def broken_by(self, value: float) -> str:
-        if self.low <= value <= self.high and (value > self.above or self.above == -math.inf):
-            return ""
-        lower = f"above {self.above}" if self.above > -math.inf else f"{self.low} or more"
-        return f"a number {lower}" + ("" if self.high == math.inf else f", at most {self.high}")
+    @property
+    def wanted(self) -> str:
+        if self.above > -math.inf:
+            return f"above {self.above}" + ("" if self.high == math.inf else f" and up to {self.high}")
+        return f"of {self.low} or more" if self.high == math.inf else f"from {self.low} to {self.high}"
+
+    def accepts(self, value: float) -> bool:
+        return self.low <= value <= self.high and (value > self.above or self.above == -math.inf)
 
 
 @dataclass(frozen=True)
 class NotFinite:
     """A float that may also be NaN or infinite, such as the loss of a step that was skipped."""
 
-    def broken_by(self, value: float) -> str:
-        return ""
+    wanted = ""
+
+    def accepts(self, value: float) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
 class IsoTime:
     """A date and time as ISO 8601 writes them."""
 
-    def broken_by(self, value: str) -> str:
+    wanted = "with a date and time, such as 2026-01-31T12:00:00+01:00"
+
+    def accepts(self, value: str) -> bool:
         try:
             datetime.fromisoformat(value)
         except ValueError:
-            return "a date and time, such as 2026-01-31T12:00:00+01:00"
-        return ""
+            return False
+        return True
 
 
 Count = Annotated[int, Range(0)]
@@ -104,8 +115,8 @@ def checked(hint: Any, value: object, name: str, source: Source) -> Any:
     """`value` as a field of type `hint` keeps it. Raises as `build`.
 
     Args:
-        hint: int, float, bool, str, None, Any, Literal, Annotated with a Rule, a dataclass, and list, tuple, dict and
-            unions of such.
+        hint: int, float, bool, str, None, Any, Literal, Annotated with a Rule, a dataclass, a NamedTuple (written
+            as a list), and list, tuple, dict and unions of such.
     """
     return _located(_check_of(hint), value, name, source)
 
@@ -182,6 +193,8 @@ def _check_of(hint: Any) -> Check:
         return _tuple(hint, [_check_of(arg) for arg in args])
     if origin in (tuple, list):
         return _sequence(hint, origin, _check_of(args[0]))
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        return _named_tuple(hint)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return lambda value: _build(hint, value, False)
     return {float: _number(math.isfinite), int: _whole}.get(hint) or _plain(hint)
@@ -207,14 +220,18 @@ def _plain(kind: type) -> Check:
 
 
 def _annotated(hint: Any, extras: tuple[Any, ...]) -> Check:
-    rules: list[Rule] = [extra for extra in extras if hasattr(extra, "broken_by")]
+    rules: list[Rule] = [extra for extra in extras if hasattr(extra, "accepts")]
+    wanted = " ".join(filter(None, [f"give {accepted(hint)}", *(rule.wanted for rule in rules)]))
     base = _number(lambda _: True) if any(isinstance(rule, NotFinite) for rule in rules) else _check_of(hint)
 
     def check(value: object) -> Any:
-        kept = base(value)
-        for rule in rules:
-            if wanted := rule.broken_by(kept):
-                raise Mismatch(f"is {shown(value)}", f"give {wanted}")
+        try:
+            kept = base(value)
+        except Mismatch as error:
+            error.remedy = wanted
+            raise
+        if not all(rule.accepts(kept) for rule in rules):
+            raise Mismatch(f"is {shown(value)}", wanted)
         return kept
 
     return check
@@ -267,13 +284,20 @@ def _tuple(hint: Any, checks: list[Check]) -> Check:
     return check
 
 
+def _named_tuple(kind: Any) -> Check:
+    hints = get_type_hints(kind, include_extras=True)
+    check = _tuple(tuple.__class_getitem__(tuple(hints.values())), [_check_of(hint) for hint in hints.values()])
+    return lambda value: kind(*check(value))
+
+
 def _is_one_of(value: object, choices: tuple[Any, ...]) -> bool:
     return any(type(choice) is type(value) and choice == value for choice in choices)
 
 
 def _refuse(hint: Any, value: object) -> NoReturn:
     kind = "" if isinstance(value, list | tuple | dict) and value else f" ({kind_of(value)})"
-    raise Mismatch(f"is {shown(value)}{kind}", f"give {accepted(hint)}")
+    size = {int: ", of at most 64 bits", float: ", and a finite one"}.get(hint, "") if type(value) is hint else ""
+    raise Mismatch(f"is {shown(value)}{kind}", f"give {accepted(hint)}{size}")
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
@@ -292,5 +316,5 @@ def _describe(choice: Any) -> str:
         return f"a list of {len(args)}"
     if origin in (tuple, list):
         return "a list"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return names.get(choice, "an object")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from memo.artifacts.reading import Source, read_json_object, shown
 from memo.errors import ArtifactError
 
 
@@ -25,18 +26,13 @@ def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> 
 
 def read(path: str | Path, schema: str, version: int) -> dict[str, Any]:
     """The body that `write` was given. Raises ArtifactError for anything else."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ArtifactError(f"{path}: {error.strerror}: give the path of a {schema} file") from None
-    except ValueError as error:
-        raise ArtifactError(f"{path} is not JSON ({error}): give a {schema} file that memo wrote") from None
-    if not isinstance(found, dict) or found.get("schema") != schema:
-        name = found.get("schema") if isinstance(found, dict) else type(found).__name__
-        raise ArtifactError(f"{path} holds {name!r}, but a {schema!r} is needed: give another file")
+    source = Source(str(path), ArtifactError, f"give a {schema} file that memo wrote")
+    found = read_json_object(path, source)
+    if found.get("schema") != schema:
+        raise source.refusal(f"holds {shown(found.get('schema'))}, but a {schema!r} is needed", "give another file")
     if found.get("version") != version:
-        raise ArtifactError(
-            f"{path} has version {found.get('version')!r} of {schema}, but this memo reads version {version}: "
-            "write it again"
+        raise source.refusal(
+            f"has version {shown(found.get('version'))} of {schema}, but this memo reads version {version}",
+            "write it again",
         )
     return {key: value for key, value in found.items() if key not in ("schema", "version")}

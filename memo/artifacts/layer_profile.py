@@ -12,13 +12,13 @@ As a file (schema "layer_profile"):
 import dataclasses
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from memo.artifacts import files
+from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Time, build
+from memo.artifacts.reading import Source
 from memo.errors import ArtifactError
 
 SCHEMA, VERSION = "layer_profile", 1
@@ -97,15 +97,15 @@ class LayerProfile:
     """
 
     key: ProfileKey
-    measured_at: str
-    tensor_bytes: dict[str, int]
-    forward_s: float
-    backward_s: float
-    recompute_s: dict[str, float]
-    offload_bytes_per_s: float
-    prefetch_bytes_per_s: float
-    offload_under_compute_bytes_per_s: float
-    prefetch_under_compute_bytes_per_s: float
+    measured_at: Time
+    tensor_bytes: dict[str, PositiveInt]
+    forward_s: PositiveFloat
+    backward_s: PositiveFloat
+    recompute_s: dict[str, PositiveFloat]
+    offload_bytes_per_s: PositiveFloat
+    prefetch_bytes_per_s: PositiveFloat
+    offload_under_compute_bytes_per_s: NonNegativeFloat
+    prefetch_under_compute_bytes_per_s: NonNegativeFloat
 
     @property
     def measured_on(self) -> str:
@@ -119,43 +119,5 @@ class LayerProfile:
     @classmethod
     def load(cls, path: str | Path) -> "LayerProfile":
         """Raises ArtifactError for anything but a profile with sensible numbers."""
-        body = files.read(path, SCHEMA, VERSION)
-        try:
-            profile = cls(**{**_checked(cls, body), "key": ProfileKey(**_checked(ProfileKey, body["key"]))})
-            profile._check_numbers()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"{path}: a field is missing or wrong ({error}): run `memo profile` again") from None
-        return profile
-
-    def _check_numbers(self) -> None:
-        datetime.fromisoformat(self.measured_at)
-        positive = {name: getattr(self, name) for name in _POSITIVE}
-        positive |= {f"recompute_s of {group}": seconds for group, seconds in self.recompute_s.items()}
-        positive |= {f"tensor_bytes of {name}": size for name, size in self.tensor_bytes.items()}
-        for name, value in positive.items():
-            if not (_is_number(value) and value > 0):
-                raise ValueError(f"{name} is {value!r}, not a positive number")
-        for name in _MAY_BE_ZERO:
-            value = getattr(self, name)
-            if not (_is_number(value) and value >= 0):
-                raise ValueError(f"{name} is {value!r}, not 0 or a positive number")
-
-
-_POSITIVE = ("forward_s", "backward_s", "offload_bytes_per_s", "prefetch_bytes_per_s")
-_MAY_BE_ZERO = ("offload_under_compute_bytes_per_s", "prefetch_under_compute_bytes_per_s")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _checked(kind: type, found: dict[str, Any]) -> dict[str, Any]:
-    """`found` if it has the fields of a dataclass and no other, and plain values of the right types."""
-    hints = get_type_hints(kind)
-    if found.keys() != hints.keys():
-        raise KeyError(", ".join(sorted(found.keys() ^ hints.keys())))
-    for name, hint in hints.items():
-        value = found[name]
-        if hint in (str, bool, int) and type(value) is not hint:
-            raise TypeError(f"{name} is {value!r}, not of type {hint.__name__}")
-    return found
+        source = Source(str(path), ArtifactError, "run `memo profile` again")
+        return build(cls, files.read(path, SCHEMA, VERSION), source)

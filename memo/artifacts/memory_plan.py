@@ -4,11 +4,14 @@ The arena is one block of memory. Within a phase requests are served in order; w
 allocator finds its place again. Requests below `min_bytes` are not planned, and neither planned nor counted.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from memo.artifacts import files
+from memo.artifacts.fields import Count, PositiveInt, build
+from memo.artifacts.reading import Source
 from memo.errors import ArtifactError
 
 SCHEMA, VERSION = "memory_plan", 1
@@ -26,7 +29,7 @@ class PlannedRequest(NamedTuple):
     `end` is for drawings: the allocator serves by order and address alone. OUTLIVES: not freed in the iteration.
     """
 
-    num_bytes: int
+    num_bytes: Count
     offset_bytes: int
     end: int = OUTLIVES
 
@@ -58,48 +61,18 @@ class MemoryPlan:
 
     device: str
     planner: str
-    alignment_bytes: int
-    min_bytes: int
-    arena_bytes: int
-    lower_bound_bytes: int
+    alignment_bytes: PositiveInt
+    min_bytes: Count
+    arena_bytes: Count
+    lower_bound_bytes: Count
     proof: Proof
     phases: tuple[PlannedPhase, ...]
 
     def save(self, path: str | Path) -> None:
-        body = {name: getattr(self, name) for name in _SCALARS}
-        phases = [{**_names(phase), "requests": [list(r) for r in phase.requests]} for phase in self.phases]
-        files.write(path, SCHEMA, VERSION, {**body, "phases": phases})
+        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: str | Path) -> "MemoryPlan":
         """Raises ArtifactError for anything but a memory plan; memo.planner checks the addresses."""
-        body = files.read(path, SCHEMA, VERSION)
-        try:
-            phases = tuple(
-                PlannedPhase(str(p["kind"]), int(p["layer"]), int(p["microbatch"]), tuple(map(_request, p["requests"])))
-                for p in body["phases"]
-            )
-            return cls(**{name: _scalar(name, body[name]) for name in _SCALARS}, phases=phases)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(f"{path}: a field is missing or wrong ({error!r}): solve the trace again") from None
-
-
-_SCALARS = ("device", "planner", "alignment_bytes", "min_bytes", "arena_bytes", "lower_bound_bytes", "proof")
-
-
-def _scalar(name: str, value: Any) -> Any:
-    if (type(value) is not int) if name.endswith("_bytes") else (type(value) is not str):
-        raise ValueError(f"{name} is {value!r}")
-    if name == "proof" and value not in get_args(Proof):
-        raise ValueError(f"proof is {value!r}")
-    return value
-
-
-def _request(entry: list[Any]) -> PlannedRequest:
-    if len(entry) != 3 or any(type(number) is not int for number in entry):
-        raise ValueError(f"{entry} is not a size, an offset and an end")
-    return PlannedRequest(*entry)
-
-
-def _names(phase: PlannedPhase) -> dict[str, str | int]:
-    return {"kind": phase.kind, "layer": phase.layer, "microbatch": phase.microbatch}
+        source = Source(str(path), ArtifactError, "solve the trace again")
+        return build(cls, files.read(path, SCHEMA, VERSION), source)

@@ -75,7 +75,7 @@ def parse_json(content: bytes | str, source: Source) -> Any:
     except RecursionError:
         raise source.refusal(_too_deep()) from None
     except ValueError as error:
-        raise source.refusal(f"is no valid JSON ({error})") from None
+        raise source.refusal(f"is not JSON ({error})") from None
     _check_depth(found, source)
     return found
 
@@ -91,7 +91,7 @@ def read_toml(path: str | Path, source: Source) -> dict[str, Any]:
     except RecursionError:
         raise source.refusal(_too_deep()) from None
     except ValueError as error:
-        raise source.refusal(f"is no valid TOML ({error})") from None
+        raise source.refusal(f"is not valid TOML ({error})") from None
     _check_depth(found, source)
     return found
 
@@ -155,7 +155,7 @@ def kind_of(value: object) -> str:
     """What stands there, in JSON's words."""
     if value is None:
         return "null"
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
     kinds |= {list: "a list", tuple: "a list", dict: "an object"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
@@ -164,7 +164,7 @@ def _decoded(content: bytes, source: Source) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise source.refusal(f"is no text in UTF-8 ({error.reason} at byte {error.start})") from None
+        raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

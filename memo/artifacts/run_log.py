@@ -9,16 +9,19 @@ no longer counts. A run that was killed may leave half a line at the end, which 
 """
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from memo.artifacts import files
+from memo.artifacts.fields import AnyFloat, Count, Time, build, checked
+from memo.artifacts.reading import Source, parse_json, read_lines
 from memo.errors import ArtifactError
 
 SCHEMA, VERSION = "run", 1
+_LONGEST_LINE_BYTES = 1 << 20
+"""Of a log; an iteration takes a kilobyte."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class StepRecord:
         fallbacks: requests so far that were not as planned, and went to torch's allocator.
     """
 
-    iteration: int
-    consumed_samples: int
-    lm_loss: float
-    grad_norm: float
+    iteration: Count
+    consumed_samples: Count
+    lm_loss: AnyFloat
+    grad_norm: AnyFloat
     lr: float
     step_time_s: float
     tgs: float
@@ -97,10 +100,10 @@ class SwapForecast:
     forward_s: float
     backward_s: float
     recompute_s: float
-    layers_s: float
-    copies_s: float
-    copy_wait_s: float
-    hidden_share: float
+    layers_s: AnyFloat
+    copies_s: AnyFloat
+    copy_wait_s: AnyFloat
+    hidden_share: AnyFloat
     device_bytes: int
     host_bytes: int
 
@@ -122,7 +125,7 @@ class RunHeader:
         attention: name of the kernels, and the reason why these; None in files of older versions.
     """
 
-    started_at: str
+    started_at: Time
     versions: dict[str, str]
     device: str
     parameters: int
@@ -141,14 +144,8 @@ class RunHeader:
     @classmethod
     def load(cls, path: str | Path) -> "RunHeader":
         """Raises ArtifactError for anything but a header."""
-        body = files.read(path, SCHEMA, VERSION)
-        try:
-            swap = body["swap"]
-            found = cls(**{**body, "swap": None if swap is None else SwapForecast(**swap)})
-        except (KeyError, TypeError) as error:
-            raise ArtifactError(f"{path}: a field is missing or wrong ({error}): start the run again") from None
-        _check_types(found, path)
-        return found
+        source = Source(str(path), ArtifactError, "give a file that memo train wrote")
+        return build(cls, files.read(path, SCHEMA, VERSION), source)
 
 
 @dataclass(frozen=True)
@@ -224,41 +221,22 @@ def _log_in(run: Path) -> Path:
     return found
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ArtifactError(
-            f"{path}: {error.strerror or error}: give the --save directory of a run, or the file of its --log-jsonl"
-        ) from None
-    except UnicodeDecodeError:
-        raise ArtifactError(f"{path} is not text: give a file that --log-jsonl wrote") from None
+def _lines(path: Path) -> list[bytes]:
+    remedy = "give the --save directory of a run, or the file of its --log-jsonl"
+    return list(read_lines(path, Source(str(path), ArtifactError, remedy), max_bytes=_LONGEST_LINE_BYTES))
 
 
-def _record(line: str, where: str, is_last: bool) -> StepRecord | tuple[int, float] | None:
+def _record(line: bytes, where: str, is_last: bool) -> StepRecord | tuple[int, float] | None:
     """An iteration, or an evaluation's (iteration, loss); None for half a line at the end."""
+    source = Source(where, ArtifactError, "give a file that --log-jsonl wrote")
     try:
-        found = json.loads(line)
-        if "evaluation" in found:
-            return int(found["iteration"]), float(found["evaluation"]["loss"])
-        known = {field.name for field in dataclasses.fields(StepRecord)}
-        record = StepRecord(**{name: value for name, value in found.items() if name in known})
-    except ValueError as error:
-        if is_last:
+        found = parse_json(line, source)
+    except ArtifactError:
+        if is_last and line.startswith(b"{"):
             return None
-        raise ArtifactError(f"{where} is not JSON ({error}): give a file that --log-jsonl wrote") from None
-    except (TypeError, AttributeError, KeyError) as error:
-        raise ArtifactError(f"{where} is no iteration ({error}): give a file that --log-jsonl wrote") from None
-    _check_types(record, where)
-    return record
-
-
-def _check_types(found: object, where: str | Path) -> None:
-    """Plain fields of a dataclass have the types that it declares; a whole number will do for a float."""
-    for name, hint in get_type_hints(type(found)).items():
-        value = getattr(found, name)
-        wanted = {int: (int,), float: (int, float), int | None: (int, type(None)), str: (str,)}
-        wanted |= {float | None: (int, float, type(None)), bool: (bool,)}
-        kinds = wanted.get(hint, (object,))
-        if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool and kinds != (object,)):
-            raise ArtifactError(f"{where}: {name} is {value!r}: give a file that memo train wrote")
+        raise
+    if isinstance(found, dict) and "evaluation" in found:
+        evaluation = checked(dict[str, Any], found["evaluation"], "evaluation", source)
+        loss = checked(AnyFloat, evaluation.get("loss"), "evaluation.loss", source)
+        return checked(Count, found.get("iteration"), "iteration", source), loss
+    return build(StepRecord, found, source, ignore_unknown=True)

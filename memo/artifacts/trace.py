@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from memo.artifacts import files
+from memo.artifacts.fields import build
+from memo.artifacts.reading import Source, shown
 from memo.errors import TraceError
 
 SCHEMA, VERSION = "memory_trace", 1
@@ -87,17 +89,33 @@ class Trace:
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
         """Raises ArtifactError for another file, TraceError for requests that make no sense."""
-        body = files.read(path, SCHEMA, VERSION)
-        try:
-            phases = tuple(
-                Phase(str(p["kind"]), int(p["layer"]), int(p["microbatch"]), tuple(map(_event, p["events"])))
-                for p in body["phases"]
-            )
-            trace = cls(str(body["device"]), str(body["source"]), phases, dict(body["run"]))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise TraceError(f"{path}: a field is missing or wrong ({error!r}): record the trace again") from None
+        source = Source(str(path), TraceError, "record the trace again")
+        found = build(_Written, files.read(path, SCHEMA, VERSION), source)
+        phases = [
+            Phase(phase.kind, phase.layer, phase.microbatch, tuple(_events(phase.events, f"phases[{index}]", source)))
+            for index, phase in enumerate(found.phases)
+        ]
+        trace = cls(found.device, found.source, tuple(phases), found.run)
         check_trace(trace)
         return trace
+
+
+@dataclass(frozen=True)
+class _WrittenPhase:
+    """A phase in its file, with events as lists."""
+
+    kind: str
+    layer: int
+    microbatch: int
+    events: list[Any]
+
+
+@dataclass(frozen=True)
+class _Written:
+    device: str
+    source: str
+    phases: list[_WrittenPhase]
+    run: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -163,15 +181,19 @@ def _walk(trace: Trace) -> Iterator[tuple[int, int, Event]]:
             at += 1
 
 
-def _event(entry: list[Any]) -> Event:
-    kind, *numbers = entry
-    if any(type(number) is not int for number in numbers):
-        raise ValueError(f"{entry} has something else than whole numbers")
-    if kind == "malloc":
-        return Malloc(*numbers)
-    if kind == "free":
-        return Free(*numbers)
-    raise ValueError(f"{entry} is neither malloc nor free")
+def _events(entries: list[Any], where: str, source: Source) -> Iterator[Event]:
+    """By hand, as there may be a million."""
+    for at, entry in enumerate(entries):
+        match entry:
+            case ["malloc", int(id), int(num_bytes)] if type(id) is int and type(num_bytes) is int:
+                yield Malloc(id, num_bytes)
+            case ["free", int(id)] if type(id) is int:
+                yield Free(id)
+            case _:
+                written = entry if isinstance(entry, list) and len(entry) <= 3 else shown(entry)
+                raise source.refusal(
+                    f'{where}.events[{at}] is {written}, neither ["malloc", ID, BYTES] nor ["free", ID]'
+                )
 
 
 def _fail(at: int, phase: Phase, what: str) -> NoReturn:

@@ -60,34 +60,34 @@ def test_what_fits_is_kept():
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        ({"whole": "no"}, "whole is 'no' (a text): give a whole number"),
+        ({"whole": "no"}, "whole is 'no' (a string): give a whole number"),
         ({"whole": True}, "whole is True (true or false): give a whole number"),
         ({"whole": 1.0}, "whole is 1.0 (a number): give a whole number"),
         ({"whole": 1 << 63}, "whole is 9223372036854775808 (a whole number): give a whole number"),
         ({"whole": 10**300}, "whole is a whole number of 997 bits"),
         ({"whole": None}, "whole is None (null): give a whole number"),
         ({"share": False}, "share is False (true or false): give a number"),
-        ({"share": float("nan")}, "share is nan (a number): give a number"),
+        ({"share": float("nan")}, "share is nan (a number): give a number, and a finite one"),
         ({"share": 10**400}, "share is a whole number of 1329 bits"),
-        ({"loss": "nan"}, "loss is 'nan' (a text): give a number"),
+        ({"loss": "nan"}, "loss is 'nan' (a string): give a number"),
         ({"seconds": {"x": 0}}, "seconds['x'] is 0: give a number above 0"),
         ({"seconds": [1]}, "seconds is a list of 1: give an object"),
-        ({"switch": "no"}, "switch is 'no' (a text): give true or false"),
+        ({"switch": "no"}, "switch is 'no' (a string): give true or false"),
         ({"switch": 1}, "switch is 1 (a whole number): give true or false"),
-        ({"kind": "c"}, """kind is 'c' (a text): give one of "a", "b", "1\""""),
+        ({"kind": "c"}, """kind is 'c' (a string): give one of "a", "b", "1\""""),
         ({"kind": True}, "kind is True (true or false)"),
         ({"kind": {}}, "kind is {} (an object)"),
-        ({"maybe": "x"}, "maybe is 'x' (a text): give a whole number"),
-        ({"inner": {"size": -1}}, "inner.size is -1: give a number 0 or more"),
-        ({"inner": {"size": 1, "at": "soon"}}, "inner.at is 'soon': give a date and time"),
+        ({"maybe": "x"}, "maybe is 'x' (a string): give a whole number"),
+        ({"inner": {"size": -1}}, "inner.size is -1: give a whole number of 0 or more"),
+        ({"inner": {"size": 1, "at": "soon"}}, "inner.at is 'soon': give a string with a date and time"),
         ({"inner": {"size": 1, "more": 2}}, "inner has a field 'more', which is not known: write it again"),
         ({"inner": {}}, "inner has no field size: write it again"),
         ({"inner": [1]}, "inner holds a list, not an object: write it again"),
-        ({"rows": [{"size": 1}, {"size": "x"}]}, "rows[1].size is 'x' (a text)"),
+        ({"rows": [{"size": 1}, {"size": "x"}]}, "rows[1].size is 'x' (a string)"),
         ({"pair": [1]}, "pair is a list of 1: give a list of 2"),
-        ({"pair": [1, 2]}, "pair[1] is 2 (a whole number): give a text"),
-        ({"either": 1.5}, "either is 1.5 (a number): give a whole number or a text"),
-        ({"names": "a"}, "names is 'a' (a text): give a list"),
+        ({"pair": [1, 2]}, "pair[1] is 2 (a whole number): give a string"),
+        ({"either": 1.5}, "either is 1.5 (a number): give a whole number or a string"),
+        ({"names": "a"}, "names is 'a' (a string): give a list"),
         ({"x" * 1000: 1}, f"has a field '{'x' * 80}'..., which is not known"),
     ],
 )
@@ -107,5 +107,5 @@ def test_the_whole_must_be_an_object_with_its_fields():
 
 def test_one_value_by_its_type():
     assert checked(tuple[int, ...], [1, 2], "ids", SOURCE) == (1, 2)
-    with pytest.raises(CheckpointError, match=r"^a.json: ids\[1\] is 'x' \(a text\): give a whole number, or write"):
+    with pytest.raises(CheckpointError, match=r"^a.json: ids\[1\] is 'x' \(a string\): give a whole number, or write"):
         checked(tuple[int, ...], [1, "x"], "ids", SOURCE)

@@ -33,10 +33,10 @@ def test_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("phases", 0, "requests", 0), [100], r"\[100\] is not a size, an offset and an end"),
-        (("phases", 0, "requests", 0), [100, 0.5, 2], "is not a size, an offset and an end"),
-        (("phases", 0, "requests"), None, "missing or wrong"),
-        (("phases", 0), {}, "'kind'"),
+        (("phases", 0, "requests", 0), [100], r"phases\[0\].requests\[0\] is a list of 1: give a list of 3"),
+        (("phases", 0, "requests", 0), [100, 0.5, 2], r"requests\[0\]\[1\] is 0.5 \(a number\): give a whole number"),
+        (("phases", 0, "requests"), None, r"requests is None \(null\): give a list"),
+        (("phases", 0), {}, r"phases\[0\] has no field kind"),
         (("arena_bytes",), "192", "arena_bytes is '192'"),
         (("arena_bytes",), 192.0, "arena_bytes is 192.0"),
         (("planner",), 7, "planner is 7"),
@@ -69,7 +69,7 @@ def test_missing_field(tmp_path: Path) -> None:
 
 
 def test_no_file_and_no_json(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"none\.json: No such file"):
+    with pytest.raises(ArtifactError, match=r"none\.json: the file does not exist"):
         MemoryPlan.load(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("offset")
     with pytest.raises(ArtifactError, match="is not JSON"):

@@ -48,7 +48,7 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(
         ([], "got runs None and --memory None, but draws one or the other: give the directories of runs, or --memory"),
         (["a", "--memory", "plan.json"], "got runs a and --memory plan.json"),
         (["a", "a/"], "got a a/, one of them twice: leave it out"),
-        (["nowhere"], "nowhere: No such file or directory: give the --save directory of a run"),
+        (["nowhere"], "nowhere: the file does not exist: give the --save directory of a run"),
     ],
 )
 def test_refusals(
