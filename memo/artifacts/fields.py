@@ -230,7 +230,7 @@ def _annotated(hint: Any, extras: tuple[Any, ...]) -> Check:
         except Mismatch as error:
             error.remedy = wanted
             raise
-        if not all(rule.accepts(kept) for rule in rules):
+        if kept is not None and not all(rule.accepts(kept) for rule in rules):
             raise Mismatch(f"is {shown(value)}", wanted)
         return kept
 

@@ -155,7 +155,7 @@ def kind_of(value: object) -> str:
     """What stands there, in JSON's words."""
     if value is None:
         return "null"
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+    kinds = {bool: "a boolean", int: "a whole number", float: "a number", str: "a string"}
     kinds |= {list: "a list", tuple: "a list", dict: "an object"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 

@@ -17,11 +17,13 @@ import re
 import shutil
 from pathlib import Path
 
+from memo.artifacts.reading import Source, read_text, shown
 from memo.checkpoint.files import RUN_STATE
 from memo.checkpoint.run_state import RunState, read_state, write_state
 from memo.errors import CheckpointError
 
 LATEST = "latest_checkpointed_iteration.txt"
+_ITERATION = re.compile(r"[0-9]{1,15}")
 _WHOLE_NAME = re.compile(r"iter_(\d{7,})")
 
 
@@ -34,11 +36,10 @@ def latest_checkpoint(directory: str | Path) -> Path:
             f"--load {root}: {LATEST} is not there, so it holds no whole checkpoint: "
             "give the directory that an earlier run named with --save"
         )
-    text = pointer.read_text(encoding="utf-8").strip()
-    if not text.isdecimal():
-        raise CheckpointError(
-            f"--load {root}: {LATEST} holds {text!r}, not the number of an iteration: write that number there"
-        )
+    source = Source(f"--load {root}: {LATEST}", CheckpointError, "write the number of an iteration there")
+    text = read_text(pointer, source).strip()
+    if not _ITERATION.fullmatch(text):
+        raise source.refusal(f"holds {shown(text)}, not the number of an iteration", "write that number there")
     final = root / f"iter_{int(text):07d}"
     for found in (final, replaced(final)):  # the second: a run died between the two renames of publish
         if found.is_dir():

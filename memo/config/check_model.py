@@ -2,13 +2,16 @@
 
 from dataclasses import fields
 
+from memo.artifacts.reading import shown
 from memo.config.model import ModelConfig
+from memo.config.model_ranges import RANGES
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 
 
 def check_model(config: RunConfig) -> None:
-    """Raises ConfigError; sizes are known to be positive."""
+    """Raises ConfigError."""
+    _check_ranges(config.model)
     _check_heads(config.model)
     _check_rope_scaling(config.model)
     model = config.model
@@ -18,6 +21,15 @@ def check_model(config: RunConfig) -> None:
             f"--seq-length {config.data.seq_length} is longer than the learned position table, "
             f"--max-position-embeddings {model.max_position_embeddings}: give --seq-length "
             f"{model.max_position_embeddings} or less, a larger table, or --position-embedding-type rope",
+        )
+
+
+def _check_ranges(model: ModelConfig) -> None:
+    for name, numbers in RANGES.items():
+        value = getattr(model, name)
+        require(
+            value is None or numbers.accepts(value),
+            f"--{name.replace('_', '-')} is {shown(value)}, which no model has: give a number {numbers.wanted}",
         )
 
 

@@ -5,16 +5,18 @@ that would change the mathematics must have the value that memo computes with, a
 token ids) changes no logit.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from memo.artifacts.fields import checked
 from memo.artifacts.model_directory import model_file
-from memo.config.hugging_face_rope import number, read_rope
+from memo.artifacts.reading import Source, read_json_object, shown
+from memo.config.hugging_face_rope import read_rope
 from memo.config.model import ModelConfig
+from memo.config.model_ranges import number_of_model
 from memo.errors import ConfigError
 
 CONFIG_FILE = "config.json"
@@ -192,16 +194,8 @@ def read_config(directory: str | Path) -> HuggingFaceModel:
     """
     path = Path(directory) / CONFIG_FILE
     model_file(directory, CONFIG_FILE)
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} does not exist: {download_hint(directory)}, or give a directory with {CONFIG_FILE}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON ({error}): {download_hint(directory)} again") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds a {type(content).__name__}, not an object: {download_hint(directory)} again")
+    remedy = f"{download_hint(directory)}, or give a directory with {CONFIG_FILE}"
+    content = read_json_object(path, Source(str(path), ConfigError, remedy))
     return HuggingFaceModel(model_of(content, str(path)), content["model_type"], content)
 
 
@@ -215,25 +209,27 @@ def hub_name(text: str) -> bool:
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
 
 
-def model_of(content: Mapping[str, Any], source: str) -> ModelConfig:
-    """ModelConfig of the fields of a config.json; `source` begins the messages. Raises ConfigError."""
+def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
+    """ModelConfig of the fields of a config.json; `where` begins the messages. Raises ConfigError."""
+    source = Source(where, ConfigError, "correct the file")
     model_type = content.get("model_type")
-    if model_type not in FAMILIES:
-        raise ConfigError(f"{source}: model_type is {model_type!r}: memo knows {', '.join(FAMILIES)}")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise source.refusal(f"model_type is {shown(model_type)}", f"memo knows {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
     _check_only(content, family, source)
     _check_window(content, family, source)
     values: dict[str, Any] = dict(family.fixed)
     for ours, theirs in family.names.items():
-        values[ours] = number(ours, _get(content, family, theirs, source), f"{source}: {theirs}")
-    values["untie_embeddings_and_output_weights"] = not _get(content, family, "tie_word_embeddings", source)
+        values[ours] = checked(number_of_model(ours), _get(content, family, theirs, source), theirs, source)
+    tied = _get(content, family, "tie_word_embeddings", source)
+    values["untie_embeddings_and_output_weights"] = not checked(bool | None, tied, "tie_word_embeddings", source)
     if family.biases:
         values["add_bias_linear"] = _bias(content, family, source)
     activation = _get(content, family, family.activation_name, source)
-    if activation not in family.activations:
-        raise ConfigError(
-            f"{source}: {family.activation_name} is {activation!r}: memo computes {model_type} "
-            f"with {' or '.join(family.activations)}"
+    if not isinstance(activation, str) or activation not in family.activations:
+        raise source.refusal(
+            f"{family.activation_name} is {shown(activation)}",
+            f"memo computes {model_type} with {' or '.join(family.activations)}",
         )
     values["activation"] = family.activations[activation]
     if values["position_embedding_type"] == "rope":
@@ -241,48 +237,56 @@ def model_of(content: Mapping[str, Any], source: str) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def _get(content: Mapping[str, Any], family: Family, name: str, source: str) -> Any:
+def _get(content: Mapping[str, Any], family: Family, name: str, source: Source) -> Any:
     if name in content:
         return content[name]
     if name in family.defaults:
         return family.defaults[name]
-    raise ConfigError(f"{source}: {name} is missing: complete the file, as {family.architecture} needs it")
+    raise source.refusal(f"{name} is missing", f"complete the file, as {family.architecture} needs it")
 
 
-def _check_only(content: Mapping[str, Any], family: Family, source: str) -> None:
+def _check_only(content: Mapping[str, Any], family: Family, source: Source) -> None:
     for name, accepted in family.only.items():
         value = content.get(name, accepted[0])
         if value not in accepted:
-            shown = "set" if isinstance(value, dict) else repr(value)
-            raise ConfigError(
-                f"{source}: {name} is {shown}, but memo computes {family.architecture} only with {accepted[0]!r}: "
-                "use a model without it"
+            found = "set" if isinstance(value, dict) else shown(value)
+            raise source.refusal(
+                f"{name} is {found}, but memo computes {family.architecture} only with {accepted[0]!r}",
+                "use a model without it",
             )
 
 
-def _check_window(content: Mapping[str, Any], family: Family, source: str) -> None:
+def _check_window(content: Mapping[str, Any], family: Family, source: Source) -> None:
     """A window that no sequence outgrows changes nothing; Qwen's is a dead field unless switched on."""
-    sliding = [kind for kind in content.get("layer_types") or [] if kind != "full_attention"]
+    kinds = checked(list[str] | None, content.get("layer_types"), "layer_types", source) or []
+    sliding = [kind for kind in kinds if kind != "full_attention"]
     if sliding:
-        raise ConfigError(f"{source}: layer_types has {sliding[0]}: memo has full attention alone; use another model")
+        raise source.refusal(f"layer_types has {shown(sliding[0])}", "memo has full attention alone; use another model")
     window = content.get("sliding_window", family.default_window)
-    if not family.window or window is None or not content.get(family.window, window):
+    if not family.window or window is None:
         return
-    longest = content.get("max_position_embeddings")
-    if not isinstance(window, int) or not isinstance(longest, int) or window < longest:
-        raise ConfigError(
-            f"{source}: sliding_window is {window}, below max_position_embeddings {longest}: memo has full attention "
-            "alone; set sliding_window to null in the file if you train on sequences no longer than the window, "
-            "where both are the same, or use a model without it"
+    if family.window == "use_sliding_window":
+        is_on = checked(bool | None, content.get(family.window), family.window, source)
+        if is_on is False:
+            return
+    window = checked(int, window, "sliding_window", source)
+    longest = checked(int | None, content.get("max_position_embeddings"), "max_position_embeddings", source)
+    if window != 0 and (longest is None or window < longest):
+        raise source.refusal(
+            f"sliding_window is {window}, below max_position_embeddings {longest}",
+            "memo has full attention alone; set sliding_window to null in the file if you train on sequences no "
+            "longer than the window, where both are the same, or use a model without it",
         )
 
 
-def _bias(content: Mapping[str, Any], family: Family, source: str) -> bool:
-    switches = {name: bool(content.get(name, family.defaults.get(name, False))) for name in family.biases}
+def _bias(content: Mapping[str, Any], family: Family, source: Source) -> bool:
+    given = {name: content.get(name, family.defaults.get(name, False)) for name in family.biases}
+    switches = {name: bool(checked(bool | None, value, name, source)) for name, value in given.items()}
     if len(set(switches.values())) > 1:
         first, second = switches.items()
-        raise ConfigError(
-            f"{source}: {first[0]} is {first[1]} and {second[0]} is {second[1]}: memo has biases on all linear "
-            f"layers or on none of {family.architecture}; use a model where both are the same"
+        raise source.refusal(
+            f"{first[0]} is {first[1]} and {second[0]} is {second[1]}",
+            f"memo has biases on all linear layers or on none of {family.architecture}; use a model where both are "
+            "the same",
         )
     return next(iter(switches.values()))

@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from memo.artifacts.fields import checked
+from memo.artifacts.reading import Source, shown
 from memo.config.model import ModelConfig
-from memo.config.values import checked_value
-from memo.errors import ConfigError
+from memo.config.model_ranges import number_of_model
 
 # Of each rope_type: their key -> our field.
 _FACTOR = {"factor": "rope_scaling_factor"}
@@ -26,30 +27,30 @@ _KEYS: dict[str, dict[str, str]] = {
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
 
 
-def read_rope(content: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Fields of ModelConfig; raises ConfigError for a rotation that memo does not compute."""
+def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """Fields of ModelConfig; raises source.error for a rotation that memo does not compute."""
     name = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
-    given, where = content.get(name) or {}, f"{source}: {name}"
-    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise ConfigError(f"{where} is {given!r}: memo has one rotation for all layers; use another model")
+    given = content.get(name) or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
+        raise source.refusal(f"{name} is {shown(given)}", "memo has one rotation for all layers; use another model")
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in _KEYS:
-        raise ConfigError(f"{where}.rope_type is {kind!r}: memo stretches RoPE by linear, llama3 or yarn")
-    _check_keys(given, kind, where)
+        raise source.refusal(f"{name}.rope_type is {shown(kind)}", "memo stretches RoPE by linear, llama3 or yarn")
+    _check_keys(given, kind, name, source)
     theta = given.get("rope_theta", content.get("rope_theta", 10000.0))
     found = {
-        "rotary_base": number("rotary_base", theta, f"{source}: rope_theta"),
+        "rotary_base": checked(number_of_model("rotary_base"), theta, "rope_theta", source),
         "rope_scaling_type": "none" if kind == "default" else kind,
     }
     for key, ours in _KEYS[kind].items():
         if given.get(key) is not None:
-            found[ours] = number(ours, given[key], f"{where}.{key}")
+            found[ours] = checked(number_of_model(ours), given[key], f"{name}.{key}", source)
     if kind != "default" and "rope_scaling_factor" not in found:
-        raise ConfigError(f"{where}.factor is missing: complete the file, as rope_type {kind} needs it")
+        raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
     for key, ours in _LENGTH.items():
         if key in _KEYS[kind] and ours not in found:
             longest = content.get("max_position_embeddings")
-            found[ours] = number(ours, longest, f"{source}: max_position_embeddings")
+            found[ours] = checked(number_of_model(ours), longest, "max_position_embeddings", source)
     return found
 
 
@@ -60,15 +61,7 @@ def write_rope(model: ModelConfig) -> dict[str, Any]:
     return {"rope_theta": model.rotary_base, "rope_scaling": None if kind == "default" else scaling}
 
 
-def number(field_name: str, value: object, where: str) -> object:
-    """`value` for a field of ModelConfig; raises ConfigError that begins with `where`."""
-    try:
-        return checked_value(ModelConfig, field_name, value, where)
-    except ConfigError:
-        raise ConfigError(f"{where} is {value!r}, which is no number for it: correct the file") from None
-
-
-def _check_keys(given: Mapping[str, Any], kind: str, where: str) -> None:
+def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) -> None:
     """Refuse what would change an angle or its factor."""
     neutral = {"partial_rotary_factor": 1.0, "truncate": True}
     for key, value in given.items():
@@ -76,12 +69,16 @@ def _check_keys(given: Mapping[str, Any], kind: str, where: str) -> None:
         # Without stretching nothing else is read, except which part of a head is rotated.
         is_read = is_read or (kind == "default" and key not in neutral)
         if not is_read and neutral.get(key) != value:
-            raise ConfigError(f"{where}.{key} is {value!r}, which memo does not compute: use a model without it")
-    stated, factor = given.get("attention_factor"), given.get("factor")
-    if kind == "yarn" and stated is not None and isinstance(factor, int | float):
-        usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-        if not isinstance(stated, int | float) or not math.isclose(stated, usual, rel_tol=1e-6):
-            raise ConfigError(
-                f"{where}.attention_factor is {stated}, but memo computes with {usual}, as YaRN's paper does: "
-                "use a model without it"
+            raise source.refusal(
+                f"{name}.{shown(key)[1:-1]} is {shown(value)}, which memo does not compute", "use a model without it"
             )
+    if kind != "yarn" or given.get("attention_factor") is None or given.get("factor") is None:
+        return
+    stated = checked(float, given["attention_factor"], f"{name}.attention_factor", source)
+    factor = checked(number_of_model("rope_scaling_factor"), given["factor"], f"{name}.factor", source)
+    usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    if not math.isclose(stated, usual, rel_tol=1e-6):
+        raise source.refusal(
+            f"{name}.attention_factor is {stated}, but memo computes with {usual}, as YaRN's paper does",
+            "use a model without it",
+        )

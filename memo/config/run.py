@@ -3,12 +3,13 @@
 import dataclasses
 import difflib
 import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from memo.artifacts.reading import Source, shown
+from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
@@ -104,7 +105,7 @@ class RunConfig:
             section, name = section_of(given, source), canonical_name(given)
             chosen = by_section.setdefault(section, {})
             if name in chosen:
-                raise ConfigError(f"{source}: {name} is given twice ({chosen[name]!r}, {value!r}): keep one")
+                raise ConfigError(f"{source}: {name} is given twice ({shown(chosen[name])}, {shown(value)}): keep one")
             chosen[name] = checked_value(type(getattr(self, section)), name, value, source)
         sections = {s: dataclasses.replace(getattr(self, s), **v) for s, v in by_section.items()}
         return dataclasses.replace(self, **sections)
@@ -167,25 +168,16 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """
     source = f"--config {path}"
     values: dict[str, Any] = {}
-    for section, name, value in _toml_entries(_load_toml(Path(path)), source):
+    document = read_document(path, Source(source, ConfigError, "give the path of a TOML file"))
+    for section, name, value in _toml_entries(document, source):
         found = section_of(name, source) if (section, name) != ("", "model") else ""
         if section not in ("", found):
             raise ConfigError(f"{source}: {name} stands in [{section}] but belongs in [{found}]: move it there")
         key = canonical_name(name)
         if key in values:
-            raise ConfigError(f"{source}: {key} is given twice ({values[key]!r}, {value!r}): keep one")
+            raise ConfigError(f"{source}: {key} is given twice ({shown(values[key])}, {shown(value)}): keep one")
         values[key] = value
     return values
-
-
-def _load_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = "the file does not exist" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ConfigError(f"--config {path}: {reason}: give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: not valid TOML ({error}): mend the file") from None
 
 
 def _toml_entries(document: dict[str, Any], source: str) -> Iterator[tuple[str, str, Any]]:

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from memo.artifacts.model_directory import model_file
+from memo.artifacts.reading import Source, read_json_object, read_text
 from memo.data.chat_render import Refusal, Span
 from memo.data.conversations import Conversation
 from memo.data.template_process import TemplateProcess, TemplateStopped
 from memo.errors import ConfigError, DataError
 
 TEMPLATE_FILE = "chat_template.jinja"
+_LARGEST_TEMPLATE_BYTES = 1 << 20
 MAX_SOURCE_CHARACTERS = 1 << 18
 """Of a template; the longest in use have a tenth of it."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -135,8 +137,8 @@ def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | N
     name = f"chat_template in {folder / _TOKENIZER_CONFIG}"
     value = config.get("chat_template")
     if isinstance(value, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     if value is None:
         return None
     if not isinstance(value, str):
@@ -149,23 +151,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / _TOKENIZER_CONFIG
     if model_file(folder, _TOKENIZER_CONFIG) is None:
         return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path} is no JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} holds no JSON object; download it again")
-    return content
+    return read_json_object(path, Source(str(path), DataError, "download it again"))
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"--chat-template {path}: {reason}: give a file of Jinja, or a directory that has one"
-        ) from None
+    remedy = "give a file of Jinja, or a directory that has one"
+    return read_text(path, Source(f"--chat-template {path}", ConfigError, remedy), max_bytes=_LARGEST_TEMPLATE_BYTES)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

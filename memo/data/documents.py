@@ -1,14 +1,16 @@
 """Files to documents: the text of a corpus, in an order that does not depend on the file system."""
 
-import json
 import sysconfig
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from memo.artifacts.reading import Source, parse_json, read_lines, read_text
 from memo.errors import DataError
 
 JSON_LINES_SUFFIX = ".jsonl"
+_LARGEST_DOCUMENT_BYTES = 1 << 31
+"""Of one text; an index counts tokens of a document in 31 bits."""
 TEXT_SUFFIXES = {
     ".c",
     ".cc",
@@ -60,10 +62,8 @@ def read_documents(files: Sequence[Path], json_key: str) -> Iterator[str]:
         if path.suffix.lower() == JSON_LINES_SUFFIX:
             yield from _read_json_lines(path, json_key)
         else:
-            try:
-                yield path.read_bytes().decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path} is not UTF-8 text ({error}); convert it or leave it out") from error
+            source = Source(str(path), DataError, "convert it to UTF-8, or leave it out")
+            yield read_text(path, source, max_bytes=_LARGEST_DOCUMENT_BYTES)
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -71,16 +71,11 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
     Raises DataError that names the file and the line that is no JSON.
     """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
+    lines = read_lines(path, Source(str(path), DataError, "give a file of JSON lines"))
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
             where = f"{path}, line {number}"
-            try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{where}: no valid JSON ({error}); repair or remove the line") from error
-            yield where, value
+            yield where, parse_json(line, Source(where, DataError, "repair or remove the line"))
 
 
 def require_utf8(text: str, where: str) -> None:

@@ -1,10 +1,12 @@
 """PREFIX.json: what a corpus is made of, written beside its .bin and .idx files."""
 
 import json
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from memo.artifacts.fields import Count, PositiveInt, build
+from memo.artifacts.reading import Source, read_json_object, shown
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
 from memo.errors import DataError
 
@@ -18,11 +20,11 @@ class CorpusFacts:
 
     tokenizer: str
     """`byte`, or the name of a tokenizer file in the corpus's own folder, so that the folder can be moved."""
-    vocab_size: int
-    eod: int
-    num_documents: int
-    num_tokens: int
-    num_answer_tokens: int | None = None
+    vocab_size: PositiveInt
+    eod: Count
+    num_documents: Count
+    num_tokens: Count
+    num_answer_tokens: Count | None = None
     """Of conversations, whose answers alone are learned (`memo data chat`): tokens of answers. None: of texts."""
 
     def to_json(self) -> str:
@@ -33,22 +35,16 @@ class CorpusFacts:
     def load(cls, prefix: str | Path) -> Self:
         """Read PREFIX.json. Raises DataError when it is missing or not what `to_json` writes."""
         path = Path(f"{prefix}.json")
-        try:
-            content = json.loads(path.read_bytes())
-        except FileNotFoundError as error:
-            raise DataError(f"{path} does not exist; name the tokenizer of this corpus yourself") from error
-        except ValueError as error:
-            raise DataError(f"{path} is no JSON: {error}; build the corpus again") from error
-        required = {"schema_version"} | {field.name for field in fields(cls) if field.default is MISSING}
-        optional = {field.name for field in fields(cls)} - required
-        fits = isinstance(content, dict) and required <= set(content) <= required | optional
-        if not fits or content["schema_version"] != SCHEMA_VERSION:
-            raise DataError(
-                f"{path} must have the fields {sorted(required)} with schema_version {SCHEMA_VERSION}, "
-                f"but holds {content}; build the corpus again"
-            )
-        del content["schema_version"]
-        return cls(**content)
+        remedy = "build the corpus again, or name its tokenizer yourself"
+        source = Source(str(path), DataError, remedy)
+        content = read_json_object(path, source)
+        version = content.pop("schema_version", None)
+        if version != SCHEMA_VERSION:
+            raise source.refusal(f"schema_version is {shown(version)}, but this memo reads {SCHEMA_VERSION}")
+        facts = build(cls, content, source)
+        if Path(facts.tokenizer).name != facts.tokenizer:
+            raise source.refusal(f"tokenizer is {shown(facts.tokenizer)}, which is no file beside it")
+        return facts
 
 
 def mask_prefix(prefix: str | Path) -> Path:

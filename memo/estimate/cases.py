@@ -4,6 +4,7 @@ Cells come from a CSV file or from flags. A cell that is absent or empty takes i
 ConfigError that names where the cell stands, its column, its value and what would do.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from memo.estimate.shapes import ModelShape, shape_of
 
 METHODS = ("memo", "eq18", "llmem", "dnnmem")
 RECOMPUTE = ("none", "selective", "full")
+_COUNT = re.compile("[0-9]{1,15}")
 LARGEST = 1 << 40
 """No count is larger; a cell that is has lost its separator."""
 
@@ -154,7 +156,7 @@ class _Reader:
         text = self.text[column]
         if not text:
             return default
-        if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= LARGEST:
+        if not _COUNT.fullmatch(text) or not 1 <= int(text) <= LARGEST:
             raise self.refusal(column, "give a whole number above 0, such as 8, or leave it empty")
         return int(text)
 

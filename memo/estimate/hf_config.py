@@ -3,49 +3,78 @@
 Where a file leaves a key out, the default of the family's configuration class holds, as in transformers.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from memo.artifacts.fields import checked
+from memo.artifacts.reading import Source, read_json_object, shown
+from memo.config.model_ranges import number_of_model
 from memo.errors import ConfigError
 from memo.estimate.shapes import ModelShape
 
+_NUMBERS = {
+    "n_layer": "num_layers",
+    "num_hidden_layers": "num_layers",
+    "num_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "n_embd": "hidden_size",
+    "n_embed": "hidden_size",
+    "word_embed_proj_dim": "hidden_size",
+    "n_head": "num_attention_heads",
+    "num_attention_heads": "num_attention_heads",
+    "num_heads": "num_attention_heads",
+    "num_key_value_heads": "num_query_groups",
+    "head_dim": "kv_channels",
+    "ffn_dim": "ffn_hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "n_inner": "ffn_hidden_size",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_eps": "norm_epsilon",
+    "layer_norm_epsilon": "norm_epsilon",
+    "norm_epsilon": "norm_epsilon",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_theta": "rotary_base",
+}
+"""Keys of a config.json -> the field of ModelConfig whose range holds for them. Those that no shape needs are checked
+as well: a file with a norm of NaN is not what it should be."""
+
 
 class _Keys:
-    """Typed reads of one config.json; every refusal names file, key, value and remedy."""
+    """Reads of one config.json whose numbers are checked; every refusal names file, key, value and remedy."""
 
-    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
-        self.source, self.values = source, values
+    def __init__(self, source: Source, values: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a number that no model has."""
+        self.source = source
+        self.values = dict(values)
+        for name, ours in _NUMBERS.items():
+            if values.get(name) is not None:
+                self.values[name] = checked(number_of_model(ours), values[name], name, source)
 
     def count(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that is there and not null: a whole number above 0."""
+        assert all(name in _NUMBERS for name in names), f"{names} are not checked"
         for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{self.source}: {name} is {value!r}: give a whole number above 0")
-            return value
+            if self.values.get(name) is not None:
+                value: int = self.values[name]
+                return value
         if default is None:
-            raise ConfigError(f"{self.source}: {' or '.join(names)} is missing: add it, a whole number above 0")
+            raise self.source.refusal(f"{' or '.join(names)} is missing", "add it, a whole number above 0")
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self.source}: {name} is {value!r}: give true or false")
-        return value
+        value: bool | None = checked(bool | None, self.values.get(name), name, self.source)
+        return default if value is None else value
 
 
 def _share(keys: _Keys, whole: int, parts: int) -> int:
     """The size of one head where the file does not state it."""
     if whole % parts:
-        raise ConfigError(
-            f"{keys.source}: the hidden size {whole} does not divide into {parts} heads: mend the one that is wrong, "
-            "or state head_dim"
+        raise keys.source.refusal(
+            f"the hidden size {whole} does not divide into {parts} heads",
+            "mend the one that is wrong, or state head_dim",
         )
     return whole // parts
 
@@ -249,21 +278,23 @@ FAMILIES: dict[str, Callable[[_Keys], ModelShape]] = {
 """By `model_type` of the file."""
 
 
-def shape_from_hf(values: Mapping[str, Any], source: str) -> ModelShape:
-    """The shape that the keys of a config.json describe; `source` names the file in messages and in the shape.
+def shape_from_hf(values: Mapping[str, Any], name: str) -> ModelShape:
+    """The shape that the keys of a config.json describe; `name` is the file's in messages and the shape's.
 
-    Raises ConfigError for an unknown model_type, a missing key and a value of the wrong kind.
+    Raises ConfigError for an unknown model_type, a missing key, a value of the wrong kind and a number that no model
+    has.
     """
+    source = Source(name, ConfigError, "correct the file")
     family = values.get("model_type")
-    if family not in FAMILIES:
-        raise ConfigError(f"{source}: model_type is {family!r}, which has no rules here: use {', '.join(FAMILIES)}")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise source.refusal(f"model_type is {shown(family)}, which has no rules here", f"use {', '.join(FAMILIES)}")
     shape = FAMILIES[family](_Keys(source, values))
     if shape.heads % shape.kv_heads:
-        raise ConfigError(
-            f"{source}: {shape.heads} attention heads do not divide into {shape.kv_heads} key/value heads: mend "
-            "num_key_value_heads"
+        raise source.refusal(
+            f"{shape.heads} attention heads do not divide into {shape.kv_heads} key/value heads",
+            "mend num_key_value_heads",
         )
-    return ModelShape(**{**vars(shape), "name": source})
+    return ModelShape(**{**vars(shape), "name": name})
 
 
 def read_hf_config(path: str | Path) -> ModelShape:
@@ -272,13 +303,5 @@ def read_hf_config(path: str | Path) -> ModelShape:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = "the file does not exist" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ConfigError(f"{file}: {reason}: give the path of a config.json of Hugging Face") from None
-    except ValueError as error:
-        raise ConfigError(f"{file}: not valid JSON ({error}): download it again") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file}: holds a {type(values).__name__}, not an object: give a config.json of Hugging Face")
-    return shape_from_hf(values, str(file))
+    source = Source(str(file), ConfigError, "give the path of a config.json of Hugging Face")
+    return shape_from_hf(read_json_object(file, source), str(file))

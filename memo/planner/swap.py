@@ -17,7 +17,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
+from memo.artifacts.fields import build, checked
+from memo.artifacts.reading import Source, parse_json, shown
 from memo.errors import PlanError
 from memo.parallel.schedule import Action, Kind, Pipeline
 
@@ -99,22 +102,16 @@ class SwapPlan:
 
     @classmethod
     def from_json(cls, text: str) -> "SwapPlan":
-        """Inverse of `to_json`. Raises PlanError for another schema, another version or missing fields."""
-        try:
-            fields = json.loads(text)
-            found = fields["schema"], fields["version"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise PlanError(f"this is not a swap plan ({error!r}): write it again with to_json") from None
-        if found != ("swap_plan", SCHEMA_VERSION):
-            raise PlanError(
-                f"found schema {found[0]!r} version {found[1]!r}, this memo reads 'swap_plan' version"
-                f" {SCHEMA_VERSION}: plan again"
+        """Inverse of `to_json`. Raises PlanError for another schema, another version, and fields that do not fit."""
+        source = Source("the swap plan", PlanError, "plan again")
+        fields = checked(dict[str, Any], parse_json(text, source), "", source)
+        schema, version = fields.pop("schema", None), fields.pop("version", None)
+        if (schema, version) != ("swap_plan", SCHEMA_VERSION):
+            raise source.refusal(
+                f"found schema {shown(schema)} version {shown(version)}, this memo reads 'swap_plan' version "
+                f"{SCHEMA_VERSION}"
             )
-        try:
-            steps = tuple(SwapStep(**{**step, "op": LayerOp(**step["op"])}) for step in fields["steps"])
-            return cls(steps, int(fields["num_slots"]), int(fields["num_records"]))
-        except (ValueError, TypeError, KeyError) as error:
-            raise PlanError(f"the swap plan is damaged ({error!r}): plan again") from None
+        return build(cls, fields, source)
 
     def to_table(self) -> str:
         """The counts, then one line a step."""

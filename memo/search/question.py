@@ -1,11 +1,11 @@
 """What is asked of the search: a model, a batch and the machines that train it; read and checked."""
 
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
+from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
 from memo.config.check_model import check_model
 from memo.config.derived import BYTE_VOCAB_SIZE
@@ -154,7 +154,7 @@ def planned_model(name: str, seq_len: int) -> PlannedModel:
         return PlannedModel(name, shape, replace(model, vocab_size=model.vocab_size or BYTE_VOCAB_SIZE), model)
     file = path / CONFIG_FILE if path.is_dir() else path
     try:
-        model = model_of(json.loads(file.read_bytes()), str(file))
+        model = model_of(read_json_object(file, Source(str(file), ConfigError, "download it again")), str(file))
     except ConfigError as error:
         return PlannedModel(name, shape, model_config_of(shape), None, why_not=str(error))
     has_weights = any(file.parent.glob("*.safetensors"))

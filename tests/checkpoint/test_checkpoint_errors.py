@@ -64,7 +64,7 @@ def test_pointer_to_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "release\n"])
 def test_pointer_that_is_no_number(tmp_path: Path, text: str) -> None:
     (tmp_path / "latest_checkpointed_iteration.txt").write_text(text)
-    with pytest.raises(CheckpointError, match=r"latest_checkpointed_iteration.txt holds .*number"):
+    with pytest.raises(CheckpointError, match=r"latest_checkpointed_iteration.txt: holds .*number"):
         latest_checkpoint(tmp_path)
 
 

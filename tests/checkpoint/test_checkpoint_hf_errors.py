@@ -81,8 +81,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: change_index(d, lambda i: i["weight_map"].update({"model.extra": "../x.safetensors"})),
         r"names '../x.safetensors', which is no file beside it",
     ),
-    "index without a map": (lambda d: (d / INDEX).write_text("{}"), r"index.json cannot be read \(KeyError"),
-    "index no JSON": (lambda d: (d / INDEX).write_text("{"), r"index.json cannot be read \(JSONDecodeError"),
+    "index without a map": (lambda d: (d / INDEX).write_text("{}"), r"index.json: weight_map is None"),
+    "index no JSON": (lambda d: (d / INDEX).write_text("{"), r"index.json: is not JSON"),
     "no safetensors": (
         lambda d: [file.unlink() for file in d.glob("model*")],
         r"has neither model.safetensors nor model.safetensors.index.json: download it with `hf download",
@@ -227,7 +227,7 @@ def test_an_import_onto_a_full_disk_is_no_checkpoint(published: Path, tmp_path: 
 
 def test_resuming_reads_no_pretrained_weights(published: Path) -> None:
     config = choose_model(tiny(dtype="fp32"), published / "llama").override({"pretrained_checkpoint": "gone"})
-    with pytest.raises(CheckpointError, match=r"gone/config.json does not exist"):
+    with pytest.raises(CheckpointError, match=r"gone/config.json: the file does not exist"):
         make(config, 1)
     resumed = replace(config, checkpoint=replace(config.checkpoint, load=str(published / "checkpoint")))
     make(resumed, 1)

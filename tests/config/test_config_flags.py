@@ -84,12 +84,12 @@ def test_an_unknown_preset_lists_all(capsys: pytest.CaptureFixture[str]) -> None
         ("[trainin]\nlr = 1\n", "no section [trainin]: did you mean [training]?"),
         ("[training]\nlrr = 1\n", "no field 'lrr': did you mean 'lr'?"),
         ("lrr = 1\n", "no field 'lrr': did you mean 'lr'?"),
-        ("seq_length = 'long'\n", "seq_length is 'long' (str): give a whole number"),
-        ("seq_length = 4.5\n", "seq_length is 4.5 (float): give a whole number"),
-        ("mock_data = 1\n", "mock_data is 1 (int): give true or false"),
-        ("num_layers = true\n", "num_layers is True (bool): give a whole number"),
-        ("activation = 'relu'\n", 'activation is \'relu\' (str): give one of "gelu", "gelu_tanh", "swiglu"'),
-        ("save = 3\n", "save is 3 (int): give a string"),
+        ("seq_length = 'long'\n", "seq_length is 'long' (a string): give a whole number"),
+        ("seq_length = 4.5\n", "seq_length is 4.5 (a number): give a whole number"),
+        ("mock_data = 1\n", "mock_data is 1 (a whole number): give true or false"),
+        ("num_layers = true\n", "num_layers is True (a boolean): give a whole number"),
+        ("activation = 'relu'\n", 'activation is \'relu\' (a string): give one of "gelu", "gelu_tanh", "swiglu"'),
+        ("save = 3\n", "save is 3 (a whole number): give a string"),
         ("model = 7\n", "--model 7: no such preset"),
         ("tp = 2\n[parallel]\ntensor_model_parallel_size = 4\n", "given twice (2, 4): keep one"),
         ("a = = b\n", "not valid TOML"),
@@ -112,7 +112,7 @@ def test_a_config_that_cannot_be_read(name: str, tmp_path: Path, capsys: pytest.
 
 def test_toml_that_is_not_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.toml").write_bytes(b"\xff\xfe")
-    assert "not valid TOML" in refusal(["--config", str(tmp_path / "run.toml")], capsys)
+    assert "is not text in UTF-8" in refusal(["--config", str(tmp_path / "run.toml")], capsys)
 
 
 @pytest.mark.parametrize("name", PRESETS)

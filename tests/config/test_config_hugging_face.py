@@ -161,12 +161,15 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
         ({**LLAMA_31_8B, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but .* only with 1.0"),
         ({**LLAMA_31_8B, "quantization_config": {"bits": 4}}, "quantization_config is set, but"),
         ({**LLAMA_31_8B, "hidden_act": "gelu"}, "hidden_act is 'gelu': memo computes llama with silu or swish"),
-        ({**LLAMA_31_8B, "hidden_size": "4096"}, "hidden_size is '4096', which is no number"),
+        (
+            {**LLAMA_31_8B, "hidden_size": "4096"},
+            "hidden_size is '4096' .a string.: give a whole number from 1 to 16777216",
+        ),
         ({k: v for k, v in LLAMA_31_8B.items() if k != "hidden_size"}, "hidden_size is missing: complete the file"),
         ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096, below max_position_embeddings 131072: .* null"),
         ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, "sliding_window is 4096"),
         ({**QWEN3_8B, "sliding_window": 4096, "use_sliding_window": True}, "sliding_window is 4096"),
-        ({**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
+        ({**QWEN3_8B, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': .* gelu or gelu_new"),
         ({**QWEN3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic': .* linear"),
@@ -174,7 +177,10 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
         ({**QWEN3_8B, "rope_scaling": {**YARN, "mscale": 0.7}}, "rope_scaling.mscale is 0.7, which memo does not"),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate is False"),
         ({**QWEN3_8B, "rope_scaling": {"type": "yarn"}}, "rope_scaling.factor is missing"),
-        ({**QWEN3_8B, "rope_scaling": {**YARN, "factor": "4"}}, "rope_scaling.factor is '4', which is no number"),
+        (
+            {**QWEN3_8B, "rope_scaling": {**YARN, "factor": "4"}},
+            "rope_scaling.factor is '4' .a string.: give a number above 0",
+        ),
         ({**QWEN3_8B, "rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor is"),
         ({**QWEN3_8B, "rope_parameters": {"full": {}, "window": {}}}, "one rotation for all layers"),
         ([], "holds a list, not an object"),
@@ -187,11 +193,11 @@ def test_refused(content: Any, message: str, tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_or_no_json(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"config.json does not exist: .*`hf download ORG/NAME --local-dir {tmp_path}`"
+        ConfigError, match=rf"config.json: the file does not exist: .*`hf download ORG/NAME --local-dir {tmp_path}`"
     ):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config.json cannot be read as JSON"):
+    with pytest.raises(ConfigError, match=r"config.json: is not JSON"):
         read_config(tmp_path)
 
 

@@ -114,8 +114,8 @@ def test_split_is_whole_documents_and_repeatable(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"text": "cut', r"lines.jsonl, line 3: no valid JSON"),
-        (b'{"text": "\xff"}', r"lines.jsonl, line 3: no valid JSON"),
+        (b'{"text": "cut', r"lines.jsonl, line 3: is not "),
+        (b'{"text": "\xff"}', r"lines.jsonl, line 3: is not "),
         (
             b'{"body": "x", "a": 1}',
             r"lines.jsonl, line 3: no string under the key 'text', found \['a', 'body'\]",
@@ -138,7 +138,7 @@ def test_failed_build_keeps_the_older_corpus(sources: Path, tmp_path: Path) -> N
     build_corpus([sources], prefix, tokenizer="bpe", vocab_size=270)
     before = {path.name: path.read_bytes() for path in prefix.parent.iterdir()}
     (sources / "zz.txt").write_bytes(b"\xff")
-    with pytest.raises(DataError, match=r"zz.txt is not UTF-8 text"):
+    with pytest.raises(DataError, match=r"zz.txt: is not text in UTF-8"):
         build_corpus([sources], prefix)
     assert {path.name: path.read_bytes() for path in prefix.parent.iterdir()} == before
 
@@ -217,7 +217,7 @@ def test_old_evaluation_corpus_is_not_trained_on_unseen(sources: Path, tmp_path:
 
 def test_facts_and_tokenizer_must_agree(sources: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "corpus"
-    with pytest.raises(DataError, match=r"corpus.json does not exist"):
+    with pytest.raises(DataError, match=r"corpus.json: the file does not exist"):
         load_corpus_tokenizer(prefix)
     build_corpus([sources], prefix, tokenizer="bpe", vocab_size=270)
     train_bpe(EXPECTED, 260, tmp_path / "corpus-tokenizer.json")
@@ -226,7 +226,7 @@ def test_facts_and_tokenizer_must_agree(sources: Path, tmp_path: Path) -> None:
     path = Path(f"{prefix}.json")
     for content in ("[]", "{", json.dumps({**json.loads(path.read_text()), "schema_version": 2})):
         path.write_text(content)
-        with pytest.raises(DataError, match=r"corpus.json .*build the corpus again"):
+        with pytest.raises(DataError, match=r"corpus.json: .*build the corpus again"):
             load_corpus_tokenizer(prefix)
 
 

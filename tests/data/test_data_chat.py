@@ -111,7 +111,7 @@ def test_weight_zero_is_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"messages": [', r"in.jsonl, line 2: no valid JSON"),
+        ('{"messages": [', r"in.jsonl, line 2: is not JSON"),
         ("[1]", r"line 2: found a list where a conversation should be"),
         ({"text": "x", "a": 1}, r"line 2: no conversation, found the fields \['a', 'text'\]; give messages, or"),
         ({"messages": []}, r"line 2: messages is an empty list"),
@@ -206,13 +206,13 @@ def test_where_a_template_comes_from(tmp_path: Path) -> None:
     assert load_chat_template(folder, (), other).source == template("chatml", marks=False)
     with pytest.raises(ConfigError, match=r"--chat-template .*model is a directory without a chat template"):
         load_chat_template(folder, (), folder)
-    with pytest.raises(ConfigError, match=r"--chat-template none.jinja: No such file"):
+    with pytest.raises(ConfigError, match=r"--chat-template none.jinja: the file does not exist"):
         load_chat_template(folder, (), "none.jinja")
     (tmp_path / "bad.jinja").write_text("{% for %}")
     with pytest.raises(DataError, match=r"bad.jinja: no valid chat template"):
         load_chat_template(folder, (), tmp_path / "bad.jinja")
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(DataError, match=r"tokenizer_config.json is no JSON"):
+    with pytest.raises(DataError, match=r"tokenizer_config.json: is not JSON"):
         load_chat_template(folder, ())
 
 

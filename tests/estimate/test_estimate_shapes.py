@@ -82,10 +82,10 @@ def test_a_directory_or_a_file(tmp_path: Path) -> None:
         ({"model_type": "mamba"}, "x: model_type is 'mamba', which has no rules here: use llama, mistral"),
         ({"model_type": None}, "x: model_type is None"),
         ({"hidden_size": None}, "x: hidden_size is missing: add it, a whole number above 0"),
-        ({"vocab_size": "32k"}, "x: vocab_size is '32k': give a whole number above 0"),
+        ({"vocab_size": "32k"}, "x: vocab_size is '32k' (a string): give a whole number from 1 to 268435456"),
         ({"num_hidden_layers": True}, "x: num_hidden_layers is True"),
         ({"intermediate_size": -1}, "x: intermediate_size is -1"),
-        ({"tie_word_embeddings": "no"}, "x: tie_word_embeddings is 'no': give true or false"),
+        ({"tie_word_embeddings": "no"}, "x: tie_word_embeddings is 'no' (a string): give true or false"),
         ({"num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
         ({"num_key_value_heads": 5}, "x: 32 attention heads do not divide into 5 key/value heads: mend num_key"),
     ],
@@ -100,7 +100,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.json: the file does not exist: give the path of a config\.json"):
         read_hf_config("nowhere.json")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="not valid JSON"):
+    with pytest.raises(ConfigError, match="is not JSON"):
         read_hf_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="holds a list, not an object"):

@@ -55,7 +55,10 @@ def test_logs_of_older_and_of_newer_versions_can_be_read(tmp_path: Path) -> None
         ([{"iteration": 1}], r"line 1: has no field consumed_samples: give a file that --log-jsonl wrote"),
         (["[1, 2]\n", step(1)], "line 1: holds a list, not an object"),
         ([step(1), {"iteration": 1, "evaluation": {}}], r"line 2: evaluation.loss is None"),
-        ([{**old_step(1), "iteration": "1"}], "line 1: iteration is '1' .a string.: give a whole number of 0 or more, or "),
+        (
+            [{**old_step(1), "iteration": "1"}],
+            "line 1: iteration is '1' .a string.: give a whole number of 0 or more, or ",
+        ),
         ([{**old_step(1), "weights_bytes": 0.5}], r"line 1: weights_bytes is 0.5"),
         ([{**old_step(1), "lm_loss": True}], "line 1: lm_loss is True"),
     ],
@@ -71,7 +74,7 @@ def test_places_without_a_log(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"none.jsonl: the file does not exist: give the --save directory of a run"):
         RunLog.load(tmp_path / "none.jsonl")
     (tmp_path / "log.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(ArtifactError, match="is not text in UTF-8 .*: give a file that --log-jsonl wrote"):
+    with pytest.raises(ArtifactError, match=r"is not text in UTF-8 .*: give a file that --log-jsonl wrote"):
         RunLog.load(tmp_path)
 
 

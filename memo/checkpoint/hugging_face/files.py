@@ -3,7 +3,6 @@
 Files are memory-mapped one at a time, so that at most one shard of a model is in memory at once.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from memo.artifacts.fields import checked
 from memo.artifacts.model_directory import model_file
+from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face import download_hint
 from memo.errors import CheckpointError
 
@@ -102,15 +103,13 @@ class TensorFiles:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(path.read_bytes())["weight_map"]
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ValueError("weight_map is empty or no object")
-        for file in weight_map.values():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise ValueError(f"weight_map names {file!r}, which is no file beside it")
-        return weight_map
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): {download_hint(path.parent)} again"
-        ) from error
+    """File of each tensor."""
+    source = Source(str(path), CheckpointError, f"{download_hint(path.parent)} again")
+    weight_map = read_json_object(path, source).get("weight_map")
+    files: dict[str, str] = checked(dict[str, str], weight_map, "weight_map", source)
+    if not files:
+        raise source.refusal("weight_map is empty")
+    for file in files.values():
+        if Path(file).name != file:
+            raise source.refusal(f"weight_map names {shown(file)}, which is no file beside it")
+    return files
