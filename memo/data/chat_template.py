@@ -16,7 +16,6 @@ The second holds only where each text begins the next, which is checked. Blanks 
 answer and the next message belong to neither: a model that answers has stopped by then.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ from memo.data.template_process import TemplateProcess, TemplateStopped
 from memo.errors import ConfigError, DataError
 
 TEMPLATE_FILE = "chat_template.jinja"
-_LARGEST_TEMPLATE_BYTES = 1 << 20
 MAX_SOURCE_CHARACTERS = 1 << 18
 """Of a template; the longest in use have a tenth of it."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -156,7 +154,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     remedy = "give a file of Jinja, or a directory that has one"
-    return read_text(path, Source(f"--chat-template {path}", ConfigError, remedy), max_bytes=_LARGEST_TEMPLATE_BYTES)
+    return read_text(path, Source(f"--chat-template {path}", ConfigError, remedy), max_bytes=4 * MAX_SOURCE_CHARACTERS)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
