@@ -6,13 +6,11 @@ A small native library, built with the compiler that the planned allocator uses,
 
 import ctypes
 import hashlib
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 
-from memo.allocator.build import FLAGS, cache_folder, find_compiler
+from memo.allocator.build import FLAGS, compile_sealed, find_compiler, kept_library
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -38,15 +36,11 @@ class AllocatedBytes:
 def _built() -> Path:
     """The library for the running torch, compiled where there is none yet; renamed into place, so ranks may race."""
     key = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:24]
-    target = cache_folder() / f"allocated-{key}.so"
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    home = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
-        partial = Path(folder) / target.name
-        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-        paths = [f"-I{home / 'include'}", str(_SOURCE), "-o", str(partial), f"-L{home / 'lib'}", "-lc10"]
-        subprocess.run([find_compiler(), *FLAGS, abi, *paths], check=True)
-        partial.replace(target)
-    return target
+    home, compiler = Path(torch.__file__).parent, find_compiler()
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+
+    def command(output: Path) -> list[str]:
+        paths = [f"-I{home / 'include'}", str(_SOURCE), "-o", str(output), f"-L{home / 'lib'}", "-lc10"]
+        return [compiler, *FLAGS, abi, *paths]
+
+    return kept_library("allocated", key, lambda target: compile_sealed(command, target, key))

@@ -3,6 +3,9 @@
 A library serves exactly the torch it was built against, because torch's allocator classes change between versions.
 So its name carries a key made of everything that it depends on; another torch, or another csrc/, means another key.
 `python setup.py build_ext --inplace` builds ahead, beside this file, and is found first where its key fits.
+
+Who can write a library that memo loads can do whatever its user can. So the cache folder must be the user's alone, and
+the file whole and sealed with its key (seal.py); another file of that name is not loaded but built again.
 """
 
 import contextlib
@@ -13,12 +16,15 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 
+from memo.allocator.seal import seal, seal_fault
+from memo.artifacts.cache_folder import cache_folder, file_fault, folder_fault, make_private
 from memo.errors import AllocatorError
 
 Device = Literal["cpu", "cuda"]
@@ -30,6 +36,8 @@ BINDINGS: dict[Device, str] = {"cpu": "torch/cpu_allocator.cpp", "cuda": "cuda/c
 LIBRARIES: dict[Device, tuple[str, ...]] = {"cpu": ("-lc10",), "cuda": ("-lc10", "-lc10_cuda")}
 COMPILE_TIMEOUT_S = 600
 NUM_SHOWN_LINES = 5
+CACHE = "allocator"
+"""Name of the folder in memo's cache."""
 
 
 def library(device: Device) -> Path:
@@ -39,17 +47,30 @@ def library(device: Device) -> Path:
     """
     key = build_key(device)
     for ahead in PACKAGE.glob(f"{extension_name(device)}*.so"):
-        if key.encode() in ahead.read_bytes():
-            return ahead
-    folder = cache_folder()
-    target = folder / f"{device}-{key}.so"
-    if target.exists():
-        return target
+        with contextlib.suppress(OSError):
+            if seal_fault(ahead.resolve(), key) is None:  # as trusted as the code that it lies beside
+                return ahead
+    return kept_library(device, key, lambda target: compile_library(device, target))
+
+
+def kept_library(name: str, key: str, compile_into: Callable[[Path], None]) -> Path:
+    """NAME-KEY.so of the cache folder, built where there is none that may be loaded. Raises AllocatorError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_suffix(".lock")):
-            if not target.exists():
-                compile_library(device, target)
+        folder = cache_folder(CACHE)
+    except RuntimeError as error:
+        raise AllocatorError(f"the native allocator cannot be kept ({error}): set XDG_CACHE_HOME") from None
+    target = folder / f"{name}-{key}.so"
+    try:
+        make_private(folder)
+        if fault := folder_fault(folder):
+            raise AllocatorError(
+                f"the native allocator cannot be kept in {folder}, where others could exchange it: {fault}; or set "
+                "XDG_CACHE_HOME to a folder of your own"
+            )
+        if not _may_be_loaded(target, key, tells=False):
+            with _locked(target.with_suffix(".lock")):
+                if not _may_be_loaded(target, key, tells=True):
+                    compile_into(target)
     except OSError as error:
         raise AllocatorError(
             f"the native allocator cannot be kept in {folder} ({error.strerror or error}): "
@@ -58,8 +79,14 @@ def library(device: Device) -> Path:
     return target
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memo" / "allocator"
+def _may_be_loaded(target: Path, key: str, *, tells: bool) -> bool:
+    try:
+        fault = file_fault(target) or seal_fault(target, key)
+    except FileNotFoundError:
+        return False
+    if fault and tells:
+        warnings.warn(f"{target} is not loaded but built again: {fault}", stacklevel=2)
+    return fault is None
 
 
 def extension_name(device: Device) -> str:
@@ -89,27 +116,43 @@ def source_root() -> Path:
 
 
 def compile_library(device: Device, target: Path) -> None:
-    """Write `target` whole or not at all. Raises AllocatorError with the compiler's words, OSError for the folder."""
+    """As `compile_sealed`, the allocator for the running torch."""
     compiler = find_compiler()
+    compile_sealed(lambda output: command(device, compiler, output), target, build_key(device))
+
+
+def compile_sealed(command_for: Callable[[Path], list[str]], target: Path, key: str) -> None:
+    """Write `target` whole or not at all, even if the machine stops, with the seal of `key`.
+
+    Raises AllocatorError with the compiler's words, OSError for the folder.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         partial = Path(folder) / target.name
+        compiled = command_for(partial)
         try:
-            done = subprocess.run(
-                command(device, compiler, partial),
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_TIMEOUT_S,
-            )
+            done = subprocess.run(compiled, check=False, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise AllocatorError(
-                f"{compiler} did not build the native allocator within {COMPILE_TIMEOUT_S} s: try again"
+                f"{compiled[0]} did not build the native allocator within {COMPILE_TIMEOUT_S} s: try again"
             ) from None
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             told = "\n".join(errors[:NUM_SHOWN_LINES])
-            raise AllocatorError(f"{compiler} cannot build the native allocator for torch {torch.__version__}:\n{told}")
+            raise AllocatorError(
+                f"{compiled[0]} cannot build the native allocator for torch {torch.__version__}:\n{told}"
+            )
+        seal(partial, key)
         partial.replace(target)
+        _flush_folder(target.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """So that the new name is on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def command(device: Device, compiler: str, output: Path, *extra_flags: str) -> list[str]:
@@ -153,7 +196,7 @@ def cuda_include() -> Path:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One process of this machine at a time; others wait. The lock ends with its process."""
-    with open(path, "w") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w") as file:
         # Some network file systems know no locks: then several build, and the last to finish replaces the same file.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -2,10 +2,10 @@
 for each device and versions."""
 
 import hashlib
-import os
 from pathlib import Path
 
 from memo.artifacts.attention_table import AttentionTable
+from memo.artifacts.cache_folder import cache_folder
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.errors import ArtifactError
 
@@ -58,13 +58,6 @@ def _folder(choice: str) -> Path | None:
     if choice == "off":
         return None
     try:
-        return _user_folder() if choice == "auto" else Path(choice).expanduser()
+        return cache_folder("layer_profiles") if choice == "auto" else Path(choice).expanduser()
     except RuntimeError:  # no home directory
         return None
-
-
-def _user_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    # The standard says: a relative path is no path.
-    base = Path(root) if Path(root).is_absolute() else Path.home() / ".cache"
-    return base / "memo" / "layer_profiles"

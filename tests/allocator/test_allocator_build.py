@@ -15,6 +15,7 @@ from ranks import run_ranks
 from memo.allocator import build
 from memo.allocator.library import NativeLibrary
 from memo.allocator.planned import PlannedAllocator
+from memo.allocator.seal import seal, seal_fault
 from memo.errors import AllocatorError
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return build.cache_folder()
+    return tmp_path / "cache" / "memo" / "allocator"
 
 
 def _fake_compiler(folder: Path, script: str) -> str:
@@ -72,13 +73,19 @@ def test_library_built_ahead_is_used_where_its_key_fits(
     monkeypatch.setattr(build, "PACKAGE", tmp_path)
     ahead = tmp_path / "_planned_cpu.abi.so"
     ahead.write_bytes(b"...of another torch...")
-    assert build.library("cpu").read_text() == "fresh\n"
-    ahead.write_bytes(b"\0" + build.build_key("cpu").encode() + b"\0")
+    seal(ahead, "0" * 24)
+    assert build.library("cpu").read_bytes().startswith(b"fresh\n")
+    ahead.write_bytes(b"...of this one...")
+    seal(ahead, build.build_key("cpu"))
     assert build.library("cpu") == ahead
+    ahead.write_bytes(ahead.read_bytes()[:-1])
+    assert build.library("cpu") != ahead
 
 
 def test_real_library_carries_its_key() -> None:
-    assert build.build_key("cpu").encode() in build.library("cpu").read_bytes()
+    content = build.library("cpu").read_bytes()
+    assert content.count(build.build_key("cpu").encode()) == 2  # in its code, and in its seal
+    assert content.startswith(b"\x7fELF")
 
 
 def test_failed_build_tells_what_the_compiler_said(
@@ -171,4 +178,5 @@ def test_build_ext_builds_into_the_package(tmp_path: Path, monkeypatch: pytest.M
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, check=True, capture_output=True
     )
     built = list((folder / "memo" / "allocator").glob(f"{build.extension_name('cpu')}*.so"))
-    assert [path.read_text() for path in built] == ["ahead\n"]
+    assert [path.read_bytes()[:6] for path in built] == [b"ahead\n"]
+    assert seal_fault(built[0], build.build_key("cpu")) is None

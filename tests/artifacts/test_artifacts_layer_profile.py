@@ -130,8 +130,10 @@ def test_where_profiles_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert cache_file("~/b", KEY) == tmp_path / "b" / name
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_file("auto", KEY) == tmp_path / "xdg" / "memo" / "layer_profiles" / name
-    for without in ("", "relative/is/no/path"):
-        monkeypatch.setenv("XDG_CACHE_HOME", without)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_file("auto", KEY) == tmp_path / ".cache" / "memo" / "layer_profiles" / name
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/no/path")
+    with pytest.warns(UserWarning, match=r"^XDG_CACHE_HOME is 'relative/is/no/path', a relative path, which is ign"):
         assert cache_file("auto", KEY) == tmp_path / ".cache" / "memo" / "layer_profiles" / name
 
 
@@ -140,7 +142,7 @@ def test_a_user_without_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setattr("memo.artifacts.profile_cache.Path.home", no_home)
+    monkeypatch.setattr("memo.artifacts.cache_folder.Path.home", no_home)
     assert cache_file("auto", KEY) is None
 
 

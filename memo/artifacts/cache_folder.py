@@ -1,0 +1,77 @@
+"""Where memo keeps what it can make again, and whether nobody but its user can have put something there."""
+
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from memo.errors import is_reporting_rank
+
+_PRIVATE = 0o700
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_folder(name: str) -> Path:
+    """$XDG_CACHE_HOME/memo/NAME, or the same below ~/.cache; it need not exist.
+
+    The XDG specification says that a relative path is to be ignored; that is told. Raises RuntimeError for a user
+    without a home directory.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if given and not Path(given).is_absolute() and is_reporting_rank():
+        warnings.warn(
+            f"XDG_CACHE_HOME is {given!r}, a relative path, which is ignored: give an absolute one", stacklevel=2
+        )
+    base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    if not base.is_absolute():
+        raise RuntimeError(f"the home directory {str(Path.home())!r} is a relative path")
+    return base / "memo" / name
+
+
+def make_private(folder: Path) -> None:
+    """Make what is missing of an absolute path, for this user alone. Raises OSError."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(mode=_PRIVATE, exist_ok=True)  # another rank may have made it meanwhile
+
+
+def folder_fault(folder: Path) -> str | None:
+    """Why code in a folder could be somebody else's, with the remedy; None if it is this user's alone.
+
+    The folder must be this user's, and every folder above it this user's or root's; no other user may write to one,
+    but for folders like /tmp, in which nobody can rename what is another's (the sticky bit). Raises OSError.
+    """
+    user = os.geteuid()
+    for path in _components(folder):
+        found = path.lstat()
+        is_ours = found.st_uid == user if path == folder else found.st_uid in (0, user)
+        if not is_ours:
+            return f"{path} belongs to user {found.st_uid}, not to user {user}, who runs memo"
+        if stat.S_ISLNK(found.st_mode):
+            if path == folder:
+                return f"{path} is a link: replace it with a folder"
+            continue
+        is_sticky = path != folder and found.st_mode & stat.S_ISVTX
+        if found.st_mode & _WRITABLE_BY_OTHERS and not is_sticky:
+            return f"{path} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}): chmod go-w {path}"
+    return None
+
+
+def file_fault(path: Path) -> str | None:
+    """Why a file in such a folder is not this user's own; None if it is. Raises OSError where there is none."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        return "it is no regular file"
+    if found.st_uid != os.geteuid():
+        return f"it belongs to user {found.st_uid}"
+    if found.st_mode & _WRITABLE_BY_OTHERS:
+        return f"other users can write it (mode {stat.S_IMODE(found.st_mode):o})"
+    return None
+
+
+def _components(folder: Path) -> Iterator[Path]:
+    """The folders on the way as it is written, where links may stand, and on the way as it leads."""
+    yield from reversed(folder.parents)
+    yield from reversed(Path(os.path.realpath(folder)).parents)
+    yield folder
