@@ -75,7 +75,8 @@ def checked(config: RunConfig, options: Options) -> RunConfig:
 
 
 def evaluate(config: RunConfig) -> LossByPosition:
-    """Of the weights as they are."""
+    """Of the weights as they are, also where the run goes on from a checkpoint of the extended model."""
+    config = replace(config, checkpoint=replace(config.checkpoint, load=None))
     with Trainer(config=for_evaluation(config, world_size_from_env())) as trainer:
         return trainer.evaluate_positions()
 

@@ -10,6 +10,7 @@ from memo.artifacts.checksum import ALGORITHM, checksum_of, checksum_of_json
 from memo.artifacts.fields import Count, build
 from memo.artifacts.reading import read_json
 from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
+from memo.config.identity import Fact
 from memo.errors import CheckpointError
 
 SCHEMA_VERSION = 3
@@ -17,9 +18,6 @@ READABLE_VERSIONS = (1, 2, 3)
 """Version 1 did not know the global batch size, nor version 2 model, data, consecutive skips and checksums."""
 
 INDEX_CHECKSUM = f"index_{ALGORITHM}"
-
-Fact = str | int | float | bool
-"""What a state says of one field of its model or data."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from memo.artifacts.reading import shown
-from memo.config.model import ModelConfig
+from memo.config.model import SCALING_READ_BY, ModelConfig
 from memo.config.model_ranges import RANGES
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
@@ -57,16 +57,6 @@ def _check_heads(model: ModelConfig) -> None:
     )
 
 
-_READ_BY = {
-    "rope_scaling_factor": ("linear", "llama3", "yarn"),
-    "rope_original_max_position_embeddings": ("llama3", "yarn"),
-    "rope_low_freq_factor": ("llama3",),
-    "rope_high_freq_factor": ("llama3",),
-    "rope_beta_fast": ("yarn",),
-    "rope_beta_slow": ("yarn",),
-}
-
-
 def _check_rope_scaling(model: ModelConfig) -> None:
     kind = model.rope_scaling_type
     require(
@@ -75,7 +65,7 @@ def _check_rope_scaling(model: ModelConfig) -> None:
         f"which has no rotation to stretch: use --rope-scaling-type none or --position-embedding-type rope",
     )
     defaults = {entry.name: entry.default for entry in fields(model)}
-    for name, readers in _READ_BY.items():
+    for name, readers in SCALING_READ_BY.items():
         value = getattr(model, name)
         require(
             kind in readers or value == defaults[name],

@@ -12,6 +12,7 @@ from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
+from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
 from memo.config.require import require
 from memo.config.run import RunConfig
 
@@ -155,6 +156,7 @@ def _check_data(config: RunConfig, needs_data: bool) -> None:
         f"--simulate-world {config.parallel.simulate_world} trains nothing, so there is nothing to keep: leave --save "
         f"{checkpoint.save} and --load {checkpoint.load} out",
     )
+    _check_load(config)
     require(
         not checkpoint.keep_latest_k or checkpoint.save,
         f"--keep-latest-k {checkpoint.keep_latest_k} deletes checkpoints in --save, but --save is not given: "
@@ -164,6 +166,25 @@ def _check_data(config: RunConfig, needs_data: bool) -> None:
         not checkpoint.async_save or checkpoint.save,
         "--async-save writes to --save, but --save is not given: give --save DIR or --no-async-save",
     )
+
+
+def _check_load(config: RunConfig) -> None:
+    checkpoint = config.checkpoint
+    require(
+        checkpoint.load or checkpoint.verify_checkpoint,
+        "--no-verify-checkpoint concerns what --load reads, but --load is not given: give --load DIR or leave it out",
+    )
+    require(
+        checkpoint.load or not checkpoint.load_accept_changes,
+        f"--load-accept-changes {checkpoint.load_accept_changes} concerns what --load reads, but --load is not given: "
+        "give --load DIR or leave it out",
+    )
+    for name in accepted_changes(checkpoint.load_accept_changes):
+        require(
+            name in (*MODEL_FACTS, *DATA_FACTS),
+            f"--load-accept-changes names {name}, which is no field of model or data: give some of "
+            f"{', '.join((*DATA_FACTS, *MODEL_FACTS))}, with commas between",
+        )
 
 
 _CUDA_BACKENDS = ("cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te")

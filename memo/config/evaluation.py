@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from memo.config.derived import global_batch_size
+from memo.config.identity import DATA_FACTS, accepted_changes
 from memo.config.memory import MemoryConfig
 from memo.config.run import CheckpointConfig, LoggingConfig, RunConfig
 
@@ -30,6 +31,9 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
             load=checkpoint.load,
             pretrained_checkpoint=checkpoint.pretrained_checkpoint,
             verify_checkpoint=checkpoint.verify_checkpoint,
+            load_accept_changes=",".join((*accepted_changes(checkpoint.load_accept_changes), *DATA_FACTS))
+            if checkpoint.load
+            else None,
         ),
         logging=LoggingConfig(),
     )

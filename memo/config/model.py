@@ -10,6 +10,16 @@ Normalization = Literal["LayerNorm", "RMSNorm"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn"]
 
+SCALING_READ_BY: dict[str, tuple[RopeScaling, ...]] = {
+    "rope_scaling_factor": ("linear", "llama3", "yarn"),
+    "rope_original_max_position_embeddings": ("llama3", "yarn"),
+    "rope_low_freq_factor": ("llama3",),
+    "rope_high_freq_factor": ("llama3",),
+    "rope_beta_fast": ("yarn",),
+    "rope_beta_slow": ("yarn",),
+}
+"""Which kinds of scaling read a field; the others ignore it."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:

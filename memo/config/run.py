@@ -28,6 +28,9 @@ class CheckpointConfig:
     load: str | None = None
     """Directory to resume from, or one iter_... in it to go on from that; the one of --save starts afresh where nothing
     is saved yet. Default: start afresh."""
+    load_accept_changes: str | None = None
+    """Fields of model and data, with commas between, that may differ from those of the run that saved what --load
+    names, such as seq_length,rotary_base; any other difference is refused."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
     save_interval: int = 0

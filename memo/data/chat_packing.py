@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.config.data import LongConversations
+from memo.config.identity import Fact
 from memo.data.hashing import permutation
 from memo.data.indexed import IndexedDataset
 from memo.data.sample import Sample, cut_sample
@@ -59,6 +60,7 @@ class PackedConversations:
                 "build the corpus again"
             )
         self.seq_length, self.seed, self.packing = seq_length, seed, packing
+        self.long_conversations = long_conversations
         self._indexed, self._answers, self._fill = indexed, answers, fill
         window = seq_length + 1
         long = np.flatnonzero(indexed.document_lengths > window)
@@ -103,6 +105,11 @@ class PackedConversations:
             return f"{self._indexed.prefix}.json, the field eod, which fills what conversations leave free"
         token = offset - int(ends[place]) + int(self._lengths[documents[place]])
         return f"{self._indexed.prefix}.bin, document {documents[place]}, token {token}"
+
+    def identity(self) -> dict[str, Fact]:
+        """What decides its samples, besides lengths and seed, by flag."""
+        content = f"{self._indexed.describe_content()}, answers {self._answers.describe_content()}"
+        return {"data_path": content, "packing": self.packing, "long_conversations": self.long_conversations}
 
     def describe(self) -> str:
         """For people to read."""

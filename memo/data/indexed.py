@@ -25,7 +25,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from memo.artifacts.checksum import checksum
 from memo.errors import DataError
+
+_NUM_SLICES, _SLICE_TOKENS = 64, 4096
+"""Of a corpus, for its hash."""
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -203,6 +207,18 @@ class IndexedDataset:
         if not 0 <= document < len(self):
             raise IndexError(f"document {document} of {self.prefix}, which has {len(self)}")
         return self._tokens[self._offsets[document] : self._offsets[document + 1]]
+
+    def describe_content(self) -> str:
+        """Documents, tokens, and a hash of the documents' lengths and of tokens from all over the file.
+
+        So two corpora are told apart wherever they lie, without reading all of one.
+        """
+        digest = checksum()
+        digest.update(f"{self.dtype.str}".encode())
+        digest.update(self.document_lengths.astype("<i8").tobytes())
+        for start in np.linspace(0, max(0, len(self._tokens) - _SLICE_TOKENS), _NUM_SLICES).astype(np.int64):
+            digest.update(self._tokens[start : start + _SLICE_TOKENS].tobytes())
+        return f"{len(self)} documents of {len(self._tokens)} tokens, {digest.hexdigest()}"
 
     def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path]]:
         return IndexedDataset, (self.prefix,)  # a worker process maps the file again instead of copying it

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from memo.config.identity import Fact
 from memo.data.hashing import hash64, uniform
 from memo.data.sample import Sample, cut_sample
 from memo.errors import ConfigError
@@ -41,6 +42,11 @@ class MockDataset:
         miss = _NOISE / self.vocab_size
         hit = 1.0 - _NOISE + miss
         return -hit * math.log(hit) - (self.vocab_size - 1) * miss * math.log(miss)
+
+    def identity(self) -> dict[str, Fact]:
+        """What decides its samples, besides lengths and seed, by flag."""
+        length = self.mean_document_length
+        return {"data_path": "mock data" if length is None else f"mock data, {length} tokens a document"}
 
     def sample(self, index: int) -> Sample:
         """Sample `index`, a function of (seed, index) only. Raises IndexError for a negative index."""

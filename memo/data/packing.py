@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from memo.config.identity import Fact
 from memo.data.hashing import permutation
 from memo.data.indexed import IndexedDataset
 from memo.data.sample import Sample, cut_sample
@@ -86,6 +87,10 @@ class PackedDataset:
         document = int(epoch.documents[place])
         token = start + offset - (int(epoch.ends[place]) - int(self._indexed.document_lengths[document]))
         return f"{self._indexed.prefix}.bin, document {document}, token {token}"
+
+    def identity(self) -> dict[str, Fact]:
+        """What decides its samples, besides lengths and seed, by flag."""
+        return {"data_path": self._indexed.describe_content(), "packing": self.packing}
 
     def describe(self) -> str:
         """For people to read."""

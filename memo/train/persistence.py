@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, save_checkpoint
@@ -11,9 +12,11 @@ from memo.checkpoint.directory import remove_older
 from memo.checkpoint.finite import check_finite
 from memo.checkpoint.store import SegmentState, from_rank_zero
 from memo.config import RunConfig
-from memo.data import GlobalBatchSampler
+from memo.config.identity import accepted_changes, differences, model_identity
+from memo.data.identity import data_identity
 from memo.errors import CheckpointError, ConfigError
 from memo.train.build import ParallelModel
+from memo.train.feed import Feed
 
 
 class Persistence:
@@ -23,8 +26,9 @@ class Persistence:
     tensors are read where they lie; optimizer steps wait for that (memo.checkpoint.background).
     """
 
-    def __init__(self, config: RunConfig, parts: ParallelModel, sampler: GlobalBatchSampler) -> None:
-        self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, sampler
+    def __init__(self, config: RunConfig, parts: ParallelModel, feed: Feed) -> None:
+        self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler
+        self.model, self.data = model_identity(config), data_identity(config.data, feed.dataset)
         self.background = BackgroundWriter(parts.device) if config.checkpoint.async_save else None
         if self.background is not None:
             self.optimizer.before_update = self.background.wait_until_read
@@ -45,10 +49,8 @@ class Persistence:
         directory = self.config.checkpoint.load
         if directory is None or not from_rank_zero(lambda: has_checkpoint(directory), self.mesh.rank, self.mesh.world):
             return None
-        state = load_checkpoint(
-            directory, self.optimizer.segment_states(), self.mesh, verify=self.config.checkpoint.verify_checkpoint
-        )
-        self._check_global_batch(directory, state)
+        segments, verify = self.optimizer.segment_states(), self.config.checkpoint.verify_checkpoint
+        state = load_checkpoint(directory, segments, self.mesh, verify=verify, check=self._check_run)
         self.sampler.load_state_dict({"seed": state.seed, "consumed_samples": state.consumed_samples})
         self.optimizer.resume(state.optimizer_steps)
         self._print(f"loaded checkpoint {directory} at iteration {state.iteration}")
@@ -64,6 +66,7 @@ class Persistence:
         target = directory or self.config.checkpoint.save
         if target is None:
             raise ConfigError("save() needs a directory: give --save or save(directory)")
+        state = replace(state, model=self.model, data=self.data)
         segments = self.optimizer.segment_states()
         if self.background is None:
             path = self._write(Path(target), state, segments, lambda: None)
@@ -105,6 +108,18 @@ class Persistence:
             remove_older(path, checkpoint.keep_latest_k)
         except OSError as error:
             warnings.warn(f"--keep-latest-k {checkpoint.keep_latest_k}: {error}: delete it by hand", stacklevel=2)
+
+    def _check_run(self, state: RunState) -> None:
+        """Raises CheckpointError unless the state is of this model and these data, but for accepted changes."""
+        checkpoint = self.config.checkpoint
+        accepted = accepted_changes(checkpoint.load_accept_changes)
+        changed = differences(state.model, self.model, accepted) | differences(state.data, self.data, accepted)
+        if changed:
+            raise CheckpointError(
+                f"--load {checkpoint.load}: its run was another: {'; '.join(f'{k} {v}' for k, v in changed.items())}: "
+                f"give the flags of that run, or accept what changes with --load-accept-changes {','.join(changed)}"
+            )
+        self._check_global_batch(str(checkpoint.load), state)
 
     def _check_global_batch(self, directory: str, state: RunState) -> None:
         then, now = state.global_batch_size, self.sampler.global_batch_size

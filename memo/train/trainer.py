@@ -111,7 +111,7 @@ class Trainer:
         self._train_feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
-        self._persistence = Persistence(self.config, self.parts, self.feed.sampler)
+        self._persistence = Persistence(self.config, self.parts, self.feed)
         self._load()
         self._plan_transients()
 

@@ -1,6 +1,7 @@
 """Hugging Face directories that are damaged, or of another model: one message each, and nothing half-written."""
 
 import json
+import re
 import resource
 import shutil
 from collections.abc import Callable
@@ -174,7 +175,12 @@ def test_exports_that_lack_something(published: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(published / "checkpoint", tmp_path / "copy")
     toml = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text(toml.replace("num_layers = 2", "num_layers = 3"))
-    with pytest.raises(CheckpointError, match=r"layers.2.\S+ has shape None there and \(.*--config"):
+    with pytest.raises(
+        CheckpointError, match=r"another num_layers than its config.toml says \(2 then, 3 now\): .*--config"
+    ):
+        export_checkpoint(copy, tmp_path / "out")
+    (copy / "config.toml").write_text(re.sub("rotary_base = .*", "rotary_base = 123.0", toml))
+    with pytest.raises(CheckpointError, match=r"another rotary_base than its config.toml says \(\S+ then, 123.0 now\)"):
         export_checkpoint(copy, tmp_path / "out")
     (copy / "config.toml").write_text(toml.replace("vocab_size = 97\n", ""))
     with pytest.raises(ConfigError, match=r"config.toml has no vocab_size"):

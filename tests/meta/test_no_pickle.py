@@ -54,11 +54,10 @@ def unpicklers(tree: ast.AST) -> Iterator[str]:
         else:
             names = []
         yield from (name for name in names for module in MODULES if name == module or name.startswith(f"{module}."))
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func).split(".")
-            owners = CALLS.get(called[-1])
-            if owners is not None and (owners & set(called[:-1]) or (not owners and len(called) == 1)):
-                yield ".".join(called)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in CALLS:
+            *owners, name = ast.unparse(node.func).split(".")
+            if CALLS[name] & set(owners) or not (CALLS[name] or owners):
+                yield ".".join((*owners, name))
 
 
 def test_the_scan_sees_what_it_looks_for() -> None:

@@ -20,11 +20,13 @@ from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenize
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
 from memo.checkpoint.hugging_face.names import Place, Shape, places
 from memo.checkpoint.index import Index
+from memo.checkpoint.run_state import RunState
 from memo.checkpoint.shapes import global_shapes
 from memo.checkpoint.store import MASTER, open_checkpoint, read_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, read_config
+from memo.config.identity import differences, model_identity
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
 from memo.data.facts import TOKENIZER_SUFFIX
@@ -108,7 +110,9 @@ def export_checkpoint(
         raise ConfigError(f"--tokenizer {tokenizer} does not exist: give the directory of a tokenizer's files")
     chosen = dtype or config.training.params_dtype
     theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), _ancestor(final, config))
-    source = _Source(final, open_checkpoint(final, verify=verify)[1], verify)
+    state, index = open_checkpoint(final, verify=verify)
+    _check_model(final, state, config)
+    source = _Source(final, index, verify)
     tensors = _their_tensors(source, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
     partial = target.with_name(f"{target.name}.partial")
     try:
@@ -142,6 +146,15 @@ def _run_config(final: Path, given: str | Path | None) -> RunConfig:
     if config.model.vocab_size is None:
         raise ConfigError(f"--config {path} has no vocab_size: give the config.toml that the run wrote")
     return config
+
+
+def _check_model(final: Path, state: RunState, config: RunConfig) -> None:
+    """Raises CheckpointError when the configuration is of another model than the run that saved the state."""
+    for name, values in differences(state.model, model_identity(config)).items():
+        raise CheckpointError(
+            f"{final}: the model that was saved had another {name} than its config.toml says ({values}): give the "
+            "config.toml of the run that saved it with --config"
+        )
 
 
 def _num_positions(config: RunConfig) -> int:

@@ -21,6 +21,7 @@ from memo.checkpoint.store import MASTER, write_tensors
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, read_config
+from memo.config.identity import model_identity
 from memo.errors import CheckpointError
 from memo.mesh import Mesh, RankGrid
 
@@ -48,7 +49,7 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
         raise CheckpointError(f"--out {root} holds a checkpoint already: choose another directory, or remove it")
     by_file = sorted(weights.shapes, key=weights.file)
     tensors = {f"{MASTER}{name}": _on_disk(weights, name) for name in by_file}
-    state = RunState(0, 0, config.training.seed, 0, 0, 0)
+    state = RunState(0, 0, config.training.seed, 0, 0, 0, model=model_identity(config))
     try:
         companions = [CONFIG_FILE, *copy_companions(source, root / COMPANION_DIR)]
         shutil.copyfile(path_within(source, CONFIG_FILE), root / COMPANION_DIR / CONFIG_FILE)

@@ -1,0 +1,61 @@
+"""What a checkpoint and the run that loads it must agree on: the function that the model is, and the samples it reads.
+
+Many fields change what a model computes and no shape: the rotary base, a norm's epsilon, how heads are split. So every
+field of ModelConfig counts, with its default resolved, but for those that this model does not read. A field that is new
+counts from its first day, and a checkpoint from before is taken to have had its default.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from memo.config.derived import num_position_embeddings
+from memo.config.model import SCALING_READ_BY, ModelConfig
+from memo.config.run import RunConfig, canonical_name
+
+Fact = str | int | float | bool
+"""What a state says of one field."""
+
+DATA_FACTS = ("seq_length", "data_path", "packing", "long_conversations", "tokenizer")
+"""Names of what data_identity in memo.data says; a model that is only evaluated may read any data."""
+
+MODEL_FACTS = tuple(entry.name for entry in dataclasses.fields(ModelConfig))
+_ONLY_AT_THE_START = ("init_method_std",)
+_ROTARY = ("rotary_base", "rope_scaling_type", *SCALING_READ_BY)
+
+
+def model_identity(config: RunConfig) -> dict[str, Fact]:
+    """By field of ModelConfig, for a configuration whose vocabulary is known."""
+    model = config.model
+    values = {
+        **dataclasses.asdict(model),
+        "num_query_groups": model.kv_heads,
+        "kv_channels": model.head_dim,
+        "ffn_hidden_size": model.ffn_size,
+        "add_qkv_bias": model.qkv_bias,
+        "max_position_embeddings": num_position_embeddings(config),
+    }
+    return {name: value for name, value in values.items() if name not in _unread(model)}
+
+
+def accepted_changes(given: str | None) -> tuple[str, ...]:
+    """The names in --load-accept-changes."""
+    return tuple(canonical_name(name.strip()) for name in (given or "").split(",") if name.strip())
+
+
+def differences(then: Mapping[str, Fact], now: Mapping[str, Fact], accepted: Collection[str] = ()) -> dict[str, str]:
+    """{field: "... then, ... now"} of what differs and is not accepted; nothing where nobody wrote `then` down."""
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(ModelConfig)}
+    found = {}
+    for name in now if then else ():
+        was = then.get(name, defaults.get(name, now[name]))
+        if was != now[name] and name not in accepted:
+            found[name] = f"{was} then, {now[name]} now"
+    return found
+
+
+def _unread(model: ModelConfig) -> set[str]:
+    """Fields that change nothing of what this model computes from its weights."""
+    if model.position_embedding_type != "rope":
+        return {*_ONLY_AT_THE_START, *_ROTARY}
+    ignored = {name for name, readers in SCALING_READ_BY.items() if model.rope_scaling_type not in readers}
+    return {*_ONLY_AT_THE_START, *ignored, "max_position_embeddings"}

@@ -1,0 +1,211 @@
+"""--load of a run that was another: its model computed something else from equal shapes, or it read other data."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from layouts import make, tiny
+from ranks import run_ranks
+
+import memo
+from memo.checkpoint import RunState, latest_checkpoint, save_checkpoint
+from memo.checkpoint.run_state import read_state
+from memo.checkpoint.store import open_checkpoint
+from memo.config import RunConfig
+from memo.config.evaluation import for_evaluation
+from memo.config.flags import load_run
+from memo.config.identity import DATA_FACTS, MODEL_FACTS, differences, model_identity
+from memo.config.model import ModelConfig
+from memo.data import PackedDataset
+from memo.data.identity import data_identity
+from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
+from memo.errors import CheckpointError
+
+STEPS = 2
+
+
+def corpus(folder: Path, name: str, shift: int = 0) -> str:
+    """40 documents of 100 tokens."""
+    with IndexedDatasetWriter(folder / name, np.uint16) as writer:
+        for document in range(40):
+            writer.add_document([(7 * document + 3 * token + shift) % 60 for token in range(100)])
+    return str(folder / name)
+
+
+def trainer(folder: Path, data: str | None = None, **overrides: Any) -> memo.Trainer:
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    values = {"params_dtype": "fp32", "peak_tflops": 1.0, "num_threads": 1, "progress": False, "train_iters": STEPS}
+    values |= {"lr_decay_iters": 10, "seq_length": 64, "offload_alpha": "off"}
+    if data is not None:
+        values |= {"data_path": data, "mock_data": False}
+    return memo.Trainer(config=tiny("llama-tiny", kv_channels=8), **{**values, **overrides})
+
+
+def _save(folder: Path, data: str) -> None:
+    with trainer(folder, data, save=str(folder / "run")) as made:
+        made.train()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("another")
+    run_ranks(1, _save, folder, corpus(folder, "first"))
+    return folder
+
+
+def _refused(folder: Path, overrides: dict[str, Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        trainer(folder, str(folder / "first"), load=str(folder / "run"), **overrides)
+    return str(caught.value)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "base": ({"rotary_base": 500000.0}, "rotary_base 10000.0 then, 500000.0 now"),
+    "scaling": ({"rope_scaling_type": "linear", "rope_scaling_factor": 2.0}, "rope_scaling_type none then, linear now"),
+    "epsilon": ({"norm_epsilon": 1e-6}, "norm_epsilon 1e-05 then, 1e-06 now"),
+    "heads": (
+        {"num_attention_heads": 2, "num_query_groups": 1, "kv_channels": 16},
+        "num_attention_heads 4 then, 2 now; num_query_groups 2 then, 1 now; kv_channels 8 then, 16 now",
+    ),
+    "length": ({"seq_length": 32}, "seq_length 64 then, 32 now"),
+    "packing": ({"packing": False}, "packing True then, False now"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_no_shape_is_refused_by_name(folder: Path, name: str) -> None:
+    overrides, expected = CHANGES[name]
+    message = run_ranks(1, _refused, folder, overrides)[0]
+    assert f"--load {folder / 'run'}: its run was another: {expected}" in message
+    assert f"give the flags of that run, or accept what changes with --load-accept-changes {expected.split()[0]}" in (
+        message
+    )
+    assert "\n" not in message
+
+
+def test_every_rank_refuses_alike(folder: Path) -> None:
+    first, second = run_ranks(2, _refused, folder, {"rotary_base": 500000.0, "seq_length": 32, "global_batch_size": 4})
+    assert first == second and first.endswith("--load-accept-changes rotary_base,seq_length")
+
+
+def test_another_corpus_is_refused_and_the_same_elsewhere_is_not(folder: Path, tmp_path: Path) -> None:
+    message = run_ranks(1, _refused, folder, {"data_path": corpus(tmp_path, "other", shift=1)})[0]
+    assert "data_path 40 documents of 4000 tokens, " in message and "--load-accept-changes data_path" in message
+    run_ranks(1, _goes_on, folder, {"data_path": corpus(tmp_path, "moved")})
+
+
+def _goes_on(folder: Path, overrides: dict[str, Any]) -> int:
+    with trainer(folder, str(folder / "first"), **{"load": str(folder / "run"), "train_iters": 3, **overrides}) as made:
+        assert made.iteration == STEPS
+        made.train()
+        return made.iteration
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_accepted_by_name_goes_on(folder: Path, name: str) -> None:
+    overrides, _ = CHANGES[name]
+    accepted = ",".join(overrides) + (",seq-len" if name == "length" else "")
+    assert run_ranks(1, _goes_on, folder, {**overrides, "load_accept_changes": accepted}) == [3]
+
+
+def test_one_of_two_changes_that_is_not_accepted_is_still_refused(folder: Path) -> None:
+    overrides = {"rotary_base": 5e5, "norm_epsilon": 1e-6, "load_accept_changes": "rotary_base"}
+    message = run_ranks(1, _refused, folder, overrides)[0]
+    assert "its run was another: norm_epsilon 1e-05 then, 1e-06 now: give" in message
+
+
+def _evaluates(folder: Path, other: str) -> bool:
+    """Other data and another length, as in `memo evaluate`; another model is still refused."""
+    config = tiny("llama-tiny", kv_channels=8).override(
+        {"load": str(folder / "run"), "seq_length": 32, "data_path": other, "mock_data": False, "num_threads": 1}
+        | {"params_dtype": "fp32", "peak_tflops": 1.0, "progress": False, "offload_alpha": "off", "eval_iters": 1}
+    )
+    with memo.Trainer(config=for_evaluation(config, 1)) as made:
+        assert made.evaluate() > 0
+    with pytest.raises(CheckpointError, match=r"rotary_base 10000\.0 then"):
+        memo.Trainer(config=for_evaluation(config.override({"rotary_base": 5e5}), 1))
+    return True
+
+
+def test_an_evaluation_may_read_any_data(folder: Path, tmp_path: Path) -> None:
+    assert run_ranks(1, _evaluates, folder, corpus(tmp_path, "other", shift=1)) == [True]
+
+
+def test_a_checkpoint_that_names_nothing_is_taken_as_before(folder: Path, tmp_path: Path) -> None:
+    """As versions 1 and 2 of the schema: nobody wrote it down."""
+    state = read_state(latest_checkpoint(folder / "run"))
+    assert state.data["seq_length"] == 64 and state.model["rotary_base"] == 10000.0
+    assert differences({}, state.model) == {} == differences({}, state.data)
+
+
+def test_a_field_that_a_checkpoint_does_not_know_had_its_default() -> None:
+    """So that a new field refuses no older checkpoint, unless it is used."""
+    now = model_identity(RunConfig(model=ModelConfig(vocab_size=64)))
+    then = {name: value for name, value in now.items() if name != "qk_layernorm"}
+    assert differences(then, now) == {}
+    assert differences(then, {**now, "qk_layernorm": True}) == {"qk_layernorm": "False then, True now"}
+
+
+def _other(value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return 2 * value
+    return {"LayerNorm": "RMSNorm", "gelu": "swiglu"}.get(str(value), 64)
+
+
+@pytest.mark.parametrize("name", MODEL_FACTS)
+def test_every_field_of_the_model_counts_unless_it_is_known_not_to(name: str) -> None:
+    """A field that is new is refused here until somebody has thought of it, or counts by itself."""
+    ignored = {"init_method_std", "max_position_embeddings", "rope_low_freq_factor", "rope_high_freq_factor"}
+    special = {"rope_scaling_type": "llama3", "position_embedding_type": "learned_absolute"}
+    base = {"vocab_size": 64, "rope_scaling_type": "yarn", "rope_scaling_factor": 2.0}
+    model = ModelConfig(**base)  # type: ignore[arg-type]
+    changed = dataclasses.replace(model, **{name: special.get(name, _other(getattr(model, name)))})
+    before, after = (model_identity(RunConfig(model=m)) for m in (model, changed))
+    assert (before == after) == (name in ignored)
+    assert (differences(before, after) == {}) == (name in ignored)
+
+
+def test_defaults_that_are_written_out_are_no_difference() -> None:
+    plain = ModelConfig(vocab_size=64, hidden_size=32, num_attention_heads=4)
+    spelled = dataclasses.replace(plain, kv_channels=8, num_query_groups=4, ffn_hidden_size=128)
+    assert model_identity(RunConfig(model=plain)) == model_identity(RunConfig(model=spelled))
+
+
+def test_names_of_data_are_those_that_can_be_accepted(folder: Path) -> None:
+    dataset = PackedDataset(IndexedDataset(folder / "first"), 64, 7)
+    assert data_identity(RunConfig().data, dataset).keys() <= set(DATA_FACTS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--load x --load-accept-changes rotary", "names rotary, which is no field of model or data"),
+        ("--load-accept-changes rotary_base", "--load is not given"),
+        ("--no-verify-checkpoint", "--load is not given"),
+    ],
+)
+def test_flags_that_mean_nothing_are_refused(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load_run(["--mock-data", *flags.split()])
+    assert message in capsys.readouterr().err
+
+
+def test_the_state_is_small(folder: Path) -> None:
+    """It is for people to read, and costs nothing beside tensors."""
+    final = latest_checkpoint(folder / "run")
+    assert (final / "run_state.json").stat().st_size < 4096
+    assert open_checkpoint(final)[0].global_batch_size == 4
+
+
+def test_a_state_without_model_and_data_can_still_be_saved(tmp_path: Path) -> None:
+    """Tools that save by themselves need not know the run."""
+    model, _ = make(tiny(), 1)
+    final = save_checkpoint(tmp_path, RunState(1, 4, 7, 1, 0, 0), model.optimizer.segment_states(), model.mesh)
+    assert read_state(final).model == {} == read_state(final).data
