@@ -29,7 +29,8 @@ def _save(directory: Path) -> None:
     for iteration in (1, 2):
         one_step_backward(model, feed)
         model.optimizer.step(1e-2)
-        state = RunState(iteration, 4 * iteration, 7, iteration, 0, 0, 4, {"rotary_base": 1e4}, {"seq_length": 64})
+        facts = {"model": {"rotary_base": 1e4}, "data": {"seq_length": 64}}
+        state = RunState(iteration, 4 * iteration, 7, iteration, 0, 0, 4, **facts)
         save_checkpoint(directory, state, model.optimizer.segment_states(), model.mesh)
 
 
