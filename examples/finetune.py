@@ -26,7 +26,7 @@ from memo.config.parallel import ParallelConfig
 from memo.data import build_chat, open_corpus
 from memo.data.chat import TEMPLATE_SUFFIX
 from memo.data.chat_template import TEMPLATE_FILE
-from memo.errors import ConfigError, exit_on_error, is_reporting_rank
+from memo.errors import ConfigError, exit_on_error, is_first_of_node, is_reporting_rank
 from memo.mesh import init_distributed
 from memo.train.ending import shutdown
 from memo.train.plan_run import has_own_layout, plan_run
@@ -92,12 +92,12 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
         if given is None or not Path(f"{given}{TEMPLATE_SUFFIX}").exists():
             raise ConfigError(f"--data-path {given} is no corpus of `memo data chat`: give one, or --train-data")
         return given
-    rank, world_size = init_distributed(torch.device("cpu"), ParallelConfig(distributed_timeout_minutes=24 * 60.0))
+    world = init_distributed(torch.device("cpu"), ParallelConfig(distributed_timeout_minutes=24 * 60.0))
     prefix, tokenizer = f"{save}/data/chat", config.data.tokenizer or model
-    if rank == 0:
+    if world.rank == 0:
         template, split = options.chat_template, options.eval_fraction
         build_chat([options.train_data], prefix, tokenizer=tokenizer, chat_template=template, split_eval=split)
-    if world_size > 1:
+    if world.size > 1:
         dist.barrier()
         shutdown()
     return prefix
@@ -110,7 +110,7 @@ def with_plan(config: RunConfig, options: Options, model: str) -> RunConfig:
     if options.plan != "auto" and not automatic:
         return config
     config, choice = plan_run(config, model, ranks, options.plan_hardware)
-    if is_reporting_rank():
+    if is_first_of_node():
         print(f"plan: {choice.layout}, {choice.strategy}", flush=True)
     return config
 

@@ -1,16 +1,41 @@
-"""The errors that a user can meet. Each message names the field, the values and the remedy."""
+"""The errors that a user can meet. Each message names the field, the values and the remedy.
+
+How a command ends is decided here alone: 0 when it finished, or stopped and saved; EXIT_REFUSED for input that it
+refuses; EXIT_FAILED for what happened after a good start. A fault of memo itself ends in Python's traceback, status 1.
+"""
 
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Iterator
 
 EXIT_REFUSED = 2
 """Exit status of a command that refuses its input."""
 
+EXIT_FAILED = 3
+"""Exit status of a command that failed after a good start: out of memory, a lost rank, a full disk, damaged data."""
+
 
 class MemoError(Exception):
-    """Base of every error that memo raises on purpose."""
+    """Base of every error that memo raises on purpose.
+
+    Attributes:
+        exit_status: of a command that ends with it.
+        teller: the rank that met it, such as "rank 3 (node7, tp 1 cp 0 pp 1 dp 0)"; None in a single process, and
+            before the ranks of a run have met.
+        is_known: another rank has told the same already, so one rank of each node is enough to repeat it.
+    """
+
+    exit_status = EXIT_REFUSED
+    teller: str | None = None
+    is_known = False
+
+    def failed_by(self, teller: str | None, has_started: bool = True) -> None:
+        """It ended a run, one that had started well if `has_started`; what is refused even then stays a refusal."""
+        self.teller = teller
+        if has_started and not isinstance(self, ConfigError):
+            self.exit_status = EXIT_FAILED
 
 
 class ConfigError(MemoError, ValueError):
@@ -52,6 +77,14 @@ class HostMemoryError(ResourceError):
 class OutOfMemory(ResourceError):
     """A training step that memory did not suffice for; names the component that grew, and what makes room."""
 
+    exit_status = EXIT_FAILED
+
+
+class RankLost(MemoError, RuntimeError):
+    """Another rank of the run has ended, hangs or never came; names which was the first, and why."""
+
+    exit_status = EXIT_FAILED
+
 
 class GradientError(MemoError, RuntimeError):
     """Gradients that are not finite, in a step that can no longer be skipped."""
@@ -77,20 +110,39 @@ class RaceError(MemoError, RuntimeError):
     """Two accesses to one buffer that no event orders, at least one of them a write."""
 
 
-def is_reporting_rank() -> bool:
-    """One rank of each node reports what is wrong; without a launcher there is only one."""
+def is_first_of_node() -> bool:
+    """Whether this rank does what one of each node has to; without a launcher there is only one."""
     return os.environ.get("LOCAL_RANK") in (None, "", "0")
+
+
+def is_reporting_rank() -> bool:
+    """Whether this rank tells what all of them meet alike: one of each node does.
+
+    A rank that torchrun did not start may have a terminal, or a log, of its own: it always tells.
+    """
+    return is_first_of_node() or "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 @contextlib.contextmanager
 def exit_on_error(print_errors: bool = True) -> Iterator[None]:
-    """An error of memo's becomes `error: ...` on standard error and exit status 2.
+    """An error of memo's becomes one message on standard error, and its exit status.
 
-    Out of memory is told by whichever rank meets it: the others only see that it is gone.
+    Args:
+        print_errors: whether this rank tells what all ranks meet alike. What one rank meets, that rank always tells.
     """
     try:
         yield
     except MemoError as error:
-        if print_errors or isinstance(error, OutOfMemory):
-            print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_REFUSED) from None
+        if print_errors or (error.teller is not None and not error.is_known):
+            print(told(error), file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_status) from None
+
+
+def told(error: MemoError) -> str:
+    """The line for people: `error: ...`, with the rank before it where there are several."""
+    return f"error: {error}" if error.teller is None else f"{error.teller}: error: {error}"
+
+
+def host_name() -> str:
+    """Of this machine, without its domain."""
+    return socket.gethostname().split(".")[0]

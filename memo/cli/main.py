@@ -25,7 +25,7 @@ ABOUT = f"memo {__version__}: train and extend LLMs at 64K to millions of tokens
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command (default: sys.argv[1:]) and return its exit status.
 
-    Raises SystemExit with status 2 for what memo refuses, after one message on standard error.
+    Raises SystemExit for an error of memo's, after one message on standard error (memo.errors has the statuses).
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] == ["--version"]:

@@ -2,6 +2,7 @@
 
 import os
 
+from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.training import Dtype
 
@@ -11,12 +12,28 @@ BYTE_VOCAB_SIZE = 257
 
 def world_size_from_env() -> int:
     """Ranks of this run as torchrun states them (WORLD_SIZE); 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
+    return _from_env("WORLD_SIZE", 1, least=1)
+
+
+def rank_from_env() -> int:
+    """This process among them (RANK); 0 without a launcher. Raises ConfigError for one that the run does not have."""
+    rank, world_size = _from_env("RANK", 0, least=0), world_size_from_env()
+    require(rank < world_size, f"RANK is {rank} and WORLD_SIZE is {world_size}: ranks count from 0, so give them fewer")
+    return rank
 
 
 def local_world_size_from_env() -> int:
     """Ranks of this run on this node as torchrun states them (LOCAL_WORLD_SIZE); 1 without a launcher."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return _from_env("LOCAL_WORLD_SIZE", 1, least=1)
+
+
+def _from_env(name: str, default: int, least: int) -> int:
+    given = os.environ.get(name) or str(default)
+    require(
+        given.isdecimal() and int(given) >= least,
+        f"{name} is {given} in the environment: a launcher sets it to a number from {least} on; unset it to run alone",
+    )
+    return int(given)
 
 
 def data_parallel_size(config: RunConfig, world_size: int) -> int:

@@ -57,6 +57,9 @@ class LoggingConfig:
     """TensorBoard event files (needs the package tensorboard)."""
     wandb_project: str | None = None
     """Weights & Biases project (needs the package wandb)."""
+    heartbeat_file: str | None = None
+    """File that rank 0 replaces within a second of each step: iteration, time (seconds since 1970), pid and host, as
+    JSON. A launcher that watches its age sees a run that hangs."""
     progress: bool = True
     """Progress bar on rank 0 when standard error is a terminal."""
 

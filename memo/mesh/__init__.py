@@ -2,6 +2,17 @@
 
 from memo.mesh.grid import AXES, Coordinates, RankGrid
 from memo.mesh.group import AxisGroup, Watch
-from memo.mesh.mesh import Mesh, init_distributed, local_device
+from memo.mesh.mesh import Mesh, World, init_distributed, local_device, refusals_are_heard
 
-__all__ = ["AXES", "AxisGroup", "Coordinates", "Mesh", "RankGrid", "Watch", "init_distributed", "local_device"]
+__all__ = [
+    "AXES",
+    "AxisGroup",
+    "Coordinates",
+    "Mesh",
+    "RankGrid",
+    "Watch",
+    "World",
+    "init_distributed",
+    "local_device",
+    "refusals_are_heard",
+]

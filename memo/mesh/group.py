@@ -1,7 +1,7 @@
 """Process groups that know their axis, and the one place from which a rank's work can be watched.
 
     mesh.watch.listener = recorder      # from here on the recorder is told of every message and every piece of work
-    mesh.watch.listener = None          # as always else: one comparison a message
+    mesh.watch.listener = None          # as always else: a message is only noted as the last one
 
 Groups are passed to where messages are issued, so what hears of them travels with the groups: nothing has to be
 looked up, and two trainers of one process do not hear each other.
@@ -10,12 +10,15 @@ looked up, and two trainers of one process do not hear each other.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Protocol
 
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
+
+from memo.units import format_bytes
 
 
 class OpenSpan(Protocol):
@@ -40,11 +43,21 @@ class Watch:
 
     Attributes:
         microbatch: whose forward or backward runs.
+        last, last_s: axis, name and bytes of the message that was issued last, and when (time.monotonic).
     """
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
         self.microbatch = -1
+        self.last: tuple[str, str, int] | None = None
+        self.last_s = 0.0
+
+    def last_message(self) -> str:
+        """For people."""
+        if self.last is None:
+            return "none yet over an axis of the mesh"
+        axis, name, num_bytes = self.last
+        return f"{name} over {axis} of {format_bytes(num_bytes)}, {time.monotonic() - self.last_s:.0f} s ago"
 
     def work(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Around a piece of the rank's own work."""
@@ -78,10 +91,12 @@ def torch_group(group: ProcessGroup) -> ProcessGroup:
 
 
 def begin_message(group: ProcessGroup, name: str, x: Tensor) -> OpenSpan | None:
-    """Tell who watches the group, if anybody, that a message of x's size is issued."""
-    if not isinstance(group, AxisGroup) or group.watch.listener is None:
+    """Note that a message of x's size is issued, and tell who watches the group, if anybody."""
+    if not isinstance(group, AxisGroup):
         return None
-    return group.watch.listener.begin(group.axis, name, x.nbytes)
+    watch = group.watch
+    watch.last, watch.last_s = (group.axis, name, x.nbytes), time.monotonic()
+    return None if watch.listener is None else watch.listener.begin(group.axis, name, x.nbytes)
 
 
 def watched(work: Work, span: OpenSpan | None) -> Work:

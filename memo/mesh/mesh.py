@@ -3,19 +3,27 @@
 This is the one context object that carries groups; nothing else in memo keeps them as state.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroup  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
+from memo.config.derived import rank_from_env, world_size_from_env
 from memo.config.parallel import ParallelConfig
 from memo.config.simulated import run_world_size
+from memo.errors import MemoError
 from memo.mesh.grid import Coordinates, RankGrid
 from memo.mesh.group import AxisGroup, Watch
+from memo.mesh.roll_call import Member, call_roll, open_store
 from memo.mesh.simulated import init_simulated
+
+REFUSAL_PATIENCE = timedelta(seconds=10)
+"""How long a rank whose input is refused stays to tell the others, which may still be loading torch."""
 
 
 class Mesh:
@@ -54,13 +62,14 @@ class Mesh:
         background: bool = False,
         is_simulated: bool = False,
         timeout: timedelta | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.grid, self._timeout = grid, timeout
         self._joined: dict[str, AxisGroup | None] = {}
         self.is_alone = is_simulated or grid.world_size == 1
         self.rank = rank
         self.at: Coordinates = grid.coordinates(rank)
-        self.watch = Watch()
+        self.watch = watch or Watch()
         self.world = dist.group.WORLD if grid.world_size > 1 else None
         self.tp = self._join("tp", grid.groups("tp"))
         self.cp = self._join("cp", grid.groups("cp"))
@@ -120,13 +129,27 @@ def local_device(device_type: str) -> torch.device:
     return torch.device("cpu")
 
 
-def init_distributed(device: torch.device, parallel: ParallelConfig) -> tuple[int, int]:
-    """Start the default process group from torchrun's environment; returns (rank, world size).
+class World(NamedTuple):
+    """The ranks that have met.
+
+    Attributes:
+        members: by rank; empty where this process runs alone, or somebody else started the process groups.
+        store: of this run alone, where there are members.
+    """
+
+    rank: int
+    size: int
+    members: Sequence[Member] = ()
+    store: Store | None = None
+
+
+def init_distributed(device: torch.device, parallel: ParallelConfig) -> World:
+    """Start the default process group from torchrun's environment.
 
     A single process without torchrun starts no group at all, but for --simulate-world one of which nobody else exists.
+    Raises RankLost when a rank does not come, or comes to say that it refuses to run.
     """
-    rank = int(os.environ.get("RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = rank_from_env(), world_size_from_env()
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.set_device(device)
@@ -136,16 +159,28 @@ def init_distributed(device: torch.device, parallel: ParallelConfig) -> tuple[in
             init_simulated(rank, world_size)
     elif world_size > 1 and not dist.is_initialized():
         timeout = parallel.distributed_timeout
-        store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
-        # torchrun's store outlives a process group, and with it the addresses of the first one's ranks: count how
-        # often this rank has started one, so that a second finds its own.
-        start = store.add(f"memo_starts_of_{rank}", 1)
+        store, members = call_roll(open_store(rank, timeout), rank, world_size, timeout)
         dist.init_process_group(
             "nccl" if on_cuda else "gloo",
-            store=PrefixStore(f"memo_start_{start}", store),
+            store=store,
             rank=rank,
             world_size=world_size,
             timeout=timeout,
             device_id=device if on_cuda else None,
         )
-    return rank, world_size
+        return World(rank, world_size, members, store)
+    return World(rank, world_size)
+
+
+@contextlib.contextmanager
+def refusals_are_heard(parallel: ParallelConfig) -> Iterator[None]:
+    """Around what may refuse a run on this rank alone, before init_distributed: the others then do not wait for it."""
+    try:
+        yield
+    except MemoError as error:
+        world_size = world_size_from_env()
+        if world_size > 1 and parallel.simulate_world is None and not dist.is_initialized():
+            with contextlib.suppress(MemoError, RuntimeError):  # nobody may have come: there is nothing more to do
+                rank = rank_from_env()
+                call_roll(open_store(rank, REFUSAL_PATIENCE), rank, world_size, REFUSAL_PATIENCE, str(error))
+        raise

@@ -26,7 +26,7 @@ from memo.executor.select import make_backend
 from memo.executor.states import StateStreamer
 from memo.executor.streamed import StreamedLayer
 from memo.executor.streams import StreamBackend
-from memo.mesh import Mesh, RankGrid
+from memo.mesh import Mesh, RankGrid, Watch
 from memo.model.layer import ModelParts
 from memo.model.transformer import Head, Microbatch, TransformerChunk, torch_dtype
 from memo.parallel.context import ContextAttention
@@ -134,16 +134,21 @@ class ParallelModel:
         return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks])
 
 
-def build_mesh(config: RunConfig, rank: int, world_size: int) -> Mesh:
+def rank_grid(config: RunConfig, world_size: int) -> RankGrid:
     p = config.parallel
-    grid = RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp)
+    return RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp)
+
+
+def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | None = None) -> Mesh:
+    p = config.parallel
     return Mesh(
-        grid,
+        rank_grid(config, world_size),
         rank,
         a2a_size=resolved_a2a_size(config),
         background=config.checkpoint.async_save,
         is_simulated=p.simulate_world is not None,
         timeout=p.distributed_timeout,
+        watch=watch,
     )
 
 

@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None) ->
     """Train as the flags say; returns the exit status.
 
     What memo refuses, or cannot do later on (a full disk, a step that memory does not hold), ends with one message
-    and exit status 2. `stop` may listen already; from here on, to the end of close(), it does.
+    and the exit status that memo.errors says. `stop` may listen already; from here on, to the end of close(), it does.
     """
     with exit_on_error(is_reporting_rank()), (stop or GracefulStop()).listening() as stop:
         config = load_run(sys.argv[1:] if argv is None else argv)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from memo.artifacts.run_log import RunHeader, default_log, header_path
 from memo.artifacts.run_log import StepRecord as StepRecord
 from memo.config import RunConfig
+from memo.estimate.flops import model_flops_per_token
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,14 @@ class Reporter:
     ) -> None:
         for sink in self.sinks:
             sink.close()
+
+
+def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[str, Any]:
+    """Of a step in which each rank's share of the global batch passes at `samples_per_s`; fields as in StepRecord."""
+    seq_length = config.data.seq_length
+    tgs = samples_per_s * seq_length
+    flops = tgs * model_flops_per_token(config.model, seq_length)
+    return {"tgs": tgs, "mfu_percent": 100.0 * flops / peak_flops, "tflops_per_gpu": flops / 1e12}
 
 
 def _scalars(record: StepRecord) -> dict[str, float]:

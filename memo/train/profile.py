@@ -10,9 +10,9 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size, num_microbatches, resolved_offload_tiles
 from memo.data import GlobalBatchSampler
-from memo.errors import AllocatorError, ConfigError, is_reporting_rank
+from memo.errors import AllocatorError, ConfigError, is_first_of_node
 from memo.estimate.memory import estimate_memory
-from memo.mesh import Mesh, init_distributed, local_device
+from memo.mesh import Mesh, init_distributed, local_device, refusals_are_heard
 from memo.model.layer import ModelParts, TransformerLayer
 from memo.model.transformer import torch_dtype
 from memo.parallel.collectives import all_reduce
@@ -21,10 +21,11 @@ from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.profile_table import describe_profile
 from memo.planner.swap import LayerOp, layer_ops
 from memo.train.attention import choose_attention, describe_rows, measure_attention
-from memo.train.build import build, build_attention, build_mesh
+from memo.train.build import build, build_attention, build_mesh, rank_grid
 from memo.train.ending import shutdown
 from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure
+from memo.train.lookout import Lookout
 from memo.train.planned_memory import describe_run
 from memo.train.setup import Prepared, check_writable, prepare
 from memo.train.swap import decide
@@ -63,28 +64,32 @@ def profile_run(
     if recording is not None:
         check_writable("--trace-out", recording.out, is_directory=False)
     # In managed memory what is asked for is counted and refused as it comes: no estimate has to.
-    prepared = prepare(config, must_fit=recording is None or not recording.is_managed)
+    with refusals_are_heard(config.parallel):
+        prepared = prepare(config, must_fit=recording is None or not recording.is_managed)
     wanted, config, device = config.hardware.attention_backend, prepared.config, local_device(prepared.device_type)
     if recording is not None and recording.is_managed and device.type != "cuda":
         raise ConfigError(
             f"--managed-memory is memory of CUDA, but the run is on --device {device.type}: leave it out, which "
             "records the same requests here"
         )
-    rank, world_size = init_distributed(device, config.parallel)
+    world = init_distributed(device, config.parallel)
+    lookout = Lookout(config, world, rank_grid(config, world.size))
     try:
-        mesh = build_mesh(config, rank, world_size)
-        if attention:
-            config = _with_measured_attention(config, wanted, mesh, device)
-        _profile(config, mesh, device, out)
-        if recording is not None:
-            _record(prepared, mesh, device, recording)
+        with lookout.telling(has_started=False):
+            mesh = build_mesh(config, world.rank, world.size, lookout.watch)
+            if attention:
+                config = _with_measured_attention(config, wanted, mesh, device)
+            _profile(config, mesh, device, out)
+            if recording is not None:
+                _record(prepared, mesh, device, recording)
     finally:
         shutdown()
+        lookout.close()
 
 
 def _with_measured_attention(config: RunConfig, wanted: str, mesh: Mesh, device: torch.device) -> RunConfig:
     """Time kernels on one device of each node; `config` with the backend that `wanted` now is."""
-    if is_reporting_rank():
+    if is_first_of_node():
         rows, path = measure_attention(config, device)
         if mesh.tells:
             print(f"{describe_rows(rows)}\nkept in {path}", flush=True)

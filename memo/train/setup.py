@@ -27,7 +27,7 @@ from memo.data import (
     load_tokenizer,
     open_corpus,
 )
-from memo.errors import ConfigError, is_reporting_rank
+from memo.errors import ConfigError, is_first_of_node
 from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.machines import nearest_hardware
@@ -207,6 +207,7 @@ def _check_writable(config: RunConfig) -> None:
     """What the run will write must have a place, or hours of training would end in an error."""
     check_writable("--save", config.checkpoint.save, is_directory=True)
     check_writable("--log-jsonl", config.logging.log_jsonl, is_directory=False)
+    check_writable("--heartbeat-file", config.logging.heartbeat_file, is_directory=False)
 
 
 def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
@@ -247,7 +248,7 @@ def agreed(config: RunConfig, mesh: Mesh) -> RunConfig:
 
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak) -> None:
     """One rank of each node asks for all of them: its answer must not differ from its neighbours'."""
-    if not is_reporting_rank():
+    if not is_first_of_node():
         return
     node_ranks = local_world_size_from_env()
     if device.type == "cuda":

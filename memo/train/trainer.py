@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,16 +19,16 @@ from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer
 from memo.errors import ClosedError, ConfigError, MemoError
-from memo.estimate.flops import model_flops_per_token
-from memo.mesh import Mesh, init_distributed, local_device
+from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_heard
 from memo.parallel.collectives import all_reduce
 from memo.parallel.replicas import check_replicas
-from memo.train.build import ParallelModel, build, build_mesh
+from memo.train.build import ParallelModel, build, build_mesh, rank_grid
 from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
 from memo.train.header import describe_start
-from memo.train.metrics import BenchmarkResult, Reporter, StepRecord
+from memo.train.lookout import Lookout
+from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence
@@ -40,6 +40,7 @@ from memo.train.tracing import trace_steps
 from memo.train.watching import CopyTimes, Meter, run_header
 
 Callback = Callable[[StepRecord], None]
+Part = TypeVar("Part")
 
 
 class Trainer:
@@ -84,7 +85,8 @@ class Trainer:
         if plan != "auto":
             overrides = {"offload_alpha": plan, **overrides}
         config = config.override(overrides, source="Trainer")
-        prepared = prepare(config, train_data, eval_data, tokenizer)
+        with refusals_are_heard(config.parallel):
+            prepared = prepare(config, train_data, eval_data, tokenizer)
         self.config, self.peak, self.placement = prepared.config, prepared.peak, prepared.placement
         self.attention = prepared.attention
         self.callbacks = list(callbacks)
@@ -95,16 +97,19 @@ class Trainer:
         self._parts: ParallelModel | None = None
         self._train_feed: Feed | None = None
         self._persistence: Persistence | None = None
+        self._lookout: Lookout | None = None
         try:
-            self._build(prepared, device)
+            world = init_distributed(device, self.config.parallel)
+            self._lookout = Lookout(self.config, world, rank_grid(self.config, world.size))
+            with self._lookout.telling(has_started=False):
+                self._build(prepared, device, world)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, prepared: Prepared, device: torch.device) -> None:
-        rank, world_size = init_distributed(device, self.config.parallel)
-        self.global_batch_size = global_batch_size(self.config, world_size)
-        mesh = build_mesh(self.config, rank, world_size)
+    def _build(self, prepared: Prepared, device: torch.device, world: World) -> None:
+        self.global_batch_size = global_batch_size(self.config, world.size)
+        mesh = build_mesh(self.config, world.rank, world.size, self.lookout.watch)
         self.config = agreed(self.config, mesh)
         self._parts = build(self.config, mesh, prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
@@ -136,6 +141,7 @@ class Trainer:
     def step(self) -> StepRecord:
         """One optimizer step on the next global batch; collective over all ranks."""
         start_s = time.perf_counter()
+        self.lookout.begin(f"step {self.iteration + 1}")
         batches = self.feed.next_global_batch()
         lr = learning_rate(self.config, self.iteration + 1)
         with self._meter.step(self.parts, self.iteration + 1) as copies:
@@ -146,6 +152,7 @@ class Trainer:
         self.consecutive_skips = 0 if updated else self.consecutive_skips + 1
         loss = self._agree(loss_sum)
         self.nan += math.isnan(loss)
+        self.lookout.complete(self.iteration)
         return self._record(loss, grad_norm, lr, time.perf_counter() - start_s, copies)
 
     def evaluate(self, iters: int | None = None) -> float:
@@ -234,43 +241,48 @@ class Trainer:
         Where several Trainers live in one process, close the first of them last: it owns the groups.
         """
         persistence, self._persistence = self._persistence, None
+        lookout, self._lookout = self._lookout, None
         try:
-            if persistence is not None:
-                with self._stop.listening():
+            if persistence is not None and lookout is not None:
+                with lookout.telling(), self._stop.listening():
                     persistence.finish()
         finally:
             persistence = self._parts = self._train_feed = None
             if self._owns_groups:
                 self._owns_groups = False
                 shutdown()
+            if lookout is not None:
+                lookout.close()
 
     def __enter__(self) -> "Trainer":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        told = error if error is None or self._lookout is None else self._lookout.explain(error)
         with contextlib.suppress(*() if kind is None else (MemoError,)):  # the first error is the one to tell
             self.close()
+        if told is not None and told is not error:
+            raise told from error
 
     @property
     def parts(self) -> ParallelModel:
         """What this rank trains; as `feed` and `mesh`, it raises ClosedError after close()."""
-        if self._parts is None:
-            raise _closed()
-        return self._parts
+        return _open(self._parts)
 
     @property
     def feed(self) -> Feed:
         """Microbatches of the training data."""
-        if self._train_feed is None:
-            raise _closed()
-        return self._train_feed
+        return _open(self._train_feed)
 
     @property
     def persistence(self) -> Persistence:
         """What of this run is on disk, or on its way."""
-        if self._persistence is None:
-            raise _closed()
-        return self._persistence
+        return _open(self._persistence)
+
+    @property
+    def lookout(self) -> Lookout:
+        """Over this rank and the others."""
+        return _open(self._lookout)
 
     @property
     def mesh(self) -> Mesh:
@@ -343,9 +355,6 @@ class Trainer:
         return float(loss)
 
     def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float, copies: CopyTimes) -> StepRecord:
-        tokens = self.global_batch_size * self.config.data.seq_length
-        tgs = tokens / step_time_s / self.mesh.grid.world_size
-        flops = tgs * model_flops_per_token(self.config.model, self.config.data.seq_length)
         return StepRecord(
             iteration=self.iteration,
             consumed_samples=self.feed.sampler.consumed_samples,
@@ -353,9 +362,7 @@ class Trainer:
             grad_norm=grad_norm,
             lr=lr,
             step_time_s=step_time_s,
-            tgs=tgs,
-            mfu_percent=100.0 * flops / self.peak.flops,
-            tflops_per_gpu=flops / 1e12,
+            **speed(self.config, self.global_batch_size / self.mesh.grid.world_size / step_time_s, self.peak.flops),
             global_batch_size=self.global_batch_size,
             skipped_iterations=self.skipped,
             nan_iterations=self.nan,
@@ -368,6 +375,7 @@ class Trainer:
             self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
             self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
             self.consecutive_skips = state.consecutive_skips
+        self.lookout.complete(self.iteration)
 
     def _plan_transients(self) -> None:
         """The requests of the next step, planned: nothing is updated, and no sample is consumed."""
@@ -386,5 +394,7 @@ class Trainer:
         self.print(found.table())
 
 
-def _closed() -> ClosedError:
-    return ClosedError("this Trainer is closed and has no model any more: use it before close(), or make another")
+def _open(part: Part | None) -> Part:
+    if part is None:
+        raise ClosedError("this Trainer is closed and has no model any more: use it before close(), or make another")
+    return part

@@ -150,6 +150,7 @@ def test_override_names_its_caller() -> None:
 def test_other_ranks_are_silent(
     argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun sets it")
     monkeypatch.setenv("LOCAL_RANK", "3")
     with pytest.raises(SystemExit) as refused:
         load_run(argv)

@@ -1,4 +1,4 @@
-"""A disk that fills up ends a run with one message and status 2, and the last whole checkpoint can be loaded."""
+"""A disk that fills up ends a run with one message and status 3, and the last whole checkpoint can be loaded."""
 
 import contextlib
 import io
@@ -15,6 +15,7 @@ from checkpoints import contents
 from ranks import run_ranks
 
 from memo.checkpoint import latest_checkpoint, store
+from memo.errors import EXIT_FAILED
 from memo.train.entry import main
 
 FLAGS = (
@@ -62,11 +63,12 @@ def _run(world_size: int, flags: list[str], limited_rank: int | None) -> tuple[i
 
 
 def _check(folder: Path, results: list[tuple[int | str | None, str]], cause: str) -> None:
-    assert [status for status, _ in results] == [2] * len(results)
-    told = [line for _, errors in results for line in errors.splitlines()]
-    assert len(told) == 1  # by one rank of the node, in one line
-    assert told[0].startswith(f"error: --save {folder}: iteration 4 could not be written (")
-    assert cause in told[0] and "older checkpoints there are untouched: free disk space" in told[0]
+    assert [status for status, _ in results] == [EXIT_FAILED] * len(results)
+    told = {line.rpartition("error: ")[2] for _, errors in results for line in errors.splitlines()}
+    assert len(told) == 1  # all ranks say the same, each in one line
+    (line,) = told
+    assert line.startswith(f"--save {folder}: iteration 4 could not be written (")
+    assert cause in line and "older checkpoints there are untouched: free disk space" in line
     state, values = contents(latest_checkpoint(folder))
     assert state.iteration == 2 and len(values) > 10
     assert not list(folder.glob("*.partial"))

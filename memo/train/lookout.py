@@ -1,0 +1,260 @@
+"""The watch that a rank keeps over itself and the others, beside training.
+
+    pulse thread (several ranks)    every second: I live; does anybody tell of a loss; do my neighbours live
+    guard thread                    heartbeat file; a step that hangs; the end of a process that cannot end by itself
+
+A rank that waits for a lost one is stuck in native code, where no exception reaches it: under gloo the closed socket
+wakes it, under NCCL nothing does. So the guard gives the main thread GRACE_S to fail by itself, which tells more, and
+then prints why and ends the process. What is on disk stays whole: checkpoints are `.partial` until they are published.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from memo.artifacts.run_log import default_log
+from memo.config import RunConfig
+from memo.errors import EXIT_FAILED, MemoError, RankLost, host_name, told
+from memo.mesh import Coordinates, RankGrid, Watch, World
+from memo.mesh.presence import CENSUS_S, PULSE_S, Loss, Presence
+from memo.train.hang import describe_stacks, write_flight_record
+from memo.train.heartbeat import Heartbeat
+
+GRACE_S = 5.0
+"""From hearing of a loss to the end of a process that has not failed by itself."""
+ENDING_S = 15.0
+"""From an error of this rank to the end of its process: its messages and groups may wait for ranks that are gone."""
+PATIENCE_S = 3 * CENSUS_S
+"""How long a rank whose message has failed waits for somebody to tell why."""
+HANG_SHARE = 0.8
+"""Of the time that a message may wait: after which a step that stands still shows its stacks."""
+_TICK_S = 0.25
+
+_MESSAGE_WORDS = ("gloo/", "NCCL", "TCPStore", "DistBackendError", "DistNetworkError", "DistStoreError")
+"""One of them is in every error of a message between ranks that failed."""
+_TIMEOUT_WORDS = ("Timed out", "timed out", "timeout", "Timeout")
+
+
+class Lookout:
+    """Made when the ranks have met; close() ends both threads.
+
+    Attributes:
+        watch: for the mesh, whose messages it then notes.
+        name: what people call this rank; None in a single process.
+    """
+
+    def __init__(self, config: RunConfig, world: World, grid: RankGrid) -> None:
+        self.config, self.rank, self.watch = config, world.rank, Watch()
+        self.name: str | None = None
+        self._presence: Presence | None = None
+        self._timeout_s = config.parallel.distributed_timeout.total_seconds()
+        if world.size > 1 and config.parallel.simulate_world is None:
+            hosts = [member.host for member in world.members] or [host_name()] * world.size
+            names = [_name_of(rank, host, grid.coordinates(rank)) for rank, host in enumerate(hosts)]
+            self.name = names[world.rank]
+            if world.store is not None:
+                store = PrefixStore("presence", world.store.clone())  # type: ignore[attr-defined]
+                self._presence = Presence(store, world.rank, world.members, names, config.parallel.distributed_timeout)
+        path = config.logging.heartbeat_file
+        self._heartbeat = Heartbeat(path) if path is not None and (world.rank == 0 or self.name is None) else None
+        self._loss: Loss | None = None
+        self._heard, self._stop = threading.Event(), threading.Event()
+        self._must_end_s: float | None = None
+        self._last_words = ""
+        self._suspects = self._is_over = False
+        self._pulse_s = time.monotonic()
+        self._doing, self._since_s, self._has_shown = "", 0.0, False
+        self._threads = [threading.Thread(target=self._guard, name="memo-guard", daemon=True)]
+        if self._presence is not None:
+            pulse = functools.partial(self._keep_pulse, self._presence)
+            self._threads.append(threading.Thread(target=pulse, name="memo-pulse", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    # What the main thread says.
+
+    def begin(self, step: str) -> None:
+        """Of what must not hang, such as "step 12"."""
+        self._doing, self._since_s, self._has_shown = step, time.monotonic(), False
+
+    def complete(self, iteration: int) -> None:
+        """The step has ended, and with it this iteration."""
+        self._doing = ""
+        if self._heartbeat is not None:
+            self._heartbeat.iteration = iteration
+
+    @contextlib.contextmanager
+    def telling(self, *, has_started: bool = True) -> Iterator[None]:
+        """Around what no rank can go on without: an error that leaves it is explained."""
+        try:
+            yield
+        except BaseException as error:
+            explained = self.explain(error, has_started=has_started)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def explain(self, error: BaseException, *, has_started: bool = True) -> BaseException:
+        """What to raise in place of an error that ends the run; the other ranks hear of it.
+
+        That is RankLost where the error only says that a message failed, and the error itself in all other cases.
+        """
+        if self._is_over or _is_orderly(error):
+            return error
+        self._is_over = True
+        words = _message_failure(error)
+        if self._presence is not None:
+            lost = None if words is None else self._who_left(words)
+            error = error if lost is None else lost
+            if self._loss is None:
+                self._tell_others(self._presence, error)
+        if isinstance(error, MemoError):
+            error.failed_by(self.name, has_started)
+            self._last_words = told(error)
+        self._must_end_s = time.monotonic() + ENDING_S
+        return error
+
+    def _tell_others(self, presence: Presence, error: BaseException) -> None:
+        why = str(error) if isinstance(error, MemoError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):  # the store may have gone as well
+            first = presence.leave(why)
+            if isinstance(error, MemoError):
+                error.is_known = first.rank != self.rank and first.why == why
+
+    def close(self) -> None:
+        """Leave, in order unless an error was explained, and end the threads; a second call does nothing."""
+        if self._stop.is_set():
+            return
+        if self._presence is not None:
+            with contextlib.suppress(RuntimeError):
+                self._presence.leave_in_order()
+                self._presence.wait_for_readers(GRACE_S)
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=GRACE_S)
+
+    # The pulse.
+
+    def _keep_pulse(self, presence: Presence) -> None:
+        census: tuple[float, list[bytes]] | None = None
+        try:
+            while not self._stop.wait(PULSE_S / 10 if self._suspects else PULSE_S):
+                since_s, self._pulse_s = time.monotonic() - self._pulse_s, time.monotonic()
+                presence.beat()
+                loss = presence.lost() or presence.look_around(since_s)
+                if loss is None and self._suspects:
+                    if census is None:
+                        census = time.monotonic(), presence.numbers()
+                    elif time.monotonic() - census[0] > CENSUS_S:
+                        loss, census = presence.silent_since(census[1]), None
+                if loss is not None and loss.rank != self.rank:
+                    self._hear(loss)
+                    presence.leave_in_order()
+                    return
+        except RuntimeError as error:
+            if not self._stop.is_set():
+                self._hear(presence.keeper_gone(error))
+
+    def _hear(self, loss: Loss) -> None:
+        self._loss = loss
+        if self._must_end_s is None:
+            self._must_end_s = time.monotonic() + GRACE_S
+        self._heard.set()
+
+    def _who_left(self, words: str) -> RankLost | None:
+        """Waits until somebody tells; None where nobody has left and the message was not given up for its time."""
+        self._suspects = True
+        self._heard.wait(PATIENCE_S)
+        if self._loss is not None:
+            return RankLost(self._described(self._loss))
+        if not any(word in words for word in _TIMEOUT_WORDS):
+            return None
+        minutes = self.config.parallel.distributed_timeout_minutes
+        return RankLost(
+            f"no rank has left, but one did not come to a message of {self._doing or 'this run'} within "
+            f"--distributed-timeout-minutes {minutes:g}{self._last_message()}: look at what the others did meanwhile, "
+            "or give more minutes if they only take long"
+        )
+
+    def _described(self, loss: Loss) -> str:
+        return (
+            f"{loss.describe()}. This rank cannot go on without it{self._last_message()}: mend that, and start again "
+            "from the last checkpoint"
+        )
+
+    def _last_message(self) -> str:
+        return "" if self._presence is None else f" (its last message: {self.watch.last_message()})"
+
+    # The guard.
+
+    def _guard(self) -> None:
+        while not self._stop.wait(_TICK_S):
+            now_s = time.monotonic()
+            if self._heartbeat is not None:
+                self._heartbeat.write()
+            if self._presence is not None and now_s - self._pulse_s > self._timeout_s + GRACE_S:
+                self._pulse_s = now_s
+                self._hear(self._presence.keeper_gone(TimeoutError("it does not answer")))
+            if self._must_end_s is not None and now_s > self._must_end_s:
+                self._end()
+            if self._doing and not self._has_shown and now_s - self._quiet_since_s() > self._hang_s():
+                self._has_shown = True
+                self._show_hang(now_s - self._quiet_since_s())
+        if self._heartbeat is not None:
+            self._heartbeat.write()
+
+    def _quiet_since_s(self) -> float:
+        return max(self._since_s, self.watch.last_s if self._presence is not None else 0.0)
+
+    def _hang_s(self) -> float:
+        if self._presence is None:
+            return 60 * self.config.training.max_step_minutes
+        return HANG_SHARE * self._timeout_s
+
+    def _show_hang(self, quiet_s: float) -> None:
+        log = default_log(self.config.checkpoint.save, self.config.logging.log_jsonl)
+        who = "" if self.name is None else f"{self.name}: "
+        print(
+            f"{who}nothing has happened for {quiet_s:.0f} s in {self._doing}{self._last_message()}"
+            f"{write_flight_record(log, self.rank)}. What every thread does now:\n{describe_stacks()}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _end(self) -> None:
+        """The only way out of a message that waits for ever."""
+        words = self._last_words
+        if not words and self._loss is not None:
+            error = RankLost(self._described(self._loss))
+            error.failed_by(self.name)
+            words = told(error)
+        with contextlib.suppress(Exception):
+            print(words, file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        os._exit(EXIT_FAILED)
+
+
+def _name_of(rank: int, host: str, at: Coordinates) -> str:
+    """What people call a rank."""
+    return f"rank {rank} ({host}, tp {at.tp} cp {at.cp} pp {at.pp} dp {at.dp})"
+
+
+def _is_orderly(error: BaseException) -> bool:
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+def _message_failure(error: BaseException) -> str | None:
+    """The words of the failed message that an error, or what it came from, speaks of; None: it speaks of none."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text = f"{type(seen).__name__}: {seen}"
+        if isinstance(seen, RuntimeError) and any(word in text for word in _MESSAGE_WORDS):
+            return text
+        seen = seen.__cause__ or seen.__context__
+    return None

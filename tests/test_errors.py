@@ -1,0 +1,78 @@
+"""Who tells an error, in which words, and with which exit status a command ends."""
+
+import pytest
+
+from memo.errors import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    CheckpointError,
+    ConfigError,
+    MemoError,
+    OutOfMemory,
+    RankLost,
+    exit_on_error,
+    is_first_of_node,
+    is_reporting_rank,
+)
+
+RANK_3 = "rank 3 (node7, tp 1 cp 0 pp 1 dp 0)"
+
+
+def ending(error: MemoError, capsys: pytest.CaptureFixture[str], print_errors: bool) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as exit_, exit_on_error(print_errors):
+        raise error
+    return exit_.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("print_errors", [True, False])
+def test_what_all_ranks_meet_is_told_by_those_that_report(
+    capsys: pytest.CaptureFixture[str], print_errors: bool
+) -> None:
+    told = "error: --tp is 3\n" if print_errors else ""
+    assert ending(ConfigError("--tp is 3"), capsys, print_errors) == (EXIT_REFUSED, told)
+
+
+def test_what_one_rank_meets_is_told_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    error = CheckpointError("--save x: no space")
+    error.failed_by(RANK_3)
+    assert ending(error, capsys, print_errors=False) == (EXIT_FAILED, f"{RANK_3}: error: --save x: no space\n")
+
+
+def test_what_another_rank_has_told_already_is_repeated_once_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    for print_errors in (True, False):
+        error = CheckpointError("--save x: no space")
+        error.failed_by(RANK_3)
+        error.is_known = True
+        assert bool(ending(error, capsys, print_errors)[1]) == print_errors
+
+
+def test_the_exit_status_says_whether_a_run_had_started() -> None:
+    assert (OutOfMemory("").exit_status, RankLost("").exit_status) == (EXIT_FAILED, EXIT_FAILED)
+    for has_started, status in ((False, EXIT_REFUSED), (True, EXIT_FAILED)):
+        error = CheckpointError("")
+        error.failed_by(None, has_started)
+        assert error.exit_status == status
+    refused = ConfigError("")
+    refused.failed_by(None, has_started=True)  # such as evaluate(iters=0)
+    assert refused.exit_status == EXIT_REFUSED
+    assert CheckpointError("").exit_status == EXIT_REFUSED  # the class is as it was
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_first", "reports"),
+    [
+        ({}, True, True),
+        ({"LOCAL_RANK": "0"}, True, True),
+        ({"LOCAL_RANK": "1"}, False, True),  # started by hand, perhaps in a terminal of its own
+        ({"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, True, True),
+        ({"LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}, False, False),
+    ],
+)
+def test_one_rank_of_each_node_reports_under_torchrun_and_each_that_was_started_by_hand(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_first: bool, reports: bool
+) -> None:
+    for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert (is_first_of_node(), is_reporting_rank()) == (is_first, reports)

@@ -1,0 +1,147 @@
+"""A rank that dies, raises or stops: the others say which was the first and why, and end; nobody waits for ever."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes import SMALL, Ranks, by_hand, by_torchrun
+
+from memo.errors import EXIT_FAILED, EXIT_REFUSED
+
+TRAIN = ["-m", "memo", "train", *SMALL.split()]
+RANK_1 = r"rank 1 \(\S+, tp 1 cp 0 pp 0 dp 0\)"
+RANK_0 = r"rank 0 \(\S+, tp 0 cp 0 pp 0 dp 0\)"
+
+RAISES = """
+import os, sys, time
+from memo.errors import DataError, exit_on_error, is_reporting_rank
+from memo.config.flags import load_run
+from memo.train.trainer import Trainer
+
+_, how, *flags = sys.argv
+
+
+def fault(record):
+    if os.environ["RANK"] == "1" and record.iteration == 3:
+        if how == "bug":
+            raise KeyError("a fault of memo")
+        if how == "late":
+            time.sleep(3600)
+        raise DataError("corpus.bin: document 7 is damaged: build it again")
+
+
+with exit_on_error(is_reporting_rank()), Trainer(config=load_run(flags), callbacks=[fault]) as trainer:
+    trainer.train()
+"""
+
+
+def beats(folder: Path) -> int:
+    path = folder / "beat.json"
+    return json.loads(path.read_text())["iteration"] if path.exists() else 0
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "raises.py"
+    path.write_text(RAISES)
+    return str(path)
+
+
+def flags(folder: Path, *more: str) -> list[str]:
+    return ["--tp", "2", "--heartbeat-file", str(folder / "beat.json"), *more]
+
+
+def trains(ranks: Ranks, folder: Path) -> None:
+    ranks.wait_until(lambda: beats(folder) > 1, "the second step")
+
+
+def has_no_traceback(errors: str) -> bool:
+    return "Traceback" not in errors and "File " not in errors
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_is_named_by_the_other(tmp_path: Path, victim: int) -> None:
+    """Rank 0 keeps the store: with it even the way to tell is gone."""
+    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path)]) as ranks:
+        trains(ranks, tmp_path)
+        ranks.processes[victim].kill()
+        survivor = ranks.ended(1 - victim)
+    assert survivor.status == EXIT_FAILED and has_no_traceback(survivor.errors), survivor.errors
+    names = RANK_0, RANK_1
+    assert re.search(rf"^{names[1 - victim]}: error: {names[victim]} left first: ", survivor.errors, re.M), (
+        survivor.errors
+    )
+
+
+def test_an_error_of_one_rank_is_told_by_it_and_named_by_the_other(tmp_path: Path, script: str) -> None:
+    with by_hand(2, tmp_path, [script, "data", *SMALL.split(), *flags(tmp_path)]) as ranks:
+        failed, other = ranks.ended(1), ranks.ended(0)
+    cause = r"corpus\.bin: document 7 is damaged: build it again"
+    assert (failed.status, other.status) == (EXIT_FAILED, EXIT_FAILED)
+    assert re.search(rf"^{RANK_1}: error: {cause}$", failed.errors, re.M), failed.errors
+    assert re.search(rf"^{RANK_0}: error: {RANK_1} left first: {cause}", other.errors, re.M), other.errors
+    assert has_no_traceback(failed.errors + other.errors)
+
+
+def test_a_bug_shows_its_traceback_once_under_torchrun(tmp_path: Path, script: str) -> None:
+    with by_torchrun(2, tmp_path, [script, "bug", *SMALL.split(), *flags(tmp_path)]) as ranks:
+        errors = ranks.ended(0).errors
+    before_torchruns = errors.split("torch/distributed/run.py")[0].split("ChildFailedError")[0]
+    assert before_torchruns.count("KeyError: 'a fault of memo'\n") >= 1
+    assert re.search(rf"^{RANK_0}: error: {RANK_1} left first: KeyError: 'a fault of memo'", errors, re.M), errors
+    assert "gloo" not in errors
+
+
+def test_a_stopped_rank_is_lost_after_the_time_that_was_set_and_not_before(tmp_path: Path) -> None:
+    timeout_s = 15.0
+    with by_hand(
+        2, tmp_path, [*TRAIN, *flags(tmp_path, "--distributed-timeout-minutes", str(timeout_s / 60))]
+    ) as ranks:
+        trains(ranks, tmp_path)
+        ranks.processes[1].send_signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        survivor = ranks.ended(0)
+        waited_s = time.monotonic() - stopped_s
+    assert survivor.status == EXIT_FAILED and has_no_traceback(survivor.errors.split("What every thread")[0])
+    assert waited_s > timeout_s - 2.0  # it had been silent for up to a pulse when it was stopped
+    assert re.search(rf"^{RANK_0}: error: {RANK_1} left first: ", survivor.errors, re.M), survivor.errors
+    hang = re.search(
+        rf"^{RANK_0}: nothing has happened for 1\d s in step \d+ \(its last message: .*\)\. What", survivor.errors, re.M
+    )
+    assert hang is not None, survivor.errors
+    assert "thread MainThread:" in survivor.errors and "train_step" in survivor.errors
+
+
+def test_a_rank_that_hangs_shows_where_before_the_time_is_over(tmp_path: Path, script: str) -> None:
+    """It lives, so nobody takes it for lost; but a message cannot wait for it any longer."""
+    more = ("--distributed-timeout-minutes", "0.25")
+    with by_hand(2, tmp_path, [script, "late", *SMALL.split(), *flags(tmp_path, *more)]) as ranks:
+        waiting = ranks.ended(0)
+        late = ranks.ended(1)
+    assert waiting.status == late.status == EXIT_FAILED
+    assert "within --distributed-timeout-minutes 0.25" in waiting.errors, waiting.errors
+    assert re.search(rf"^{RANK_1}: error: {RANK_0} left first: no rank has left", late.errors, re.M), late.errors
+
+
+def test_a_refusal_of_one_rank_reaches_those_that_would_wait_for_it(tmp_path: Path) -> None:
+    wrong = ["--load", str(tmp_path / "nowhere")]
+    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path)], {1: wrong}) as ranks:
+        refused, other = ranks.ended(1), ranks.ended(0)
+    assert refused.status == EXIT_REFUSED and "error: " in refused.errors, refused.errors
+    assert other.status == EXIT_FAILED, other.errors
+    assert re.search(r"^error: rank 1 \(\S+\) has not started: --load ", other.errors, re.M), other.errors
+    assert has_no_traceback(refused.errors + other.errors)
+
+
+def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
+    command = [*TRAIN, "--global-batch-size", "6"]
+    with by_hand(3, tmp_path, [*command, "--distributed-timeout-minutes", "0.2"]) as ranks:
+        os.kill(ranks.processes[2].pid, signal.SIGKILL)
+        first, second = ranks.ended(0), ranks.ended(1)
+    for left in (first, second):
+        assert left.status == EXIT_FAILED and has_no_traceback(left.errors), left.errors
+    assert "ranks 2 of 3 did not come within --distributed-timeout-minutes 0.2" in first.errors
