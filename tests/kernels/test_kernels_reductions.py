@@ -1,5 +1,6 @@
 """Merging of partial attention, cross-entropy of a slice of the logits, sum of squares: against fp64."""
 
+import math
 from typing import Any
 
 import pytest
@@ -140,13 +141,15 @@ def test_logits_further_apart_than_32_bits() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8192, 20001])
-def test_squared_norm(size: int) -> None:
-    """fp32 in blocks: 1e-6 relative."""
-    x = normal(size, dtype=torch.float32)
-    truth = x.double().square().sum()
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30], ids=str)
+def test_squared_norm(size: int, scale: float) -> None:
+    """Sums in fp64: n 2^-53 relative, also where a square is below or above all fp32 numbers."""
+    x = normal(size, dtype=torch.float32) * scale
+    truth = math.fsum(value * value for value in x.tolist())
     for module in (squares, squares_kernel):
-        assert module.squared_norm(x).dtype == torch.float64
-        torch.testing.assert_close(module.squared_norm(x), truth, atol=0, rtol=1e-6)
+        found = module.squared_norm(x)
+        assert found.dtype == torch.float64 and found.shape == ()
+        assert found.item() == pytest.approx(truth, rel=(size + 4) * 2.0**-53, abs=0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the interpreter takes minutes for 262,145 programs")

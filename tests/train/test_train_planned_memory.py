@@ -119,7 +119,7 @@ def test_fifty_steps_are_served_as_planned(alpha: Any, min_bytes: int) -> None:
     assert min(r.grad_norm for r in records) < CLIP_GRAD < max(r.grad_norm for r in records)
     by_kind = {phase.kind: len(phase.requests) for phase in planned.plan.phases}
     assert list(by_kind)[-1] == "optimizer"
-    assert (by_kind["optimizer"] > 0) == (min_bytes == 1)
+    assert by_kind["optimizer"] > 0  # the norm widens gradients by the chunk
     assert found.requests == found.hits == 50 * sum(len(phase.requests) for phase in planned.plan.phases) > 50 * 100
     assert (found.num_fallbacks, found.native, found.unasked, found.live_blocks) == (0, 0, 0, 0)
     assert found.arena_bytes == planned.plan.arena_bytes

@@ -1,4 +1,4 @@
-"""Sum of squares as a Triton kernel: fp32 within a block, fp64 between blocks, in a fixed order."""
+"""Sum of squares as a Triton kernel: fp64 within a block and between blocks, in a fixed order."""
 
 import torch
 import triton
@@ -12,13 +12,16 @@ _BLOCK = 8192
 def _partial_sums(x_ptr, sums_ptr, size, BLOCK: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     index = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + index, mask=index < size, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + index, mask=index < size, other=0.0).to(tl.float64)
     tl.store(sums_ptr + block, tl.sum(x * x, 0))
 
 
 def squared_norm(x: Tensor) -> Tensor:
-    """As reference.squared_norm, of contiguous fp32, bf16 or fp16."""
+    """As reference.squared_norm, of contiguous fp32, bf16 or fp16: n elements are off by at most n 2^-53 of the sum.
+
+    Reads `x` once; takes 8 bytes for each 8192 elements.
+    """
     blocks = triton.cdiv(x.numel(), _BLOCK)
-    sums = torch.empty(blocks, dtype=torch.float32, device=x.device)
+    sums = torch.empty(blocks, dtype=torch.float64, device=x.device)
     _partial_sums[(blocks,)](x, sums, x.numel(), BLOCK=_BLOCK, num_warps=8)
-    return sums.double().sum()
+    return sums.sum()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
+from memo.estimate.buckets import Bucket
 from memo.estimate.cpu.ends import (
     EndSizes,
     LossKept,
@@ -30,6 +31,9 @@ from memo.estimate.cpu.tiles import Slot
 
 _STEADY_ROUNDS = 4
 """Microbatches for each stage after which a schedule repeats itself: all others only wait in the batch."""
+
+_NORM_CHUNK = 1 << 20
+"""Gradients of a shard that are widened to fp64 at a time when their squares are summed (memo_kernels.squared_norm)."""
 
 
 @dataclass
@@ -61,9 +65,9 @@ class Step:
         self._names: dict[str, Block | None] = {}  # variables and links of memo.parallel.pipeline
         self._posted: dict[Action, Block] = {}
         self._flights: dict[tuple[int, int], _Flight] = {}
-        self._reducing: list[Block] = []
+        self._reducing: list[Block] = []  # of each bucket in `_whole` its shard and what gloo holds
         self._num_reduced = 0
-        self._whole = [bucket for bucket in states.buckets if not states.places[bucket.owner].gradients_in_slot]
+        self._whole = [bucket for bucket in states.buckets if not self._is_driven(bucket.owner)]
 
     def run(self) -> Ledger:
         self.ledger.make("batch", self.microbatches * batch_bytes(self.z))
@@ -73,6 +77,7 @@ class Step:
         else:
             self._run_schedule()
         self._reduce_all()
+        self._norm()
         self._publish()
         return self.ledger
 
@@ -212,7 +217,7 @@ class Step:
             ledger.at = at
             ledger.pulse(*passage.transient.items())
 
-    # Weights and gradients in slots, which are the caller's like all states: what gloo takes beside them.
+    # Weights and gradients that come and go, whose slots are the caller's like all states: what gloo takes beside them.
 
     def _fill_weights(self, owner: int) -> None:
         """One bucket is gathered after the other."""
@@ -221,17 +226,24 @@ class Step:
             largest = max(bucket.size for bucket in self.states.buckets if bucket.owner == owner)
             self.ledger.pulse(("gloo", largest * self.z.narrow))
 
+    def _is_driven(self, owner: int) -> bool:
+        """Whether gradients are reduced when their layer's backward ends (memo.parallel.units)."""
+        places, is_layer = self.states.places[owner], 1 <= owner % (self.layers + 2) <= self.layers
+        return is_layer and (places.optimizer_on_host or places.gradients_in_slot)
+
     def _reduce_slot(self, owner: int, is_last_microbatch: bool) -> None:
-        """ZeRO-2/3 reduce each microbatch's gradients, ZeRO-1 the sum of all; the slot is free once that is done."""
-        shards_each = self.config.parallel.shards_gradients
-        if (
-            self.states.num_shards > 1
-            and self.states.places[owner].gradients_in_slot
-            and (shards_each or is_last_microbatch)
-        ):
-            self.ledger.at = "reduction"
-            sizes = [bucket.size * self.z.wide for bucket in self.states.buckets if bucket.owner == owner]
-            self.ledger.pulse(*[("gloo", size) for size in sizes])
+        """ZeRO-2/3 reduce each microbatch's gradients, ZeRO-1 the sum of all; a slot is free once that is done.
+
+        The squares of what leaves the device are summed while gloo still holds what it reduced.
+        """
+        states, places = self.states, self.states.places[owner]
+        if not self._is_driven(owner) or not (self.config.parallel.shards_gradients or is_last_microbatch):
+            return
+        self.ledger.at = "reduction"
+        buckets = [bucket for bucket in states.buckets if bucket.owner == owner]
+        reduced = [("gloo", bucket.size * self.z.wide) for bucket in buckets if states.num_shards > 1]
+        squares = [self._squares(bucket) for bucket in buckets if places.optimizer_on_host and is_last_microbatch]
+        self.ledger.pulse(*reduced, *([max(squares)] if squares else []))
 
     # Reduction and update.
 
@@ -247,7 +259,11 @@ class Step:
         self.ledger.at = "reduction"
         while self._num_reduced < len(self._whole):
             self._start_reduction()
-        self.ledger.free(*self._reducing)
+        for index, bucket in enumerate(self._whole):
+            if self.states.num_shards > 1:
+                self.ledger.free(*self._reducing[2 * index : 2 * index + 2])
+            if self.states.places[bucket.owner].optimizer_on_host:
+                self.ledger.pulse(self._squares(bucket))
 
     def _start_reduction(self) -> None:
         bucket = self._whole[self._num_reduced]
@@ -257,6 +273,18 @@ class Step:
             size = bucket.size * self.z.wide
             self._reducing.append(self.ledger.make("reduced gradients", size // shards))
             self._reducing.append(self.ledger.make("gloo", size))
+
+    def _norm(self) -> None:
+        """Of what is updated on the device; the squares of all else were summed before it left."""
+        self.ledger.at = "gradient norm"
+        for bucket in self.states.buckets:
+            if not self.states.places[bucket.owner].optimizer_on_host:
+                self.ledger.pulse(self._squares(bucket))
+
+    def _squares(self, bucket: Bucket) -> tuple[str, int]:
+        """A chunk of a shard in fp64; fp64 needs no copy of itself."""
+        elements = min(_NORM_CHUNK, bucket.size // self.states.num_shards)
+        return "squares", 0 if self.z.wide == 8 else 8 * elements
 
     def _publish(self) -> None:
         """Updated weights: each rank gives a copy of its shard, and gloo gathers into one of its own."""
