@@ -131,17 +131,20 @@ def perplexities(printed: str) -> dict[str, list[float]]:
 
 
 def test_a_model_of_512_tokens_learns_4096(run: Callable[..., str], demo: Path, tmp_path: Path) -> None:
-    """The perplexity past its old length falls, and below that within it; the export says what it is."""
+    """The perplexity falls at every position, those past the old length too; the export says what it is.
+
+    Ten steps leave most of the corpus to learn: 24 more take 40 % off, of which the bound asks half. Rounding, which
+    differs from CPU to CPU, moves such figures by a hundredth.
+    """
     batch = {"micro_batch_size": 8, "global_batch_size": 8, "loss_chunk_size": 4096}
-    directory = trained(tmp_path, demo, 512, 80, **batch)
+    directory = trained(tmp_path, demo, 512, 10, **batch)
     out = tmp_path / "out"
-    training = {"train_iters": 24, "lr_warmup_iters": 4, "eval_iters": 4, "log_interval": 100}
+    training = {"train_iters": 24, "lr": 1e-2, "lr_warmup_iters": 4, "eval_iters": 4, "log_interval": 100}
     printed = run(model=directory, seq_len=4096, **training, save=tmp_path / "run", out=out)
     found = perplexities(printed)
     assert list(found) == ["0-512", "512-1K", "1K-2K", "2K-4K", "all"]
-    for bucket in list(found)[1:]:
-        as_it_is, stretched, after = found[bucket]
-        assert after < 0.98 * min(as_it_is, stretched), found
+    for as_it_is, stretched, after in found.values():
+        assert after < 0.8 * min(as_it_is, stretched), found
     config = json.loads((out / "config.json").read_text())
     assert config["max_position_embeddings"] == 4096 and config["rope_scaling"] is None
     assert config["rope_theta"] == pytest.approx(10000 * 8 ** (16 / 14), rel=1e-15)
