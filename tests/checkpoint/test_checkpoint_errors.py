@@ -95,7 +95,7 @@ def _load_another_model(directory: Path) -> str:
 
 
 def test_another_model_is_refused_by_every_rank_alike(checkpoint: Path) -> None:
-    messages = run_ranks(2, _load_another_model, checkpoint, timeout_s=30)
+    messages = run_ranks(2, _load_another_model, checkpoint)
     assert messages[0] == messages[1]
     assert "it holds no exp_avg/head.weight" in messages[0]
 
@@ -172,7 +172,7 @@ def _run_out_of_space(directory: Path, world_size: int, full_ranks: list[int]) -
 
 @pytest.mark.parametrize(("world_size", "full_ranks"), [(1, [0]), (2, [0]), (2, [1]), (2, [0, 1])])
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, world_size: int, full_ranks: list[int]) -> None:
-    results = run_ranks(world_size, _run_out_of_space, tmp_path, world_size, full_ranks, timeout_s=30)
+    results = run_ranks(world_size, _run_out_of_space, tmp_path, world_size, full_ranks)
     for message, loadable in results:
         assert f"--save {tmp_path}: iteration 2 could not be written" in message
         assert "File too large" in message  # the cause, not only that torch gave up

@@ -212,7 +212,7 @@ def test_through_a_run_of_four_ranks_and_out_again_gives_the_same_bytes(tmp_path
     """Every family, tp 2 x pp 2: read by each rank's part, saved by a run that made no step, exported."""
     pytest.importorskip("transformers")
     directories = [write_model(name, tmp_path / "published", max_shard="20KB") for name in CONFIGS]
-    run_ranks(4, _save_unchanged, directories, tmp_path / "runs", timeout_s=120)
+    run_ranks(4, _save_unchanged, directories, tmp_path / "runs")
     for directory in directories:
         exported = export_checkpoint(tmp_path / "runs" / directory.name, tmp_path / "out" / directory.name)
         before, after = tensors_of(directory), tensors_of(exported.path)
@@ -302,7 +302,7 @@ def _one_rank_cannot_read(directory: Path) -> str:
 
 
 def test_a_rank_that_cannot_read_ends_all(published: Path) -> None:
-    assert run_ranks(2, _one_rank_cannot_read, published / "llama", timeout_s=30) == ["rank 1 cannot read"] * 2
+    assert run_ranks(2, _one_rank_cannot_read, published / "llama") == ["rank 1 cannot read"] * 2
 
 
 def test_table_of_names_covers_every_family() -> None:

@@ -14,7 +14,7 @@ from memo.data import IndexedDataset
 
 def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, *args], check=False, capture_output=True, text=True, env=env, timeout=60)
+    return subprocess.run([sys.executable, *args], check=False, capture_output=True, text=True, env=env, timeout=600)
 
 
 def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

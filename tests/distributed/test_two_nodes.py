@@ -5,10 +5,11 @@ fp64, three steps: losses within 1e-10; rank and world size come from the agents
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 from memo import Trainer
 from memo.config.flags import load_run
@@ -20,20 +21,15 @@ FLAGS = (
     "--offload-alpha off"
 )
 AGENT = (
-    "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id two --local-addr localhost"
+    "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-id two --local-addr localhost "
+    "--rdzv-conf is_host=false"
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def test_two_agents_train_as_one_process(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    command = [sys.executable, *AGENT.split(), "--rdzv-endpoint", f"localhost:{free_port()}"]
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # so nobody else can take the port
+    command = [sys.executable, *AGENT.split(), "--rdzv-endpoint", f"localhost:{store.port}"]
     command += ["-m", "memo", "train", *FLAGS.split(), "--log-jsonl", str(log)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
@@ -42,7 +38,7 @@ def test_two_agents_train_as_one_process(tmp_path: Path) -> None:
         one: list[float] = []
         with Trainer(config=load_run(FLAGS.split()), callbacks=[lambda record: one.append(record.lm_loss)]) as trainer:
             trainer.train()
-        ends = [node.communicate(timeout=240) for node in nodes]
+        ends = [node.communicate(timeout=600) for node in nodes]
     finally:
         for node in nodes:
             node.kill()

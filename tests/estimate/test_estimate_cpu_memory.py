@@ -187,7 +187,7 @@ def test_a_layer_is_foreseen_to_the_byte(num_threads: int) -> None:
     """fp32 and bf16, LayerNorm and RMSNorm, with and without gates, biases, norms of heads: not one byte off, with what
     this CPU's matrix products were measured to take."""
     configs = [run_config(name, seq_length=128, **flags) for name, flags in LAYERS]
-    (peaks,) = run_ranks(1, layer_peaks_twice, configs, num_threads, timeout_s=280)
+    (peaks,) = run_ranks(1, layer_peaks_twice, configs, num_threads)
     for (name, flags), (found, expected) in zip(LAYERS, peaks, strict=True):
         spare = {what: expected[what] - found[what] for what in expected}
         assert all(0 <= spare[what] <= (num_threads - 1) * ROW_SUMS_BYTES for what in spare), (name, flags, spare)
@@ -223,7 +223,7 @@ def peak_of_training(config: RunConfig) -> tuple[int, int]:
 def test_a_step_is_foreseen_within_the_bound(name: str, world_size: int, flags: dict[str, Any]) -> None:
     """As benchmarks/memory_accuracy.py holds larger runs to: at most 1 % above the measured peak, 0.5 % below."""
     config = run_config(name, **flags)
-    measured, predicted = max(run_ranks(world_size, peak_of_training, config, timeout_s=280))
+    measured, predicted = max(run_ranks(world_size, peak_of_training, config))
     assert -MOST_BELOW <= predicted / measured - 1 <= MOST_ABOVE
 
 

@@ -65,7 +65,7 @@ def examine(config: RunConfig, world_size: int, turn: int) -> tuple[list[str], l
 def test_placement_changes_no_bit(name: str) -> None:
     world_size, model, overrides = CASES[name]
     config = tiny(model, **{**SMALL, **TRAINING, "num_query_groups": None, **overrides})
-    ranks = run_ranks(world_size, examine, config, world_size, list(CASES).index(name), timeout_s=280)
+    ranks = run_ranks(world_size, examine, config, world_size, list(CASES).index(name))
     assert [found for found, _ in ranks] == [[]] * world_size
     norms = ranks[0][1]
     assert max(norms) > config.training.clip_grad, "clipping must be at work"
@@ -97,7 +97,7 @@ def examine_sharding(config: RunConfig, world_size: int) -> list[str]:
 
 def test_sharded_gradients_and_weights_change_no_bit_of_one_microbatch() -> None:
     config = tiny("llama-tiny", **SMALL, **TRAINING, num_query_groups=None, num_layers=4, global_batch_size=2)
-    assert run_ranks(2, examine_sharding, config, 2, timeout_s=280) == [[], []]
+    assert run_ranks(2, examine_sharding, config, 2) == [[], []]
 
 
 MICROBATCHES = 4

@@ -102,7 +102,7 @@ def compare_alphas(workplace: Workplace, dtype: str, findings: Findings) -> Step
 @pytest.mark.parametrize("name", CASES)
 def test_swapping_changes_no_bit(name: str) -> None:
     world_size, model, overrides = CASES[name]
-    ranks = run_ranks(world_size, examine, tiny(model, **overrides), world_size, timeout_s=280)
+    ranks = run_ranks(world_size, examine, tiny(model, **overrides), world_size)
     assert [found.unequal for found in ranks] == [[]] * world_size
     assert any(found.num_moves for found in ranks)
     for moved in ranks[0].moved_bytes.values():

@@ -142,4 +142,4 @@ def compare_in_pipeline(config: RunConfig) -> None:
 
 def test_ten_steps_of_a_pipeline() -> None:
     config = tiny("gpt-tiny", **{**SMALL, **SWAPS, "num_layers": 4, "global_batch_size": 3, "pp": 2})
-    run_ranks(2, compare_in_pipeline, config, timeout_s=120)
+    run_ranks(2, compare_in_pipeline, config)

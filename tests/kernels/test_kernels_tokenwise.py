@@ -1,5 +1,6 @@
 """RoPE and activations: forward and backward, against fp64."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,10 +82,11 @@ def test_rotation_of_tokens_further_apart_than_32_bits() -> None:
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_activation(dtype: torch.dtype, kind: str) -> None:
+    """Eight roundings where torch's own, which differ from CPU to CPU, are fewer: the gradient of gelu_tanh holds
+    x u' (1 - t^2) / 2 with t = tanh u, where an error in t counts x u' t times: 5 at x = 3, where t is off by one."""
     x = normal(3, 2, 200, dtype=dtype, scale=3.0)
-    assert_as_exact(
-        lambda inner: activation_kernel.activate(inner, kind), lambda inner: activation.activate(inner, kind), [x]
-    )
+    kernel, reference = (partial(module.activate, kind=kind) for module in (activation_kernel, activation))
+    assert_as_exact(kernel, reference, [x], floor=8.0)
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swiglu"])

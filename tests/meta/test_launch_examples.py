@@ -68,7 +68,7 @@ def starts(name: str, folder: Path) -> tuple[list[str], Mapping[str, str]]:
     paths = {"DATA": "/shared/data/mine", "RUN": str(run), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     environment = {**given, **paths, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     command = ["bash", "-euc", script]  # two interpreters in turn: seconds, or minutes where the machine is crowded
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("STARTS ")]
     assert (done.returncode, len(lines)) == (0, 1), f"{name}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     (line,) = lines

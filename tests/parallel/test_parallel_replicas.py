@@ -80,7 +80,7 @@ def _check(layout: dict[str, object], world_size: int, rank: int, kind: str, of_
 def test_a_flipped_bit_is_told_by_every_rank_alike(
     layout: dict[str, object], world_size: int, rank: int, kind: str, of_master: bool, told: str
 ) -> None:
-    messages = run_ranks(world_size, _check, layout, world_size, rank, kind, of_master, timeout_s=120)
+    messages = run_ranks(world_size, _check, layout, world_size, rank, kind, of_master)
     assert len(set(messages)) == 1
     assert "copies of the weights differ at iteration 8: " in messages[0] and told in messages[0]
     assert "and 1 more" not in messages[0]

@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ours(folder: Path) -> Outcome:
     """{family: logits [s, b, v], losses}; one start of four ranks does all, and leaves checkpoints behind."""
     directories = [write_model(name, folder) for name in FAMILIES]
-    results = run_ranks(RANKS, _on_rank, directories, folder / "runs", timeout_s=240)
+    results = run_ranks(RANKS, _on_rank, directories, folder / "runs")
     found: Outcome = {}
     for i, directory in enumerate(directories):
         columns = [rank[i][0] for rank in results if rank[i][0] is not None]

@@ -264,10 +264,9 @@ def test_the_search_improves_on_greedy() -> None:
     instance = Instance.of(problem)
     overlaps = Overlaps(instance)
     *_, first = greedy.portfolio(instance, overlaps, instance.bound, time.monotonic() + 60)
-    found = list(skyline.search(instance, overlaps, first.peak, instance.bound, time.monotonic() + 2))
+    found = [next(skyline.search(instance, overlaps, first.peak, instance.bound, time.monotonic() + 600))]
     peaks = [first.peak, *(each.peak for each in found)]
     assert peaks[-1] < peaks[0]
-    assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] == instance.peak(found[-1].offsets)
 
 

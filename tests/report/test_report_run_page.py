@@ -208,7 +208,7 @@ def test_a_real_browser_shows_every_picture_and_has_nothing_to_complain_about(tm
     page.write_text(page.read_text().replace("</body>", probe))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path}/u"]
     command = [str(browser()), *flags, "--virtual-time-budget=3000", "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
     widths = done.stdout.partition("<title>")[2].partition("</title>")[0].split()
     assert len(widths) == 5 and all(int(width) > 300 for width in widths), done.stdout[:500]
     assert "CONSOLE" not in done.stderr

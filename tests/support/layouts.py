@@ -92,7 +92,7 @@ def train(config: RunConfig, world_size: int = 1, steps: int = 3) -> Outcome:
 
 def train_all(configs: list[RunConfig], world_size: int = 1, steps: int = 3) -> list[Outcome]:
     """Train several configurations one after another in the same processes."""
-    results = run_ranks(world_size, _train_all, configs, world_size, steps, timeout_s=240)
+    results = run_ranks(world_size, _train_all, configs, world_size, steps)
     return [_merge([ranks[i] for ranks in results], steps) for i in range(len(configs))]
 
 

@@ -31,7 +31,10 @@ PRELOAD = [
     "torch.distributed.tensor",
     "memo.train.trainer",
 ]
-STACK_DUMP_S = 2.0
+STACK_DUMP_S = 30.0
+"""The most that a hung rank's stacks are waited for."""
+TIMEOUT_S = 600.0
+"""Tells of ranks that hang. Slow ones on a busy machine need a tenth of it."""
 
 
 class RankError(AssertionError):
@@ -44,7 +47,9 @@ class _Rank(NamedTuple):
     stacks: Path
 
 
-def run_ranks(world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 60, **kwargs: Any) -> list[Any]:
+def run_ranks(
+    world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S, **kwargs: Any
+) -> list[Any]:
     """Call ``fn(*args, **kwargs)`` on every rank of a gloo group and return the results by rank.
 
     ``fn`` must be a module-level function; it finds its rank through torch.distributed. The first rank that
@@ -61,7 +66,7 @@ def run_ranks(world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: fl
         try:
             results = _collect(ranks, timeout_s)
             for rank in ranks:
-                rank.process.join(timeout=5)
+                rank.process.join(timeout=60)
             return results
         finally:
             for rank in ranks:

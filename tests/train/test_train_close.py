@@ -107,5 +107,5 @@ def _under_a_launcher(port: int) -> list[bool]:
 
 def test_a_trainer_ends_the_groups_it_started_and_a_second_starts_its_own() -> None:
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    for seen in run_ranks(2, _under_a_launcher, store.port, timeout_s=60):
+    for seen in run_ranks(2, _under_a_launcher, store.port):
         assert seen == [True, False, True, False, False]

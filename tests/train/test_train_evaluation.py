@@ -371,8 +371,8 @@ def learn_to_copy(kind: type[NeedleDataset], steps: int, **overrides: Any) -> Ne
 
 def test_attention_reaches_across_the_whole_length_and_not_across_documents() -> None:
     """Under cp 2 and swapping, and with layers of which one moves; chance is 1 in 8."""
-    near, far = run_ranks(2, learn_to_copy, NeedleDataset, 60, cp=2, timeout_s=240, **SWAPPING)[0].buckets
+    near, far = run_ranks(2, learn_to_copy, NeedleDataset, 60, cp=2, **SWAPPING)[0].buckets
     assert near.num_questions + far.num_questions == 12 * 32 and min(near.num_questions, far.num_questions) > 100
     assert near.accuracy > 0.9 and far.accuracy > 0.9
-    near, far = run_ranks(1, learn_to_copy, CutInTheMiddle, 100, timeout_s=240)[0].buckets
+    near, far = run_ranks(1, learn_to_copy, CutInTheMiddle, 100)[0].buckets
     assert near.accuracy > 0.8 and far.accuracy < 0.3

@@ -65,9 +65,18 @@ def finetune(model: Path, save: Path, *flags: str, epochs: int = 30, ranks: int 
     """Losses before and after, and all that was printed."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [*(launcher if ranks > 1 else [sys.executable]), str(SCRIPT), "--model", str(model)]
-    command += ["--train-data", str(model.parent / "chat.jsonl"), "--save", str(save), *FLAGS, *flags, "--epochs", str(epochs)]
+    command += [
+        "--train-data",
+        str(model.parent / "chat.jsonl"),
+        "--save",
+        str(save),
+        *FLAGS,
+        *flags,
+        "--epochs",
+        str(epochs),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     found = LOSSES.search(run.stdout)
     assert found, run.stdout[-3000:]

@@ -93,8 +93,8 @@ def losses_of(records: list[StepRecord]) -> list[float]:
 
 def train_twice(world_size: int, steps: int, **overrides: Any) -> tuple[list[Any], list[Any], list[StepRecord]]:
     """Statistics and plan of every rank; asserts that the plan changes no bit of any loss, nor of what is learnt."""
-    plain = run_ranks(world_size, train_on_rank, "off", steps, timeout_s=240, **overrides)
-    planned = run_ranks(world_size, train_on_rank, "auto", steps, timeout_s=240, **overrides)
+    plain = run_ranks(world_size, train_on_rank, "off", steps, **overrides)
+    planned = run_ranks(world_size, train_on_rank, "auto", steps, **overrides)
     for (records, learnt, *_), (expected, expected_learnt, *_) in zip(planned, plain, strict=True):
         assert losses_of(records) == losses_of(expected)
         assert learnt == expected_learnt

@@ -23,7 +23,7 @@ FLAGS = (
     "--global-batch-size 4 --train-iters 100000 --lr 1e-3 --lr-decay-style constant --device cpu "
     "--num-threads 1 --peak-tflops 1 --no-progress --max-step-minutes 1000"
 )
-DEADLINE_S = 90.0
+DEADLINE_S = 300.0
 ONE_PROCESS = ["-m", "memo", "train"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 

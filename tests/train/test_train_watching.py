@@ -316,7 +316,7 @@ def test_a_process_whose_memory_ends_says_where_and_what_helps(tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LOCAL_RANK": "1", "RANK": "0"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == EXIT_FAILED, done.stderr
