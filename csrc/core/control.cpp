@@ -1,8 +1,11 @@
 #include "control.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 
 namespace memo {
@@ -29,6 +32,24 @@ const char* guarded(Step step) {
     message = error.what();
   }
   return message.empty() ? nullptr : message.c_str();
+}
+
+// A process that forks while another of its threads holds a mutex leaves the child with a mutex that nobody opens.
+void hold_through_forks() {
+  const int status = pthread_atfork(
+      [] {
+        core().lock_for_fork();
+        managed_memory().lock_for_fork();
+      },
+      [] {
+        managed_memory().unlock_after_fork();
+        core().unlock_after_fork();
+      },
+      [] {
+        managed_memory().unlock_after_fork();
+        core().unlock_after_fork();
+      });
+  if (status != 0) throw std::runtime_error("pthread_atfork failed");
 }
 
 // The arena at its new size; a message where blocks of the old one are alive and the new plan does not fit in it.
@@ -66,7 +87,10 @@ using memo::managed_memory;
 MEMO_API const char* memo_install() {
   static std::once_flag once;
   return guarded([] {
-    std::call_once(once, memo::install);
+    std::call_once(once, [] {
+      memo::hold_through_forks();
+      memo::install();
+    });
     return "";
   });
 }
@@ -75,6 +99,7 @@ MEMO_API const char* memo_load_plan(const int64_t* sizes_and_offsets, int64_t nu
                                     int64_t num_phases, int64_t min_bytes, int64_t alignment_bytes,
                                     int64_t arena_bytes) {
   return guarded([=]() -> std::string {
+    if (num_requests < 0 || num_phases < 0) return "it has fewer requests or phases than none";
     memo::Plan plan{{}, {phase_ends, phase_ends + num_phases}, min_bytes, alignment_bytes, arena_bytes};
     plan.requests.reserve(static_cast<size_t>(num_requests));
     for (int64_t i = 0; i < num_requests; ++i) {
@@ -118,6 +143,15 @@ MEMO_API void memo_copy_events(memo::Event* out) {
 
 MEMO_API void memo_statistics(memo::Statistics* out) { *out = core().statistics(); }
 MEMO_API void memo_reset_statistics() { core().reset_statistics(); }
+
+MEMO_API const char* memo_take_fault() {
+  return guarded([]() -> std::string {
+    int64_t num_faults = 0;
+    const std::string first = core().take_fault(&num_faults);
+    return num_faults < 2 ? first : first + " (the first of " + std::to_string(num_faults) + " faults)";
+  });
+}
+
 MEMO_API void memo_set_poison(int is_on) { core().set_fill(is_on != 0 ? memo::fill_with_nan : nullptr); }
 
 MEMO_API const char* memo_open_managed(int64_t limit_bytes) {

@@ -45,6 +45,8 @@ MEMO_API int64_t memo_num_events();
 MEMO_API void memo_copy_events(memo::Event* out);  // room for memo_num_events()
 MEMO_API void memo_statistics(memo::Statistics* out);
 MEMO_API void memo_reset_statistics();
+// What went wrong in deleters since the last call.
+MEMO_API const char* memo_take_fault();
 MEMO_API void memo_set_poison(int is_on);
 // From here on requests are served from managed memory, of which at most limit_bytes may be out; see managed_memory.h.
 MEMO_API const char* memo_open_managed(int64_t limit_bytes);

@@ -91,6 +91,10 @@ class ManagedMemory {
     return true;
   }
 
+  // Around fork(), as in PlannedCore.
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork() { mutex_.unlock(); }
+
   ManagedUse use() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return use_;

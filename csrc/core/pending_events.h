@@ -36,11 +36,11 @@ class PendingEvents {
         ++i;
         continue;
       }
-      wait(pending_[i].event);
+      wait(pending_[i].event);  // where it throws, the block stays pending
       pending_[i] = std::move(pending_.back());
       pending_.pop_back();
+      count_.store(pending_.size(), std::memory_order_release);
     }
-    count_.store(pending_.size(), std::memory_order_release);
   }
 
  private:

@@ -39,6 +39,7 @@ inline std::optional<std::string> find_fault(const Plan& plan) {
     if (end < std::exchange(last_end, end)) return "the phases are not in order";
   }
   if (last_end != static_cast<int64_t>(plan.requests.size())) return "the phases do not hold all requests";
+  if (plan.arena_bytes < 0) return "arena_bytes is " + std::to_string(plan.arena_bytes);
   if (plan.alignment_bytes < 1) return "alignment_bytes is " + std::to_string(plan.alignment_bytes);
   for (size_t i = 0; i < plan.requests.size(); ++i) {
     const auto [num_bytes, offset] = plan.requests[i];

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <utility>
 
 namespace memo {
@@ -49,12 +49,16 @@ void* PlannedCore::fall_back(Reason reason, int64_t num_bytes) {
   return nullptr;
 }
 
-bool PlannedCore::release(void* block) {
+bool PlannedCore::release(void* block) noexcept {
   if (!in_arena(block)) {
     // Noted before the native free: afterwards another thread may get, and note, the same address.
     if (mode() == Mode::kRecord) {
-      const Lock lock(mutex_);
-      if (phase_ != kNoPhase) log_.freed(block, phase_);
+      try {
+        const Lock lock(mutex_);
+        if (phase_ != kNoPhase) log_.freed(block, phase_);
+      } catch (const std::exception& error) {
+        fail(error.what());
+      }
     }
     return false;
   }
@@ -63,19 +67,48 @@ bool PlannedCore::release(void* block) {
   const int64_t offset = static_cast<char*>(block) - arena_.load(std::memory_order_relaxed);
   const int64_t num_bytes = live_.size_at(offset);
   if (num_bytes == 0) {
-    std::fprintf(stderr, "memo: double free of planned block at offset %lld\n", static_cast<long long>(offset));
-    std::abort();
+    std::array<char, 80> told{};
+    std::snprintf(told.data(), told.size(), "double free of the planned block at offset %lld",
+                  static_cast<long long>(offset));
+    fail(told.data());
+    return true;  // it lies in the arena, so it is not the native allocator's to free
   }
-  if (fill_ != nullptr) fill_(block, static_cast<size_t>(num_bytes));
-  live_.erase(offset);
+  live_.erase(offset);  // first: a fill that throws must not keep the block alive; the mutex keeps others away
+  try {
+    if (fill_ != nullptr) fill_(block, static_cast<size_t>(num_bytes));
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
   return true;
 }
 
-void PlannedCore::note_native(const void* block, size_t num_bytes, StreamId stream) {
-  if (mode() != Mode::kRecord || num_bytes == 0) return;
+void PlannedCore::forgo(void* block) noexcept {
   const Lock lock(mutex_);
-  if (phase_ == kNoPhase || std::this_thread::get_id() != owner_ || stream != stream_) return;
-  log_.malloced(block, static_cast<int64_t>(num_bytes), phase_);
+  live_.erase(static_cast<char*>(block) - arena_.load(std::memory_order_relaxed));
+}
+
+void PlannedCore::fail(const char* what) noexcept {
+  const Lock lock(fault_mutex_);
+  if (num_faults_++ == 0) std::snprintf(fault_.data(), fault_.size(), "%s", what);
+}
+
+std::string PlannedCore::take_fault(int64_t* num_faults) {
+  const Lock lock(fault_mutex_);
+  if (num_faults != nullptr) *num_faults = num_faults_;
+  const std::string first = num_faults_ == 0 ? "" : fault_.data();
+  num_faults_ = 0;
+  return first;
+}
+
+void PlannedCore::note_native(const void* block, size_t num_bytes, StreamId stream) noexcept {
+  if (mode() != Mode::kRecord || num_bytes == 0) return;
+  try {
+    const Lock lock(mutex_);
+    if (phase_ == kNoPhase || std::this_thread::get_id() != owner_ || stream != stream_) return;
+    log_.malloced(block, static_cast<int64_t>(num_bytes), phase_);
+  } catch (const std::exception& error) {  // the block is there, and its caller's
+    fail(error.what());
+  }
 }
 
 void PlannedCore::begin_iteration() {

@@ -3,7 +3,11 @@
 // The caller is an allocator that has a native allocator under it:
 //
 //   allocate(n):  p = core.request(n, stream); if (!p) { p = native(n); core.note_native(p, n, stream); }
+//                 where p cannot be handed out after all: core.forgo(p)
 //   free(p):      if (!core.release(p)) native_free(p);
+//
+// Blocks are freed where nothing may be thrown: in deleters, while other errors are on their way. What goes wrong there
+// is kept (fail) and told when the iteration is over (take_fault).
 //
 // A request is compared with the plan's next one and nothing else. Does it not match, it is served natively and the
 // plan waits: a superfluous request costs one fallback, and where one is missing the rest of the phase falls back.
@@ -12,11 +16,13 @@
 // All members may be called from any thread.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -41,10 +47,12 @@ class PlannedCore {
 
   // A planned address, or nullptr: the native allocator is to be asked.
   void* request(size_t num_bytes, StreamId stream = 0);
-  // True: the block was a planned one. Aborts on an address inside the arena that is not a block: a double free.
-  bool release(void* block);
+  // True: the block was a planned one. An address inside the arena that is not a block, a double free, is a fault.
+  bool release(void* block) noexcept;
+  // Takes back what request() has just given: nobody has used it, and nothing is filled.
+  void forgo(void* block) noexcept;
   // After a native allocation; before it is freed, release() is called.
-  void note_native(const void* block, size_t num_bytes, StreamId stream = 0);
+  void note_native(const void* block, size_t num_bytes, StreamId stream = 0) noexcept;
 
   // --- where training is
 
@@ -67,6 +75,17 @@ class PlannedCore {
   std::optional<char*> unload_arena();
   // What to overwrite freed blocks with; nullptr: nothing. For tests.
   void set_fill(Fill fill);
+
+  // --- what went wrong where nothing can be thrown
+
+  void fail(const char* what) noexcept;
+  // The first of them since the last call, empty: none. `num_faults`: how many there were.
+  std::string take_fault(int64_t* num_faults = nullptr);
+
+  // --- around fork(): the child must not find the mutex held by a thread that it does not have
+
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork() { mutex_.unlock(); }
 
   std::vector<Event> events() const;  // of the last recorded iteration
   int64_t num_events() const;
@@ -93,6 +112,10 @@ class PlannedCore {
   EventLog log_;
   Statistics statistics_{};
   Fill fill_ = nullptr;
+
+  std::mutex fault_mutex_;  // fail() is also called while mutex_ is held
+  std::array<char, 256> fault_{};  // no memory is asked for where memory may be what is missing
+  int64_t num_faults_ = 0;
 
   bool in_iteration_ = false;
   int64_t phase_ = kNoPhase;

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -79,7 +80,7 @@ Device& device() {
   return *only;
 }
 
-void leave_events(void* block) {
+void leave_events_of_streams(void* block) {
   for (cudaStream_t stream : device().other_streams.take(block)) {
     const c10::cuda::CUDAGuard guard(device().index.load());
     cudaEvent_t event = nullptr;
@@ -87,6 +88,17 @@ void leave_events(void* block) {
     Event owned(event);
     C10_CUDA_CHECK(cudaEventRecord(event, stream));
     device().pending.add(block, core().num_bytes_of(block), std::move(owned));
+  }
+}
+
+// An event of each other stream that uses the block. Where CUDA cannot make one, the device is waited for instead:
+// slow, but the address is used again only after its readers.
+void leave_events(void* block) noexcept {
+  try {
+    leave_events_of_streams(block);
+  } catch (const std::exception& error) {
+    core().fail(error.what());
+    C10_CUDA_CHECK_WARN(cudaDeviceSynchronize());
   }
 }
 
@@ -116,12 +128,17 @@ void free_managed(void* block) {
 }
 
 // Serves as c10's raw deleter: finds by the address whose block it is, so blocks from before install() are welcome.
-void release_block(void* block) {
+// Nothing is thrown: deleters run while other errors are on their way, and a second one would end the process.
+void release_block(void* block) noexcept {
   if (block == nullptr) return;
-  if (core().in_arena(block)) leave_events(block);  // before the address is free
-  if (core().release(block)) return;
-  if (managed_memory().release(block)) return free_managed(block);
-  device().native->raw_deleter()(block);
+  try {
+    if (core().in_arena(block)) leave_events(block);  // before the address is free
+    if (core().release(block)) return;
+    if (managed_memory().release(block)) return free_managed(block);
+    device().native->raw_deleter()(block);
+  } catch (const std::exception& error) {
+    core().fail(error.what());
+  }
 }
 
 class PlannedCudaAllocator final : public DelegatingAllocator {
@@ -134,7 +151,12 @@ class PlannedCudaAllocator final : public DelegatingAllocator {
     if (!may_plan) return native_->allocate(num_bytes);
     const auto stream = reinterpret_cast<StreamId>(c10::cuda::getCurrentCUDAStream(current).stream());
     if (void* block = core().request(num_bytes, stream)) {
-      device().wait_for_readers(block, num_bytes);
+      try {
+        device().wait_for_readers(block, num_bytes);
+      } catch (...) {
+        core().forgo(block);  // or the plan would find it taken for ever
+        throw;
+      }
       return {block, block, &release_block, c10::Device(c10::DeviceType::CUDA, current)};
     }
     if (void* block = managed_block(num_bytes)) {

@@ -1,8 +1,12 @@
 // The allocator as c10 sees it: data pointers, and the raw interface that has no data pointers.
 #include <c10/core/CPUAllocator.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <thread>
 
 #include "../core/control.h"
 #include "check.h"
@@ -28,6 +32,31 @@ int64_t live_blocks() {
   memo::Statistics statistics;
   memo_statistics(&statistics);
   return statistics.live_blocks;
+}
+
+// Another thread is inside of the core nearly always; each child has only the thread that forked.
+void fork_while_others_hold_the_mutexes() {
+  std::atomic<bool> is_over{false};
+  std::thread busy([&] {
+    memo::ManagedUse use;
+    while (!is_over) {
+      live_blocks();
+      memo_managed_use(&use);
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);  // ends a child that waits for ever
+      memo::ManagedUse use;
+      memo_managed_use(&use);
+      _exit(live_blocks() == 0 ? 0 : 1);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  }
+  is_over = true;
+  busy.join();
 }
 
 }  // namespace
@@ -57,6 +86,12 @@ int main() {
   copy.clear();
   CHECK(live_blocks() == 0);
 
+  CHECK(memo_take_fault() == nullptr);
+  allocator.raw_deallocate(static_cast<char*>(memo::core().arena()) + 1);
+  CHECK(std::strcmp(memo_take_fault(), "double free of the planned block at offset 1") == 0);
+  CHECK(memo_take_fault() == nullptr);
+
   CHECK(memo_unload_plan() == nullptr && memo::core().arena() == nullptr);
+  fork_while_others_hold_the_mutexes();
   std::puts("core: c10 is content");
 }

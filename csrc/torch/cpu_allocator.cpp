@@ -14,7 +14,7 @@ constexpr uint8_t kPriority = 255;  // c10 keeps the allocator with the highest
 c10::Allocator* native = nullptr;  // set once, before the first call of what is below
 
 // Serves as c10's raw deleter: finds by the address whose block it is, so blocks from before install() are welcome.
-void release_block(void* block) {
+void release_block(void* block) noexcept {
   if (block == nullptr || core().release(block)) return;
   native->raw_deleter()(block);
 }

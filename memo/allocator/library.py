@@ -5,6 +5,7 @@ import enum
 from collections.abc import Sequence
 from pathlib import Path
 
+from memo.artifacts.reading import shown
 from memo.errors import AllocatorError, PlanError
 
 REASONS = ("size", "thread", "stream", "overlap", "exhausted")
@@ -61,6 +62,7 @@ class NativeLibrary:
         self._declare("num_events", i64)
         self._declare("copy_events", None, ctypes.POINTER(RawEvent))
         self._declare("statistics", None, ctypes.POINTER(RawStatistics))
+        self._declare("take_fault", ctypes.c_char_p)
         self._declare("set_poison", None, ctypes.c_int)
         self._declare("reset_statistics", None)
         self._declare("open_managed", ctypes.c_char_p, i64)
@@ -87,11 +89,11 @@ class NativeLibrary:
         alignment_bytes: int,
         arena_bytes: int,
     ) -> None:
-        """Take the arena; the mode is PASSTHROUGH until it is set. Raises PlanError."""
+        """Take the arena; the mode is PASSTHROUGH until it is set. Raises PlanError, also for what no int64 holds."""
         flat = [number for pair in sizes_and_offsets for number in pair]
-        requests = (ctypes.c_int64 * len(flat))(*flat)
-        ends = (ctypes.c_int64 * len(phase_ends))(*phase_ends)
         limits = (min_bytes, alignment_bytes, arena_bytes)
+        requests, ends = _int64s(flat), _int64s(phase_ends)
+        _int64s(limits)
         self._check(self._native.memo_load_plan(requests, len(flat) // 2, ends, len(ends), *limits))
 
     def unload_plan(self) -> None:
@@ -103,6 +105,14 @@ class NativeLibrary:
 
     def set_poison(self, is_on: bool) -> None:
         self._native.memo_set_poison(int(is_on))
+
+    def take_fault(self) -> None:
+        """Raises AllocatorError for what went wrong since the last call where nothing could be raised."""
+        if fault := self._native.memo_take_fault():
+            raise AllocatorError(
+                f"the native allocator failed while it freed a block: {fault.decode(errors='replace')}: start again "
+                "with --memory-planner off, and report it"
+            )
 
     def events(self) -> Sequence[RawEvent]:
         """Of the last recorded iteration."""
@@ -120,7 +130,7 @@ class NativeLibrary:
 
     def open_managed(self, limit_bytes: int) -> None:
         """Serve requests from managed memory, of which at most `limit_bytes` may be out. Raises AllocatorError."""
-        if refusal := self._native.memo_open_managed(limit_bytes):
+        if refusal := self._native.memo_open_managed(_int64s([limit_bytes])[0]):
             raise AllocatorError(f"managed memory cannot be used: {refusal.decode()}")
 
     def close_managed(self) -> None:
@@ -136,3 +146,11 @@ class NativeLibrary:
     def _check(self, error: bytes | None) -> None:
         if error is not None:
             raise PlanError(f"the memory plan cannot be used: {error.decode(errors='replace')}")
+
+
+def _int64s(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+    """As C reads them. Raises PlanError for what ctypes would take modulo 2^64 without a word."""
+    for value in (min(values, default=0), max(values, default=0)):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise PlanError(f"the memory plan cannot be used: {shown(value)} does not fit into 64 bits: plan anew")
+    return (ctypes.c_int64 * len(values))(*values)

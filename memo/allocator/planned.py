@@ -177,7 +177,10 @@ class PlannedAllocator:
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """Around one training iteration. Outside, nothing is planned: evaluation and checkpoints are passed on."""
+        """Around one training iteration. Outside, nothing is planned: evaluation and checkpoints are passed on.
+
+        Raises AllocatorError at its end for what went wrong while blocks were freed.
+        """
         self._seen.clear()
         if self._mode is Mode.RECORD:
             self._recorded.clear()
@@ -187,6 +190,7 @@ class PlannedAllocator:
             yield
         finally:
             self._library.end_iteration()
+        self._library.take_fault()
 
     def mark(self, kind: str, layer: int = -1, microbatch: int = -1) -> None:
         """A phase begins, and the one before ends; the plan finds its place by the name.

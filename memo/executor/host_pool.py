@@ -93,6 +93,8 @@ class HostPool:
                 f"this system refuses {self._needs} of host memory ({error}), with"
                 f" {format_bytes(available_host_bytes())} available: {self._remedy}"
             ) from None
+        # Pages that CUDA reads and writes must stay where they are: after a fork the first write would move them away.
+        memory.madvise(mmap.MADV_DONTFORK)
         # The first touch decides the NUMA node, and torch would touch from its worker threads: numpy does it here.
         np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
         return torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive

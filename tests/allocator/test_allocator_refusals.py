@@ -11,7 +11,7 @@ from ranks import run_ranks
 from memo.allocator.planned import PlannedAllocator
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
 from memo.artifacts.trace import Free, Malloc, Phase
-from memo.errors import PlanError, TraceError
+from memo.errors import AllocatorError, PlanError, TraceError
 
 BLOCK_BYTES = 4096
 
@@ -223,3 +223,46 @@ def _raw_interfaces() -> None:
 
 def test_storages_of_planned_blocks_are_torchs() -> None:
     in_own_process(_raw_interfaces)
+
+
+def _faults_of_deleters() -> None:
+    """What the core keeps (csrc/test has how) is raised where an iteration ends, and not over its own error."""
+    allocator = PlannedAllocator.install("cpu")
+    faults = iter([b"double free", b"double free", None])
+    allocator._library._native.memo_take_fault = lambda: next(faults)
+    message = r"^the native allocator failed while it freed a block: double free: start again with --memory-planner off"
+    with pytest.raises(AllocatorError, match=message), allocator.iteration():
+        pass
+    with pytest.raises(ZeroDivisionError), allocator.iteration():
+        raise ZeroDivisionError
+    with pytest.raises(AllocatorError, match=message), allocator.iteration():
+        pass
+    with allocator.iteration():
+        pass
+
+
+def test_faults_of_deleters_are_raised_after_the_iteration() -> None:
+    in_own_process(_faults_of_deleters)
+
+
+def _numbers_that_wrap() -> None:
+    """2^64 + n is n to ctypes: without a look such a plan would be served at other addresses."""
+    allocator = PlannedAllocator.install("cpu")
+    large = 1 << 64
+    refused = [
+        plan(phase("a", 0), arena_bytes=large + 4 * BLOCK_BYTES),
+        plan(phase("a", large)),
+        plan(PlannedPhase("a", -1, -1, (PlannedRequest(large + BLOCK_BYTES, 0),))),
+        plan(phase("a", 0), min_bytes=1024 - large),
+        plan(phase("a", 0), alignment_bytes=large + 64),
+    ]
+    for wrapping in refused:
+        with pytest.raises(PlanError, match=r"plan cannot be used: -?\d+ does not fit into 64 bits: plan anew"):
+            allocator.use(wrapping)
+        assert not allocator.is_planned
+    with pytest.raises(PlanError, match="used: arena_bytes is -64"):
+        allocator.use(plan(phase("a", 0), arena_bytes=-64))
+
+
+def test_numbers_that_ctypes_would_wrap_are_refused() -> None:
+    in_own_process(_numbers_that_wrap)

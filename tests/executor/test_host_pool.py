@@ -2,6 +2,8 @@
 
 import gc
 import mmap
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -133,3 +135,17 @@ def test_pinning_that_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: FakeCudart(2)))
     with pytest.raises(HostMemoryError, match=r"cannot pin 2\.93 KiB .* returned 2\): raise the limit of locked"):
         HostPool(3, 1000, CUDA)
+
+
+def test_the_arena_does_not_go_to_forked_children() -> None:
+    """The first write after a fork would move a page away from where CUDA was told that it is."""
+    pool = HostPool(4, 1 << 20, torch.device("cpu"))
+    address = pool.record(0).data_ptr()
+    flags: set[str] = set()
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif is_inside and line.startswith("VmFlags:"):
+            flags = set(line.split()[1:])
+    assert "dc" in flags  # VM_DONTCOPY
