@@ -60,3 +60,6 @@ class TrainingConfig:
     """Tell the loss of each evaluation by position as well: in the document with --packing, else in the sample."""
     max_step_minutes: float = 60.0
     """Refuse to start when one step is estimated to take longer."""
+    admission: bool = True
+    """Refuse to start a run that is estimated not to fit in memory or to take too long. Estimates are rough:
+    --no-admission warns and starts all the same."""

@@ -7,6 +7,7 @@ holds for what torch allocates, which is counted to the byte (memo.estimate.cpu)
 products in bf16 and fp16, which depends on the CPU.
 """
 
+import sys
 from dataclasses import dataclass, fields, replace
 
 from memo.config import RunConfig
@@ -39,6 +40,7 @@ def admit(
     *,
     host_bytes: int | None = None,
     host_ranks: int = 1,
+    total_bytes: int | None = None,
 ) -> Admission:
     """Estimate a checked run; raises ResourceError when it needs more memory or time than there is.
 
@@ -49,8 +51,11 @@ def admit(
         local_ranks: ranks that share that memory: those of the node on CPU, 1 on CUDA.
         host_bytes: what activations and states of the `host_ranks` ranks of a node may take in host memory; None:
             not checked.
+        total_bytes: of that memory, with what other processes hold; None: the same as `available_bytes`.
     """
-    available_bytes = min(available_bytes, _cap(config, is_device=True) or available_bytes)
+    cap = _cap(config, is_device=True)
+    total_bytes = min(total_bytes or available_bytes, cap or sys.maxsize)
+    available_bytes = min(available_bytes, cap or available_bytes)
     room = _Room(world_size, available_bytes, peak_flops, local_ranks, host_bytes, host_ranks)
     admission = room.estimate(config)
     limit_s = 60.0 * config.training.max_step_minutes
@@ -63,12 +68,20 @@ def admit(
     names = [field.name for field in fields(memory) if field.name != "host" or memory.host]
     parts = ", ".join(f"{name} {format_bytes(getattr(memory, name))}" for name in names)
     within = "within" if admission.step_s <= limit_s else "above"
+    if not fits and admission.shared_bytes <= total_bytes:
+        cause = "this run does not fit in the memory that is free"
+        remedy = (
+            f"other processes hold {format_bytes(total_bytes - available_bytes)} of {format_bytes(total_bytes)}: end "
+            f"some of them, or wait until {format_bytes(admission.shared_bytes)} are free"
+        )
+    else:
+        cause = f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine"
+        remedy = _remedy(config, room, only_time=fits)
     raise ResourceError(
-        f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine: a rank "
+        f"{cause}: a rank "
         f"needs {format_bytes(memory.total)} ({parts}); the ranks that share this memory ({local_ranks}) need "
         f"{format_bytes(admission.shared_bytes)}, available are {format_bytes(room.available_bytes)}; one step "
-        f"takes about {step_s}, {within} --max-step-minutes {config.training.max_step_minutes:g}: "
-        + _remedy(config, room, only_time=fits)
+        f"takes about {step_s}, {within} --max-step-minutes {config.training.max_step_minutes:g}: " + remedy
     )
 
 

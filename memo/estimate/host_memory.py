@@ -17,16 +17,38 @@ def available_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OW
     return max(0, min([available, *(room for group in groups for room in _room(group))]))
 
 
+def total_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> int:
+    """The smaller of the machine's memory and the limit of each control group above us, whoever holds it now."""
+    import psutil
+
+    groups = own_control_groups("memory", cgroup_root, own_cgroups)
+    limits = [limit for group in groups if (limit := _limit(group)) is not None]
+    return min([int(psutil.virtual_memory().total), *limits])
+
+
+def _limit(group: ControlGroup) -> int | None:
+    """Of a control group, in bytes; None where it sets none."""
+    name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
+    try:
+        text = (group.folder / name).read_text().strip()
+    except OSError:
+        return None
+    return None if text == "max" else int(text)
+
+
 def _room(group: ControlGroup) -> list[int]:
     """Bytes left in a control group; nothing where it sets no limit."""
     if group.version == 2:
-        limit, usage, cache = "memory.max", "memory.current", "inactive_file"
+        usage, cache = "memory.current", "inactive_file"
     else:
-        limit, usage, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        usage, cache = "memory.usage_in_bytes", "total_inactive_file"
+    limit = _limit(group)
+    if limit is None:
+        return []
     try:
-        limit_text, used = (group.folder / limit).read_text().strip(), int((group.folder / usage).read_text())
+        used = int((group.folder / usage).read_text())
         stat = (group.folder / "memory.stat").read_text()
     except OSError:
         return []
     reclaimable = dict(line.split() for line in stat.splitlines()).get(cache, "0")
-    return [] if limit_text == "max" else [int(limit_text) - used + int(reclaimable)]
+    return [limit - used + int(reclaimable)]

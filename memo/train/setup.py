@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,9 +28,9 @@ from memo.data import (
     load_tokenizer,
     open_corpus,
 )
-from memo.errors import ConfigError, is_first_of_node
+from memo.errors import ConfigError, ResourceError, is_first_of_node
 from memo.estimate.admission import admit
-from memo.estimate.host_memory import available_host_bytes
+from memo.estimate.host_memory import available_host_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
 from memo.executor.host_pool import host_budget_bytes
 from memo.mesh import Mesh, local_device
@@ -252,10 +253,24 @@ def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak)
         return
     node_ranks = local_world_size_from_env()
     if device.type == "cuda":
-        available_bytes, local_ranks = torch.cuda.mem_get_info(device)[0], 1
+        (available_bytes, total_bytes), local_ranks = torch.cuda.mem_get_info(device), 1
     else:
-        available_bytes, local_ranks = available_host_bytes(), node_ranks
+        available_bytes, total_bytes, local_ranks = available_host_bytes(), total_host_bytes(), node_ranks
     host_bytes = None
     if config.memory.offloads_states:
         host_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, 1)
-    admit(config, world_size, available_bytes, peak.flops, local_ranks, host_bytes=host_bytes, host_ranks=node_ranks)
+    try:
+        admit(
+            config,
+            world_size,
+            available_bytes,
+            peak.flops,
+            local_ranks,
+            host_bytes=host_bytes,
+            host_ranks=node_ranks,
+            total_bytes=total_bytes,
+        )
+    except ResourceError as error:
+        if config.training.admission:
+            raise ResourceError(f"{error}; this is an estimate: --no-admission starts the run all the same") from None
+        print(f"warning: --no-admission overrules an estimate: {error}", file=sys.stderr, flush=True)

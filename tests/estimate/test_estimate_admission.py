@@ -9,6 +9,8 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
 from memo.estimate import admit, available_host_bytes, estimate_memory, estimate_step_s
+from memo.estimate.host_memory import total_host_bytes
+from memo.train.setup import prepare
 from memo.units import GIB, format_bytes
 
 LAPTOP_FLOPS = 1e11
@@ -57,6 +59,31 @@ def test_the_advised_length_is_the_longest_that_fits(values: dict[str, object]) 
         admit(config.override({"seq_length": length + step}), ranks, 16 * GIB, 1e15, ranks)
 
 
+def test_a_full_machine_is_told_who_holds_its_memory() -> None:
+    """56 tokens are not the cause, and no shorter sequence is the remedy."""
+    config = run(seq_length=56)
+    needed = estimate_memory(config, 1, 0).total
+    with pytest.raises(ResourceError) as refused:
+        admit(config, 1, needed - 1, LAPTOP_FLOPS, 1, total_bytes=64 * GIB)
+    message = str(refused.value)
+    assert "this run does not fit in the memory that is free" in message and "--seq-length" not in message
+    assert f"other processes hold {format_bytes(64 * GIB - needed + 1)} of 64.00 GiB: end some of them" in message
+    assert f"wait until {format_bytes(needed)} are free" in message
+    admit(config, 1, needed, LAPTOP_FLOPS, 1, total_bytes=64 * GIB)
+    with pytest.raises(ResourceError, match="--seq-length 56 is too large"):  # for this machine even when it is empty
+        admit(config, 1, needed - 2, LAPTOP_FLOPS, 1, total_bytes=needed - 1)
+
+
+def test_no_admission_warns_and_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("memo.train.setup.available_host_bytes", lambda: 1000)
+    asked = run(seq_length=64, mock_data=True, offload_alpha="off", peak_tflops=1.0, num_threads=1)
+    with pytest.raises(ResourceError, match=r"other processes hold .*; .* estimate: --no-admission starts the run"):
+        prepare(asked)
+    assert capsys.readouterr().err == ""
+    assert prepare(asked.override({"admission": False})).world_size == 1
+    assert "warning: --no-admission overrules an estimate: this run does not fit" in capsys.readouterr().err
+
+
 def test_too_slow() -> None:
     config = run(seq_length=65536, max_step_minutes=0.5)
     with pytest.raises(ResourceError) as refused:
@@ -101,9 +128,22 @@ class ControlGroups:
     def available(self) -> int:
         return available_host_bytes(self.root, self.own)
 
+    def total(self) -> int:
+        return total_host_bytes(self.root, self.own)
+
 
 V2 = {"memory.current": 300, "memory.stat": "anon 200\ninactive_file 50"}
 V1 = {"memory.usage_in_bytes": 300, "memory.stat": "inactive_file 7\ntotal_inactive_file 50"}
+
+
+@pytest.mark.parametrize(("own", "name"), [("0::/a/b\n", "memory.max"), ("5:memory:/a/b\n", "memory.limit_in_bytes")])
+def test_the_total_is_the_least_limit_above_us(tmp_path: Path, own: str, name: str) -> None:
+    groups = ControlGroups(tmp_path, own)
+    base = "" if name == "memory.max" else "memory/"
+    groups.add(f"{base}a/b", {name: 9 << 20})
+    groups.add(f"{base}a", {name: 8 << 20})
+    assert groups.total() == 8 << 20
+    assert total_host_bytes(tmp_path, tmp_path / "missing") > 8 << 20
 
 
 def test_version_2_counts_droppable_cache_as_free(tmp_path: Path) -> None:
