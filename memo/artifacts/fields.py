@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memo.artifacts.reading import Source, kind_of, shown
@@ -83,12 +84,26 @@ class IsoTime:
         return True
 
 
+@dataclass(frozen=True)
+class NameBeside:
+    """The name of a file in the same folder: no path, and one that file systems take."""
+
+    wanted = "that names a file beside it"
+
+    def accepts(self, value: str) -> bool:
+        # Half of a surrogate pair, which JSON can spell, is not printable; Linux takes 255 bytes.
+        num_bytes = len(value.encode("utf-8", errors="ignore"))
+        is_name = Path(value).name == value not in ("", "..") and "\0" not in value
+        return is_name and value.isprintable() and num_bytes <= 255
+
+
 Count = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
 PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(0)]
 AnyFloat = Annotated[float, NotFinite()]
 Time = Annotated[str, IsoTime()]
+FileName = Annotated[str, NameBeside()]
 
 
 class Mismatch(Exception):

@@ -13,6 +13,7 @@ import os
 import stat
 from pathlib import Path
 
+from memo.artifacts.reading import shown
 from memo.errors import CheckpointError
 
 _KINDS = {
@@ -27,6 +28,8 @@ _KINDS = {
 def path_within(directory: str | Path, name: str) -> Path:
     """Where DIR/name leads, all links followed; it need not exist. Raises CheckpointError where it leaves DIR."""
     root = Path(os.path.realpath(directory))
+    if "\0" in name:
+        raise CheckpointError(f"{directory} names the file {shown(name)}, which no file can be called: remove it")
     found = Path(os.path.realpath(root / name))
     if found.is_relative_to(root) or any(found.is_relative_to(store) for store in _hub_store(root)):
         return found

@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +27,7 @@ MAX_DEPTH = 64
 """Lists and objects inside each other: schemas of tools nest some twenty deep."""
 _SHOWN_CHARACTERS = 80
 _LARGEST_SHOWN_BITS = 256
+_NAMES_LISTED = 12
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,12 @@ def shown(value: object) -> str:
     if isinstance(value, dict | list | tuple) and value:
         return f"{kind_of(value)} of {len(value)}"
     return repr(value)
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names for a message, the first few of them."""
+    found = [shown(name) for name in names]
+    return ", ".join(found if len(found) <= _NAMES_LISTED else [*found[:_NAMES_LISTED], "..."])
 
 
 def kind_of(value: object) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from memo.artifacts import files
 from memo.artifacts.fields import build
-from memo.artifacts.reading import Source, shown
+from memo.artifacts.reading import Source, listed, shown
 from memo.errors import TraceError
 
 SCHEMA, VERSION = "memory_trace", 1
@@ -190,7 +190,7 @@ def _events(entries: list[Any], where: str, source: Source) -> Iterator[Event]:
             case ["free", int(id)] if type(id) is int:
                 yield Free(id)
             case _:
-                written = entry if isinstance(entry, list) and len(entry) <= 3 else shown(entry)
+                written = f"[{listed(entry)}]" if isinstance(entry, list) else shown(entry)
                 raise source.refusal(
                     f'{where}.events[{at}] is {written}, neither ["malloc", ID, BYTES] nor ["free", ID]'
                 )

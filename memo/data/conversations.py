@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memo.artifacts.reading import listed
 from memo.data.documents import read_json_lines
 from memo.errors import DataError
 
@@ -61,8 +62,8 @@ def _conversation(record: Any, where: str) -> Conversation:
         messages = _turn(record, _text(record, "prompt", where), "completion", where)
     else:
         raise DataError(
-            f"{where}: no conversation, found the fields {sorted(record)}; give messages, or instruction and output, "
-            "or prompt and completion"
+            f"{where}: no conversation, found the fields [{listed(sorted(record))}]; give messages, or instruction and "
+            "output, or prompt and completion"
         )
     learned = tuple(_is_learned(message, f"{where}: messages[{i}]") for i, message in _answers(messages))
     if not any(learned):

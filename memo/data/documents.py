@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.reading import Source, parse_json, read_lines, read_text
+from memo.artifacts.reading import Source, kind_of, listed, parse_json, read_lines, read_text
 from memo.errors import DataError
 
 JSON_LINES_SUFFIX = ".jsonl"
@@ -115,7 +115,7 @@ def _walk(folder: Path) -> list[Path]:
 def _read_json_lines(path: Path, json_key: str) -> Iterator[str]:
     for where, record in read_json_lines(path):
         if not isinstance(record, dict) or not isinstance(record.get(json_key), str):
-            found = sorted(record) if isinstance(record, dict) else type(record).__name__
+            found = f"[{listed(sorted(record))}]" if isinstance(record, dict) else kind_of(record)
             raise DataError(f"{where}: no string under the key {json_key!r}, found {found}; set the JSON key")
         text: str = record[json_key]
         require_utf8(text, where)

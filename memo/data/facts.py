@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from memo.artifacts.fields import Count, PositiveInt, build
+from memo.artifacts.fields import Count, FileName, PositiveInt, build
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
 from memo.errors import DataError
@@ -18,7 +18,7 @@ TOKENIZER_SUFFIX = "-tokenizer.json"
 class CorpusFacts:
     """Tokenizer and size of one corpus."""
 
-    tokenizer: str
+    tokenizer: FileName
     """`byte`, or the name of a tokenizer file in the corpus's own folder, so that the folder can be moved."""
     vocab_size: PositiveInt
     eod: Count
@@ -41,10 +41,7 @@ class CorpusFacts:
         version = content.pop("schema_version", None)
         if version != SCHEMA_VERSION:
             raise source.refusal(f"schema_version is {shown(version)}, but this memo reads {SCHEMA_VERSION}")
-        facts = build(cls, content, source)
-        if Path(facts.tokenizer).name != facts.tokenizer:
-            raise source.refusal(f"tokenizer is {shown(facts.tokenizer)}, which is no file beside it")
-        return facts
+        return build(cls, content, source)
 
 
 def mask_prefix(prefix: str | Path) -> Path:

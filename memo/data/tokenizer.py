@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memo.artifacts.model_directory import model_file
+from memo.artifacts.reading import Source, read_bytes
 from memo.errors import ConfigError, DataError
 
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Names of the end-of-document token (GPT-2 and Qwen, Llama 3, Llama 2, Gemma), tried in this order."""
 _NUM_BYTES = 256
+_LARGEST_DEFINITION_BYTES = 1 << 28
+"""The largest vocabularies in use take an eighth of it."""
 
 
 class Tokenizer(Protocol):
@@ -95,12 +98,13 @@ class BPETokenizer:
         """`path`: a tokenizer.json. Raises DataError if it is unreadable or has no end-of-document token."""
         import tokenizers  # here, because the byte tokenizer starts faster without
 
+        source = Source(str(path), DataError, "give a tokenizer.json of Hugging Face")
+        self.definition = read_bytes(path, source, max_bytes=_LARGEST_DEFINITION_BYTES)
+        """The file's content, to be copied beside the data."""
         try:
-            self.definition = Path(path).read_bytes()
-            """The file's content, to be copied beside the data."""
             self._tokenizer = tokenizers.Tokenizer.from_str(self.definition.decode("utf-8"))
         except Exception as error:  # the Rust side raises bare Exception
-            raise DataError(f"{path} cannot be read as a tokenizer.json: {error}") from error
+            raise DataError(f"{path} cannot be read as a tokenizer.json: {str(error)[:300]}") from error
         # Both are often stored in the file for inference, and would cut or pad our documents.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

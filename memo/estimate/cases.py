@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from memo.artifacts.reading import shown
 from memo.config import PRESETS, preset
 from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.errors import ConfigError
@@ -150,7 +151,7 @@ class _Reader:
     where: str
 
     def refusal(self, column: str, why: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {column} is '{self.text[column]}': {why}")
+        return ConfigError(f"{self.where}: {column} is {shown(self.text[column])}: {why}")
 
     def count(self, column: str, default: int) -> int:
         text = self.text[column]

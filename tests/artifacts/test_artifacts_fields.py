@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from memo.artifacts.fields import AnyFloat, Count, PositiveFloat, Time, build, checked
-from memo.artifacts.reading import Source
+from memo.artifacts.fields import AnyFloat, Count, FileName, PositiveFloat, Time, build, checked
+from memo.artifacts.reading import Source, shown
 from memo.errors import CheckpointError
 
 SOURCE = Source("a.json", CheckpointError, "write it again")
@@ -34,6 +34,7 @@ class Outer:
     free: dict[str, Any] = field(default_factory=dict)
     either: int | str = 0
     names: list[str] = field(default_factory=list)
+    file: FileName = "a.bin"
 
 
 def test_what_fits_is_kept():
@@ -88,6 +89,10 @@ def test_what_fits_is_kept():
         ({"pair": [1, 2]}, "pair[1] is 2 (a whole number): give a string"),
         ({"either": 1.5}, "either is 1.5 (a number): give a whole number or a string"),
         ({"names": "a"}, "names is 'a' (a string): give a list"),
+        *(
+            ({"file": name}, f"file is {shown(name)}: give a string that names a file beside it, or ")
+            for name in ("", "..", "/etc/passwd", "../a", "a/", "a\0b", "\ud800", "x" * 256)
+        ),
         ({"x" * 1000: 1}, f"has a field '{'x' * 80}'..., which is not known"),
     ],
 )

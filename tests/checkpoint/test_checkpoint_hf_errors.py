@@ -80,7 +80,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "index names a file outside": (
         lambda d: change_index(d, lambda i: i["weight_map"].update({"model.extra": "../x.safetensors"})),
-        r"names '../x.safetensors', which is no file beside it",
+        r"is '../x.safetensors': give a string that names a file beside it",
     ),
     "index without a map": (lambda d: (d / INDEX).write_text("{}"), r"index.json: weight_map is None"),
     "index no JSON": (lambda d: (d / INDEX).write_text("{"), r"index.json: is not JSON"),

@@ -121,7 +121,7 @@ def test_split_is_whole_documents_and_repeatable(
             r"lines.jsonl, line 3: no string under the key 'text', found \['a', 'body'\]",
         ),
         (b'{"text": 5}', r"lines.jsonl, line 3: no string under the key 'text', found \['text'\]"),
-        (b'["text"]', r"lines.jsonl, line 3: .* found list"),
+        (b'["text"]', r"lines.jsonl, line 3: .* found a list"),
         (b'{"text": "\\ud83d"}', r"lines.jsonl, line 3: half of a surrogate pair"),
     ],
 )
