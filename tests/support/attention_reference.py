@@ -69,7 +69,8 @@ def random_documents(seq_length: int, batch: int, seed: int) -> Documents:
 def assert_accurate(got: list[Tensor], inputs: list[Tensor], documents: Documents | None, scale: float) -> None:
     """out, dq, dk, dv.
 
-    Within 1e-12 of the truth in fp64; else at most twice torch's own error, plus half an ulp.
+    Within 1e-12 of the truth in fp64; else at most twice torch's own error, which differs from CPU to CPU, plus half an
+    ulp. Parts are merged in fp32: there every one of up to eight adds half an ulp.
     """
     truth = dense_attention(inputs, documents, scale)
     dtype = inputs[0].dtype
@@ -81,5 +82,6 @@ def assert_accurate(got: list[Tensor], inputs: list[Tensor], documents: Document
         if dtype == torch.float64:
             bound = 1e-12 * max(1.0, size)
         else:
-            bound = 2 * (other.double() - true).abs().max().item() + torch.finfo(dtype).eps / 2 * size
+            ulps = 4.0 if dtype == torch.float32 else 0.5
+            bound = 2 * (other.double() - true).abs().max().item() + ulps * torch.finfo(dtype).eps * size
         assert error <= bound, f"{name} in {dtype}: error {error:.2e} above {bound:.2e}"
