@@ -68,12 +68,6 @@ def written_down(content: bytes) -> Any:
     marks: list[int] = []
     memo: list[Any] = []
 
-    def since_mark() -> list[Any]:
-        start = marks.pop()
-        items = stack[start:]
-        del stack[start:]
-        return items
-
     argument: Any
     for opcode, argument, _ in pickletools.genops(content):
         match opcode.name:
@@ -92,20 +86,20 @@ def written_down(content: bytes) -> Any:
             case "MARK":
                 marks.append(len(stack))
             case "TUPLE":
-                stack.append(tuple(since_mark()))
+                stack.append(tuple(_cut(stack, marks.pop())))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 count = int(opcode.name[-1])
                 stack[-count:] = [tuple(stack[-count:])]
             case "APPEND":
                 stack[-2].append(stack.pop())
             case "APPENDS":
-                items = since_mark()
+                items = _cut(stack, marks.pop())
                 stack[-1].extend(items)
             case "SETITEM":
                 value = stack.pop()
                 stack[-2].append((stack.pop(), value))
             case "SETITEMS":
-                items = since_mark()
+                items = _cut(stack, marks.pop())
                 stack[-1].extend(zip(items[::2], items[1::2], strict=True))
             case "STACK_GLOBAL":
                 name = f"{stack[-2]}.{stack[-1]}"
@@ -122,6 +116,13 @@ def written_down(content: bytes) -> Any:
             case _:
                 raise ValueError(f"it holds the opcode {opcode.name}, which has no place in a checkpoint")
     raise ValueError("it is cut short")
+
+
+def _cut(stack: list[Any], start: int) -> list[Any]:
+    """Take what lies on a stack from `start` on."""
+    items = stack[start:]
+    del stack[start:]
+    return items
 
 
 def _fields(described: _Named) -> dict[str, Any]:
