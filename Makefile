@@ -5,8 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Processes that tests are spread over: one a core, unless told.
 JOBS ?= auto
+EMULATED := .venv-emulated
+EMULATED_PIP = $(EMULATED)/bin/python -m pip install --quiet --disable-pip-version-check
+# memo's needs with tests', and what torch itself needs in pure Python.
+NEEDS_WITHOUT_TORCH = import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	print(*(need for need in project["dependencies"] if not need.startswith("torch")), \
+	"pytest", "pytest-timeout", "filelock", "typing-extensions", "sympy", "networkx", "fsspec", "setuptools", sep="\n")
 
-.PHONY: demo test install lint types contracts unit docs benchmark gpu clean
+.PHONY: demo test install lint types contracts unit docs benchmark gpu emulated clean
 
 demo: install
 	$(BIN)/python examples/demo.py
@@ -37,6 +43,19 @@ benchmark: install
 gpu: install
 	$(BIN)/python benchmarks/all_on_gpu.py
 
+# memo's CUDA code on a machine without a GPU: a CUDA build of torch on libraries of our own (csrc/emulated_gpu/README.md).
+emulated: $(EMULATED)/installed
+	$(EMULATED)/bin/python -m memo.emulated_gpu -- $(CURDIR)/$(EMULATED)/bin/python -m pytest tests/emulated_gpu
+
+# Three equal signs get the wheel of PyPI, which is the CUDA build (527 MB); --no-deps leaves out NVIDIA's libraries.
+$(EMULATED)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(EMULATED)
+	$(EMULATED_PIP) --no-deps 'torch===$(shell sed -n 's/^torch==//p' constraints.txt)'
+	$(PYTHON) -c '$(NEEDS_WITHOUT_TORCH)' > $(EMULATED)/needs.txt
+	$(EMULATED_PIP) -c constraints.txt -r $(EMULATED)/needs.txt
+	$(EMULATED_PIP) --no-deps -e .
+	touch $@
+
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml setup.py constraints.txt
@@ -45,4 +64,4 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(EMULATED) runs

@@ -106,6 +106,10 @@ class AllocatorError(MemoError, RuntimeError):
     """The native allocator cannot be built for the running torch, or put into it; names the reason."""
 
 
+class EmulatorError(MemoError, RuntimeError):
+    """The emulated GPU cannot be built for the installed torch; names the reason."""
+
+
 class RaceError(MemoError, RuntimeError):
     """Two accesses to one buffer that no event orders, at least one of them a write."""
 

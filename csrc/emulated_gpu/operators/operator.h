@@ -1,0 +1,101 @@
+// An operator of torch with a CUDA kernel, and ours in its place.
+//
+// A call has three parts. The real kernel's host code runs with launches switched off: its checks, its shapes, its
+// requests to the real caching allocator for results and scratch. Then the bytes that the kernel would read and write
+// are told to the race checker. Last, a closure with the same operator over the same memory, on the CPU, is queued on
+// the current stream.
+#pragma once
+
+#include "tensors.h"
+
+namespace emulated {
+
+// Arguments by the names of the schema, which say more than places and change less between versions of torch.
+class Arguments {
+ public:
+  Arguments(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> values) : schema_(schema), values_(values) {}
+
+  const c10::IValue& operator[](const char* name) const {
+    const auto index = schema_.argumentIndexWithName(name);
+    TORCH_CHECK(index, schema_.name(), " has no argument ", name);
+    return values_[static_cast<size_t>(*index)];
+  }
+  at::Tensor tensor(const char* name) const { return (*this)[name].toTensor(); }
+  // Undefined where it is None.
+  at::Tensor optional_tensor(const char* name) const {
+    const c10::IValue& value = (*this)[name];
+    return value.isTensor() ? value.toTensor() : at::Tensor();
+  }
+  std::optional<double> optional_double(const char* name) const {
+    const c10::IValue& value = (*this)[name];
+    return value.isNone() ? std::nullopt : std::optional<double>(value.toDouble());
+  }
+
+ private:
+  const c10::FunctionSchema& schema_;
+  c10::ArrayRef<c10::IValue> values_;  // they outlive this
+};
+
+// The results of an operator from arguments on the CPU, where torch has no CPU kernel or one with other results. The
+// last ones may be missing where CUDA, too, leaves them without a meaning.
+using Numbers = std::function<Stack(const Arguments&)>;
+
+// Instead of host code that cannot run here: results on the device whose content the closure computes.
+using MakeResults = std::function<Stack(const Arguments&)>;
+
+struct Operator {
+  c10::OperatorHandle handle;
+  c10::SafeKernelFunction real;  // the CUDA kernel that ours stands in front of
+  std::string name;
+  std::vector<bool> is_written;  // by argument
+  Numbers numbers;               // empty: the operator's CPU kernel
+  MakeResults make_results;      // empty: the real host code
+  bool reads_data = false;       // the shape of its results, or its result, is in the data: the host has to wait
+  bool is_random = false;
+
+  const c10::FunctionSchema& schema() const { return handle.schema(); }
+};
+
+// While it lives, the calling thread's launches, copies and fills do nothing.
+struct Mute {
+  Mute() { emulated_mute(1); }
+  ~Mute() { emulated_mute(-1); }
+};
+
+// While it lives, the thread's operators go to CPU kernels at once: no autograd, autocast, modes or Python in between,
+// whatever the thread was doing that happens to run a closure.
+struct PlainDispatch {
+  c10::impl::ForceDispatchKeyGuard guard{
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+      c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
+          c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python)};
+};
+
+// Queues compute() as one kernel. What it throws becomes the process's lasting error.
+void queue(void* stream, const Operator& op, std::function<void()> compute, const Access& access);
+
+// One call under way: arguments as given, results as the host code made them.
+struct Call {
+  Stack arguments;
+  Stack results;
+  Stack on_cpu;  // arguments for the closure
+  void* stream;
+  Access access;
+};
+
+Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+
+// The ways that operators go; each takes its arguments from the stack and leaves its results there.
+void call_plain(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+void call_random(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+void call_data_dependent(const Operator& op, Stack* stack);
+void call_copy(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+void call_poisoned_empty(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+
+// By operator name.
+const std::map<std::string, Numbers>& attention_numbers();
+const std::map<std::string, MakeResults>& attention_results();
+const std::map<std::string, Numbers>& norm_numbers();
+const std::map<std::string, Numbers>& product_numbers();
+
+}  // namespace emulated

@@ -1,0 +1,104 @@
+// What operators, collectives and Python ask of the runtime (emulator.h), and what Python alone asks.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "process.h"
+
+using namespace emulated;
+
+namespace {
+
+constexpr auto kUnattendedPause = std::chrono::milliseconds(2);
+std::atomic<bool> is_ending{false};
+
+// A device goes on without its host. It does so slowly, to leave the schedule what it is while the host does wait.
+void work_unattended() {
+  Process& p = process();
+  while (!is_ending) {
+    std::this_thread::sleep_for(kUnattendedPause);
+    Lock lock(p.mutex, std::try_to_lock);
+    if (lock && !is_ending) p.scheduler.step_all(lock);
+  }
+}
+
+}  // namespace
+
+EXPORTED void emulated_enqueue(void* stream, const char* name, Work* work, const Access* access) {
+  emulated_count("kernels");
+  (void)issue(static_cast<cudaStream_t>(stream), name, std::move(*work), access);
+}
+
+EXPORTED void emulated_mute(int change) { thread().mute += change; }
+EXPORTED int emulated_is_mute() { return thread().mute > 0; }
+EXPORTED void emulated_wait_for_stream(void* stream, const char* why) {
+  (void)wait_for_stream(static_cast<cudaStream_t>(stream), why);
+}
+EXPORTED void emulated_kernel_failed(const char* message) { fail_for_good(cudaErrorLaunchFailure, message); }
+EXPORTED void emulated_count(const char* what) {
+  const Lock lock(process().mutex);
+  process().count(what);
+}
+EXPORTED int emulated_is_device_memory(const void* address) {
+  const Lock lock(process().mutex);
+  const Block* const block = process().memory.find(address);
+  return block != nullptr && (block->kind == Kind::kDevice || block->kind == Kind::kManaged);
+}
+EXPORTED int emulated_checks_races() { return process().scheduler.checks_races; }
+EXPORTED int emulated_poisons() { return settings().poison; }
+
+EXPORTED void emulated_work_unattended() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    std::thread(work_unattended).detach();
+    std::atexit([] {
+      is_ending = true;
+      const Lock lock(process().mutex);  // the thread is not inside
+    });
+  });
+}
+
+// ---- for Python
+
+EXPORTED void emulated_set_schedule(const char* policy, uint64_t seed) {
+  Process& p = process();
+  for (int device = 0; device < settings().num_devices; ++device) {
+    Lock lock(p.mutex);
+    p.scheduler.synchronize_device(lock, device);
+  }
+  const Lock lock(p.mutex);
+  p.scheduler.set_policy(policy, seed);
+}
+
+EXPORTED void emulated_set_race_checks(int is_on) {
+  const Lock lock(process().mutex);
+  process().scheduler.checks_races = is_on != 0;
+}
+
+EXPORTED void emulated_on_synchronization(void (*function)(const char* what)) {
+  process().on_synchronization = function;
+}
+
+EXPORTED void emulated_clear_report() {
+  const Lock lock(process().mutex);
+  process().counts.clear();
+  process().scheduler.races.clear_found();
+}
+
+// Lines of "count<tab>name<tab>times" and "race<tab>text<tab>times". Returns the length of the whole report, of which
+// at most num_chars - 1 characters are written.
+EXPORTED int emulated_report(char* text, int num_chars) {
+  const Lock lock(process().mutex);
+  std::string report;
+  const auto add = [&report](const char* kind, const std::map<std::string, int64_t>& entries) {
+    for (const auto& [name, times] : entries) report += std::string(kind) + "\t" + name + "\t" + std::to_string(times) + "\n";
+  };
+  add("count", process().counts);
+  add("race", process().scheduler.races.found());
+  std::snprintf(text, static_cast<size_t>(num_chars), "%s", report.c_str());
+  return static_cast<int>(report.size());
+}

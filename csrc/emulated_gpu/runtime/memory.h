@@ -1,0 +1,82 @@
+// Which addresses are device memory, managed memory and pinned host memory, and how much of each device is taken.
+//
+// All of it is memory of the host: anonymous pages, which take room only once they are touched. So a device has 80 GiB
+// on a machine that has less, as long as the program does not fill them.
+//
+// Rules from CUDA's reference: device memory is handed out in granules of 2 MiB; a request that does not fit in what
+// the device has left is cudaErrorMemoryAllocation; managed memory is bounded by the host, not by the device; virtual
+// addresses (cuMemAddressReserve) can only be used where physical memory is mapped and access was granted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "emulator.h"
+
+namespace emulated {
+
+constexpr size_t kGranuleBytes = size_t{2} << 20;
+
+enum class Kind { kDevice, kManaged, kPinned, kRegistered };
+
+struct Block {
+  size_t num_bytes;
+  Kind kind;
+  int device;  // of device and managed memory
+};
+
+// Callers hold the mutex of the process.
+class Memory {
+ public:
+  Memory(size_t device_bytes, size_t context_bytes) : device_bytes_(device_bytes), context_bytes_(context_bytes) {}
+
+  // nullptr: the device or the host has not that much left.
+  void* allocate(size_t num_bytes, Kind kind, int device);
+  // The range that is no memory any more; nullopt: the address is not the begin of such a block.
+  std::optional<Range> free(void* address, bool is_host_memory);
+
+  bool register_host(void* address, size_t num_bytes);  // false: part of it is pinned already
+  std::optional<Range> unregister_host(void* address);
+
+  // The block that holds the address; nullptr: memory that CUDA knows nothing of.
+  const Block* find(const void* address) const;
+  // Whether all of these bytes are in blocks, which may be several that touch.
+  bool covers(const Range& range) const;
+
+  size_t free_bytes(int device) const;
+  size_t device_bytes() const { return device_bytes_; }
+
+  // Virtual memory of the driver. Handles are physical memory; they hold no data while they are not mapped.
+  void* reserve(size_t num_bytes);
+  void unreserve(void* address, size_t num_bytes);
+  uint64_t create(size_t num_bytes, int device);  // 0: the device has not that much left
+  bool release(uint64_t handle);
+  bool map(void* address, size_t num_bytes, uint64_t handle);
+  bool grant(void* address, size_t num_bytes);  // reads and writes
+  bool unmap(void* address, size_t num_bytes);
+
+ private:
+  struct Physical {
+    size_t num_bytes;
+    int device;
+    int num_mapped;
+    bool is_released;
+  };
+
+  bool take(int device, size_t num_bytes);
+  void release_if_unused(std::map<uint64_t, Physical>::iterator physical);
+  bool is_reserved(uintptr_t begin, size_t num_bytes) const;
+
+  size_t device_bytes_;
+  size_t context_bytes_;
+  std::map<int, size_t> used_bytes_;    // by device
+  std::map<uintptr_t, Block> blocks_;   // by where they begin
+  std::map<uintptr_t, size_t> reserved_;
+  std::map<uintptr_t, uint64_t> mapped_;  // handles by where they are mapped
+  std::map<uint64_t, Physical> physical_;
+  uint64_t next_handle_ = 1;
+};
+
+}  // namespace emulated

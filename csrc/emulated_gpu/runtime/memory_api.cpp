@@ -1,0 +1,209 @@
+// Memory of the CUDA runtime: allocations, pinned memory, copies and fills.
+//
+// Rules from the reference ("API synchronization behavior" and each function's page):
+// - A copy between device memory and pinned memory is asynchronous.
+// - From pageable memory to the device, the source is staged before the call returns: it may change at once. The
+//   synchronous call waits until the data is on the device, the asynchronous one does not.
+// - From the device to pageable memory, the call returns only once the copy is done, in both forms.
+// - cudaFree, cudaFreeHost and cudaHostUnregister end memory that work may still use; each waits for the device first.
+// - A copy that reaches outside of an allocation is cudaErrorInvalidValue; one whose memory is gone when it runs is
+//   cudaErrorIllegalAddress, which sticks.
+#include "process.h"
+
+#include <cstring>
+#include <utility>
+
+using namespace emulated;
+
+namespace {
+
+// The word that a copy has in counters and reports, by where it goes to and comes from.
+const char* copy_name(bool to_device, bool from_device) {
+  if (to_device) return from_device ? "copy device to device" : "copy host to device";
+  return from_device ? "copy device to host" : "copy host to host";
+}
+
+bool is_device_kind(const Block* block) {
+  return block != nullptr && (block->kind == Kind::kDevice || block->kind == Kind::kManaged);
+}
+
+bool is_still_there(const Range& range, const char* name) {
+  Process& p = process();
+  {
+    const Lock lock(p.mutex);
+    if (p.memory.covers(range)) return true;
+  }
+  fail_for_good(cudaErrorIllegalAddress, std::string(name) + ": the memory was freed before the work ran");
+  return false;
+}
+
+struct Ends {
+  bool to_device, from_device, is_pageable, is_inside;
+};
+
+Ends ends_of(const void* to, const void* from, size_t num_bytes) {
+  Process& p = process();
+  const Lock lock(p.mutex);
+  const Block *target = p.memory.find(to), *source = p.memory.find(from);
+  const bool is_inside = (target == nullptr || p.memory.covers(bytes_at(to, num_bytes))) &&
+                         (source == nullptr || p.memory.covers(bytes_at(from, num_bytes)));
+  const Ends ends{is_device_kind(target), is_device_kind(source), target == nullptr || source == nullptr, is_inside};
+  const char* const name = copy_name(ends.to_device, ends.from_device);
+  p.count(name);
+  p.count(std::string(name) + ", bytes", static_cast<int64_t>(num_bytes));
+  if (ends.is_pageable && ends.to_device) p.count("copy host to device from pageable memory");
+  return ends;
+}
+
+cudaError_t copy(void* to, const void* from, size_t num_bytes, cudaStream_t stream, bool is_asynchronous) {
+  if (num_bytes == 0) return done();
+  if (thread().mute > 0) {
+    // The numbers do not exist yet; host code that reads them must find something that is the same each time.
+    if (!emulated_is_device_memory(to)) std::memset(to, 0, num_bytes);
+    return done();
+  }
+  const Ends ends = ends_of(to, from, num_bytes);
+  if (!ends.is_inside) return done(cudaErrorInvalidValue);
+  const char* const name = copy_name(ends.to_device, ends.from_device);
+  const Range target = bytes_at(to, num_bytes), source = bytes_at(from, num_bytes);
+  Access access;
+  if (!ends.is_pageable || ends.to_device) access.writes.push_back(target);
+  if (!ends.is_pageable || ends.from_device) access.reads.push_back(source);
+  if (ends.is_pageable && ends.to_device) {
+    const auto* const bytes = static_cast<const char*>(from);
+    const auto staged = std::make_shared<const std::vector<char>>(bytes, bytes + num_bytes);
+    const auto work = [to, staged, target, name] {
+      if (is_still_there(target, name)) std::memcpy(to, staged->data(), staged->size());
+      return true;
+    };
+    if (const cudaError_t error = issue(stream, name, work, &access); error != cudaSuccess) return error;
+    return is_asynchronous ? done() : wait_for_stream(stream, "cudaMemcpy from pageable memory");
+  }
+  const auto work = [=] {
+    if (!access.writes.empty() && !is_still_there(target, name)) return true;
+    if (!access.reads.empty() && !is_still_there(source, name)) return true;
+    std::memmove(to, from, num_bytes);
+    return true;
+  };
+  if (const cudaError_t error = issue(stream, name, work, &access); error != cudaSuccess) return error;
+  if (ends.is_pageable) return wait_for_stream(stream, "copy to pageable memory");
+  return is_asynchronous ? done() : wait_for_stream(stream, "cudaMemcpy");
+}
+
+cudaError_t allocate(void** address, size_t num_bytes, Kind kind, const char* name) {
+  Process& p = process();
+  const Lock lock(p.mutex);
+  p.count(name);
+  *address = p.memory.allocate(num_bytes, kind, thread().device);
+  if (*address == nullptr) p.count("out of memory");
+  return done(*address == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
+}
+
+// `end` takes the memory out of the process's and says which bytes it was.
+template <class End>
+cudaError_t wait_and_end(const char* name, cudaError_t otherwise, End end) {
+  if (const cudaError_t error = wait_for_device(name); error != cudaSuccess) return error;
+  Process& p = process();
+  const Lock lock(p.mutex);
+  const std::optional<Range> range = end(p.memory);
+  if (!range) return done(otherwise);
+  p.scheduler.races.forget(*range);
+  return done();
+}
+
+}  // namespace
+
+EXPORTED cudaError_t cudaMalloc(void** address, size_t num_bytes) {
+  return allocate(address, num_bytes, Kind::kDevice, "cudaMalloc");
+}
+
+EXPORTED cudaError_t cudaMallocManaged(void** address, size_t num_bytes, unsigned) {
+  return allocate(address, num_bytes, Kind::kManaged, "cudaMallocManaged");
+}
+
+EXPORTED cudaError_t cudaHostAlloc(void** address, size_t num_bytes, unsigned) {
+  return allocate(address, num_bytes, Kind::kPinned, "cudaHostAlloc");
+}
+
+EXPORTED cudaError_t cudaFree(void* address) {
+  if (address == nullptr) return done();  // how programs make a context
+  return wait_and_end("cudaFree", cudaErrorInvalidValue, [&](Memory& memory) { return memory.free(address, false); });
+}
+
+EXPORTED cudaError_t cudaFreeHost(void* address) {
+  if (address == nullptr) return done();
+  return wait_and_end("cudaFreeHost", cudaErrorInvalidValue, [&](Memory& memory) { return memory.free(address, true); });
+}
+
+EXPORTED cudaError_t cudaHostRegister(void* address, size_t num_bytes, unsigned) {
+  Process& p = process();
+  const Lock lock(p.mutex);
+  p.count("cudaHostRegister");
+  return done(p.memory.register_host(address, num_bytes) ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
+}
+
+EXPORTED cudaError_t cudaHostUnregister(void* address) {
+  {
+    Process& p = process();
+    const Lock lock(p.mutex);
+    if (!p.scheduler.is_idle(thread().device)) p.count("cudaHostUnregister while work is queued");
+  }
+  return wait_and_end("cudaHostUnregister", cudaErrorHostMemoryNotRegistered,
+                      [&](Memory& memory) { return memory.unregister_host(address); });
+}
+
+EXPORTED cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  Process& p = process();
+  const Lock lock(p.mutex);
+  p.count("cudaMemGetInfo");
+  *total_bytes = p.memory.device_bytes();
+  *free_bytes = p.memory.free_bytes(thread().device);
+  return done();
+}
+
+EXPORTED cudaError_t cudaMemcpy(void* to, const void* from, size_t num_bytes, cudaMemcpyKind) {
+  return copy(to, from, num_bytes, nullptr, false);
+}
+
+EXPORTED cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t num_bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return copy(to, from, num_bytes, stream, true);
+}
+
+EXPORTED cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t num_bytes, cudaStream_t stream) {
+  return copy(to, from, num_bytes, stream, true);
+}
+
+EXPORTED cudaError_t cudaMemsetAsync(void* address, int value, size_t num_bytes, cudaStream_t stream) {
+  if (thread().mute > 0 || num_bytes == 0) return done();
+  const Range range = bytes_at(address, num_bytes);
+  {
+    const Lock lock(process().mutex);
+    if (!process().memory.covers(range)) return done(cudaErrorInvalidValue);
+  }
+  const Access access{{}, {range}};
+  const auto work = [=] {
+    if (is_still_there(range, "fill")) std::memset(address, value, num_bytes);
+    return true;
+  };
+  return issue(stream, "fill", work, &access);
+}
+
+EXPORTED cudaError_t cudaMemset(void* address, int value, size_t num_bytes) {
+  return cudaMemsetAsync(address, value, num_bytes, nullptr);  // asynchronous on device memory, as the reference says
+}
+
+EXPORTED cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  const Lock lock(process().mutex);
+  const Block* const block = process().memory.find(address);
+  *attributes = {};
+  attributes->type = cudaMemoryTypeUnregistered;
+  if (block == nullptr) return done();
+  const bool is_host = !is_device_kind(block);
+  attributes->type = is_host                         ? cudaMemoryTypeHost
+                     : block->kind == Kind::kManaged ? cudaMemoryTypeManaged
+                                                     : cudaMemoryTypeDevice;
+  attributes->device = block->device;
+  attributes->devicePointer = const_cast<void*>(address);
+  attributes->hostPointer = block->kind == Kind::kDevice ? nullptr : const_cast<void*>(address);
+  return done();
+}

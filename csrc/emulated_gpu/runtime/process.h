@@ -1,0 +1,70 @@
+// What one process has of the emulated GPUs: its mutex, memory, scheduler, streams, counters and errors.
+//
+// Errors as CUDA documents them: a call returns its own error and notes it as the thread's last one, which
+// cudaGetLastError() returns and clears and cudaPeekAtLastError() only returns. An error of a kernel is met by whoever
+// synchronises or calls next, belongs to the whole process and sticks: every call returns it until the process ends.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "memory.h"
+#include "scheduler.h"
+#include "settings.h"
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace emulated {
+
+struct Process {
+  Process();
+
+  // The stream that a handle names; nullptr: it names none (cudaErrorInvalidResourceHandle).
+  Stream* find_stream(cudaStream_t handle);
+  cudaStream_t add_stream(unsigned flags, int priority);
+  bool remove_stream(cudaStream_t handle);
+
+  void count(const std::string& what, int64_t times = 1) { counts[what] += times; }
+
+  std::mutex mutex;
+  Memory memory;
+  Scheduler scheduler;
+  std::map<std::string, int64_t> counts;
+  // Called without the mutex, with what made the host wait; nullptr: nobody asked.
+  void (*on_synchronization)(const char* what) = nullptr;
+
+ private:
+  std::set<Stream*> streams_;               // those that the program made and did not destroy
+  std::map<int, Stream*> default_streams_;  // by device
+};
+
+// One a process and never destroyed: threads may still call while static objects end.
+Process& process();
+
+// The calling thread's device, and how deep it is in host code that launches nothing.
+struct Thread {
+  int device = 0;
+  int mute = 0;
+  cudaError_t last_error = cudaSuccess;
+};
+Thread& thread();
+
+// What a call returns: `error`, or the one that sticks. Every call ends with it.
+cudaError_t done(cudaError_t error = cudaSuccess);
+// From now on this error sticks.
+void fail_for_good(cudaError_t error, const std::string& message);
+
+// The host waits for a device, stream or event: counted under `what`, and told to whoever asked for it.
+void note_synchronization(const char* what);
+cudaError_t wait_for_stream(cudaStream_t handle, const char* what);
+cudaError_t wait_for_device(const char* what);
+
+// Appends work to a stream; fails where the handle names none.
+cudaError_t issue(cudaStream_t handle, const char* name, Work work, const Access* access);
+
+}  // namespace emulated

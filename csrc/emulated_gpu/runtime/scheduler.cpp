@@ -1,0 +1,223 @@
+#include "scheduler.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+#include <utility>
+
+namespace emulated {
+namespace {
+
+// A loop of the host that asks again and again whether an event is done must end, lazy as the device may be.
+constexpr int kMostQueries = 100;
+constexpr int kMostWaits = 64;            // of one stream for another for another
+constexpr uint64_t kMostRandomSteps = 3;  // after one call of the host
+constexpr auto kPause = std::chrono::microseconds(50);
+
+}  // namespace
+
+Scheduler::Scheduler(const Settings& settings) : checks_races(settings.check_races), hang_s_(settings.hang_s) {
+  set_policy(settings.schedule, settings.seed);
+}
+
+void Scheduler::set_policy(const std::string& name, uint64_t seed) {
+  if (name == "eager") {
+    policy_ = Policy::kEager;
+  } else if (name == "lazy") {
+    policy_ = Policy::kLazy;
+  } else if (name == "random") {
+    policy_ = Policy::kRandom;
+  } else {
+    std::fprintf(stderr, "emulated GPU: schedule is '%s': it can be eager, lazy or random\n", name.c_str());
+    std::exit(2);
+  }
+  random_.seed(seed);
+}
+
+Stream* Scheduler::add_stream(int device, int priority, bool is_legacy, bool is_blocking) {
+  auto stream = std::make_unique<Stream>();
+  stream->id = static_cast<int>(streams_.size());
+  stream->device = device;
+  stream->priority = priority;
+  stream->is_legacy = is_legacy;
+  stream->is_blocking = is_blocking;
+  stream->weight = static_cast<double>(random_() % 1000);
+  streams_.push_back(std::move(stream));
+  return streams_.back().get();
+}
+
+void Scheduler::issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access) {
+  order_with_legacy(lock, stream);
+  stream->clock.join(host_);
+  stream->clock.advance(stream->id, ++stream->num_issued);
+  if (checks_races && access != nullptr) races.access({stream->id, stream->num_issued, name, stream->clock}, *access);
+  stream->queue.push_back({name, std::move(work), nullptr, nullptr});
+  work_on(lock);
+}
+
+MarkPtr Scheduler::record(Lock& lock, Stream* stream) {
+  order_with_legacy(lock, stream);
+  MarkPtr mark = append_record(stream);
+  work_on(lock);
+  return mark;
+}
+
+void Scheduler::wait(Lock& lock, Stream* stream, const MarkPtr& mark) {
+  order_with_legacy(lock, stream);
+  append_wait(stream, mark);
+  work_on(lock);
+}
+
+void Scheduler::order_with_legacy(Lock&, Stream* stream) {
+  if (!stream->is_legacy && !stream->is_blocking) return;
+  for (const auto& other : streams_) {
+    if (other.get() == stream || other->device != stream->device) continue;
+    const bool is_ordered = stream->is_legacy ? other->is_blocking : other->is_legacy;
+    if (is_ordered) append_wait(stream, append_record(other.get()));
+  }
+}
+
+void Scheduler::append_wait(Stream* stream, const MarkPtr& mark) {
+  stream->clock.join(mark->clock);
+  if (!mark->is_done) stream->queue.push_back({"wait for an event", nullptr, mark, nullptr});
+}
+
+MarkPtr Scheduler::append_record(Stream* stream) {
+  auto mark = std::make_shared<Mark>();
+  mark->stream = stream;
+  mark->clock = stream->clock;
+  if (stream->queue.empty()) {
+    mark->is_done = true;
+    mark->at_s = timeline_.now_s();
+  } else {
+    stream->queue.push_back({"record an event", nullptr, nullptr, mark});
+  }
+  return mark;
+}
+
+// What the device does by itself after a call of the host.
+void Scheduler::work_on(Lock& lock) {
+  if (policy_ == Policy::kEager) {
+    while (step_all(lock)) {
+    }
+  } else if (policy_ == Policy::kRandom) {
+    step_randomly(lock);
+  }
+}
+
+// The stream of the largest weight that can make a step makes it; now and then a weight changes.
+void Scheduler::step_randomly(Lock& lock) {
+  std::vector<Stream*> order;
+  for (const auto& stream : streams_) order.push_back(stream.get());
+  for (uint64_t left = random_() % (kMostRandomSteps + 1); left > 0; --left) {
+    if (random_() % 8 == 0) order[random_() % order.size()]->weight = static_cast<double>(random_() % 1000);
+    std::stable_sort(order.begin(), order.end(), [](Stream* a, Stream* b) { return a->weight > b->weight; });
+    for (Stream* stream : order) {
+      if (step(lock, stream)) break;
+    }
+  }
+}
+
+bool Scheduler::step_all(Lock& lock) {
+  bool did = false;
+  for (size_t i = 0; i < streams_.size(); ++i) did |= step(lock, streams_[i].get());
+  return did;
+}
+
+// The first entry of the queue, if nothing holds it up.
+bool Scheduler::step(Lock& lock, Stream* stream) {
+  if (stream->is_running || stream->queue.empty()) return false;
+  Item& first = stream->queue.front();
+  if (first.wait && !first.wait->is_done) return false;
+  bool is_done = true;
+  if (first.work) {
+    // References to the elements of a deque stay valid while others are appended, and only this thread removes.
+    stream->is_running = true;
+    lock.unlock();
+    is_done = first.work();
+    lock.lock();
+    stream->is_running = false;
+  }
+  if (!is_done) return false;
+  if (first.record) {
+    first.record->is_done = true;
+    first.record->at_s = timeline_.now_s();
+  }
+  stream->queue.pop_front();
+  stream->num_queries = 0;
+  changed_.notify_all();
+  return true;
+}
+
+// One step of the stream, or of whatever it waits for; no other stream makes one.
+bool Scheduler::advance_towards(Lock& lock, Stream* stream) {
+  for (int depth = 0; depth < kMostWaits && !stream->queue.empty(); ++depth) {
+    const MarkPtr& wait = stream->queue.front().wait;
+    if (!wait || wait->is_done) return step(lock, stream);
+    stream = wait->stream;
+  }
+  return false;
+}
+
+void Scheduler::run_until_done(Lock& lock, const MarkPtr& mark) {
+  const double begin_s = timeline_.now_s();
+  bool is_told = false;
+  while (!mark->is_done) {
+    if (advance_towards(lock, mark->stream) || step_all(lock)) continue;
+    changed_.wait_for(lock, kPause);  // another thread or another process has to go on
+    if (!is_told && timeline_.now_s() - begin_s > hang_s_) {
+      is_told = true;
+      tell_hang(*mark);
+    }
+  }
+}
+
+void Scheduler::tell_hang(const Mark& mark) const {
+  std::fprintf(stderr, "emulated GPU: process %d has waited for stream %d for %.0f s:\n", getpid(), mark.stream->id,
+               hang_s_);
+  for (const auto& stream : streams_) {
+    if (stream->queue.empty()) continue;
+    std::fprintf(stderr, "  stream %d has %zu operations left, the first is '%s'\n", stream->id,
+                 stream->queue.size(), stream->queue.front().name);
+  }
+}
+
+bool Scheduler::query(Lock& lock, const MarkPtr& mark) {
+  if (!mark->is_done && policy_ != Policy::kLazy) advance_towards(lock, mark->stream);
+  if (!mark->is_done && ++mark->stream->num_queries > kMostQueries) run_until_done(lock, mark);
+  if (mark->is_done) host_.join(mark->clock);
+  return mark->is_done;
+}
+
+bool Scheduler::query_stream(Lock& lock, Stream* stream) {
+  if (policy_ != Policy::kLazy) advance_towards(lock, stream);
+  while (!stream->queue.empty() && !stream->queue.front().work && step(lock, stream)) {
+  }  // marks alone are no work
+  if (!stream->queue.empty() && ++stream->num_queries <= kMostQueries) return false;
+  synchronize_stream(lock, stream);
+  return true;
+}
+
+void Scheduler::synchronize(Lock& lock, const MarkPtr& mark) {
+  run_until_done(lock, mark);
+  host_.join(mark->clock);
+}
+
+void Scheduler::synchronize_stream(Lock& lock, Stream* stream) { synchronize(lock, append_record(stream)); }
+
+void Scheduler::synchronize_device(Lock& lock, int device) {
+  std::vector<MarkPtr> marks;
+  for (const auto& stream : streams_) {
+    if (stream->device == device) marks.push_back(append_record(stream.get()));
+  }
+  for (const MarkPtr& mark : marks) synchronize(lock, mark);
+}
+
+bool Scheduler::is_idle(int device) const {
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [device](const auto& stream) { return stream->device != device || stream->queue.empty(); });
+}
+
+}  // namespace emulated

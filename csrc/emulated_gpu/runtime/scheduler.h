@@ -1,0 +1,119 @@
+// Streams are queues of closures, and the scheduler decides when which of them runs.
+//
+//   eager    at once, as soon as what it waits for is done: a GPU that is always faster than its host
+//   lazy     only when the host waits, and only what it waits for: a GPU that is always slower
+//   random   a few steps now and then, of streams in an order that changes; a seed gives a different one
+//
+// A program whose streams are ordered as CUDA asks for has the same results under all of them.
+//
+// Rules from the CUDA programming guide and the runtime's reference:
+// - Work on one stream runs in the order of its issue.
+// - An event stands for the work that was on the stream when it was recorded. cudaStreamWaitEvent waits for the most
+//   recent recording at the time of the call; a later recording changes nothing for it. An event that was never
+//   recorded is done.
+// - The legacy default stream of a device and its blocking streams (those without cudaStreamNonBlocking) wait for one
+//   another: work on the one begins after all earlier work on the others.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulator.h"
+#include "race_checker.h"
+#include "settings.h"
+#include "timeline.h"
+#include "vector_clock.h"
+
+namespace emulated {
+
+using Lock = std::unique_lock<std::mutex>;
+
+struct Stream;
+
+// One recording of an event: a place in a stream.
+struct Mark {
+  Stream* stream;
+  VectorClock clock;  // what happened before it
+  bool is_done = false;
+  double at_s = 0;  // when, on the timeline
+};
+using MarkPtr = std::shared_ptr<Mark>;
+
+// One entry of a queue: exactly one of work, wait and record is set.
+struct Item {
+  const char* name;
+  Work work;
+  MarkPtr wait;
+  MarkPtr record;
+};
+
+struct Stream {
+  int id;
+  int device;
+  int priority;
+  bool is_legacy;
+  bool is_blocking;  // it and the legacy stream of its device wait for each other
+  std::deque<Item> queue;
+  bool is_running = false;  // a thread is inside its first closure
+  uint64_t num_issued = 0;
+  int num_queries = 0;  // of the host, since the last step
+  VectorClock clock;
+  double weight = 0;  // of the random schedule
+};
+
+enum class Policy { kEager, kLazy, kRandom };
+
+// All members want the mutex of `lock` to be held; while a closure runs it is released.
+class Scheduler {
+ public:
+  explicit Scheduler(const Settings& settings);
+
+  Stream* add_stream(int device, int priority, bool is_legacy, bool is_blocking);
+  void issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access);
+  MarkPtr record(Lock& lock, Stream* stream);
+  void wait(Lock& lock, Stream* stream, const MarkPtr& mark);
+
+  // Whether the mark is done, as the host sees it when it asks.
+  bool query(Lock& lock, const MarkPtr& mark);
+  bool query_stream(Lock& lock, Stream* stream);
+  // The host waits.
+  void synchronize(Lock& lock, const MarkPtr& mark);
+  void synchronize_stream(Lock& lock, Stream* stream);
+  void synchronize_device(Lock& lock, int device);
+  // One step of every stream that can make one. False: there was none.
+  bool step_all(Lock& lock);
+
+  void set_policy(const std::string& name, uint64_t seed);
+  bool is_idle(int device) const;
+  const Timeline& timeline() const { return timeline_; }
+
+  bool checks_races;
+  RaceChecker races;
+
+ private:
+  void order_with_legacy(Lock& lock, Stream* stream);
+  void append_wait(Stream* stream, const MarkPtr& mark);
+  MarkPtr append_record(Stream* stream);
+  void work_on(Lock& lock);
+  void step_randomly(Lock& lock);
+  bool step(Lock& lock, Stream* stream);
+  bool advance_towards(Lock& lock, Stream* stream);
+  void run_until_done(Lock& lock, const MarkPtr& mark);
+  void tell_hang(const Mark& mark) const;
+
+  std::vector<std::unique_ptr<Stream>> streams_;  // never shortened: work of a destroyed stream goes on
+  Policy policy_ = Policy::kEager;
+  std::mt19937_64 random_;
+  VectorClock host_;  // what happened before whatever the host does next; one for all of its threads
+  Timeline timeline_;
+  std::condition_variable changed_;
+  double hang_s_;
+};
+
+}  // namespace emulated

@@ -1,0 +1,81 @@
+// Which GPU is emulated and how its work is scheduled, read once from the file that EMULATED_GPU names.
+//
+// The file has one setting a line, "name value"; empty lines and those that begin with # are skipped. A name that is
+// not below ends the process with one message. Without the variable everything has the default that stands here.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <sstream>
+#include <string>
+
+namespace emulated {
+
+struct Settings {
+  std::string name = "NVIDIA H100 80GB HBM3";
+  int num_devices = 8;
+  double memory_gib = 80;
+  double context_gib = 0.5;  // what a process has less than memory_gib once it uses a device
+  int capability = 90;       // compute capability times ten
+  int multiprocessors = 132;
+  std::string schedule = "eager";  // eager, lazy, random
+  uint64_t seed = 0;               // of the random schedule
+  bool check_races = false;
+  bool poison = false;   // what torch.empty returns is NaN
+  double hang_s = 60;    // a wait of the host that lasts longer is told on stderr
+};
+
+inline Settings read_settings(const char* path) {
+  Settings settings;
+  if (path == nullptr || *path == '\0') return settings;
+  using Setter = std::function<void(const std::string&)>;
+  const auto real = [](double& place) -> Setter { return [&place](const std::string& v) { place = std::stod(v); }; };
+  const auto whole = [](int& place) -> Setter { return [&place](const std::string& v) { place = std::stoi(v); }; };
+  const auto text = [](std::string& place) -> Setter { return [&place](const std::string& v) { place = v; }; };
+  const auto flag = [](bool& place) -> Setter { return [&place](const std::string& v) { place = v == "1"; }; };
+  const std::map<std::string, Setter> known = {
+      {"name", text(settings.name)},
+      {"num_devices", whole(settings.num_devices)},
+      {"memory_gib", real(settings.memory_gib)},
+      {"context_gib", real(settings.context_gib)},
+      {"capability", whole(settings.capability)},
+      {"multiprocessors", whole(settings.multiprocessors)},
+      {"schedule", text(settings.schedule)},
+      {"seed", [&settings](const std::string& v) { settings.seed = std::stoull(v); }},
+      {"check_races", flag(settings.check_races)},
+      {"poison", flag(settings.poison)},
+      {"hang_s", real(settings.hang_s)},
+  };
+  const auto refuse = [path](const std::string& what) {
+    std::fprintf(stderr, "emulated GPU: %s: %s\n", path, what.c_str());
+    std::exit(2);
+  };
+  std::ifstream file(path);
+  if (!file) refuse("the file that EMULATED_GPU names cannot be read");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name, value;
+    words >> name >> std::ws;
+    std::getline(words, value);
+    if (name.empty() || name[0] == '#') continue;
+    const auto found = known.find(name);
+    if (found == known.end()) refuse("there is no setting '" + name + "'");
+    try {
+      found->second(value);
+    } catch (const std::exception&) {
+      refuse("'" + name + "' cannot be '" + value + "'");
+    }
+  }
+  return settings;
+}
+
+// The one of this library. Each library that asks reads the same file.
+inline const Settings& settings() {
+  static const auto* const only = new Settings(read_settings(std::getenv("EMULATED_GPU")));
+  return *only;
+}
+
+}  // namespace emulated

@@ -1,0 +1,206 @@
+"""Build the libraries that stand for CUDA's: once for each torch, into the user's cache folder.
+
+Never into torch itself: a folder of ours is put before everything else in the child process that `launch` starts.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from memo.emulated_gpu import symbols
+from memo.errors import EmulatorError
+
+RUNTIME = "libcudart.so.13"
+SOURCES = {
+    RUNTIME: "runtime/*.cpp",
+    "libnccl.so.2": "collectives/*.cpp",
+    "libcublasLt.so.13": "libraries/cublas_lt.cpp",
+    "libcublas.so.13": "libraries/cublas.cpp",
+    "libcudnn.so.9": "libraries/cudnn.cpp",
+    "libnvidia-ml.so.1": "libraries/nvml.cpp",
+}
+"""Our own sources of each library; what torch wants beyond them is a stub."""
+
+OPERATORS = "libemulated_operators.so"
+FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall")
+LIBRARY_FLAGS = ("-fvisibility=default",)
+TORCH_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
+EXPORTED = "cu*; __cuda*; emulated_*; nccl*; nv*;"
+
+ERROR_NOT_SUPPORTED = 801
+"""cudaErrorNotSupported and CUDA_ERROR_NOT_SUPPORTED."""
+
+ENTRY_POINT = "[torch.backends]\nmemo_emulated_gpu = memo.emulated_gpu.face:autoload\n"
+
+
+def libraries() -> Path:
+    """The folder with all of them; builds it, which takes a minute or two, where there is none yet.
+
+    May be called by several processes at once. Raises EmulatorError.
+    """
+    torch = find_torch()
+    folder = cache_folder() / build_key(torch)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(cache_folder() / "lock"):
+        if not (folder / "complete").exists():
+            _build(torch, folder)
+            (folder / "complete").touch()
+    return folder
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memo" / "emulated_gpu"
+
+
+def find_torch() -> Path:
+    """The folder of the installed torch, which is not imported. Raises EmulatorError where it has no CUDA."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise EmulatorError("the emulated GPU needs a CUDA build of torch, and there is no torch: " + _how_to_install())
+    torch = Path(spec.origin).parent
+    if not (torch / "lib" / "libtorch_cuda.so").exists():
+        raise EmulatorError(
+            f"the emulated GPU needs a CUDA build of torch, and {_version(torch)} is none: " + _how_to_install()
+        )
+    return torch
+
+
+def build_key(torch: Path) -> str:
+    """Names what the libraries depend on: torch's version, our sources, the flags."""
+    digest = hashlib.sha256("\n".join([_version(torch), str(torch), *FLAGS, *TORCH_FLAGS, ENTRY_POINT]).encode())
+    for path in [*sorted(source_root().rglob("*")), Path(__file__), Path(symbols.__file__)]:
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def source_root() -> Path:
+    return Path(__file__).parents[2] / "csrc" / "emulated_gpu"
+
+
+def _version(torch: Path) -> str:
+    found = re.search(r"__version__ = '([^']+)'", (torch / "version.py").read_text())
+    return found[1] if found else "a torch without a version"
+
+
+def _how_to_install() -> str:
+    return 'pip install --no-deps "torch===2.13.0" gets it on Linux, without the libraries of a GPU'
+
+
+def _build(torch: Path, folder: Path) -> None:
+    wanted = symbols.needed(torch / "lib")
+    objects = cache_folder() / "objects"
+    objects.mkdir(exist_ok=True)
+    # The runtime comes first: the others link it.
+    for soname in sorted(wanted, key=lambda name: name != RUNTIME):
+        _build_library(soname, wanted[soname], objects, folder)
+    _build_operators(torch, objects, folder)
+    metadata = folder / "memo_emulated_gpu-0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: memo-emulated-gpu\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINT)
+
+
+def _build_library(soname: str, wanted: dict[str, str | None], objects: Path, folder: Path) -> None:
+    sources = sorted(source_root().glob(SOURCES.get(soname, "none")))
+    flags = [*FLAGS, f"-I{cuda_include()}"]
+    if SOURCES.get(soname, "").startswith("libraries/"):
+        flags += LIBRARY_FLAGS
+    compiled = [_object(objects, source, flags) for source in sources]
+    have = set().union(*map(symbols.defined, compiled)) if compiled else set()
+    if soname == "libcuda.so.1":  # the runtime has these, and libcuda depends on it
+        have |= symbols.defined(folder / RUNTIME)
+    stubs = objects / f"{soname}.stubs.c"
+    stubs.write_text("".join(_stub(soname, name) for name in sorted(wanted) if name not in have))
+    _compile("-x", "c", "-w", "-fPIC", "-c", str(stubs), "-o", f"{stubs}.o")
+    is_versioned = any(wanted.values())
+    version = next(v for v in wanted.values() if v) if is_versioned else ""
+    script = objects / f"{soname}.map"
+    script.write_text(f"{version} {{ global: {EXPORTED} local: *; }};\n")
+    link = [] if soname == RUNTIME else ["-Wl,--no-as-needed", str(folder / RUNTIME)]
+    _compile(
+        *("-shared", "-o", str(folder / soname), f"-Wl,-soname,{soname}", f"-Wl,--version-script={script}"),
+        *(*map(str, compiled), f"{stubs}.o", *link, "-Wl,-rpath,$ORIGIN"),
+    )
+
+
+def _stub(soname: str, name: str) -> str:
+    """What a call does that is not emulated.
+
+    The runtime and the driver refuse it with its name. Other libraries only serve host code around launches that are
+    off: their calls succeed, and those that make something hand out an address.
+    """
+    if soname in (RUNTIME, "libcuda.so.1"):
+        told = f'__builtin_printf("emulated GPU: there is no {name}\\n")'
+        return f"int {name}(void) {{ {told}; return {ERROR_NOT_SUPPORTED}; }}\n"
+    if re.search(r"[Cc]reate(_v2|Handle)?$", name):
+        return f"int {name}(void** made) {{ static long it[64]; if (made) *made = it; return 0; }}\n"
+    return f"long {name}(void) {{ return 0; }}\n"
+
+
+def _build_operators(torch: Path, objects: Path, folder: Path) -> None:
+    """torch's headers take most of the time, so they are compiled once, ahead of the files that include them."""
+    sources = sorted((source_root() / "operators").glob("*.cpp"))
+    includes = [torch / "include", torch / "include/torch/csrc/api/include", cuda_include()]
+    flags = [*TORCH_FLAGS, *(f"-I{include}" for include in includes)]
+    header = source_root() / "operators" / "torch_headers.h"
+    ahead = objects / _key(flags, header.read_bytes(), (torch / "version.py").read_bytes()) / header.name
+    if not Path(f"{ahead}.gch").exists():
+        ahead.parent.mkdir(exist_ok=True)
+        shutil.copy(header, ahead)
+        _compile(*flags, "-x", "c++-header", str(ahead), "-o", f"{ahead}.gch")
+    compiled = [_object(objects, source, [*flags, "-include", str(ahead)]) for source in sources]
+    _compile(
+        *("-shared", "-o", str(folder / OPERATORS), *map(str, compiled), str(folder / RUNTIME)),
+        *(f"-L{torch / 'lib'}", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda", "-Wl,-rpath,$ORIGIN"),
+    )
+
+
+def _object(objects: Path, source: Path, flags: list[str]) -> Path:
+    """The object file of a source, kept until the source, a header of ours or a flag changes."""
+    headers = b"".join(path.read_bytes() for path in sorted(source_root().rglob("*.h")))
+    target = objects / f"{source.parent.name}.{source.stem}.{_key(flags, source.read_bytes(), headers)}.o"
+    if not target.exists():
+        partial = target.with_suffix(".partial")
+        _compile(*flags, "-c", str(source), "-o", str(partial))
+        partial.replace(target)
+    return target
+
+
+def _key(flags: list[str], *contents: bytes) -> str:
+    return hashlib.sha256(b"\n".join([*map(str.encode, flags), *contents])).hexdigest()[:24]
+
+
+def _compile(*arguments: str) -> None:
+    compiler = next((found for name in ("c++", "g++") if (found := shutil.which(os.environ.get("CXX", name)))), None)
+    if compiler is None:
+        raise EmulatorError("there is no C++ compiler for the emulated GPU: install g++ or set CXX")
+    symbols.output_of(compiler, *arguments)
+
+
+def cuda_include() -> Path:
+    """The folder of cuda_runtime_api.h. Raises EmulatorError."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [Path(home) / "include" for home in homes if home]
+    folders += sorted(find_torch().parent.glob("nvidia/*/include"))  # CUDA's packages on PyPI lie beside torch
+    for folder in folders:
+        if (folder / "cuda_runtime_api.h").exists():
+            return folder
+    raise EmulatorError(
+        "there is no cuda_runtime_api.h for the emulated GPU: install CUDA's headers, "
+        "for one with pip install nvidia-cuda-runtime nvidia-cuda-crt, or set CUDA_HOME"
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process of this machine at a time; the lock ends with its process."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

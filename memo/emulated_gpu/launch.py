@@ -1,0 +1,81 @@
+"""Run a command on the emulated GPU: python -m memo.emulated_gpu --schedule lazy -- memo train --device cuda ...
+
+The libraries reach the command, and every process that it starts, by the loader's LD_PRELOAD: a library whose soname
+is loaded already is not looked for again, so neither torch's own search path nor a real driver comes into play.
+Nothing is written into torch, and no real GPU is touched.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from memo.emulated_gpu import build
+
+
+@dataclass(frozen=True)
+class Device:
+    """The emulated GPUs and how their work is scheduled; csrc/emulated_gpu/runtime/settings.h reads it."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    num_devices: int = 8
+    memory_gib: float = 80.0
+    context_gib: float = 0.5
+    """What a process has less than memory_gib once it uses a device."""
+    capability: int = 90
+    """Compute capability times ten."""
+    multiprocessors: int = 132
+    schedule: str = "eager"
+    """eager: work runs as soon as it can. lazy: only when the host waits for it. random: in an order of `seed`."""
+    seed: int = 0
+    check_races: bool = False
+    """Tell every two accesses to the same bytes that nothing orders."""
+    poison: bool = False
+    """What torch.empty returns is NaN."""
+    hang_s: float = 60.0
+    """A wait of the host that lasts longer is told on standard error."""
+
+    def text(self) -> str:
+        """The settings file."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return "".join(f"{name} {int(value) if isinstance(value, bool) else value}\n" for name, value in values)
+
+
+LIBRARIES = "EMULATED_GPU_LIBRARIES"
+"""Variable of the environment: the folder of the libraries. Set: the process runs on an emulated GPU."""
+
+
+def is_emulated() -> bool:
+    """Whether this process runs on an emulated GPU."""
+    return LIBRARIES in os.environ
+
+
+def environment(device: Device, settings_file: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables under which a process runs on `device`. Writes the settings file. Raises EmulatorError.
+
+    Where `base` belongs to an emulated GPU already, the new process has another `device` on the same libraries.
+    """
+    settings_file.write_text(device.text())
+    settings = {"EMULATED_GPU": str(settings_file)}
+    if LIBRARIES in base:
+        return {**base, **settings}
+    folder = build.libraries()
+    # The runtime first, because the others want it; memo must be importable where torch loads the face.
+    others = (str(path) for path in folder.glob("lib*.so.*") if path.name != build.RUNTIME)
+    preload = [str(folder / build.RUNTIME), *sorted(others), base.get("LD_PRELOAD", "")]
+    paths = [str(folder), str(Path(__file__).parents[2]), base.get("PYTHONPATH", "")]
+    return {
+        **base,
+        **settings,
+        LIBRARIES: str(folder),
+        "LD_PRELOAD": ":".join(filter(None, preload)),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def run(device: Device, command: list[str]) -> None:
+    """Become the command. Raises EmulatorError, FileNotFoundError."""
+    handle, name = tempfile.mkstemp(prefix="emulated_gpu_", suffix=".txt")
+    os.close(handle)
+    os.execvpe(command[0], command, environment(device, Path(name)))

@@ -1,0 +1,98 @@
+"""What needs a process of its own: settings, expandable segments, errors that stick."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from memo.emulated_gpu.launch import Device, environment
+
+DEFAULT = Device()
+
+
+def run(tmp_path, program: str, device: Device = DEFAULT, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**environment(device, tmp_path / "gpu.txt"), **variables}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=240)
+
+
+def test_the_device_is_what_the_settings_say(tmp_path) -> None:
+    device = Device(name="NVIDIA A100-SXM4-40GB", memory_gib=40, capability=80, num_devices=2, multiprocessors=108)
+    done = run(
+        tmp_path,
+        """
+        import torch
+        found = torch.cuda.get_device_properties(1)
+        print(found.name, found.total_memory >> 30, torch.cuda.get_device_capability(), torch.cuda.device_count(),
+              found.multi_processor_count)
+        """,
+        device,
+    )
+    assert done.stdout.split("\n")[0] == "NVIDIA A100-SXM4-40GB 40 (8, 0) 2 108", done.stderr
+
+
+def test_expandable_segments_grow_and_give_back(tmp_path) -> None:
+    """One address range whose physical memory comes and goes: what fragments the default allocator fits here."""
+    done = run(
+        tmp_path,
+        """
+        import torch
+        gib = 1 << 30
+        blocks = [torch.empty(gib // 2, dtype=torch.uint8, device="cuda") for _ in range(6)]
+        blocks[0].fill_(1)
+        del blocks[1::2]
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info()[0]
+        large = torch.empty(7 * gib // 4, dtype=torch.uint8, device="cuda")
+        large[::gib] = 5
+        taken = free - torch.cuda.mem_get_info()[0]
+        print(blocks[0][:7].float().sum().item(), large[::gib].sum().item(), taken >= gib)
+        from memo.emulated_gpu.face import EmulatedGpu
+        counts = EmulatedGpu().counts()
+        print(counts.get("cudaMalloc", 0), counts["cuMemCreate"] > 0)
+        """,
+        Device(memory_gib=4, schedule="lazy"),
+        PYTORCH_ALLOC_CONF="expandable_segments:True",
+    )
+    assert done.stdout.splitlines() == ["7.0 10 True", "0 True"], done.stderr
+
+
+def test_an_error_of_a_kernel_sticks(tmp_path) -> None:
+    """Reference of cudaErrorLaunchFailure and cudaErrorIllegalAddress: the process must be ended."""
+    done = run(
+        tmp_path,
+        """
+        import ctypes, torch
+        runtime = ctypes.CDLL("libcudart.so.13")
+        tensor = torch.ones(3, device="cuda")
+        runtime.emulated_kernel_failed(b"a kernel wrote where it must not")
+        for _ in range(2):
+            try:
+                torch.cuda.synchronize()
+                print("went on")
+            except RuntimeError as error:
+                print("launch failure" in str(error))
+        print(runtime.cudaGetLastError(), runtime.cudaGetLastError(), runtime.cudaDeviceSynchronize())
+        """,
+    )
+    assert done.stdout.splitlines() == ["True", "True", "719 719 719"], done.stderr
+    assert "a kernel wrote where it must not" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("memry_gib 3", "there is no setting 'memry_gib'"),
+        ("memory_gib much", "'memory_gib' cannot be 'much'"),
+        ("schedule never", "schedule is 'never': it can be eager, lazy or random"),
+    ],
+)
+def test_settings_that_cannot_be_end_the_process(tmp_path, line: str, message: str) -> None:
+    env = environment(Device(), tmp_path / "gpu.txt")
+    (tmp_path / "gpu.txt").write_text(line + "\n")
+    program = "import torch; torch.cuda.init(); torch.empty(1, device='cuda')"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, env=env)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
