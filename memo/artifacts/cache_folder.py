@@ -3,13 +3,13 @@
 import os
 import stat
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from memo.errors import is_reporting_rank
 
 _PRIVATE = 0o700
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_ENTERED_BY_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 
 
 def cache_folder(name: str) -> Path:
@@ -40,21 +40,30 @@ def folder_fault(folder: Path) -> str | None:
     """Why code in a folder could be somebody else's, with the remedy; None if it is this user's alone.
 
     The folder must be this user's, and every folder above it this user's or root's; no other user may write to one,
-    but for folders like /tmp, in which nobody can rename what is another's (the sticky bit). Raises OSError.
+    but for folders like /tmp, in which nobody can rename what is another's (the sticky bit), and for those that only
+    this user can reach: a home directory that is closed to others often holds folders that its group may write.
+    Raises OSError.
     """
+    # The way as it is written, where links may stand, and the way as it leads.
+    for way in (folder, Path(os.path.realpath(folder))):
+        is_private = False
+        for path in (*reversed(way.parents), way):
+            found = path.lstat()
+            if fault := _fault(path, found, is_last=path == way, is_private=is_private):
+                return fault
+            is_private |= not stat.S_ISLNK(found.st_mode) and not found.st_mode & _ENTERED_BY_OTHERS
+    return None
+
+
+def _fault(path: Path, found: os.stat_result, *, is_last: bool, is_private: bool) -> str | None:
     user = os.geteuid()
-    for path in _components(folder):
-        found = path.lstat()
-        is_ours = found.st_uid == user if path == folder else found.st_uid in (0, user)
-        if not is_ours:
-            return f"{path} belongs to user {found.st_uid}, not to user {user}, who runs memo"
-        if stat.S_ISLNK(found.st_mode):
-            if path == folder:
-                return f"{path} is a link: replace it with a folder"
-            continue
-        is_sticky = path != folder and found.st_mode & stat.S_ISVTX
-        if found.st_mode & _WRITABLE_BY_OTHERS and not is_sticky:
-            return f"{path} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}): chmod go-w {path}"
+    if found.st_uid != user and (is_last or found.st_uid != 0):
+        return f"{path} belongs to user {found.st_uid}, not to user {user}, who runs memo"
+    if stat.S_ISLNK(found.st_mode):
+        return f"{path} is a link: replace it with a folder" if is_last else None
+    is_sticky = not is_last and found.st_mode & stat.S_ISVTX
+    if found.st_mode & _WRITABLE_BY_OTHERS and not is_sticky and not is_private:
+        return f"{path} can be written by other users (mode {stat.S_IMODE(found.st_mode):o}): chmod go-w {path}"
     return None
 
 
@@ -68,10 +77,3 @@ def file_fault(path: Path) -> str | None:
     if found.st_mode & _WRITABLE_BY_OTHERS:
         return f"other users can write it (mode {stat.S_IMODE(found.st_mode):o})"
     return None
-
-
-def _components(folder: Path) -> Iterator[Path]:
-    """The folders on the way as it is written, where links may stand, and on the way as it leads."""
-    yield from reversed(folder.parents)
-    yield from reversed(Path(os.path.realpath(folder)).parents)
-    yield folder

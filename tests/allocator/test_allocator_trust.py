@@ -11,11 +11,18 @@ import pytest
 
 from memo.allocator import build
 from memo.allocator.seal import seal, seal_fault
+from memo.artifacts import cache_folder as cache_folder_module
 from memo.artifacts.cache_folder import cache_folder, folder_fault, make_private
 from memo.errors import AllocatorError
 
 KEY = "0123456789abcdef01234567"
 REMEDY = "; or set XDG_CACHE_HOME to a folder of your own"
+
+
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every user could reach the test's folders: pytest makes them in one that is closed to others."""
+    monkeypatch.setattr(cache_folder_module, "_ENTERED_BY_OTHERS", stat.S_IXUSR)
 
 
 @pytest.fixture
@@ -130,6 +137,7 @@ def a_link(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return rf"{path} is a link: replace it with a folder"
 
 
+@pytest.mark.usefixtures("reachable")
 @pytest.mark.parametrize(
     "spoil", [of_another_user, writable_by_all, writable_by_the_group, sticky_and_writable, a_link]
 )
@@ -152,6 +160,16 @@ def test_a_sticky_folder_above_is_as_good_as_tmp(tmp_path: Path) -> None:
     assert folder_fault(tmp_path / "open" / "mine") is None
 
 
+def test_what_only_this_user_can_reach_may_be_writable_by_its_group(tmp_path: Path) -> None:
+    """As below a closed home directory, where folders made under umask 002 are."""
+    folder = tmp_path / "home" / ".cache" / "memo"
+    make_private(folder)
+    folder.chmod(0o775)
+    folder.parent.chmod(0o775)
+    assert folder_fault(folder) is None
+
+
+@pytest.mark.usefixtures("reachable")
 def test_the_way_behind_a_link_is_checked_too(tmp_path: Path) -> None:
     make_private(tmp_path / "open" / "inner" / "allocator")
     (tmp_path / "open").chmod(0o777)
