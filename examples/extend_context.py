@@ -24,6 +24,7 @@ from memo.config.flags import parse_command
 from memo.config.require import require
 from memo.errors import exit_on_error, is_reporting_rank
 from memo.train.evaluation import LossByPosition, compare_positions
+from memo.train.outputs import check_files
 from memo.train.stop import GracefulStop
 
 
@@ -71,6 +72,7 @@ def checked(config: RunConfig, options: Options) -> RunConfig:
     if not config.training.eval_interval:  # only before and after
         config = config.override({"eval_interval": config.training.train_iters + 1})
     check(config, world_size_from_env())
+    check_files(config)
     return config
 
 

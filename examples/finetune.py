@@ -29,6 +29,7 @@ from memo.data.chat_template import TEMPLATE_FILE
 from memo.errors import ConfigError, exit_on_error, is_first_of_node, is_reporting_rank
 from memo.mesh import init_distributed
 from memo.train.ending import shutdown
+from memo.train.outputs import check_files
 from memo.train.plan_run import has_own_layout, plan_run
 from memo.train.stop import GracefulStop
 
@@ -61,6 +62,7 @@ def main() -> None:
         export = Path(save, "hf")
         if export.exists():  # better told now than after the training
             raise ConfigError(f"--save {save}: {export} exists: choose another directory, or remove it")
+        check_files(config)
         corpus = build_corpus(config, options, model, save)
         config = with_plan(config.override({"data_path": corpus}), options, model)
         with Trainer(config=with_epochs(config, options), eval_data=f"{corpus}-eval", stop=stop) as trainer:

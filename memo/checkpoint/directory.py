@@ -28,10 +28,12 @@ _WHOLE_NAME = re.compile(r"iter_(\d{7,})")
 
 
 def latest_checkpoint(directory: str | Path) -> Path:
-    """The newest whole checkpoint; raises CheckpointError that says what is missing."""
+    """The one that the pointer names, without a pointer the newest; raises CheckpointError if there is none."""
     root = Path(directory)
     pointer = root / LATEST
-    if not pointer.exists():
+    if not os.path.exists(pointer):  # of os.path, as here and below: a name that no file can have is not there either
+        if whole := whole_checkpoints(root):  # the pointer is lost, or a run died between its first two renames
+            return whole[-1]
         raise CheckpointError(
             f"--load {root}: {LATEST} is not there, so it holds no whole checkpoint: "
             "give the directory that an earlier run named with --save"
@@ -52,12 +54,17 @@ def latest_checkpoint(directory: str | Path) -> Path:
 def resolve_checkpoint(directory: str | Path) -> Path:
     """What a path names: one checkpoint, as DIR/iter_0000100, or the newest in it. Raises as latest_checkpoint."""
     named = Path(directory)
-    return named if (named / RUN_STATE).exists() else latest_checkpoint(named)
+    return named if os.path.exists(named / RUN_STATE) else latest_checkpoint(named)
 
 
 def has_checkpoint(directory: str | Path) -> bool:
     """Whether it is a checkpoint, or a run has ever saved there; what it saved may be damaged since."""
-    return any((Path(directory) / name).exists() for name in (LATEST, RUN_STATE))
+    root = Path(directory)
+    return os.path.exists(root / RUN_STATE) or has_pointer(root) or bool(whole_checkpoints(root))
+
+
+def has_pointer(directory: str | Path) -> bool:
+    return os.path.exists(Path(directory) / LATEST)
 
 
 def newest_but(final: Path) -> Path | None:
@@ -128,6 +135,8 @@ def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
 
 def whole_checkpoints(root: Path) -> list[Path]:
     """By iteration, the oldest first; no links, as their target belongs to somebody else."""
+    if not os.path.isdir(root):
+        return []
     found = [
         path
         for path in root.glob("iter_*")

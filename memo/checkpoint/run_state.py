@@ -36,12 +36,12 @@ class RunState:
     nan_iterations: Count
     global_batch_size: Count = 0
     """Samples of one step; 0 where nobody wrote it down."""
-    consecutive_skips: Count = 0
-    """Steps that were skipped since the last one that was not; 0 where nobody wrote it down."""
     model: dict[str, Fact] = field(default_factory=dict)
     """What the model computes, by flag (memo.config.identity); empty where nobody wrote it down, as the next."""
     data: dict[str, Fact] = field(default_factory=dict)
     """What samples it read."""
+    consecutive_skips: Count = 0
+    """Steps that were skipped since the last one that was not; 0 where nobody wrote it down."""
 
 
 _NUMBERS = tuple(entry.name for entry in fields(RunState) if entry.name not in ("model", "data"))

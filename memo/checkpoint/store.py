@@ -214,7 +214,7 @@ def from_rank_zero(action: Callable[[], T], rank: int, group: ProcessGroup | Non
     if rank == 0:
         try:
             outcome[0] = action()
-        except (OSError, CheckpointError) as error:
+        except (OSError, MemoError) as error:
             outcome[1] = type(error)(str(error))  # without its traceback, which cannot travel
         except Exception as error:
             outcome[1] = RuntimeError(f"{type(error).__name__}: {error}")

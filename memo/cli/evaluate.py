@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     config = for_evaluation(config, world_size_from_env())
     check(config, world_size_from_env())
     _check_options(config, options)
-    from memo.train.setup import check_writable
+    from memo.train.outputs import check_writable
     from memo.train.trainer import Trainer
 
     check_writable("--out", options.out, is_directory=False)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype
 from memo.estimate.buckets import RankUnits, Unit, rank_units
+from memo.estimate.parameters import count_parameters
 from memo.estimate.placement import StatePlacement, placement_of
 from memo.units import DTYPE_BYTES
 
@@ -90,6 +91,14 @@ def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
         num_microbatches(config, world_size),
         config.training.clip_grad > 0,
     )
+
+
+def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
+    """Of one checkpoint on disk: master and two moments of every weight.
+
+    Known error: none for the values; beside them lie the index and the run's state, some 100 bytes a rectangle.
+    """
+    return 3 * state_sizes(config, world_size).wide * count_parameters(config).total
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:

@@ -1,24 +1,22 @@
 """How a run that was stopped tells so, and how process groups end."""
 
 import gc
-import os
 from pathlib import Path
 
 import torch.distributed as dist
 
 from memo.config import RunConfig
+from memo.train.outputs import goes_on
 
 
 def stopped(config: RunConfig, signal_name: str | None, iteration: int, saved: Path | None) -> str:
     """Why a run ended before its last step, and how to go on; `saved`: the checkpoint that this start made last."""
     why = f"stopped by {signal_name or 'a signal to another rank'} at iteration {iteration} of "
     why += f"{config.training.train_iters}"
-    checkpoint = config.checkpoint
-    if checkpoint.save is None:
+    save = config.checkpoint.save
+    if save is None:
         return f"{why}: nothing is saved, as --save is not given"
-    again = "the same command"
-    if checkpoint.load is None or os.path.realpath(checkpoint.load) != os.path.realpath(checkpoint.save):
-        again += f" and --load {checkpoint.save}"
+    again = "the same command" if goes_on(config) else f"the same command and --load {save}"
     if saved is None:
         return f"{why}, before its first step: nothing new to save; start again with the same command"
     return f"{why}, saved as {saved}: go on with {again}"

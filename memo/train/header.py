@@ -14,7 +14,6 @@ def describe_start(
     parts: ParallelModel,
     dataset: object,
     global_batch_size: int,
-    *,
     placement: str,
     attention: Choice,
     peak: Peak,

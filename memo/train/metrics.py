@@ -1,12 +1,15 @@
 """What a step tells: one record, written as Megatron's log line, as JSON, and to the optional trackers."""
 
+import contextlib
 import dataclasses
 import datetime
+import errno
 import json
 import math
+import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
@@ -45,6 +48,11 @@ class BenchmarkResult:
 
 
 class Sink(Protocol):
+    """Where records go. Any call may raise: the Reporter tells it once, and tries again with the next record."""
+
+    name: str
+    """What the user called it by."""
+
     def write(self, record: StepRecord) -> None: ...
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
@@ -78,12 +86,19 @@ def log_line(record: StepRecord, train_iters: int) -> str:
     return " | ".join(fields) + " |"
 
 
+def say(text: str) -> None:
+    """A line for people on standard output; where that is full or nobody reads it any more, the run goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)
+
+
 class JsonLines:
     """One object a line at full precision, and beside it what runs; a resumed run appends (memo.artifacts.run_log)."""
 
-    def __init__(self, path: str, header: RunHeader) -> None:
+    def __init__(self, name: str, path: str, header: RunHeader) -> None:
+        self.name = name
         header.save(header_path(path))
-        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - held for the run
+        self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - held for the run
 
     def write(self, record: StepRecord) -> None:
         self._write(dataclasses.asdict(record))
@@ -92,17 +107,21 @@ class JsonLines:
         self._write({"iteration": iteration, "evaluation": found})
 
     def _write(self, content: dict[str, Any]) -> None:
-        self.file.write(json.dumps(content) + "\n")
-        self.file.flush()
+        """A whole line or nothing: a later one must not follow half of it."""
+        line, size = f"{json.dumps(content)}\n".encode(), os.fstat(self.file.fileno()).st_size
+        if self.file.write(line) != len(line):  # a disk that was full within the line; the next write says so
+            self.file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         self.file.close()
 
 
 class TensorBoard:
-    def __init__(self, directory: str) -> None:
+    def __init__(self, name: str, directory: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self.name = name
         self.writer = SummaryWriter(directory)
 
     def write(self, record: StepRecord) -> None:
@@ -117,9 +136,10 @@ class TensorBoard:
 
 
 class WandB:
-    def __init__(self, project: str, config: dict[str, Any]) -> None:
+    def __init__(self, name: str, project: str, config: dict[str, Any]) -> None:
         import wandb
 
+        self.name = name
         self.run = wandb.init(project=project, config=config)
 
     def write(self, record: StepRecord) -> None:
@@ -134,6 +154,8 @@ class WandB:
 
 class Console:
     """Log lines on standard output, above a progress bar when standard error is a terminal."""
+
+    name = "standard output"
 
     def __init__(self, train_iters: int, done: int, log_interval: int, progress: bool) -> None:
         self.train_iters, self.log_interval = train_iters, log_interval
@@ -168,36 +190,58 @@ class Console:
 class Reporter:
     """All sinks of one run; only rank 0 has any. Usable as a context manager."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self.sinks = list(sinks)
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
+        self._told: set[str] = set()
 
     @classmethod
     def for_rank(cls, tells: bool, config: RunConfig, done: int, header: Callable[[], RunHeader]) -> "Reporter":
-        """`done`: iterations before this start. `header` is asked for where a log is written.
-
-        Raises ArtifactError when it cannot be written.
-        """
+        """`done`: iterations before this start. `header` is asked for where a log is written."""
+        reporter = cls()
         if not tells:
-            return cls([])
+            return reporter
         logging, train_iters = config.logging, config.training.train_iters
-        sinks: list[Sink] = [Console(train_iters, done, logging.log_interval, logging.progress)]
+        reporter.sinks.append(Console(train_iters, done, logging.log_interval, logging.progress))
         log = default_log(config.checkpoint.save, logging.log_jsonl)
         if log is not None:
-            sinks.append(JsonLines(log, header()))
-        if logging.tensorboard_dir:
-            sinks.append(TensorBoard(logging.tensorboard_dir))
-        if logging.wandb_project:
-            sinks.append(WandB(logging.wandb_project, dataclasses.asdict(config)))
-        return cls(sinks)
+            reporter.add(f"the log {log}", lambda name: JsonLines(name, log, header()))
+        if (folder := logging.tensorboard_dir) is not None:
+            reporter.add(f"--tensorboard-dir {folder}", lambda name: TensorBoard(name, folder))
+        if (project := logging.wandb_project) is not None:
+            reporter.add(f"--wandb-project {project}", lambda name: WandB(name, project, dataclasses.asdict(config)))
+        return reporter
+
+    def add(self, name: str, make: Callable[[str], Sink]) -> None:
+        """Report to one more; where it cannot be opened the run goes on without it, after a warning."""
+        with self._going_on(name):
+            self.sinks.append(make(name))
 
     def write(self, record: StepRecord) -> None:
         for sink in self.sinks:
-            sink.write(record)
+            with self._going_on(sink.name):
+                sink.write(record)
 
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
         """`found` holds the loss, in nats a token, and more where more was asked for; it can be written as JSON."""
         for sink in self.sinks:
-            sink.write_evaluation(iteration, found)
+            with self._going_on(sink.name):
+                sink.write_evaluation(iteration, found)
+
+    @contextlib.contextmanager
+    def _going_on(self, name: str) -> Iterator[None]:
+        """No log is worth a run: what a sink raises becomes one warning."""
+        try:
+            yield
+        except Exception as error:
+            if name not in self._told:
+                self._told.add(name)
+                with contextlib.suppress(OSError, ValueError):  # standard error may be gone as well
+                    print(
+                        f"warning: {name} cannot be written ({error}): training goes on, and what fails is missing "
+                        "there; this is told once",
+                        file=sys.stderr,
+                        flush=True,
+                    )
 
     def __enter__(self) -> "Reporter":
         return self
@@ -206,7 +250,8 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for sink in self.sinks:
-            sink.close()
+            with self._going_on(sink.name):
+                sink.close()
 
 
 def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[str, Any]:

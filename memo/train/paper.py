@@ -23,8 +23,8 @@ from memo.profiler.layer import ScratchMemory
 from memo.skeleton import moves_in_part, skeletal_tensors
 from memo.train.build import build_chunks, build_mesh, build_stage
 from memo.train.layer_profile import slot_layout
+from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
-from memo.train.setup import check_writable
 from memo.train.swap import put_on_tiles
 from memo.units import format_bytes
 

@@ -6,17 +6,53 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, save_checkpoint
+from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, resolve_checkpoint, save_checkpoint
 from memo.checkpoint.background import BackgroundWriter
-from memo.checkpoint.directory import remove_older
+from memo.checkpoint.directory import LATEST, has_pointer, remove_older
 from memo.checkpoint.finite import check_finite
+from memo.checkpoint.owner import Claim, claim
+from memo.checkpoint.room import check_room
 from memo.checkpoint.store import SegmentState, from_rank_zero
 from memo.config import RunConfig
 from memo.config.identity import accepted_changes, differences, model_identity
 from memo.data.identity import data_identity
 from memo.errors import CheckpointError, ConfigError
+from memo.estimate.state_memory import checkpoint_bytes
+from memo.mesh import Mesh
 from memo.train.build import ParallelModel
 from memo.train.feed import Feed
+from memo.train.metrics import say
+
+
+def own_directory(config: RunConfig, mesh: Mesh) -> Claim | None:
+    """Own the directory of --save, and see that the next checkpoints have room; collective over all ranks.
+
+    Returns what rank 0 must release at the end; None on other ranks, and without --save. Raises CheckpointError, on
+    every rank, for a directory of another run or one that cannot be written, and ResourceError for one without room.
+    """
+    save, owned = config.checkpoint.save, list[Claim]()
+    if save is None:
+        return None
+
+    def take() -> None:
+        try:
+            owned.append(claim(save, say))
+            num_bytes = checkpoint_bytes(config, mesh.grid.world_size)
+            check_room(save, num_bytes, config.checkpoint.keep_latest_k)
+        except OSError as error:
+            raise _unwritable(save, error) from None
+
+    try:
+        from_rank_zero(take, mesh.rank, mesh.world)
+    except BaseException:
+        for each in owned:
+            each.release()
+        raise
+    return owned[0] if owned else None
+
+
+def _unwritable(save: str, error: OSError) -> CheckpointError:
+    return CheckpointError(f"--save {save} cannot be written ({error.strerror or error}): give another directory")
 
 
 class Persistence:
@@ -26,7 +62,9 @@ class Persistence:
     tensors are read where they lie; optimizer steps wait for that (memo.checkpoint.background).
     """
 
-    def __init__(self, config: RunConfig, parts: ParallelModel, feed: Feed) -> None:
+    def __init__(self, config: RunConfig, parts: ParallelModel, feed: Feed, owned: Claim | None) -> None:
+        """`owned`: what `own_directory` has returned."""
+        self._owned = owned
         self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler
         self.model, self.data = model_identity(config), data_identity(config.data, feed.dataset)
         self.background = BackgroundWriter(parts.device) if config.checkpoint.async_save else None
@@ -34,11 +72,18 @@ class Persistence:
             self.optimizer.before_update = self.background.wait_until_read
 
     def write_config(self) -> None:
-        """The resolved configuration beside the checkpoints, by rank 0."""
-        if self.config.checkpoint.save is not None and self.mesh.rank == 0:
-            directory = Path(self.config.checkpoint.save)
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / "config.toml").write_text(self.config.to_toml(), encoding="utf-8")
+        """The resolved configuration beside the checkpoints, by rank 0. Raises CheckpointError on every rank."""
+        save = self.config.checkpoint.save
+        if save is None:
+            return
+
+        def write() -> None:
+            try:
+                Path(save, "config.toml").write_text(self.config.to_toml(), encoding="utf-8")
+            except OSError as error:
+                raise _unwritable(save, error) from None
+
+        from_rank_zero(write, self.mesh.rank, self.mesh.world)
 
     def load(self) -> RunState | None:
         """Go on from the newest checkpoint in --load; None where a run starts afresh. Collective.
@@ -53,7 +98,9 @@ class Persistence:
         state = load_checkpoint(directory, segments, self.mesh, verify=verify, check=self._check_run)
         self.sampler.load_state_dict({"seed": state.seed, "consumed_samples": state.consumed_samples})
         self.optimizer.resume(state.optimizer_steps)
-        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}")
+        is_lost = not has_pointer(directory) and resolve_checkpoint(directory) != Path(directory)
+        lost = f", the newest whole one there: {LATEST} is missing" if is_lost else ""
+        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}")
         return state
 
     def save(self, state: RunState, directory: str | os.PathLike[str] | None = None) -> Path:
@@ -86,6 +133,9 @@ class Persistence:
             self.background.finish()
 
     def _write(self, target: Path, state: RunState, segments: list[SegmentState], on_read: Callable[[], None]) -> Path:
+        if self._is_own(target):
+            owned, group = self._owned, self.mesh.background or self.mesh.world
+            from_rank_zero(lambda: None if owned is None else owned.check(), self.mesh.rank, group)
         check_finite(segments, state.iteration, self.mesh, self.mesh.background)
         path = save_checkpoint(target, state, segments, self.mesh, group=self.mesh.background, on_read=on_read)
         self._remove_older(path)
@@ -101,13 +151,18 @@ class Persistence:
 
     def _remove_older(self, path: Path) -> None:
         """Only where --save says, and a checkpoint that cannot be deleted is no reason to end a run."""
-        checkpoint = self.config.checkpoint
-        if self.mesh.rank != 0 or checkpoint.save is None or path.parent != Path(checkpoint.save):
+        keep_latest_k = self.config.checkpoint.keep_latest_k
+        if self.mesh.rank != 0 or not self._is_own(path.parent):
             return
         try:
-            remove_older(path, checkpoint.keep_latest_k)
+            remove_older(path, keep_latest_k)
         except OSError as error:
-            warnings.warn(f"--keep-latest-k {checkpoint.keep_latest_k}: {error}: delete it by hand", stacklevel=2)
+            warnings.warn(f"--keep-latest-k {keep_latest_k}: {error}: delete it by hand", stacklevel=2)
+
+    def _is_own(self, directory: Path) -> bool:
+        """Whether it is the one that --save names, and not another that save() was given."""
+        save = self.config.checkpoint.save
+        return save is not None and directory == Path(save)
 
     def _check_run(self, state: RunState) -> None:
         """Raises CheckpointError unless the state is of this model and these data, but for accepted changes."""
@@ -135,4 +190,4 @@ class Persistence:
 
     def _print(self, text: str) -> None:
         if self.mesh.rank == 0:
-            print(text, flush=True)
+            say(text)

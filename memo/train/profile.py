@@ -26,8 +26,9 @@ from memo.train.ending import shutdown
 from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure
 from memo.train.lookout import Lookout
+from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
-from memo.train.setup import Prepared, check_writable, prepare
+from memo.train.setup import Prepared, prepare
 from memo.train.swap import decide
 from memo_kernels import select_ops
 

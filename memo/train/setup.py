@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from memo.attention.select import Choice
-from memo.checkpoint import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
 from memo.checkpoint.store import from_rank_zero
 from memo.config import RunConfig
@@ -39,6 +38,7 @@ from memo.search.states import resolve_states
 from memo.train.attention import choose_attention
 from memo.train.device import Peak, device_peak, gpu_name, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
+from memo.train.outputs import check_files
 from memo.units import GIB
 
 DataSource = str | os.PathLike[str] | SampleDataset
@@ -88,9 +88,8 @@ def prepare(
         )
     config = config.override({"vocab_size": vocab_size})
     _check_packages(config)
-    _check_load(config)
+    check_files(config)
     _check_pretrained(config)
-    _check_writable(config)
     device = local_device(device_type)
     placement = place_on_host(config.hardware, device)
     dtype = torch_dtype(str(config.training.params_dtype))
@@ -187,41 +186,11 @@ def _check_packages(config: RunConfig) -> None:
             )
 
 
-def _check_load(config: RunConfig) -> None:
-    """--load must name a checkpoint, unless it is where this run itself will save its first."""
-    load, save = config.checkpoint.load, config.checkpoint.save
-    if load is None:
-        return
-    is_its_own = save is not None and os.path.realpath(load) == os.path.realpath(save)
-    if has_checkpoint(load) or not is_its_own:
-        resolve_checkpoint(load)
-
-
 def _check_pretrained(config: RunConfig) -> None:
     """The weights that a run starts from must be whole, and of this model."""
     directory = pretrained_directory(config)
     if directory is not None:
         open_pretrained(directory, config)
-
-
-def _check_writable(config: RunConfig) -> None:
-    """What the run will write must have a place, or hours of training would end in an error."""
-    check_writable("--save", config.checkpoint.save, is_directory=True)
-    check_writable("--log-jsonl", config.logging.log_jsonl, is_directory=False)
-    check_writable("--heartbeat-file", config.logging.heartbeat_file, is_directory=False)
-
-
-def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
-    """Raises ConfigError when the path that `flag` gives, if it does, cannot become a file or directory."""
-    if value is None:
-        return
-    path = nearest = os.path.abspath(value)
-    while not os.path.exists(nearest):
-        nearest = os.path.dirname(nearest)
-    is_directory = is_directory or nearest != path
-    if os.path.isdir(nearest) != is_directory or not os.access(nearest, os.W_OK):
-        kind = "directory" if is_directory else "file"
-        raise ConfigError(f"{flag} {value}: {nearest} is no {kind} that can be written: give another path")
 
 
 def _place_states(config: RunConfig, world_size: int, device: torch.device) -> RunConfig:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from memo.checkpoint import RunState
+from memo.checkpoint.owner import Claim
 from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
@@ -28,10 +29,10 @@ from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position
 from memo.train.feed import Feed
 from memo.train.header import describe_start
 from memo.train.lookout import Lookout
-from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, speed
+from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, say, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
-from memo.train.persistence import Persistence
+from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import describe_run
 from memo.train.setup import DataSource, Prepared, agreed, open_dataset, prepare
 from memo.train.skips import check_skips
@@ -96,6 +97,7 @@ class Trainer:
         self._owns_groups = not dist.is_initialized()
         self._parts: ParallelModel | None = None
         self._train_feed: Feed | None = None
+        self._owned: Claim | None = None
         self._persistence: Persistence | None = None
         self._lookout: Lookout | None = None
         try:
@@ -111,12 +113,13 @@ class Trainer:
         self.global_batch_size = global_batch_size(self.config, world.size)
         mesh = build_mesh(self.config, world.rank, world.size, self.lookout.watch)
         self.config = agreed(self.config, mesh)
+        self._owned = own_directory(self.config, mesh)
         self._parts = build(self.config, mesh, prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
         self._train_feed = self._feed(prepared.train_data, tiles)
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
-        self._persistence = Persistence(self.config, self.parts, self.feed)
+        self._persistence = Persistence(self.config, self.parts, self.feed, self._owned)
         self._load()
         self._plan_transients()
 
@@ -218,21 +221,14 @@ class Trainer:
     def print(self, text: str) -> None:
         """On rank 0 alone (or the only rank there is)."""
         if self.mesh.tells:
-            print(text, flush=True)
+            say(text)
 
     def print_header(self) -> None:
         """What is about to run: sizes, layout, and the peak that MFU refers to."""
         if self.mesh.tells:  # describing takes seconds
-            text = describe_start(
-                self.config,
-                self.parts,
-                self.feed.dataset,
-                self.global_batch_size,
-                placement=self.placement,
-                attention=self.attention,
-                peak=self.peak,
-            )
-            print(text, flush=True)
+            chosen = (self.placement, self.attention, self.peak)
+            text = describe_start(self.config, self.parts, self.feed.dataset, self.global_batch_size, *chosen)
+            say(text)
 
     def close(self) -> None:
         """Let go of the model, and end the process groups if this Trainer started them; a second call does nothing.
@@ -248,6 +244,8 @@ class Trainer:
                     persistence.finish()
         finally:
             persistence = self._parts = self._train_feed = None
+            if self._owned is not None:
+                self._owned.release()
             if self._owns_groups:
                 self._owns_groups = False
                 shutdown()

@@ -122,6 +122,7 @@ def test_a_saved_run_tells_what_ran_and_goes_on_in_the_same_log(tmp_path: Path) 
     # The forecast of a step: (forward, backward, recomputation) of 3 layers and 2 microbatches.
     swap = log.header.swap
     assert swap.layers_s == pytest.approx(6 * (swap.forward_s + swap.backward_s + swap.recompute_s), rel=1e-12)
+    trainer.close()
     second = records_of(small(save=str(tmp_path), load=str(tmp_path), offload_alpha=0.5, train_iters=3))
     assert list(RunLog.load(tmp_path).steps) == [*first, *second]
 

@@ -1,0 +1,228 @@
+"""One run at a time in the directory that --save names.
+
+    DIR/owner.json      host, process, user, and since when; whoever makes the file owns the directory until close()
+
+A run that was killed leaves its file behind. On its own machine the process is looked up: its number and the moment of
+its start belong to one process alone. One that cannot be seen from here (another machine, another container) is
+watched: an owner renews the file's time every HEARTBEAT_S, and where it stands still for STALE_S the owner is dead. A
+start that torchrun makes in place of an earlier one of the same job takes over at once. No torch here.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import getpass
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from memo.artifacts.fields import build
+from memo.artifacts.reading import Source, read_json
+from memo.errors import CheckpointError
+
+OWNER = "owner.json"
+HEARTBEAT_S = 10.0
+STALE_S = 60.0
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who a directory belongs to.
+
+    Attributes:
+        token: of one start alone.
+        machine: within which process numbers mean the same: a boot of a kernel, and a namespace of processes.
+        process_start: when the process started, as the system counts.
+        job, restart: torchrun's name of the job, and which of its starts this is; "" without torchrun.
+    """
+
+    token: str
+    host: str
+    machine: str
+    pid: int
+    process_start: str
+    user: str
+    since: str
+    job: str = ""
+    restart: int = 0
+
+    @classmethod
+    def here(cls) -> "Owner":
+        """This process, now."""
+        job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return cls(
+            token=uuid.uuid4().hex,
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=os.getpid(),
+            process_start=_process_start(os.getpid()),
+            user=_user(),
+            since=datetime.now().astimezone().isoformat(timespec="seconds"),
+            job="" if job == "none" else job,
+            restart=int(restart) if restart.isdecimal() else 0,
+        )
+
+    def describe(self) -> str:
+        return f"process {self.pid} of {self.user} on {self.host}, since {self.since}"
+
+
+class Claim:
+    """A directory that belongs to this process, until release(), the end of the process, or of this object."""
+
+    def __init__(self, path: Path, owner: Owner) -> None:
+        self._path, self._owner = path, owner
+        stop = threading.Event()
+        self.release = weakref.finalize(self, _release, path, owner, stop)
+        threading.Thread(target=_renew, args=(path, owner, stop), name="memo-owner", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises CheckpointError when another run has taken the directory meanwhile, or removed the file."""
+        theirs = _read(self._path)
+        if theirs is None or theirs.token != self._owner.token:
+            by = "nobody" if theirs is None else theirs.describe()
+            raise CheckpointError(
+                f"--save {self._path.parent} is no longer this run's: {OWNER} names {by}: this run must not write "
+                "there; stop one of the two, and go on with --load"
+            )
+
+
+def claim(directory: str | Path, tell: Callable[[str], None]) -> Claim:
+    """Make the directory, and own it. `tell` is told when that takes a while.
+
+    Raises CheckpointError when it belongs to a run that lives, and OSError for a path that cannot be made.
+    """
+    root = Path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    path, mine = root / OWNER, Owner.here()
+    while not _create(path, mine):
+        theirs = _read(path)
+        if not _is_dead(theirs, mine, path, tell):
+            who = "a run whose owner.json cannot be read" if theirs is None else theirs.describe()
+            remedy = "wait for its end, stop it, or give another directory"
+            if theirs is not None and (theirs.machine, theirs.pid) == (mine.machine, mine.pid):
+                remedy = "that is this process: close() the Trainer that holds it"
+            raise CheckpointError(f"--save {root} belongs to another run, {who}: {remedy}")
+        _remove(path, theirs)
+    return Claim(path, mine)
+
+
+def _create(path: Path, owner: Owner) -> bool:
+    """False where the file is there already."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(dataclasses.asdict(owner), indent=1) + "\n")
+    except OSError:  # a full disk
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _read(path: Path) -> Owner | None:
+    """None for a file that is not there, is being written, or is no owner's."""
+    source = Source(str(path), CheckpointError, "delete it if no run uses this directory")
+    try:
+        return build(Owner, read_json(path, source, max_bytes=_MAX_BYTES), source)
+    except CheckpointError:
+        return None
+
+
+def _is_dead(theirs: Owner | None, mine: Owner, path: Path, tell: Callable[[str], None]) -> bool:
+    if theirs is not None and theirs.job and theirs.job == mine.job and theirs.restart < mine.restart:
+        return True
+    if theirs is not None and theirs.machine == mine.machine:
+        return _process_start(theirs.pid) != theirs.process_start
+    return _stands_still(path, theirs, tell)
+
+
+def _stands_still(path: Path, theirs: Owner | None, tell: Callable[[str], None]) -> bool:
+    """Whether nobody renews the file for STALE_S; a file that goes away meanwhile does not live either."""
+    who = "" if theirs is None else f", last of {theirs.describe()}"
+    tell(f"--save {path.parent} may belong to another run{who}: waiting {STALE_S:.0f} s for a sign of it")
+    seen, until_s = _renewed_at(path), time.monotonic() + STALE_S
+    while time.monotonic() < until_s:
+        time.sleep(min(1.0, STALE_S / 10))
+        now = _renewed_at(path)
+        if now is None:
+            return True
+        if now != seen:
+            return False
+    return True
+
+
+def _renewed_at(path: Path) -> int | None:
+    """Opened anew each time, as a network's file system may otherwise tell of an older time."""
+    try:
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except OSError:
+        return None
+
+
+def _remove(path: Path, dead: Owner | None) -> None:
+    """Unless another run has taken the directory since: of all that find one dead owner, one removes its file."""
+    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)) and _read(path) == dead:
+            path.unlink()
+
+
+def _renew(path: Path, owner: Owner, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_S):
+        theirs = _read(path)
+        if theirs is not None and theirs.token == owner.token:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+
+
+def _release(path: Path, owner: Owner, stop: threading.Event) -> None:
+    stop.set()
+    theirs = _read(path)
+    if theirs is not None and theirs.token == owner.token and os.getpid() == owner.pid:  # not in a forked child
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _process_start(pid: int) -> str:
+    """Empty where no such process runs. Ticks since the boot where /proc tells: no change of the clock moves them."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return ""
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a number without a name, as containers have
+        return f"user {os.getuid()}"

@@ -1,0 +1,119 @@
+"""What a run will read from and write to its --save, --load and logs: refused here, before anything starts."""
+
+import configparser
+import contextlib
+import netrc
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from memo.checkpoint import has_checkpoint, resolve_checkpoint
+from memo.checkpoint.files import RUN_STATE
+from memo.config import RunConfig
+from memo.errors import ConfigError
+
+
+def check_files(config: RunConfig) -> None:
+    """Raises ConfigError or CheckpointError, on every rank alike where all see the same files."""
+    _check_load(config)
+    _check_save(config)
+    check_writable("--save", config.checkpoint.save, is_directory=True)
+    check_writable("--log-jsonl", config.logging.log_jsonl, is_directory=False)
+    check_writable("--heartbeat-file", config.logging.heartbeat_file, is_directory=False)
+    check_writable("--tensorboard-dir", config.logging.tensorboard_dir, is_directory=True)
+    if config.logging.wandb_project is not None and os.environ.get("RANK", "0") == "0":  # who writes to it
+        _check_wandb(config.logging.wandb_project)
+
+
+def goes_on(config: RunConfig) -> bool:
+    """Whether --load is the directory of --save, or one checkpoint in it."""
+    save, load = config.checkpoint.save, config.checkpoint.load
+    if save is None or load is None:
+        return False
+    real = _real(load)
+    return _real(save) in ((real, real.parent) if os.path.exists(real / RUN_STATE) else (real,))
+
+
+def _real(path: str) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # a name that no file can have
+        return Path(path)
+
+
+def _check_load(config: RunConfig) -> None:
+    """--load must name a checkpoint, unless it is where this run itself will save its first."""
+    load = config.checkpoint.load
+    if load is not None and (has_checkpoint(load) or not goes_on(config)):
+        resolve_checkpoint(load)
+
+
+def _check_save(config: RunConfig) -> None:
+    """A new run must not move another one's pointer back, append to its log, or mix its checkpoints with its own."""
+    save, load = config.checkpoint.save, config.checkpoint.load
+    if save is None or goes_on(config) or not has_checkpoint(save):
+        return
+    found, now = resolve_checkpoint(save).name, "is not given" if load is None else f"is {load}"
+    raise ConfigError(
+        f"--save {save} holds {found} of an earlier run, but --load {now}: give --load {save} to go on with that run, "
+        "or --save another directory; to start it anew, remove this one"
+    )
+
+
+def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
+    """Raises ConfigError when the path that `flag` gives, if it does, cannot become a file or directory.
+
+    It is tried: the directory is there afterwards, or that of the file.
+    """
+    if value is None:
+        return
+    path = nearest = os.path.abspath(value)
+    while not os.path.exists(nearest):
+        nearest = os.path.dirname(nearest)
+    is_nearest_directory = is_directory or nearest != path
+    if os.path.isdir(nearest) != is_nearest_directory or not os.access(nearest, os.W_OK):
+        kind = "directory" if is_nearest_directory else "file"
+        raise ConfigError(f"{flag} {value}: {nearest} is no {kind} that can be written: give another path")
+    try:
+        os.makedirs(path if is_directory else os.path.dirname(path), exist_ok=True)
+        if not is_directory and nearest != path:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+            os.unlink(path)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{flag} {value} cannot be made ({reason}): give another path") from None
+
+
+def _check_wandb(project: str) -> None:
+    """By wandb's own rules, and without importing it: it would ask for a key on a terminal that nobody watches."""
+    settings = _wandb_settings()
+    mode = os.environ.get("WANDB_MODE") or settings.get("mode") or "online"
+    if mode not in ("online", "shared") or os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1"):
+        return
+    url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or "https://api.wandb.ai"
+    if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE") or _is_in_netrc(url)):
+        raise ConfigError(
+            f"--wandb-project {project} needs a key for {url}, but WANDB_API_KEY is not set and netrc holds none: run "
+            "wandb login, or set WANDB_MODE=offline to write to ./wandb and send it later with wandb sync"
+        )
+
+
+def _wandb_settings() -> dict[str, str]:
+    """Of the user's file and then of this directory's; those that cannot be read say nothing."""
+    user = os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
+    here = os.environ.get("WANDB_DIR") or "."
+    parser = configparser.ConfigParser(interpolation=None)
+    for path in (Path(user, "settings"), Path(here, "wandb", "settings")):
+        with contextlib.suppress(OSError, ValueError, configparser.Error):
+            parser.read(path, encoding="utf-8")
+    return dict(parser["default"]) if parser.has_section("default") else {}
+
+
+def _is_in_netrc(url: str) -> bool:
+    host = urlsplit(url).hostname or url
+    given = os.environ.get("NETRC")
+    for path in [given] if given else [os.path.expanduser("~/.netrc"), os.path.expanduser("~/_netrc")]:
+        with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
+            if netrc.netrc(path).hosts.get(host) is not None:
+                return True
+    return False
