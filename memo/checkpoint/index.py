@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 
 from memo.artifacts.checksum import ALGORITHM, Algorithm
-from memo.artifacts.fields import Count, PositiveInt, build
+from memo.artifacts.fields import Count, FileName, PositiveInt, build
 from memo.artifacts.reading import parse_json
 from memo.checkpoint.files import INDEX, checkpoint_file, damaged
 from memo.errors import CheckpointError
@@ -104,7 +104,7 @@ def to_json(index: Index) -> str:
 class _Rectangle:
     offset: tuple[Count, ...]
     shape: tuple[PositiveInt, ...]
-    file: str
+    file: FileName
     at_byte: Count
     xxh3_64: str
 

@@ -23,7 +23,7 @@ def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig)
     is_path = isinstance(model, os.PathLike) or os.sep in name or Path(name, CONFIG_FILE).exists()
     if name in PRESETS or not is_path:
         return dataclasses.replace(config, model=preset(name))
-    if not Path(name).is_dir():
+    if not os.path.isdir(name):  # also False for a name that no file can have
         hint = download_hint(name, name) if hub_name(name) else download_hint(name)
         raise ConfigError(f"--model {name} is neither a preset nor a directory here: memo reads local files, so {hint}")
     chosen = dataclasses.replace(config, model=read_config(name).model)

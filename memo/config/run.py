@@ -162,7 +162,7 @@ def section_of(name: str, source: str) -> str:
         return sections[canonical]
     near = difflib.get_close_matches(canonical, [*sections, *SHORT_NAMES], n=1, cutoff=0.4)
     hint = f"did you mean '{near[0]}'?" if near else "see `memo train --help` for the names"
-    raise ConfigError(f"{source}: there is no field '{name}': {hint}")
+    raise ConfigError(f"{source}: there is no field {shown(name)}: {hint}")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _toml_entries(document: dict[str, Any], source: str) -> Iterator[tuple[str, 
         else:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
             hint = f"did you mean [{near[0]}]?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"{source}: there is no section [{key}]: {hint}")
+            raise ConfigError(f"{source}: there is no section [{shown(key)[1:-1]}]: {hint}")
 
 
 def _toml_value(value: object) -> str:

@@ -4,11 +4,11 @@ Cells come from a CSV file or from flags. A cell that is absent or empty takes i
 ConfigError that names where the cell stands, its column, its value and what would do.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 from memo.artifacts.reading import shown
@@ -134,7 +134,7 @@ def model_shape(name: str, seq_len: int) -> ModelShape:
     """
     if not name:
         raise ConfigError(f"no model is named: give a preset ({', '.join(PRESETS)}) or the path of a config.json")
-    if name.endswith(".json") or Path(name).is_dir():
+    if name.endswith(".json") or os.path.isdir(name):  # also False for a name that no file can have
         return read_hf_config(name)
     try:
         model = preset(name)

@@ -79,7 +79,7 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-            raise ConfigError(f"{source}: there is no field '{name}': {hint}")
+            raise ConfigError(f"{source}: there is no field {shown(name)}: {hint}")
 
 
 def _checked(section: type, name: str, value: object, source: str) -> Any:

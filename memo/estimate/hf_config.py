@@ -3,6 +3,7 @@
 Where a file leaves a key out, the default of the family's configuration class holds, as in transformers.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -301,7 +302,7 @@ def read_hf_config(path: str | Path) -> ModelShape:
     """Read a config.json, or that of a directory. Raises ConfigError as `shape_from_hf`, and for a file that cannot
     be read."""
     file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(file):
         file = file / "config.json"
     source = Source(str(file), ConfigError, "give the path of a config.json of Hugging Face")
     return shape_from_hf(read_json_object(file, source), str(file))

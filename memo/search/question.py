@@ -1,5 +1,6 @@
 """What is asked of the search: a model, a batch and the machines that train it; read and checked."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -149,10 +150,10 @@ def planned_model(name: str, seq_len: int) -> PlannedModel:
     except ConfigError as error:
         raise ConfigError(f"--model {name}: {error}") from None
     path = Path(name)
-    if not name.endswith(".json") and not path.is_dir():
+    if not name.endswith(".json") and not os.path.isdir(path):
         model = preset(name)
         return PlannedModel(name, shape, replace(model, vocab_size=model.vocab_size or BYTE_VOCAB_SIZE), model)
-    file = path / CONFIG_FILE if path.is_dir() else path
+    file = path / CONFIG_FILE if os.path.isdir(path) else path
     try:
         model = model_of(read_json_object(file, Source(str(file), ConfigError, "download it again")), str(file))
     except ConfigError as error:

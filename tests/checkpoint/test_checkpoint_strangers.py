@@ -195,7 +195,7 @@ def test_a_name_that_leaves_the_directory_is_refused(new: Path, name: str) -> No
     (new / "below").mkdir()
     (new / "below" / "secret").write_bytes(bytes(16))
     rename_in_index(new, name)
-    with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
+    with pytest.raises(CheckpointError, match="give a string that names a file beside it"):
         contents(new)
 
 
@@ -205,7 +205,7 @@ def test_a_name_in_an_old_index_that_leaves_the_directory_is_refused(old: Path, 
     for place in content.storage_data.values():
         place.relative_path = name
     write_metadata(old, content)
-    with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
+    with pytest.raises(CheckpointError, match="give a string that names a file beside it"):
         contents(old)
 
 

@@ -25,8 +25,8 @@ def test_solution_is_read_back_without_its_offsets(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "has the columns none, but id, lower, upper, size are needed"),
-        ("id,lower,size\n", "has the columns id, lower, size, but"),
-        ("id,lower,upper,size,gaps\n", "has the columns id, lower, upper, size, gaps, but"),
+        ("id,lower,size\n", "has the columns 'id', 'lower', 'size', but"),
+        ("id,lower,upper,size,gaps\n", "has the columns 'id', 'lower', 'upper', 'size', 'gaps', but"),
         ("id,lower,upper,size\n1,0,2\n", "line 2 has 3 fields, but the first line names 4"),
         ("id,lower,upper,size\n1,0,2,3,4\n", "line 2 has 5 fields"),
         ("id,lower,upper,size\n1,0,2,4\n2,0,2,4.5\n", "line 3: size is '4.5', not a whole number"),

@@ -7,6 +7,7 @@ same columns and offset. Other columns are refused: they could change the proble
 import csv
 from pathlib import Path
 
+from memo.artifacts.reading import listed, shown
 from memo.errors import ArtifactError, PlanError
 from memo.planner.memory.dsa import Block, Problem, Solution
 
@@ -21,7 +22,7 @@ def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:
             header = [name.strip() for name in next(rows, [])]
             if sorted(header) != sorted(_COLUMNS):
                 raise ArtifactError(
-                    f"{path} has the columns {', '.join(header) or 'none'}, but {', '.join(_COLUMNS)} are needed: "
+                    f"{path} has the columns {listed(header) or 'none'}, but {', '.join(_COLUMNS)} are needed: "
                     "name them in its first line"
                 )
             blocks = [_block(f"{path} line {rows.line_num}", header, row) for row in rows if row]
@@ -55,5 +56,5 @@ def _block(where: str, header: list[str], row: list[str]) -> Block:
         try:
             numbers.append(int(fields[name]))
         except ValueError:
-            raise ArtifactError(f"{where}: {name} is {fields[name]!r}, not a whole number: correct it") from None
+            raise ArtifactError(f"{where}: {name} is {shown(fields[name])}, not a whole number: correct it") from None
     return Block(fields["id"], *numbers)
