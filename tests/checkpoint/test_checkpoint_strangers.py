@@ -205,7 +205,7 @@ def test_a_name_in_an_old_index_that_leaves_the_directory_is_refused(old: Path, 
     for place in content.storage_data.values():
         place.relative_path = name
     write_metadata(old, content)
-    with pytest.raises(CheckpointError, match="give a string that names a file beside it"):
+    with pytest.raises(CheckpointError, match="is no name of a file in a checkpoint"):
         contents(old)
 
 
