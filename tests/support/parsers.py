@@ -138,7 +138,7 @@ def _read_index(path: Path) -> None:
 
 
 def _write_state(path: Path) -> None:
-    write_state(path.parent, RunState(3, 12, 7, 3, 0, 0, 4, 0, {"hidden-size": 64}, {"seq-length": 32}))
+    write_state(path.parent, RunState(3, 12, 7, 3, 0, 0, model={"hidden-size": 64}, data={"seq-length": 32}))
 
 
 def _write_pointer(path: Path) -> None:
