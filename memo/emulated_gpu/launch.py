@@ -33,6 +33,8 @@ class Device:
     """Tell every two accesses to the same bytes that nothing orders."""
     poison: bool = False
     """What torch.empty returns is NaN."""
+    max_product_gflop: float = 100.0
+    """Larger products of matrices are zeros, which is told: what measures a GPU takes a CPU minutes."""
     hang_s: float = 60.0
     """A wait of the host that lasts longer is told on standard error."""
 

@@ -50,6 +50,7 @@ EXPORTED int emulated_is_device_memory(const void* address) {
 }
 EXPORTED int emulated_checks_races() { return process().scheduler.checks_races; }
 EXPORTED int emulated_poisons() { return settings().poison; }
+EXPORTED double emulated_max_product_gflop() { return settings().max_product_gflop; }
 
 EXPORTED void emulated_work_unattended() {
   static std::once_flag once;

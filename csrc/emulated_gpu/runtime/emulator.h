@@ -52,6 +52,7 @@ void emulated_count(const char* what);
 int emulated_is_device_memory(const void* address);
 int emulated_checks_races();
 int emulated_poisons();
+double emulated_max_product_gflop();
 
 // From now on the device also works while no thread of the host waits for it: other processes wait for its work.
 void emulated_work_unattended();

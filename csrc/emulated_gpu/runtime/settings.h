@@ -25,6 +25,7 @@ struct Settings {
   uint64_t seed = 0;               // of the random schedule
   bool check_races = false;
   bool poison = false;   // what torch.empty returns is NaN
+  double max_product_gflop = 100;  // larger products of matrices are zeros, which is told: they measure a GPU
   double hang_s = 60;    // a wait of the host that lasts longer is told on stderr
 };
 
@@ -47,6 +48,7 @@ inline Settings read_settings(const char* path) {
       {"seed", [&settings](const std::string& v) { settings.seed = std::stoull(v); }},
       {"check_races", flag(settings.check_races)},
       {"poison", flag(settings.poison)},
+      {"max_product_gflop", real(settings.max_product_gflop)},
       {"hang_s", real(settings.hang_s)},
   };
   const auto refuse = [path](const std::string& what) {

@@ -1,0 +1,70 @@
+// One operation of a communicator, and how it is carried out among the processes of one machine.
+//
+// A collective posts this rank's part as a file, and is done when it has read the parts of all ranks. A send is done
+// when its message was received: nothing is buffered, as NCCL promises no buffering, so that ranks which wait for one
+// another in a circle hang here, too. Files lie in a folder of the communicator in memory (/dev/shm).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../runtime/emulator.h"
+
+namespace emulated {
+
+enum class Collective : uint64_t { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kReceive };
+
+const char* name_of(Collective kind);
+
+struct Communicator {
+  std::string folder;
+  std::string id;
+  int rank;
+  int size;
+  uint64_t num_collectives = 0;
+  uint64_t num_splits = 0;
+  std::vector<uint64_t> num_sent;      // by peer
+  std::vector<uint64_t> num_received;  // by peer
+
+  bool is_aborted = false;
+};
+
+struct Operation {
+  Collective kind;
+  Communicator* communicator;
+  const char* input;
+  char* output;
+  size_t count;  // elements, as NCCL's call counts them
+  int type;      // ncclDataType_t
+  int reduction;  // ncclRedOp_t
+  int peer;      // root of reduce and broadcast, other side of send and receive
+  void* stream;
+  uint64_t turn;  // which collective of the communicator, or which message of the pair
+  bool is_posted = false;
+  bool is_done = false;
+
+  size_t input_bytes() const;
+  size_t output_bytes() const;
+  // Goes on as far as it can without waiting; whether it is done.
+  bool advance();
+
+ private:
+  bool advance_send();
+  bool advance_receive();
+  bool advance_collective();
+  void combine(const std::vector<std::vector<char>>& parts);
+  void post(const std::string& path, const char* data, size_t num_bytes) const;
+  std::vector<char> read(const std::string& path) const;
+  std::string path_of_part(uint64_t turn, int rank) const;
+  std::string path_of_message() const;
+};
+
+size_t type_bytes(int type);
+// out[i] = the reduction over parts of part[offset + i]; `count` elements.
+void reduce(const std::vector<std::vector<char>>& parts, size_t offset, char* out, size_t count, int type,
+            int reduction);
+
+}  // namespace emulated
