@@ -12,11 +12,12 @@ weights of every layer in slots too, and only this rank's shard of them besides,
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size
+from memo.config.memory import OffloadStates
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,27 @@ def placement_of(config: RunConfig, world_size: int) -> StatePlacement:
         is_shared and parallel.shards_weights,
         memory.offload_weight_copy,
     )
+
+
+def with_placement(config: RunConfig, placement: StatePlacement) -> RunConfig:
+    """`config` with the flags that ask for a placement, from which `placement_of` makes it again."""
+    kind: OffloadStates = "none"
+    if placement.optimizer:
+        kind = "all" if placement.gradients or placement.weights else "optimizer"
+
+    def share(count: int, default: int) -> float | None:
+        return None if kind == "none" or count == default else count / placement.layers
+
+    rest = placement.layers if kind == "all" else 0
+    memory = replace(
+        config.memory,
+        offload_states=kind,
+        optimizer_offload_fraction=share(placement.optimizer, placement.layers),
+        gradient_offload_fraction=share(placement.gradients, rest),
+        weight_offload_fraction=share(placement.weights, rest),
+        offload_weight_copy=placement.weight_copy or kind != "all",
+    )
+    return replace(config, memory=memory)
 
 
 def count_of(share: float, layers: int) -> int:

@@ -3,13 +3,14 @@
 Where a run's states may go and what its activations may do are worked out apart, because they meet in sums alone:
 
     device, host        bytes of both add up                                     (first and last stage; a node)
+                        but on a CPU, where each pair is counted to the byte: when most is held depends on both
     h2d, d2h            seconds of both add up                                   (they share the links)
     a step takes        about max(pipeline + update, h2d, d2h, dp link, CPU)
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil, inf
 
 from memo.config import RunConfig
@@ -17,7 +18,7 @@ from memo.config.derived import num_microbatches, resolved_dtype
 from memo.estimate.buckets import RankUnits, rank_units
 from memo.estimate.device_memory import device_bytes
 from memo.estimate.hardware import Hardware
-from memo.estimate.placement import StatePlacement, placement_of
+from memo.estimate.placement import StatePlacement, placement_of, with_placement
 from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, rank_memory, shape_units
 from memo.estimate.shapes import ModelShape, shape_of
 from memo.estimate.state_memory import placed_bytes, state_sizes
@@ -48,12 +49,13 @@ class Way:
     Attributes:
         config: with --offload-alpha off where nothing moves under auto.
         moved: tiles by group under --offload-alpha auto; None: nothing moves, or what the configuration says.
-        device_bytes, host_bytes: by stage, of one rank, all but its states.
+        device_bytes: of a rank under a placement, on the stage that needs most.
+        host_bytes: by stage, of one rank, all but its states.
     """
 
     config: RunConfig
     moved: Mapping[str, int] | None
-    device_bytes: dict[int, int]
+    device_bytes: Callable[[StatePlacement], int]
     host_bytes: dict[int, int]
     simulate: Callable[[RunConfig, Mapping[str, int] | None], StepPrediction]
 
@@ -76,7 +78,6 @@ class PlacementCosts:
         last_d2h_s: of d2h_s, that of the last microbatch's backward.
     """
 
-    device_bytes: dict[int, int]
     host_bytes: dict[int, int]
     h2d_s: float
     d2h_s: float
@@ -172,7 +173,7 @@ class Costs:
     def needed(self, placement: StatePlacement, way: Way) -> tuple[int, int]:
         """Bytes of a rank's device on the stage that needs most, and of the host memory of a node."""
         costs, parallel = self.of(placement), self.config.parallel
-        device = max(costs.device_bytes[stage] + way.device_bytes[stage] for stage in self._ends)
+        device = way.device_bytes(placement)
         last = parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
         ranks = [costs.host_bytes[kind] + way.host_bytes[stage] for stage, kind in enumerate(kinds)]
@@ -190,15 +191,13 @@ class Costs:
 
     def _of(self, placement: StatePlacement) -> PlacementCosts:
         bytes_of = {stage: placed_bytes(self._units[stage], placement, self.sizes) for stage in self._kinds}
-        device = {stage: self._placed(placement, stage) for stage in self._ends}
         host = {stage: found.host for stage, found in bytes_of.items()}
         if not placement.streams:
-            return PlacementCosts(device, host, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return PlacementCosts(host, 0.0, 0.0, 0.0, 0.0, 0.0)
         count = num_microbatches(self.config, self.world_size)
         found = (state_times(self.config, self.kernels, self.world_size, stage, placement) for stage in self._ends)
         times = [stage for stage in found if stage is not None]
         return PlacementCosts(
-            device,
             host,
             max(stage.least_h2d_s(count) for stage in times),
             max(stage.least_d2h_s(count) for stage in times),
@@ -223,16 +222,26 @@ class Costs:
         return self.shape or shape_of(self.config.model, "", self.config.data.seq_length)
 
     def _placed(self, placement: StatePlacement, stage: int) -> int:
-        if self.hardware.device == "cpu":
-            return placed_bytes(self._units[stage], placement, self.sizes).device
         return placed_device_bytes(self._units[stage], placement, self.sizes)
+
+    def _device_bytes(self, config: RunConfig, moved: Moved | None) -> Callable[[StatePlacement], int]:
+        """See Way."""
+        if self.hardware.device == "cpu":
+            return cache(
+                lambda placement: max(
+                    device_bytes(with_placement(config, placement), self.world_size, stage, moved)
+                    for stage in self._ends
+                )
+            )
+        rest = {stage: self._total(config, stage, moved) - self._placed(self.none, stage) for stage in self._ends}
+        return cache(lambda placement: max(self._placed(placement, stage) + rest[stage] for stage in self._ends))
 
     def _way(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> Way:
         record = 0 if moved is None else slot_bytes(config, moved).moved
         return Way(
             config,
             tiles,
-            {stage: self._total(config, stage, moved) - self._placed(self.none, stage) for stage in self._ends},
+            self._device_bytes(config, moved),
             {
                 stage: record and record * num_records(config, self.world_size, stage)
                 for stage in range(config.parallel.pp)
@@ -241,7 +250,5 @@ class Costs:
         )
 
     def _total(self, config: RunConfig, stage: int, moved: Moved | None) -> int:
-        if self.hardware.device == "cpu":
-            return device_bytes(config, self.world_size, stage, moved)
         rank = rank_memory(config, self._counted, self.world_size, stage, whole_logits=self.whole_logits, moved=moved)
         return rank.total

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from memo.config import RunConfig
-from memo.config.memory import OffloadStates
 from memo.errors import ResourceError
 from memo.estimate.hardware import Hardware
-from memo.estimate.placement import StatePlacement
+from memo.estimate.placement import StatePlacement, with_placement
 from memo.estimate.state_memory import accumulates_whole
 from memo.search.state_costs import Costs, Room, Way
 from memo.simulate.predict import StepPrediction, predict_step
@@ -95,27 +94,6 @@ def resolve_states(
             "and --offload-host-memory-gb"
         )
     return with_placement(config, found.placement)
-
-
-def with_placement(config: RunConfig, placement: StatePlacement) -> RunConfig:
-    """The flags that ask for a placement: `memo.estimate.placement.placement_of` reads them."""
-    kind: OffloadStates = "none"
-    if placement.optimizer:
-        kind = "all" if placement.gradients or placement.weights else "optimizer"
-
-    def share(count: int, default: int) -> float | None:
-        return None if kind == "none" or count == default else count / placement.layers
-
-    rest = placement.layers if kind == "all" else 0
-    memory = replace(
-        config.memory,
-        offload_states=kind,
-        optimizer_offload_fraction=share(placement.optimizer, placement.layers),
-        gradient_offload_fraction=share(placement.gradients, rest),
-        weight_offload_fraction=share(placement.weights, rest),
-        offload_weight_copy=placement.weight_copy or kind != "all",
-    )
-    return replace(config, memory=memory)
 
 
 def place(costs: Costs) -> Placed | None:

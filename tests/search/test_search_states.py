@@ -11,7 +11,7 @@ from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.hardware_table import HARDWARE
-from memo.estimate.placement import StatePlacement, placement_of
+from memo.estimate.placement import StatePlacement, placement_of, with_placement
 from memo.estimate.rank_memory import node_host_bytes, rank_memory
 from memo.estimate.shapes import shape_of
 from memo.search.bounds import Bounds
@@ -21,7 +21,7 @@ from memo.search.launch import run_of, state_flags
 from memo.search.question import ask
 from memo.search.ranking import search
 from memo.search.state_costs import Costs, Room
-from memo.search.states import fits, place, resolve_states, with_placement
+from memo.search.states import fits, place, resolve_states
 from memo.simulate import predict_step
 from memo.units import GIB
 
