@@ -23,7 +23,9 @@ from scales import Arguments, parser, resolve
 from memo.config import RunConfig
 from memo.config.simulated import with_simulated_axes
 from memo.errors import HostMemoryError
-from memo.executor.host_pool import HostPool, host_budget_bytes
+from memo.estimate.host_memory import available_host_bytes
+from memo.executor.host_budget import Claim, budget_of
+from memo.executor.host_pool import HostPool
 from memo.executor.select import make_backend
 from memo.executor.streams import Stream
 from memo.planner.alpha import whole_tiles
@@ -55,7 +57,8 @@ class Bench:
 
     def __init__(self, record_bytes: int, device: torch.device) -> None:
         self.backend = make_backend("auto", device)
-        self.pool = HostPool(2, record_bytes, device, host_budget_bytes(None, 1))
+        alone = Claim(available_host_bytes())
+        self.pool = HostPool(2, record_bytes, device, budget_of(alone, [alone]))
         self.out, self.back = (torch.zeros(record_bytes, dtype=torch.uint8, device=device) for _ in range(2))
         size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
         self.matrix, self.product = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))

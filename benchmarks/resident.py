@@ -15,7 +15,7 @@ def keep_everything(trainer: Trainer) -> None:
     plan = swap_plan(ops, max_slots=len(ops))
     assert plan.num_offloads == 0
     backend = make_backend("auto", parts.device)
-    parts.swap = SwapRuntime(plan, parts.swap.layout, backend, parts.device, host_bytes=0)
+    parts.swap = SwapRuntime(plan, parts.swap.layout, backend, parts.device, host=None)
     for chunk in parts.chunks:
         for layer in chunk.layers:
             assert isinstance(layer, TokenwiseLayer)

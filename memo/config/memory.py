@@ -22,7 +22,8 @@ class MemoryConfig:
     offload_policy: OffloadPolicy = "auto"
     """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
     offload_host_memory_gb: float | None = None
-    """GiB of host memory of one node for activations and states, shared by its ranks; default: what is free."""
+    """GiB of host memory of one node for activations and states, shared by its ranks, states first; never more than
+    is free, and nine tenths of that by default."""
     offload_backend: OffloadBackend = "auto"
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
     offload_check_races: bool = False

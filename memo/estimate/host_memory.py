@@ -1,8 +1,21 @@
-"""How much host memory this process may still take: the machine's, or less inside a container."""
+"""How much host memory is free, of the machine or inside a container, and how much of that a run may take."""
 
 from pathlib import Path
 
 from memo.estimate.cgroups import CGROUP_ROOT, OWN_CGROUPS, ControlGroup, own_control_groups
+from memo.units import GIB
+
+HOST_FITS_SHARE = 0.9
+"""Of free host memory, what surely fits: the rest of the process, and the page cache, still need some."""
+
+
+def node_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
+    """What activations and states of all ranks of a node may take of its host memory, of which `free_bytes` are free.
+
+    Args:
+        limit_gib: --offload-host-memory-gb; None: as much as surely fits.
+    """
+    return int(free_bytes * HOST_FITS_SHARE if limit_gib is None else min(free_bytes, limit_gib * GIB))
 
 
 def available_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> int:

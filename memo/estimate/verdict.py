@@ -13,9 +13,7 @@ from enum import StrEnum
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.eq18 import Zone, zone
-
-HOST_FITS_SHARE = 0.9
-"""What the host pool takes of free memory when nobody sets a limit (memo.executor.host_pool)."""
+from memo.estimate.host_memory import HOST_FITS_SHARE
 
 
 class Verdict(StrEnum):

@@ -6,7 +6,6 @@ of our own is exact, and pinned by registering it with CUDA.
 
 import mmap
 import weakref
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,34 +13,15 @@ from torch import Tensor
 
 from memo.errors import HostMemoryError
 from memo.estimate.host_memory import available_host_bytes
-from memo.units import GIB, format_bytes
-
-_SHARE_OF_FREE = 0.9
-"""Of free memory, when no limit is set: the rest of the process, and the page cache, still need some."""
-
-_REMEDIES = {
-    "activations": "lower --offload-alpha, or use more pipeline stages or nodes",
-    "states": "lower --optimizer-offload-fraction, or spread the model over more nodes",
-}
-
-
-def host_budget_bytes(limit_gib: float | None, local_ranks: int) -> int:
-    """Host bytes that one of `local_ranks` ranks of this node may use for activations and states.
-
-    `limit_gib` is --offload-host-memory-gb, GiB for the whole node; never more than what is available, and
-    nine tenths of that when it is None. Ask on all ranks before any of them makes its pool: pools count as
-    used memory.
-    """
-    available = available_host_bytes()
-    node_bytes = available * _SHARE_OF_FREE if limit_gib is None else min(available, limit_gib * GIB)
-    return int(node_bytes) // local_ranks
+from memo.executor.host_budget import REMEDIES, Contents, HostBudget, format_records
+from memo.units import format_bytes
 
 
 class HostPool:
     """Records of `record_bytes` bytes each, pinned when the device is CUDA.
 
-    Raises HostMemoryError when the arena is larger than `budget_bytes` (see `host_budget_bytes`) or when the
-    system refuses to map or to pin it.
+    Raises HostMemoryError when the arena is larger than what `budget` has left (None: it may be of any size) or when
+    the system refuses to map or to pin it.
     """
 
     def __init__(
@@ -49,16 +29,12 @@ class HostPool:
         num_records: int,
         record_bytes: int,
         device: torch.device,
-        budget_bytes: int | None = None,
-        contents: Literal["activations", "states"] = "activations",
+        budget: HostBudget | None = None,
+        contents: Contents = "activations",
     ) -> None:
-        self.num_records, self.record_bytes, self._remedy = num_records, record_bytes, _REMEDIES[contents]
-        if budget_bytes is not None and self.num_bytes > budget_bytes:
-            raise HostMemoryError(
-                f"{contents} in host memory need {self._needs}, but --offload-host-memory-gb or this node's free"
-                f" memory leaves {format_bytes(budget_bytes)} to each rank: raise that flag if it is set,"
-                f" {self._remedy}"
-            )
+        self.num_records, self.record_bytes, self._remedy = num_records, record_bytes, REMEDIES[contents]
+        if budget is not None:
+            budget.draw(contents, record_bytes, num_records)
         self._arena = self._map()
         self._unpin = _pin(self, self._arena) if device.type == "cuda" and self.num_bytes else None
 
@@ -79,18 +55,15 @@ class HostPool:
         self._arena = torch.empty(0, dtype=torch.uint8)
         self.num_records = 0
 
-    @property
-    def _needs(self) -> str:
-        return f"{format_bytes(self.num_bytes)} = {self.num_records} records x {format_bytes(self.record_bytes)}"
-
     def _map(self) -> Tensor:
         if self.num_bytes == 0:
             return torch.empty(0, dtype=torch.uint8)
         try:
             memory = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
+            needs = format_records(self.num_records, self.record_bytes)
             raise HostMemoryError(
-                f"this system refuses {self._needs} of host memory ({error}), with"
+                f"this system refuses {needs} of host memory ({error}), with"
                 f" {format_bytes(available_host_bytes())} available: {self._remedy}"
             ) from None
         # Pages that CUDA reads and writes must stay where they are: after a fork the first write would move them away.

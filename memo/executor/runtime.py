@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
 from memo.executor.slots import SlotLayout
 from memo.executor.streams import StreamBackend
@@ -19,16 +20,16 @@ class SwapRuntime:
         layout: SlotLayout,
         backend: StreamBackend,
         device: torch.device,
-        host_bytes: int,
+        host: HostBudget | None,
         poison: bool = False,
     ) -> None:
-        """`host_bytes` is what this rank may take of the host; HostMemoryError when the plan needs more.
+        """Records are drawn from `host` (None: there may be any number); HostMemoryError when the plan needs more.
 
         `poison` fills with NaN what is no longer valid in slots, host records and workspace, so that a stale
         read shows (tests).
         """
         self.plan, self.layout, self._poison = plan, layout, poison
-        self.pool = HostPool(plan.num_records, layout.moved_bytes, device, host_bytes)
+        self.pool = HostPool(plan.num_records, layout.moved_bytes, device, host)
         self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)
         self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend, poison)

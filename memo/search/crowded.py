@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
-from memo.estimate.verdict import HOST_FITS_SHARE
+from memo.estimate.host_memory import node_budget_bytes
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of
 from memo.search.question import Question
@@ -43,7 +43,7 @@ def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
     """Of a layout, under the activations and the sharding of a strategy."""
     room = Room(
         FITS_SHARE * USABLE_SHARE * question.room.gpu_bytes,
-        HOST_FITS_SHARE * question.room.host_bytes,
+        node_budget_bytes(question.room.host_bytes, None),
         min(question.gpus, question.hardware.gpus_per_node),
     )
     return Costs(

@@ -7,7 +7,8 @@ from pathlib import Path
 from memo.config import ParallelConfig, RunConfig
 from memo.config.checks import check
 from memo.errors import ConfigError
-from memo.estimate.verdict import HOST_FITS_SHARE, Verdict
+from memo.estimate.host_memory import HOST_FITS_SHARE
+from memo.estimate.verdict import Verdict
 from memo.search.candidates import config_of
 from memo.search.question import Question
 from memo.search.ranking import Choice

@@ -7,10 +7,11 @@ from memo.config.derived import resolved_dtype
 from memo.errors import HostMemoryError, PlanError
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware import Hardware
+from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.shapes import ModelShape
 from memo.estimate.swap_memory import SLOT_ALIGNMENT_BYTES
-from memo.estimate.verdict import HOST_FITS_SHARE, Room
+from memo.estimate.verdict import Room
 from memo.planner.problem import Limit
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
@@ -56,7 +57,7 @@ def plan_moving(
     problem = replace(
         asked,
         device_bytes=max(0, int(FITS_SHARE * USABLE_SHARE * room.gpu_bytes) - max(others) - padding),
-        host_bytes=int(HOST_FITS_SHARE * room.host_bytes) // min(world_size, hardware.gpus_per_node),
+        host_bytes=node_budget_bytes(room.host_bytes, None) // min(world_size, hardware.gpus_per_node),
         resident_bytes=None,
     )
     tiles, limit = nothing, Limit.DEVICE

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
+from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
 from memo.estimate.rank_memory import RankMemory, components, node_host_bytes, worst_rank
 from memo.estimate.swap_memory import Moved
-from memo.estimate.verdict import HOST_FITS_SHARE, Verdict, judge
+from memo.estimate.verdict import Verdict, judge
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question
 from memo.units import GIB
@@ -63,4 +64,4 @@ def size(question: Question, layout: Layout, strategy: Strategy, moved: Mapping[
     room = question.room
     gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * room.gpu_bytes)
     verdict = judge(memory.total, host, room)
-    return Sized(memory, host, verdict, gpu_excess, host / (HOST_FITS_SHARE * room.host_bytes))
+    return Sized(memory, host, verdict, gpu_excess, host / max(1, node_budget_bytes(room.host_bytes, None)))

@@ -8,6 +8,7 @@ from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
 from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
+from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.memory import estimate_memory
 from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.alpha import solve_at
@@ -82,9 +83,8 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
 
 
 def host_bytes_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -> int:
-    """--offload-host-memory-gb, else all of the node's, divided by its ranks."""
-    given = config.memory.offload_host_memory_gb
-    node_bytes = hardware.host_memory_bytes if given is None else int(given * (1 << 30))
+    """Of what the node gives a run when all of its memory is free, divided by its ranks."""
+    node_bytes = node_budget_bytes(hardware.host_memory_bytes, config.memory.offload_host_memory_gb)
     return node_bytes // min(world_size, hardware.gpus_per_node)
 
 

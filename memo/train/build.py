@@ -14,12 +14,12 @@ from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.derived import (
     data_parallel_size,
-    local_world_size_from_env,
     num_microbatches,
     resolved_a2a_size,
 )
 from memo.estimate.placement import StatePlacement, placement_of
-from memo.executor.host_pool import HostPool, host_budget_bytes
+from memo.executor.host_budget import HostBudget, settle
+from memo.executor.host_pool import HostPool
 from memo.executor.phases import mark_phases, unmarked
 from memo.executor.runtime import SwapRuntime
 from memo.executor.select import make_backend
@@ -212,7 +212,8 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     parallel, training, memory = config.parallel, config.training, config.memory
     pipeline, chunks = build_chunks(config, mesh, dtype, device)  # 1 to 3
     # 4. Only now memory: parameters become views of flat buffers, which need every shape. States that are not resident
-    # get host memory and slots.
+    # get host memory and slots. The ranks of a node share its memory out before any of them takes some.
+    host = settle(config, mesh, device)
     placement = placement_of(config, mesh.grid.world_size)
     data_parallel = ShardedDataParallel(
         nn.ModuleList(chunks),
@@ -222,7 +223,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         bucket_size=parallel.ddp_bucket_size,
         overlap=parallel.overlap_grad_reduce,
         placement=placement,
-        host_memory=functools.partial(_host_memory, config, device),
+        host_memory=functools.partial(_host_memory, host, device),
         accumulates=pipeline.microbatches > 1,
         consumes_gradients=training.clip_grad == 0,
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
@@ -240,9 +241,9 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     chosen = runtime = None
     if memory.swaps:
-        chosen = swap.choose(config, mesh, ops, chunks, data_parallel)
+        chosen = swap.choose(config, mesh, ops, chunks, data_parallel, host)
         if not chosen.solution.moves_nothing_is_best:
-            runtime = swap.start(config, mesh, chosen, chunks, data_parallel, backend)
+            runtime = swap.start(config, mesh, chosen, chunks, data_parallel, backend, host)
     states = None
     if placement.streams:
         states = stream_states(placement, ops, chunks, data_parallel, backend)
@@ -289,6 +290,5 @@ def stream_states(
     return states
 
 
-def _host_memory(config: RunConfig, device: torch.device, num_bytes: int) -> HostPool:
-    budget_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, local_world_size_from_env())
-    return HostPool(1, num_bytes, device, budget_bytes, "states")
+def _host_memory(host: HostBudget, device: torch.device, num_bytes: int) -> HostPool:
+    return HostPool(1, num_bytes, device, host, "states")

@@ -12,6 +12,8 @@ from memo.config.derived import global_batch_size, num_microbatches, resolved_of
 from memo.data import GlobalBatchSampler
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
 from memo.estimate.memory import estimate_memory
+from memo.estimate.state_memory import state_bytes
+from memo.executor.host_budget import settle
 from memo.mesh import Mesh, init_distributed, local_device, refusals_are_heard
 from memo.model.layer import ModelParts, TransformerLayer
 from memo.model.transformer import torch_dtype
@@ -29,7 +31,7 @@ from memo.train.lookout import Lookout
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
 from memo.train.setup import Prepared, prepare
-from memo.train.swap import decide
+from memo.train.swap import Room, decide, free_bytes
 from memo_kernels import select_ops
 
 
@@ -108,6 +110,7 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
 
     # A run without swapping has no tiles and no plan, but its layer has times.
     on_tiles = {} if config.memory.swaps else {"offload_alpha": "auto", "recompute_granularity": "none"}
+    host = settle(config, mesh, device)
     profile = _measure_alone(config.override(on_tiles), mesh, device)
     tell(describe_profile(profile))
     origin = keep(profile, config, mesh)
@@ -119,8 +122,10 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
         tell(f"\nprofile {origin}\nno plan: --offload-alpha off, or --recompute-granularity in its place")
         return
     states = estimate_memory(config, mesh.grid.world_size, mesh.at.pp)
-    states_bytes = states.weights + states.gradients + states.optimizer
-    chosen = decide(config, mesh, _operations(config, mesh), profile, origin, device, states_bytes)
+    # The model does not exist: count what its states would take.
+    host.draw("states", state_bytes(config, mesh.grid.world_size, mesh.at.pp).host)
+    room = Room(free_bytes(device) - states.weights - states.gradients - states.optimizer, host.left_bytes)
+    chosen = decide(config, mesh, _operations(config, mesh), profile, origin, room, device)
     tell(f"\nplan for one layer and microbatch on this rank:\n{chosen.describe()}")
 
 

@@ -29,9 +29,8 @@ from memo.data import (
 )
 from memo.errors import ConfigError, ResourceError, is_first_of_node
 from memo.estimate.admission import admit
-from memo.estimate.host_memory import available_host_bytes, total_host_bytes
+from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
-from memo.executor.host_pool import host_budget_bytes
 from memo.mesh import Mesh, local_device
 from memo.model.transformer import torch_dtype
 from memo.search.states import resolve_states
@@ -206,7 +205,7 @@ def _place_states(config: RunConfig, world_size: int, device: torch.device) -> R
         device_bytes = min(device_bytes, int(config.memory.device_memory_gb * GIB))
     hardware = nearest_hardware(machine, total_bytes / GIB)
     local_ranks = local_world_size_from_env()
-    host_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, 1)
+    host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gb)
     return resolve_states(config, world_size, device_bytes, host_bytes, hardware, local_ranks=local_ranks)
 
 
@@ -227,7 +226,7 @@ def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak)
         available_bytes, total_bytes, local_ranks = available_host_bytes(), total_host_bytes(), node_ranks
     host_bytes = None
     if config.memory.offloads_states:
-        host_bytes = host_budget_bytes(config.memory.offload_host_memory_gb, 1)
+        host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gb)
     try:
         admit(
             config,

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -10,7 +11,7 @@ from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, num_microbatches, resolved_offload_tiles
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.memory import estimate_memory
-from memo.executor.host_pool import host_budget_bytes
+from memo.executor.host_budget import HostBudget
 from memo.executor.layer import Buffers, TokenwiseLayer, make_tiles
 from memo.executor.pieces import GradientSink
 from memo.executor.runtime import SwapRuntime
@@ -27,6 +28,13 @@ from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import LayerOp, SwapPlan, swap_plan
 from memo.skeleton import layer_bytes
 from memo.train.layer_profile import measure, obtain, slot_layout
+
+
+class Room(NamedTuple):
+    """Bytes that activations of this rank may take, with what serves them there."""
+
+    device_bytes: int
+    host_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +56,12 @@ def choose(
     ops: Sequence[LayerOp],
     chunks: Sequence[TransformerChunk],
     data_parallel: ShardedDataParallel,
+    host: HostBudget,
 ) -> ChosenSwap:
-    """Plan for a model that is built, from the profile of its first layer, whose gradients the first step zeroes."""
+    """Plan for a model that is built, from the profile of its first layer, whose gradients the first step zeroes.
+
+    Of `host` its states have drawn what they take.
+    """
     device = data_parallel.device
     layer = chunks[0].layers[0]
     assert isinstance(layer, TransformerLayer)
@@ -59,7 +71,7 @@ def choose(
             return measure(config, mesh, layer, data_parallel.main_gradient, device)
 
     profile, origin = obtain(config, mesh, device, measured)
-    return decide(config, mesh, ops, profile, origin, device)
+    return decide(config, mesh, ops, profile, origin, Room(free_bytes(device), host.left_bytes), device)
 
 
 def decide(
@@ -68,17 +80,17 @@ def decide(
     ops: Sequence[LayerOp],
     profile: LayerProfile,
     origin: str,
+    room: Room,
     device: torch.device,
-    states_bytes: int = 0,
 ) -> ChosenSwap:
     """Solve for what moves; the ranks of a stage agree on the least of their answers.
 
     Args:
         profile: the same on all ranks.
-        states_bytes: what weights, gradients and optimizer will still take of the device; 0 once they exist.
+        room: beside all states, whether they exist already or not.
     """
     plan = swap_plan(ops)
-    problem = _problem(config, mesh, plan, profile, _free_bytes(device) - states_bytes)
+    problem = _problem(config, mesh, plan, profile, room)
     alpha = config.memory.offload_alpha
     solution = solve(problem) if isinstance(alpha, str) else solve_at(problem, alpha)
     stays = torch.tensor([int(solution.moves_nothing_is_best and alpha == "auto")], device=device)
@@ -102,10 +114,11 @@ def start(
     chunks: Sequence[TransformerChunk],
     data_parallel: ShardedDataParallel,
     backend: StreamBackend,
+    host: HostBudget,
 ) -> SwapRuntime:
-    """Take the memory and replace every plain layer by one that runs under the plan."""
+    """Take the memory, records from `host`, and replace every plain layer by one that runs under the plan."""
     layout = slot_layout(config, chosen.solution.tiles)
-    runtime = SwapRuntime(chosen.plan, layout, backend, data_parallel.device, chosen.problem.host_bytes)
+    runtime = SwapRuntime(chosen.plan, layout, backend, data_parallel.device, host)
     put_on_tiles(config, mesh, chunks, runtime, data_parallel)
     return runtime
 
@@ -121,14 +134,14 @@ def put_on_tiles(
             chunk.layers[position] = TokenwiseLayer(layer, index, tiles, memory, sink, mesh.tp)
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
     """Memory of the device that this rank can still take; on a CPU its share of the node's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_host_bytes() // local_world_size_from_env()
 
 
-def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, free_bytes: int) -> SwapProblem:
+def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, room: Room) -> SwapProblem:
     memory, training = config.memory, config.training
     num_tokens = config.data.seq_length // mesh.grid.cp * training.micro_batch_size
     dtype = training.params_dtype
@@ -149,8 +162,8 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
         num_passes=layers * num_microbatches(config, mesh.grid.world_size),
         num_moves=plan.num_offloads,
         num_records=plan.num_records,
-        host_bytes=host_budget_bytes(memory.offload_host_memory_gb, local_world_size_from_env()),
-        device_bytes=max(0, free_bytes - estimate.ends - estimate.workspace),
+        host_bytes=room.host_bytes,
+        device_bytes=max(0, room.device_bytes - estimate.ends - estimate.workspace),
         fixed_buffer_bytes=fixed_buffer_bytes(sizes, plan.num_slots),
         resident_bytes=estimate.activations,
     )

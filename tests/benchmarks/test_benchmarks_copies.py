@@ -71,7 +71,7 @@ def test_every_rate_has_its_column() -> None:
 
 
 def test_a_record_that_the_host_does_not_hold_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "host_budget_bytes", lambda limit, ranks: 1 << 10)
+    monkeypatch.setattr(copies, "available_host_bytes", lambda: 1 << 10)
     row = copies.rates(1 << 20, CPU)
     assert row["status"] == "oom" and "2 records x 1.00 MiB" in row["message"]
 

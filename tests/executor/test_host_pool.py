@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from memo.errors import HostMemoryError, ResourceError
-from memo.executor import host_pool
-from memo.executor.host_pool import HostPool, host_budget_bytes
+from memo.executor.host_budget import HostBudget
+from memo.executor.host_pool import HostPool
 from memo.units import GIB
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -39,7 +39,7 @@ def test_a_record_is_the_same_memory_each_time() -> None:
 @pytest.mark.parametrize(("num_records", "record_bytes"), [(0, 1000), (3, 0), (0, 0)])
 def test_pools_without_bytes(num_records: int, record_bytes: int) -> None:
     for device in (CPU, CUDA):  # nothing to pin, so no CUDA is needed
-        pool = HostPool(num_records, record_bytes, device, budget_bytes=0)
+        pool = HostPool(num_records, record_bytes, device, HostBudget(0, "nothing"))
         assert pool.num_bytes == 0
         assert all(pool.record(index).numel() == 0 for index in range(num_records))
         pool.close()
@@ -73,14 +73,19 @@ def test_the_arena_touches_its_pages_itself() -> None:
     assert resident_bytes() - before < 4 << 20
 
 
-def test_a_pool_beyond_its_budget_is_refused() -> None:
+def test_pools_draw_on_one_budget_until_it_is_spent() -> None:
+    budget = HostBudget(2 * GIB, "--offload-host-memory-gb 4, for 2 ranks of this node", is_limited=True)
+    HostPool(1, GIB // 256, CPU, budget, "states")
+    HostPool(2, GIB // 512, CPU, budget)
     with pytest.raises(HostMemoryError) as raised:
-        HostPool(3, GIB, CPU, budget_bytes=2 * GIB)
-    message = str(raised.value)
-    assert "need 3.00 GiB = 3 records x 1.00 GiB" in message and "leaves 2.00 GiB to each rank" in message
-    assert "--offload-host-memory-gb" in message and "lower --offload-alpha" in message
+        HostPool(3, GIB, CPU, budget)
+    assert str(raised.value) == (
+        "activations in host memory need 3.00 GiB = 3 records x 1.00 GiB, but this rank may take 1.99 GiB besides "
+        "8.00 MiB that it has taken, its part of --offload-host-memory-gb 4, for 2 ranks of this node: raise that "
+        "flag, lower --offload-alpha, or use more pipeline stages or nodes"
+    )
     assert isinstance(raised.value, ResourceError)
-    HostPool(2, 100, CPU, budget_bytes=200)
+    assert budget.left_bytes == 2 * GIB - GIB // 128, "what was refused is not counted"
 
 
 def test_a_mapping_that_the_system_refuses() -> None:
@@ -88,16 +93,6 @@ def test_a_mapping_that_the_system_refuses() -> None:
         HostMemoryError, match=r"this system refuses 1,073,741,824\.00 GiB.* available: lower --offload-alpha"
     ):
         HostPool(1 << 20, 1 << 40, CPU)
-
-
-def test_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_pool, "available_host_bytes", lambda: 100 * GIB)
-    assert host_budget_bytes(None, 1) == 90 * GIB
-    assert host_budget_bytes(None, 8) == 90 * GIB // 8
-    assert host_budget_bytes(40, 4) == 10 * GIB
-    assert host_budget_bytes(0.5, 2) == GIB // 4
-    assert host_budget_bytes(1000, 4) == 25 * GIB
-    assert host_budget_bytes(0, 4) == 0
 
 
 class FakeCudart:

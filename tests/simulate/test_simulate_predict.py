@@ -11,6 +11,7 @@ from memo.errors import ConfigError, HostMemoryError, PlanError
 from memo.estimate.flops import step_flops
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.state_memory import state_bytes
 from memo.planner.alpha import solve
 from memo.planner.problem import SwapProblem
 from memo.simulate import predict_step
@@ -131,6 +132,22 @@ def test_reductions_hide_under_the_last_backward_only_if_asked() -> None:
 def problem_for(run: RunConfig, ranks: int, hardware: Hardware) -> SwapProblem:
     layer = swapped_layer(run, Kernels(hardware, "bf16"))
     return swap_problem(run, ranks, hardware, layer)
+
+
+def test_a_limit_of_host_memory_is_capped_by_the_node() -> None:
+    """As in training, where eight ranks share --offload-host-memory-gb, or nine tenths of what is free."""
+    most = A800.host_memory_bytes // 8
+    for limit_gib, allowed in (
+        (None, int(0.9 * A800.host_memory_bytes) // 8),
+        (A800.host_memory_gib / 2, most // 2),
+        (A800.host_memory_gib, most),
+        (1000 * A800.host_memory_gib, most),
+    ):
+        run = checked(8, tp=8, offload_alpha="auto", offload_host_memory_gb=limit_gib)
+        assert problem_for(run, 8, A800).host_bytes == allowed
+        placed = replace(run, memory=replace(run.memory, offload_states="all"))
+        states = state_bytes(placed, 8, 0).host
+        assert 8 * (problem_for(placed, 8, A800).host_bytes + states) <= A800.host_memory_bytes
 
 
 @pytest.mark.parametrize("policy", ["auto", "paper"])
