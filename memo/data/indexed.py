@@ -158,8 +158,8 @@ class IndexedDatasetWriter:
             yield
         except OSError as error:
             raise DataError(
-                f"{self._path(suffix)} could not be written ({error.strerror or error}): free disk space, or give "
-                "another prefix"
+                f"{self._path(suffix)} could not be written ({error.strerror or error}): check the path, its "
+                "permissions and the free disk space"
             ) from error
 
     def _index_bytes(self) -> bytes:

@@ -172,7 +172,7 @@ def test_a_full_disk_is_told_by_file_and_leaves_no_half_corpus(
     build_corpus([older], folder / "corpus")
     expected = texts_of(folder / "corpus")
     names = sorted(path.name for path in folder.iterdir())
-    message = rf"{folder}/corpus\{suffix} could not be written \(File too large\): free disk space, or give another"
+    message = rf"{folder}/corpus\{suffix} could not be written \(File too large\): check the path, its permis"
     with files_of_at_most(limit_bytes), pytest.raises(DataError, match=message):
         build_corpus([source], folder / "corpus", split_eval=0.2)
     assert sorted(path.name for path in folder.iterdir()) == names

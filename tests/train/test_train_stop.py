@@ -125,17 +125,17 @@ def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(tmp_path: P
 SLOW_SAVE = """
 import sys, time
 from pathlib import Path
-from memo.checkpoint.writer import PiecewiseWriter
+from memo.checkpoint import store
 from memo.train.entry import main
 
-marker, pause_s, write = Path(sys.argv[1]), float(sys.argv[2]), PiecewiseWriter.write_data
+marker, pause_s, write = Path(sys.argv[1]), float(sys.argv[2]), store.write_file
 
 def slow(*args):
     marker.touch()
     time.sleep(pause_s)
     return write(*args)
 
-PiecewiseWriter.write_data = slow
+store.write_file = slow
 raise SystemExit(main(sys.argv[3:]))
 """
 
