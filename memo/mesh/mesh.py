@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # its default arguments keep the group that exists when torch loads it: none yet
 from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 from memo.config.derived import rank_from_env, world_size_from_env
