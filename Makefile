@@ -45,7 +45,7 @@ gpu: install
 
 # memo's CUDA code on a machine without a GPU: a CUDA build of torch on libraries of our own (csrc/emulated_gpu/README.md).
 emulated: $(EMULATED)/installed
-	$(EMULATED)/bin/python -m memo.emulated_gpu -- $(CURDIR)/$(EMULATED)/bin/python -m pytest tests/emulated_gpu
+	$(EMULATED)/bin/python -m memo.emulated_gpu -- $(CURDIR)/$(EMULATED)/bin/python -m pytest tests/emulated_gpu tests/gpu
 
 # Three equal signs get the wheel of PyPI, which is the CUDA build (527 MB); --no-deps leaves out NVIDIA's libraries.
 $(EMULATED)/installed: pyproject.toml constraints.txt

@@ -3,12 +3,16 @@
 import pytest
 import torch
 
+from memo.emulated_gpu.launch import is_emulated
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import CudaStreams, Stream
 from memo.parallel.loss import linear_cross_entropy
 from memo.units import GIB
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(is_emulated(), reason="an emulated GPU would take tens of GiB from the host"),
+]
 
 
 def need(num_bytes: int) -> torch.device:

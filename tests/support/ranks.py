@@ -103,8 +103,9 @@ def _rank_main(rank: int, world_size: int, folder: str, task: bytes, connection:
         )
         fn, args, kwargs = pickle.loads(task)
         answer = pickle.dumps((True, fn(*args, **kwargs)))
-        dist.barrier()
-        dist.destroy_process_group()
+        if dist.is_initialized():  # what makes groups of its own, on other devices, ended this one first
+            dist.barrier()
+            dist.destroy_process_group()
     except BaseException:
         connection.send_bytes(pickle.dumps((False, traceback.format_exc())))
         # Stay until killed: closed sockets would make the other ranks fail too and hide who was first.
