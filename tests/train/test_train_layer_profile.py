@@ -122,7 +122,7 @@ def test_a_given_file_is_used_and_refused_in_another_run(tmp_path: Path, count: 
         f"is 1 there and 2 here: run `memo profile --out {kept}` with the flags of this run, or leave --layer-profile "
         "out"
     )
-    with pytest.raises(ArtifactError, match="nowhere: No such file"):
+    with pytest.raises(ArtifactError, match="nowhere: the file does not exist: give a layer_profile file"):
         trainer("off", layer_profile="nowhere")
     assert count.calls == 1
 
