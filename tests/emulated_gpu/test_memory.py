@@ -129,6 +129,20 @@ def test_managed_memory_is_not_bounded_by_the_device(cuda: Cuda) -> None:
     cuda.ok("cudaFree", pointer)
 
 
+def test_waits_of_the_host_are_told_as_they_happen(gpu: EmulatedGpu) -> None:
+    told: list[str] = []
+    tensor = torch.ones(3, device="cuda")
+    gpu.on_synchronization(told.append)
+    total = tensor.sum()
+    assert told == []
+    total.item()
+    assert "cudaStreamSynchronize" in told
+    gpu.on_synchronization(None)
+    told.clear()
+    torch.cuda.synchronize()
+    assert told == []
+
+
 # ---- torch's allocators
 
 

@@ -100,6 +100,13 @@ def test_streamed_states_without_clipping(any_schedule: EmulatedGpu, unclipped: 
     assert curve("cuda", UNCLIPPED) == unclipped
 
 
+@pytest.mark.parametrize("flow", ["alpha 1/2", "planned, states"])
+def test_twenty_random_schedules_change_no_bit(gpu: EmulatedGpu, swapped: Curve, flow: str) -> None:
+    for seed in range(20):
+        gpu.set_schedule("random", seed)
+        assert curve("cuda", SWAPPED[flow]) == swapped, f"seed {seed}"
+
+
 def test_a_wait_that_is_left_out_is_seen(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch, swapped: Curve) -> None:
     """Else the tests above could not fail. Eager work, whose numbers are right by luck."""
     gpu.set_schedule("eager")
