@@ -5,8 +5,8 @@ is loaded already is not looked for again, so neither torch's own search path no
 Nothing is written into torch, and no real GPU is touched.
 """
 
+import hashlib
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -78,6 +78,8 @@ def environment(device: Device, settings_file: Path, base: Mapping[str, str] = o
 
 def run(device: Device, command: list[str]) -> None:
     """Become the command. Raises EmulatorError, FileNotFoundError."""
-    handle, name = tempfile.mkstemp(prefix="emulated_gpu_", suffix=".txt")
-    os.close(handle)
-    os.execvpe(command[0], command, environment(device, Path(name)))
+    # Kept, and the same for the same device: processes that the command leaves behind may still read it.
+    digest = hashlib.sha256(device.text().encode()).hexdigest()[:12]
+    folder = build.cache_folder() / "devices"
+    folder.mkdir(parents=True, exist_ok=True)
+    os.execvpe(command[0], command, environment(device, folder / f"{digest}.txt"))
