@@ -62,15 +62,15 @@ def read_json_object(path: str | Path, source: Source, *, max_bytes: int = MAX_B
     return found
 
 
-def parse_json(content: bytes | str, source: Source) -> Any:
+def parse_json(content: bytes | str, source: Source, *, max_values: int = MAX_VALUES) -> Any:
     """The value of JSON in UTF-8; numbers may be NaN or infinite, as Python writes them.
 
     Raises source.error for what is no JSON, too deep or too much, and where one key has two values.
     """
     text = content if isinstance(content, str) else _decoded(content, source)
     most_values = 1 + text.count(",") + text.count("[") + text.count("{")
-    if most_values > MAX_VALUES:
-        raise source.refusal(f"holds about {most_values} values, but {MAX_VALUES} is the most that is read")
+    if most_values > max_values:
+        raise source.refusal(f"holds about {most_values} values, but {max_values} is the most that is read")
     try:
         found = json.loads(text, object_pairs_hook=_object)
     except RecursionError:

@@ -34,6 +34,10 @@ DTYPES = {
     "float64": torch.float64,
 }
 _MAX_DIMS = 8
+MAX_BYTES = 512 << 20
+"""Of the file: the optimizer of 70B parameters, cut by 4,096 ranks, is a million rectangles of 150 bytes."""
+_MAX_VALUES = MAX_BYTES // 12
+"""Commas and brackets; rectangles have one for more than 12 bytes."""
 
 Shape = tuple[int, ...]
 
@@ -80,6 +84,7 @@ def merged(parts: Iterable[Index]) -> dict[str, StoredTensor]:
 
 
 def to_json(index: Index) -> str:
+    """The file's text. Raises CheckpointError for more than from_json would read."""
     tensors = {
         name: {
             "shape": tensor.shape,
@@ -97,7 +102,10 @@ def to_json(index: Index) -> str:
         }
         for name, tensor in index.items()
     }
-    return json.dumps({"schema": SCHEMA, "version": VERSION, "tensors": tensors}) + "\n"
+    text = json.dumps({"schema": SCHEMA, "version": VERSION, "tensors": tensors}) + "\n"
+    if len(text) > MAX_BYTES:
+        raise CheckpointError(f"{INDEX} would have {len(text)} bytes, but {MAX_BYTES} is the most that is read")
+    return text
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class _Document:
 def from_json(content: bytes) -> dict[str, StoredTensor]:
     """What to_json wrote. Raises CheckpointError that says what is wrong with anything else."""
     source = damaged(INDEX)
-    document = build(_Document, parse_json(content, source), source)
+    document = build(_Document, parse_json(content, source, max_values=_MAX_VALUES), source)
     index = {
         name: StoredTensor(
             tensor.shape,

@@ -21,6 +21,7 @@ from memo.checkpoint.chunks import GlobalTensor, Part, global_chunks
 from memo.checkpoint.directory import newest_but, partial, prepare, publish, resolve_checkpoint
 from memo.checkpoint.distcp import read_metadata
 from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
+from memo.checkpoint.index import MAX_BYTES as MAX_INDEX_BYTES
 from memo.checkpoint.index import Index, StoredTensor, check_files, from_json, merged, to_json
 from memo.checkpoint.reader import read_parts
 from memo.checkpoint.run_state import RunState, read_sealed_state
@@ -113,9 +114,9 @@ def _complete(final: Path, state: RunState, written: Sequence[Index | str]) -> N
     for outcome in written:
         if isinstance(outcome, str):
             raise CheckpointError(outcome)
-    index = merged(outcome for outcome in written if not isinstance(outcome, str))
+    text = to_json(merged(outcome for outcome in written if not isinstance(outcome, str)))
     with open(partial(final) / INDEX, "w", encoding="utf-8") as file:
-        file.write(to_json(index))
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     publish(final, state)
@@ -170,7 +171,7 @@ def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict
         state, index_checksum = read_sealed_state(final, verify=verify)
         if index_checksum is None:
             return state, read_metadata(final)
-        content = read_bytes(checkpoint_file(final, INDEX), damaged(INDEX))
+        content = read_bytes(checkpoint_file(final, INDEX), damaged(INDEX), max_bytes=MAX_INDEX_BYTES)
         if verify and checksum_of(content) != index_checksum:
             raise DamagedError(f"{INDEX} has another checksum than {RUN_STATE} says: one of the two is damaged")
         index = from_json(content)

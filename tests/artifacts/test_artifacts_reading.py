@@ -43,6 +43,12 @@ def test_json_that_is_refused(content, message):
     assert message in _refused(content)
 
 
+def test_a_reader_may_allow_another_number_of_values():
+    assert parse_json("[1, 2, 3]", SOURCE, max_values=4) == [1, 2, 3]
+    with pytest.raises(DataError, match="holds about 4 values, but 3 is the most that is read"):
+        parse_json("[1, 2, 3]", SOURCE, max_values=3)
+
+
 def test_depth_up_to_the_limit_is_read():
     assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH, SOURCE)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from layouts import make, one_step_backward, tiny
 from ranks import run_ranks
 
-from memo.checkpoint import RunState, has_checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from memo.checkpoint import RunState, has_checkpoint, index, latest_checkpoint, load_checkpoint, save_checkpoint
 from memo.config import RunConfig
 from memo.errors import CheckpointError
 from memo.train.build import ParallelModel
@@ -47,6 +47,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("checkpoint")
     save(trained(tiny()), directory, 3)
     return directory
+
+
+def test_an_index_that_nobody_could_read_is_not_published(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "run")
+    monkeypatch.setattr(index, "MAX_BYTES", 1000)
+    with pytest.raises(CheckpointError, match=r"index.json would have \d+ bytes, but 1000 is the most that is read"):
+        save(trained(tiny()), tmp_path / "run", 4)
+    assert latest_checkpoint(tmp_path / "run").name == "iter_0000003"
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
