@@ -20,3 +20,17 @@ def cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
+
+
+@pytest.fixture(autouse=True)
+def environment_stays() -> Iterator[None]:
+    """What a test sets for a run in its own process, such as RANK, is not for the tests and processes after it."""
+    before = _environment()
+    yield
+    for name in _environment().keys() - before.keys():
+        del os.environ[name]
+    os.environ |= before
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
