@@ -10,7 +10,7 @@ EMULATED_PIP = $(EMULATED)/bin/python -m pip install --quiet --disable-pip-versi
 # memo's needs with tests', and what torch itself needs in pure Python.
 NEEDS_WITHOUT_TORCH = import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*(need for need in project["dependencies"] if not need.startswith("torch")), \
-	"pytest", "pytest-timeout", "filelock", "typing-extensions", "sympy", "networkx", "fsspec", "setuptools", sep="\n")
+	"pytest", "pytest-timeout", "pytest-xdist", "filelock", "typing-extensions", "sympy", "networkx", "fsspec", "setuptools", sep="\n")
 
 .PHONY: demo test install lint types contracts unit docs benchmark gpu emulated clean
 
@@ -45,12 +45,16 @@ gpu: install
 
 # memo's CUDA code on a machine without a GPU: a CUDA build of torch on libraries of our own (csrc/emulated_gpu/README.md).
 emulated: $(EMULATED)/installed
-	$(EMULATED)/bin/python -m memo.emulated_gpu -- $(CURDIR)/$(EMULATED)/bin/python -m pytest tests/emulated_gpu tests/gpu
+	$(EMULATED)/bin/python -m memo.emulated_gpu --poison -- $(CURDIR)/$(EMULATED)/bin/python -m pytest \
+		-n $(JOBS) --dist worksteal -r s tests/emulated_gpu tests/gpu
 
 # Three equal signs get the wheel of PyPI, which is the CUDA build (527 MB); --no-deps leaves out NVIDIA's libraries.
+# CUDA's headers, of torch's version of CUDA, are for machines without a toolkit.
 $(EMULATED)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EMULATED)
 	$(EMULATED_PIP) --no-deps 'torch===$(shell sed -n 's/^torch==//p' constraints.txt)'
+	cuda=$$(sed -n "s/^cuda[^']*'\([0-9.]*\)'.*/\1/p" $(EMULATED)/lib/python3*/site-packages/torch/version.py) && \
+		$(EMULATED_PIP) --no-deps "nvidia-cuda-runtime==$$cuda.*" "nvidia-cuda-crt==$$cuda.*"
 	$(PYTHON) -c '$(NEEDS_WITHOUT_TORCH)' > $(EMULATED)/needs.txt
 	$(EMULATED_PIP) -c constraints.txt -r $(EMULATED)/needs.txt
 	$(EMULATED_PIP) --no-deps -e .

@@ -1,7 +1,7 @@
 """Native code; everything else is in pyproject.toml.
 
-memo builds its allocator (csrc/) itself on first use. Where torch is importable while memo is installed, it is built
-ahead, and where that fails memo is installed without:
+memo builds its allocator and its emulated GPU (csrc/) itself on first use. Where torch is importable while memo is
+installed, the allocator is built ahead, and where that fails memo is installed without:
 
     python setup.py build_ext --inplace
 """
@@ -15,14 +15,23 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-PACKAGE = Path("memo", "allocator")
-SOURCES = [
-    p.relative_to(ROOT) for folder in ("core", "torch", "cuda") for p in sorted((ROOT / "csrc" / folder).iterdir())
-]
+CSRC = {
+    Path("memo", "allocator"): ("core", "torch", "cuda"),
+    Path("memo", "emulated_gpu"): ("emulated_gpu",),
+}
+"""Folders of csrc/ by the package that builds them."""
+SOURCES = {
+    path.relative_to(ROOT): package
+    for package, folders in CSRC.items()
+    for folder in folders
+    for path in sorted((ROOT / "csrc" / folder).rglob("*"))
+    if path.is_file()
+}
+"""Packages by the source file that travels with them."""
 
 
 class PackSources(build_py):
-    """csrc/ travels inside memo.allocator; a checkout uses it where it is."""
+    """csrc/ travels inside the packages that build it; a checkout uses it where it is."""
 
     def run(self):
         super().run()
@@ -37,7 +46,9 @@ class PackSources(build_py):
         return super().get_outputs(include_bytecode) + [str(target) for _, target in self._copies()]
 
     def _copies(self):
-        return [] if self.editable_mode else [(path, Path(self.build_lib) / PACKAGE / path) for path in SOURCES]
+        if self.editable_mode:
+            return []
+        return [(source, Path(self.build_lib) / package / source) for source, package in SOURCES.items()]
 
 
 class BuildAhead(build_ext):

@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 import warnings
@@ -24,6 +23,7 @@ from typing import Literal, get_args
 import torch
 
 from memo.allocator.seal import seal, seal_fault
+from memo.artifacts import toolchain
 from memo.artifacts.cache_folder import cache_folder, file_fault, folder_fault, make_private
 from memo.errors import AllocatorError
 
@@ -31,6 +31,7 @@ Device = Literal["cpu", "cuda"]
 DEVICES: tuple[Device, ...] = get_args(Device)
 
 PACKAGE = Path(__file__).parent
+WHAT = "the native allocator"
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 BINDINGS: dict[Device, str] = {"cpu": "torch/cpu_allocator.cpp", "cuda": "cuda/cuda_allocator.cpp"}
 LIBRARIES: dict[Device, tuple[str, ...]] = {"cpu": ("-lc10",), "cuda": ("-lc10", "-lc10_cuda")}
@@ -108,11 +109,8 @@ def build_key(device: Device) -> str:
 
 
 def source_root() -> Path:
-    """csrc/: packed beside this file in an installed memo, at the top of a checkout. Raises AllocatorError."""
-    for root in (PACKAGE / "csrc", PACKAGE.parents[1] / "csrc"):
-        if (root / "core").is_dir():
-            return root
-    raise AllocatorError(f"the sources of the native allocator are not in {PACKAGE / 'csrc'}: install memo again")
+    """The folder csrc/. Raises AllocatorError."""
+    return toolchain.source_root(PACKAGE, "core", WHAT, AllocatorError)
 
 
 def compile_library(device: Device, target: Path) -> None:
@@ -172,25 +170,12 @@ def command(device: Device, compiler: str, output: Path, *extra_flags: str) -> l
 
 def find_compiler() -> str:
     """Raises AllocatorError."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and (found := shutil.which(name)):
-            return found
-    raise AllocatorError("there is no C++ compiler for the native allocator: install g++ or set CXX")
+    return toolchain.find_compiler(WHAT, AllocatorError)
 
 
 def cuda_include() -> Path:
     """The folder of cuda_runtime_api.h. Raises AllocatorError."""
-    nvcc = shutil.which("nvcc")
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1]]
-    folders = [Path(home) / "include" for home in [*homes, "/usr/local/cuda"] if home]
-    # CUDA's packages on PyPI lie beside torch.
-    folders += sorted(Path(torch.__file__).parents[1].glob("nvidia/*/include"))
-    for folder in folders:
-        if (folder / "cuda_runtime_api.h").exists():
-            return folder
-    raise AllocatorError(
-        "there is no cuda_runtime_api.h for the native allocator: install CUDA's headers, set CUDA_HOME"
-    )
+    return toolchain.cuda_include(Path(torch.__file__).parent, WHAT, AllocatorError)
 
 
 @contextlib.contextmanager

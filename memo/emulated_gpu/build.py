@@ -7,19 +7,23 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from memo.artifacts import cache_folder as cache
+from memo.artifacts import toolchain
 from memo.emulated_gpu import symbols
 from memo.errors import EmulatorError
 
+PACKAGE = Path(__file__).parent
+WHAT = "the emulated GPU"
 RUNTIME = "libcudart.so.13"
+NCCL = "libnccl.so.2"
 SOURCES = {
     RUNTIME: "runtime/*.cpp",
-    "libnccl.so.2": "collectives/*.cpp",
+    NCCL: "collectives/*.cpp",
     "libcublasLt.so.13": "libraries/cublas_lt.cpp",
     "libcublas.so.13": "libraries/cublas.cpp",
     "libcudnn.so.9": "libraries/cudnn.cpp",
@@ -30,7 +34,9 @@ SOURCES = {
 OPERATORS = "libemulated_operators.so"
 FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall")
 LIBRARY_FLAGS = ("-fvisibility=default",)
-TORCH_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
+TORCH_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
+"""NDEBUG as torch itself is built: some of its classes have fields without it that they lack with it."""
+
 EXPORTED = "cu*; __cuda*; emulated_*; nccl*; nv*;"
 
 ERROR_NOT_SUPPORTED = 801
@@ -46,7 +52,7 @@ def libraries() -> Path:
     """
     torch = find_torch()
     folder = cache_folder() / build_key(torch)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     with _locked(cache_folder() / "lock"):
         if not (folder / "complete").exists():
             _build(torch, folder)
@@ -55,7 +61,21 @@ def libraries() -> Path:
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memo" / "emulated_gpu"
+    """Of the libraries. It exists, and is its user's alone, because code is loaded from it. Raises EmulatorError."""
+    try:
+        folder = cache.cache_folder("emulated_gpu")
+        cache.make_private(folder)
+        fault = cache.folder_fault(folder)
+    except (OSError, RuntimeError) as error:
+        raise EmulatorError(
+            f"the emulated GPU cannot be kept ({error}): set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
+    if fault:
+        raise EmulatorError(
+            f"the emulated GPU cannot be kept in {folder}, where others could exchange it: {fault}; or set "
+            "XDG_CACHE_HOME to a folder of your own"
+        )
+    return folder
 
 
 def find_torch() -> Path:
@@ -81,7 +101,8 @@ def build_key(torch: Path) -> str:
 
 
 def source_root() -> Path:
-    return Path(__file__).parents[2] / "csrc" / "emulated_gpu"
+    """Raises EmulatorError."""
+    return toolchain.source_root(PACKAGE, "emulated_gpu", WHAT, EmulatorError) / "emulated_gpu"
 
 
 def _version(torch: Path) -> str:
@@ -133,10 +154,10 @@ def _build_library(soname: str, wanted: dict[str, str | None], objects: Path, fo
 def _stub(soname: str, name: str) -> str:
     """What a call does that is not emulated.
 
-    The runtime and the driver refuse it with its name. Other libraries only serve host code around launches that are
-    off: their calls succeed, and those that make something hand out an address.
+    The runtime, the driver and NCCL refuse it with its name. Other libraries only serve host code around launches that
+    are off: their calls succeed, and those that make something hand out an address.
     """
-    if soname in (RUNTIME, "libcuda.so.1"):
+    if soname in (RUNTIME, NCCL, "libcuda.so.1"):
         told = f'__builtin_printf("emulated GPU: there is no {name}\\n")'
         return f"int {name}(void) {{ {told}; return {ERROR_NOT_SUPPORTED}; }}\n"
     if re.search(r"[Cc]reate(_v2|Handle)?$", name):
@@ -178,24 +199,13 @@ def _key(flags: list[str], *contents: bytes) -> str:
 
 
 def _compile(*arguments: str) -> None:
-    compiler = next((found for name in ("c++", "g++") if (found := shutil.which(os.environ.get("CXX", name)))), None)
-    if compiler is None:
-        raise EmulatorError("there is no C++ compiler for the emulated GPU: install g++ or set CXX")
+    compiler = toolchain.find_compiler(WHAT, EmulatorError)
     symbols.output_of(compiler, *arguments)
 
 
 def cuda_include() -> Path:
     """The folder of cuda_runtime_api.h. Raises EmulatorError."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [Path(home) / "include" for home in homes if home]
-    folders += sorted(find_torch().parent.glob("nvidia/*/include"))  # CUDA's packages on PyPI lie beside torch
-    for folder in folders:
-        if (folder / "cuda_runtime_api.h").exists():
-            return folder
-    raise EmulatorError(
-        "there is no cuda_runtime_api.h for the emulated GPU: install CUDA's headers, "
-        "for one with pip install nvidia-cuda-runtime nvidia-cuda-crt, or set CUDA_HOME"
-    )
+    return toolchain.cuda_include(find_torch(), WHAT, EmulatorError)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,11 @@ class Device:
     check_races: bool = False
     """Tell every two accesses to the same bytes that nothing orders."""
     poison: bool = False
-    """What torch.empty returns is NaN."""
+    """Device memory is NaN when torch's allocator hands it out and when it takes it back."""
+    without_numbers: bool = False
+    """Tensors above 64 KiB have no content and take no memory: a rank of any size can run its program."""
+    host_memory_gib: float = 0.0
+    """What the emulated machine has for pinned memory, and tells; 0: what this one has."""
     max_product_gflop: float = 100.0
     """Larger products of matrices are zeros, which is told: what measures a GPU takes a CPU minutes."""
     hang_s: float = 60.0

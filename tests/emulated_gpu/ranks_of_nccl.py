@@ -21,6 +21,10 @@ def collectives(rank: int, size: int) -> None:
     part = torch.empty(4, device="cuda")
     dist.reduce_scatter_tensor(part, whole)
     assert torch.equal(part.cpu(), size * (torch.arange(4.0) + rank))
+    others = torch.empty(2 * size, device="cuda")
+    dist.all_to_all_single(others, torch.arange(2.0 * size, device="cuda") + 100 * rank)
+    sent = [[2.0 * rank + 100 * r, 2.0 * rank + 1 + 100 * r] for r in range(size)]
+    assert torch.equal(others.cpu().view(size, 2), torch.tensor(sent))
     root = torch.full((3,), float(rank), device="cuda", dtype=torch.bfloat16)
     dist.broadcast(root, 1)
     assert root.tolist() == [1.0] * 3
@@ -48,6 +52,21 @@ def messages(rank: int, size: int) -> None:
             assert into.tolist() == [float(turn)] * 5
 
 
+def questions(rank: int, size: int) -> None:
+    """Whether a message has come is asked often, while it cannot have: it answers what is sent afterwards."""
+    one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+    out, into = torch.full((5,), float(rank), device="cuda"), torch.empty(5, device="cuda")
+    if rank == 0:
+        answer = dist.irecv(into, 1, group=one)
+        assert answer is not None and not any(answer.is_completed() for _ in range(500))
+        dist.send(out, 1, group=other)
+        answer.wait()
+    else:
+        dist.recv(into, 0, group=other)
+        dist.send(out, 0, group=one)
+    assert into.tolist() == [1.0 - rank] * 5
+
+
 def unordered(rank: int, size: int) -> None:
     """A collective that is read without a wait is a race like any other."""
     gpu = EmulatedGpu()
@@ -68,6 +87,38 @@ def disagreement(rank: int, size: int) -> None:
     """Counts that differ between ranks end the process's device with a message."""
     dist.all_reduce(torch.ones(4 + rank, device="cuda"))
     torch.cuda.synchronize()
+
+
+def order_of_collectives(rank: int, size: int) -> None:
+    """Two collectives of one communicator, which the ranks call in another order."""
+    (reduce_first if rank == 0 else gather_first)(torch.ones(4, device="cuda"), torch.empty(4 * size, device="cuda"))
+    torch.cuda.synchronize()
+
+
+def reduce_first(part: torch.Tensor, whole: torch.Tensor) -> None:
+    dist.all_reduce(part)
+    dist.all_gather_into_tensor(whole, part)
+
+
+def gather_first(part: torch.Tensor, whole: torch.Tensor) -> None:
+    dist.all_gather_into_tensor(whole, part)
+    dist.all_reduce(part)
+
+
+def order_of_messages(rank: int, size: int) -> None:
+    """The message waits for its receiver, and the receiver waits for a collective behind the message."""
+    (send_first if rank == 0 else receive_last)(torch.ones(4, device="cuda"))
+    torch.cuda.synchronize()
+
+
+def send_first(tensor: torch.Tensor) -> None:
+    dist.send(tensor, 1)
+    dist.all_reduce(tensor)
+
+
+def receive_last(tensor: torch.Tensor) -> None:
+    dist.all_reduce(tensor)
+    dist.recv(tensor, 0)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,12 @@
 
 import subprocess
 import sys
-import textwrap
 
 import pytest
+from own_process import run
 
+from memo.emulated_gpu.build import find_torch
 from memo.emulated_gpu.launch import Device, environment
-
-DEFAULT = Device()
-
-
-def run(tmp_path, program: str, device: Device = DEFAULT, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**environment(device, tmp_path / "gpu.txt"), **variables}
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=240)
 
 
 def test_the_device_is_what_the_settings_say(tmp_path) -> None:
@@ -96,3 +89,62 @@ def test_settings_that_cannot_be_end_the_process(tmp_path, line: str, message: s
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("schedule", "segments"), [("eager", ""), ("lazy", ""), ("random", "expandable_segments:True")]
+)
+def test_memory_is_poisoned_when_it_is_new_and_when_it_is_freed(tmp_path, schedule: str, segments: str) -> None:
+    """Work that was queued before a return still finds its numbers; a stream that nobody told of races with it."""
+    done = run(
+        tmp_path,
+        """
+        import ctypes, torch
+        from memo.emulated_gpu.face import EmulatedGpu
+        print(torch.empty(1000, device="cuda").isnan().all().item(), end=" ")
+        tensor, host = torch.ones(1 << 20, device="cuda"), torch.empty(1 << 20, pin_memory=True)
+        address, total = tensor.data_ptr(), tensor.sum()
+        del tensor  # its block stays with torch's allocator, so that the address is still one of the device
+        copied = ctypes.CDLL("libcudart.so.13").cudaMemcpy(
+            ctypes.c_void_p(host.data_ptr()), ctypes.c_void_p(address), ctypes.c_size_t(4 << 20), 4)
+        print(total.item() == 1 << 20, copied, host.isnan().all().item(), EmulatedGpu().races())
+        side = torch.cuda.Stream()
+        tensor = torch.ones(1 << 20, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            total = tensor.sum()
+        del tensor
+        torch.cuda.synchronize()
+        print(any("poison of freed memory" in text for text in EmulatedGpu().races()))
+        """,
+        Device(schedule=schedule, check_races=True, poison=True),
+        PYTORCH_ALLOC_CONF=segments,
+    )
+    assert done.stdout.splitlines() == ["True True 0 True {}", "True"], done.stderr
+
+
+def test_an_installed_torch_stays_byte_for_byte_the_same(tmp_path) -> None:
+    """Nothing is written where torch, and what belongs to CUDA beside it, is installed: nothing added, nothing changed.
+
+    But for Python's own cache of compiled modules. A file that is changed has another time of change (ctime), which no
+    program can set back.
+    """
+    site = find_torch().parent
+    folders = [site / "torch", *site.glob("nvidia"), *site.glob("torch-*.dist-info")]
+
+    def state() -> dict[str, tuple[int, int, int]]:
+        files = {str(path): path.stat() for folder in folders for path in folder.rglob("*") if path.is_file()}
+        files = {path: found for path, found in files.items() if "__pycache__" not in path}
+        return {path: (found.st_size, found.st_mtime_ns, found.st_ctime_ns) for path, found in files.items()}
+
+    before = state()
+    assert any(path.endswith("libtorch_cuda.so") for path in before)
+    program = """
+    import memo
+    with memo.Trainer("llama-tiny", mock_data=True, seq_length=64, num_layers=2, device="cuda", offload_alpha=0.5,
+                      memory_planner="auto", memory_planner_min_bytes=4096, progress=False) as trainer:
+        print(trainer.step().iteration)
+    """
+    done = run(tmp_path, program)
+    assert done.stdout.split()[-1:] == ["1"], done.stderr
+    assert state() == before

@@ -1,6 +1,7 @@
 """The race checker: silent where CUDA's rules order two accesses, loud where nothing does.
 
-The pairs differ by one call. Reports do not depend on what really ran when, so each holds under every schedule.
+The pairs differ by one call. Reports do not depend on what really ran when, so each holds under every schedule; only a
+question of the host (cudaEventQuery) is answered by what ran, and orders what follows where the answer is yes.
 """
 
 import pytest
@@ -98,6 +99,27 @@ def record_too_early(side: torch.cuda.Stream, waits: bool) -> None:
     torch.cuda.synchronize()
 
 
+def read_on_the_host_early(side: torch.cuda.Stream, waits: bool) -> None:
+    tensor, host = torch.ones(NUM, device="cuda"), torch.empty(NUM, pin_memory=True)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        host.copy_(tensor, non_blocking=True)
+    if waits:
+        side.synchronize()
+    host.sum()
+    torch.cuda.synchronize()
+
+
+def write_on_the_host_early(side: torch.cuda.Stream, waits: bool) -> None:
+    host = torch.ones(NUM, pin_memory=True)
+    with torch.cuda.stream(side):
+        host.to("cuda", non_blocking=True)
+    if waits:
+        side.synchronize()
+    host[: NUM // 2].add_(1)
+    torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize(
     ("scenario", "kind"),
     [
@@ -107,6 +129,8 @@ def record_too_early(side: torch.cuda.Stream, waits: bool) -> None:
         (reuse_early, "write after read"),
         (copy_back_early, "read after write"),
         (record_too_early, "read after write"),
+        (read_on_the_host_early, "read after write"),
+        (write_on_the_host_early, "write after read"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -138,6 +162,54 @@ def test_reads_do_not_race(gpu: EmulatedGpu, side: torch.cuda.Stream) -> None:
         tensor.sum()
     tensor.sum()
     assert reports(gpu) == []
+
+
+def test_the_host_may_use_pinned_memory_beside_copies_of_other_bytes(gpu: EmulatedGpu, side: torch.cuda.Stream) -> None:
+    """And it may look at tensors, take views and move them without touching an element."""
+    host, other = torch.ones(NUM, pin_memory=True), torch.ones(NUM)
+    with torch.cuda.stream(side):
+        host[: NUM // 2].to("cuda", non_blocking=True)
+        device = host.to("cuda", non_blocking=True)
+    host[: NUM // 2].sum()  # two reads
+    host.is_pinned(), host.view(2, -1).t(), torch.empty_like(host), host.data_ptr()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        host.copy_(device, non_blocking=True)
+        host.to("cuda", non_blocking=True)  # the device reads it, in order
+    other.add_(1)
+    assert reports(gpu) == []
+    with torch.cuda.stream(side):
+        host[: NUM // 2].copy_(device[: NUM // 2], non_blocking=True)
+    host[NUM // 2 :].add_(1)
+    assert reports(gpu) == []
+
+
+def test_waits_that_order_nothing_new_are_known(gpu: EmulatedGpu, side: torch.cuda.Stream) -> None:
+    compute, unused = torch.cuda.current_stream(), torch.cuda.Event()
+    tensor, other = torch.zeros(NUM, device="cuda"), torch.zeros(NUM, device="cuda")
+    first = gpu.num_waits()
+    event = compute.record_event()
+    side.wait_event(event)
+    with torch.cuda.stream(side):
+        other.sum()
+    side.wait_event(event)  # again
+    tensor.fill_(1)
+    early = compute.record_event()
+    tensor.fill_(2)
+    late = compute.record_event()
+    side.wait_event(early)  # the next one covers it, and no work is between them
+    side.wait_event(late)
+    with torch.cuda.stream(side):
+        other.sum()
+    late.synchronize()
+    late.synchronize()
+    torch.cuda.Stream().wait_event(late)  # the host knows, and all that is issued from now on comes after
+    torch.cuda.synchronize()
+    unused.record()
+    compute.wait_event(unused)  # of one's own stream
+    tensor.sum()
+    found = [gpu.is_wait_redundant(number) for number in range(first, first + 7)]
+    assert found == [False, True, True, False, False, True, True]
 
 
 def test_a_race_that_eager_hides_changes_numbers_when_lazy(gpu: EmulatedGpu, side: torch.cuda.Stream) -> None:

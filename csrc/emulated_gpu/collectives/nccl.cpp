@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <mutex>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "operation.h"
@@ -27,7 +28,41 @@ struct UniqueId {  // ncclUniqueId
 
 thread_local int group_depth = 0;
 thread_local std::vector<std::shared_ptr<Operation>> grouped;
-std::mutex mutex;  // of the communicators' counters
+std::mutex mutex;  // of the communicators' counters, and of
+std::set<const Operation*> under_way;  // operations that have begun
+
+constexpr int kMostChars = 4096;
+void (*write_where)(char* text, int num_chars) = nullptr;  // the calls of the program on this thread
+
+std::string where_now() {
+  if (write_where == nullptr) return "";
+  std::vector<char> text(kMostChars);
+  write_where(text.data(), kMostChars);
+  return text.data();
+}
+
+bool advance(const std::vector<std::shared_ptr<Operation>>& together) {
+  bool is_done = true;
+  for (const auto& operation : together) {
+    const bool is_this_done = operation->advance();
+    is_done &= is_this_done;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (is_this_done) {
+      under_way.erase(operation.get());
+    } else {
+      under_way.insert(operation.get());
+    }
+  }
+  return is_done;
+}
+
+// The process has waited for too long: what for, on both sides.
+void tell_waiting() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const Operation* operation : under_way) {
+    std::fprintf(stderr, "emulated GPU: %s", operation->waiting().c_str());
+  }
+}
 
 Access access_of(const std::vector<std::shared_ptr<Operation>>& operations) {
   Access access;
@@ -49,11 +84,7 @@ int flush() {
     const std::vector<std::shared_ptr<Operation>> together(left.begin(), end);
     left.erase(left.begin(), end);
     const Access access = access_of(together);
-    Work work = [together] {
-      bool is_done = true;
-      for (const auto& operation : together) is_done &= operation->advance();
-      return is_done;
-    };
+    Work work = [together] { return advance(together); };
     const char* const name = name_of(together.front()->kind);
     emulated_count(name);
     emulated_enqueue(stream, name, &work, &access);
@@ -62,6 +93,7 @@ int flush() {
 }
 
 int submit(Operation operation) {
+  operation.where = where_now();
   {
     const std::lock_guard<std::mutex> lock(mutex);
     Communicator& communicator = *operation.communicator;
@@ -80,13 +112,14 @@ int submit(Operation operation) {
 int collective(Collective kind, const void* in, void* out, size_t count, int type, int reduction, int root,
                Communicator* communicator, void* stream) {
   return submit({kind, communicator, static_cast<const char*>(in), static_cast<char*>(out), count, type, reduction,
-                 root, stream, 0});
+                 root, stream, ""});
 }
 
 int make(Communicator** made, int size, const std::string& id, int rank) {
   const std::string folder = "/dev/shm/emulated_nccl_" + id;
   mkdir(folder.c_str(), 0700);
   emulated_work_unattended();
+  emulated_on_hang(tell_waiting);
   emulated_count("ncclCommInit");
   const auto num_peers = static_cast<size_t>(size);
   *made = new Communicator{folder, id, rank, size, 0, 0, std::vector<uint64_t>(num_peers),
@@ -128,6 +161,9 @@ std::pair<int, int> read_choice(const std::string& path) {
 }
 
 }  // namespace
+
+// For Python: `write` puts the calls of the program on this thread into `text`, a line each, and ends it with a zero.
+EXPORTED void emulated_on_collective(void (*write)(char* text, int num_chars)) { write_where = write; }
 
 EXPORTED int ncclGetVersion(int* version) { return *version = 22907, 0; }
 
@@ -203,6 +239,9 @@ EXPORTED int ncclAllGather(const void* in, void* out, size_t count, int type, Co
 EXPORTED int ncclReduceScatter(const void* in, void* out, size_t count, int type, int reduction,
                                Communicator* communicator, void* stream) {
   return collective(Collective::kReduceScatter, in, out, count, type, reduction, 0, communicator, stream);
+}
+EXPORTED int ncclAlltoAll(const void* in, void* out, size_t count, int type, Communicator* communicator, void* stream) {
+  return collective(Collective::kAllToAll, in, out, count, type, 0, 0, communicator, stream);
 }
 EXPORTED int ncclSend(const void* in, size_t count, int type, int peer, Communicator* communicator, void* stream) {
   return collective(Collective::kSend, in, nullptr, count, type, 0, peer, communicator, stream);

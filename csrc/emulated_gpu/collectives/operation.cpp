@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 namespace emulated {
 namespace {
@@ -12,8 +14,8 @@ namespace {
 // A rank may post its next collectives before the others have read the last one; beyond this they surely have.
 constexpr uint64_t kKeptTurns = 64;
 
-struct Header {  // of every file: what the poster thinks is going on
-  uint64_t kind, count, type, reduction, peer;
+struct Header {  // of every file: what the poster thinks is going on; its calls and its data follow
+  uint64_t kind, count, type, reduction, peer, where_bytes;
 };
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
@@ -25,34 +27,67 @@ std::string described(uint64_t kind, uint64_t count, uint64_t type) {
          " elements of ncclDataType_t " + std::to_string(type);
 }
 
+std::string called_at(const std::string& where) { return where.empty() ? "\n" : ", called at\n" + where; }
+
 }  // namespace
 
 const char* name_of(Collective kind) {
   static const char* const names[] = {"ncclAllReduce",     "ncclReduce", "ncclBroadcast", "ncclAllGather",
-                                      "ncclReduceScatter", "ncclSend",   "ncclRecv"};
+                                      "ncclReduceScatter", "ncclAlltoAll", "ncclSend", "ncclRecv"};
   return names[static_cast<size_t>(kind)];
 }
 
 size_t Operation::input_bytes() const {
-  const size_t parts = kind == Collective::kReduceScatter ? static_cast<size_t>(communicator->size) : 1;
-  return count * parts * type_bytes(type);
+  const bool has_parts = kind == Collective::kReduceScatter || kind == Collective::kAllToAll;
+  return count * (has_parts ? static_cast<size_t>(communicator->size) : 1) * type_bytes(type);
 }
 
 size_t Operation::output_bytes() const {
-  const size_t parts = kind == Collective::kAllGather ? static_cast<size_t>(communicator->size) : 1;
-  return count * parts * type_bytes(type);
+  const bool has_parts = kind == Collective::kAllGather || kind == Collective::kAllToAll;
+  return count * (has_parts ? static_cast<size_t>(communicator->size) : 1) * type_bytes(type);
 }
+
+size_t Operation::posted_bytes() const { return emulated_has_numbers(input_bytes()) ? input_bytes() : 0; }
 
 bool Operation::advance() {
   if (is_done || communicator->is_aborted) return true;
+  if (!is_begun) begin();
   if (kind == Collective::kSend) return is_done = advance_send();
   if (kind == Collective::kReceive) return is_done = advance_receive();
   return is_done = advance_collective();
 }
 
+std::string Operation::described() const {
+  return emulated::described(static_cast<uint64_t>(kind), count, static_cast<uint64_t>(type)) + ", number " +
+         std::to_string(turn) + (is_message(kind) ? " with rank " + std::to_string(peer) : "") + called_at(where);
+}
+
+// The other ranks read it when they hang.
+void Operation::begin() {
+  is_begun = true;
+  const std::string path = path_of_last(communicator->rank), partial = path + ".partial", text = described();
+  if (std::FILE* const file = std::fopen(partial.c_str(), "wb")) {
+    std::fwrite(text.data(), 1, text.size(), file);
+    std::fclose(file);
+    std::rename(partial.c_str(), path.c_str());
+  }
+}
+
+std::string Operation::waiting() const {
+  std::string text = "rank " + std::to_string(communicator->rank) + " of communicator " + communicator->id + " is in " +
+                     described();
+  for (int other = 0; other < communicator->size; ++other) {
+    if (other == communicator->rank) continue;
+    std::ifstream file(path_of_last(other));
+    const std::string last((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    text += "  rank " + std::to_string(other) + " has begun last " + (last.empty() ? "nothing\n" : last);
+  }
+  return text;
+}
+
 bool Operation::advance_send() {
   if (!is_posted) {
-    post(path_of_message(), input, input_bytes());
+    post(path_of_message(), input, posted_bytes());
     is_posted = true;
   }
   return !exists(path_of_message());  // the receiver removes it
@@ -71,7 +106,7 @@ bool Operation::advance_collective() {
   const int rank = communicator->rank;
   if (!is_posted) {
     const bool has_nothing = kind == Collective::kBroadcast && rank != peer;
-    post(path_of_part(turn, rank), input, has_nothing ? 0 : input_bytes());
+    post(path_of_part(turn, rank), input, has_nothing ? 0 : posted_bytes());
     is_posted = true;
   }
   for (int other = 0; other < communicator->size; ++other) {
@@ -80,6 +115,8 @@ bool Operation::advance_collective() {
   std::vector<std::vector<char>> parts;
   for (int other = 0; other < communicator->size; ++other) parts.push_back(read(path_of_part(turn, other)));
   combine(parts);
+  const Range written = bytes_at(output, output_bytes());
+  emulated_set_absent(&written, false);
   // All ranks have posted this one, so all are done with those long before it.
   if (turn >= kKeptTurns) unlink(path_of_part(turn - kKeptTurns, rank).c_str());
   return true;
@@ -89,7 +126,7 @@ void Operation::combine(const std::vector<std::vector<char>>& parts) {
   const auto rank = static_cast<size_t>(communicator->rank);
   for (const std::vector<char>& part : parts) {
     const bool may_be_empty = kind == Collective::kBroadcast;
-    if (part.size() != input_bytes() && !may_be_empty) return;  // the ranks disagree, and read() said so
+    if (part.size() != input_bytes() && !may_be_empty) return;  // no numbers; or the ranks disagree, and read() said so
   }
   switch (kind) {
     case Collective::kAllReduce: return reduce(parts, 0, output, count, type, reduction);
@@ -100,6 +137,13 @@ void Operation::combine(const std::vector<std::vector<char>>& parts) {
     case Collective::kBroadcast: {
       const std::vector<char>& root = parts[static_cast<size_t>(peer)];
       std::memmove(output, root.data(), std::min(root.size(), output_bytes()));
+      return;
+    }
+    case Collective::kAllToAll: {
+      const size_t part_bytes = count * type_bytes(type);
+      for (size_t other = 0; other < parts.size(); ++other) {
+        std::memmove(output + other * part_bytes, parts[other].data() + rank * part_bytes, part_bytes);
+      }
       return;
     }
     default:
@@ -115,8 +159,9 @@ void Operation::post(const std::string& path, const char* data, size_t num_bytes
   std::FILE* const file = std::fopen(partial.c_str(), "wb");
   if (file == nullptr) return emulated_kernel_failed(("NCCL: " + partial + " cannot be written").c_str());
   const Header header{static_cast<uint64_t>(kind), count, static_cast<uint64_t>(type),
-                      static_cast<uint64_t>(reduction), static_cast<uint64_t>(peer)};
+                      static_cast<uint64_t>(reduction), static_cast<uint64_t>(peer), where.size()};
   std::fwrite(&header, sizeof header, 1, file);
+  std::fwrite(where.data(), 1, where.size(), file);
   if (num_bytes > 0) std::fwrite(data, 1, num_bytes, file);
   if (std::fclose(file) != 0) emulated_kernel_failed(("NCCL: " + partial + " cannot be written").c_str());
   std::rename(partial.c_str(), path.c_str());
@@ -124,27 +169,20 @@ void Operation::post(const std::string& path, const char* data, size_t num_bytes
 
 // The data of another rank, after a look at whether it is in the same operation.
 std::vector<char> Operation::read(const std::string& path) const {
-  std::FILE* const file = std::fopen(path.c_str(), "rb");
+  std::ifstream file(path, std::ios::binary);
   Header header{};
-  std::vector<char> data;
-  if (file == nullptr || std::fread(&header, sizeof header, 1, file) != 1) {
-    emulated_kernel_failed(("NCCL: " + path + " cannot be read").c_str());
-  } else {
-    std::fseek(file, 0, SEEK_END);
-    data.resize(static_cast<size_t>(std::ftell(file)) - sizeof header);
-    std::fseek(file, sizeof header, SEEK_SET);
-    if (std::fread(data.data(), 1, data.size(), file) != data.size()) {
-      emulated_kernel_failed(("NCCL: " + path + " cannot be read").c_str());
-    }
-  }
-  if (file != nullptr) std::fclose(file);
+  file.read(reinterpret_cast<char*>(&header), sizeof header);
+  std::string its_where(header.where_bytes, ' ');
+  file.read(its_where.data(), static_cast<std::streamsize>(its_where.size()));
+  if (!file) emulated_kernel_failed(("NCCL: " + path + " cannot be read").c_str());
+  std::vector<char> data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const bool same_kind = is_message(kind) || (header.kind == static_cast<uint64_t>(kind) &&
                                               header.peer == static_cast<uint64_t>(peer));
   if (!same_kind || header.count != count || header.type != static_cast<uint64_t>(type)) {
     emulated_kernel_failed(("NCCL: ranks disagree on operation " + std::to_string(turn) + " of communicator " +
                             communicator->id + ": rank " + std::to_string(communicator->rank) + " calls " +
-                            described(static_cast<uint64_t>(kind), count, static_cast<uint64_t>(type)) +
-                            ", another " + described(header.kind, header.count, header.type))
+                            described() + "  another " +
+                            emulated::described(header.kind, header.count, header.type) + called_at(its_where))
                                .c_str());
   }
   return data;
@@ -152,6 +190,10 @@ std::vector<char> Operation::read(const std::string& path) const {
 
 std::string Operation::path_of_part(uint64_t turn, int rank) const {
   return communicator->folder + "/" + std::to_string(turn) + "." + std::to_string(rank);
+}
+
+std::string Operation::path_of_last(int rank) const {
+  return communicator->folder + "/last." + std::to_string(rank);
 }
 
 std::string Operation::path_of_message() const {

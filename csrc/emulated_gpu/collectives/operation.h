@@ -3,6 +3,9 @@
 // A collective posts this rank's part as a file, and is done when it has read the parts of all ranks. A send is done
 // when its message was received: nothing is buffered, as NCCL promises no buffering, so that ranks which wait for one
 // another in a circle hang here, too. Files lie in a folder of the communicator in memory (/dev/shm).
+//
+// Each file begins with what its rank thinks is going on, and from where its program called it: ranks that disagree, and
+// ranks that wait for each other for ever, are told with the calls of both sides.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +18,7 @@
 
 namespace emulated {
 
-enum class Collective : uint64_t { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter, kSend, kReceive };
+enum class Collective : uint64_t { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kSend, kReceive };
 
 const char* name_of(Collective kind);
 
@@ -42,16 +45,25 @@ struct Operation {
   int reduction;  // ncclRedOp_t
   int peer;      // root of reduce and broadcast, other side of send and receive
   void* stream;
-  uint64_t turn;  // which collective of the communicator, or which message of the pair
+  std::string where;  // the calls that led to it, innermost first, a line each; empty: nobody asked for them
+  uint64_t turn = 0;  // which collective of the communicator, or which message of the pair
+  bool is_begun = false;
   bool is_posted = false;
   bool is_done = false;
 
   size_t input_bytes() const;
   size_t output_bytes() const;
+  // Of the input, what is sent: nothing of what has no numbers.
+  size_t posted_bytes() const;
   // Goes on as far as it can without waiting; whether it is done.
   bool advance();
+  // What it is and where it was called, for people.
+  std::string described() const;
+  // Where this rank waits, and what the other ranks of the communicator have begun last.
+  std::string waiting() const;
 
  private:
+  void begin();
   bool advance_send();
   bool advance_receive();
   bool advance_collective();
@@ -60,6 +72,7 @@ struct Operation {
   std::vector<char> read(const std::string& path) const;
   std::string path_of_part(uint64_t turn, int rank) const;
   std::string path_of_message() const;
+  std::string path_of_last(int rank) const;
 };
 
 size_t type_bytes(int type);

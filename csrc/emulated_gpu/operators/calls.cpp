@@ -1,6 +1,6 @@
 // How an operator is called: plainly, with results whose shape is in the data, or as a copy.
 #include <algorithm>
-#include <cstring>
+#include <cstdint>
 #include <exception>
 #include <utility>
 
@@ -34,6 +34,48 @@ void append_accesses(const Operator& op, Call& call) {
   }
 }
 
+// Views of large memory are as large: what is in it was never computed.
+bool has_numbers(const at::Tensor& tensor) {
+  return !tensor.has_storage() || emulated_has_numbers(tensor.storage().nbytes()) != 0;
+}
+
+bool have_numbers(const Stack& values) {
+  bool all = true;
+  for (const c10::IValue& value : values) each_tensor(value, [&all](const at::Tensor& t) { all &= has_numbers(t); });
+  return all;
+}
+
+// All bytes from the first to the last element.
+Range hull(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return bytes_at(tensor.const_data_ptr(), tensor.numel() == 0 ? 0 : static_cast<size_t>(last + 1) * tensor.itemsize());
+}
+
+// They write over their argument and read nothing of it.
+const std::set<std::string> kOverwrites = {"aten::copy_", "aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor"};
+
+// The small tensors of a call, on the CPU: what its closure reads and what it writes.
+struct Small {
+  std::vector<Range> reads;
+  std::vector<at::Tensor> writes;
+
+  Small(const Operator& op, const Call& call) {
+    const auto write = [this](const at::Tensor& tensor) {
+      if (tensor.is_cuda() && has_numbers(tensor)) writes.push_back(view_on_cpu(tensor));
+    };
+    const auto& declared = op.schema().arguments();
+    for (size_t i = 0; i < call.arguments.size(); ++i) {
+      if (op.is_written[i]) each_tensor(call.arguments[i], write);
+      if (declared[i].is_out() || (op.is_written[i] && (op.is_random || kOverwrites.count(op.name) != 0))) continue;
+      each_tensor(call.arguments[i], [this](const at::Tensor& tensor) {
+        if (tensor.is_cuda()) reads.push_back(hull(tensor));
+      });
+    }
+    for (const c10::IValue& result : call.results) each_tensor(result, write);
+  }
+};
+
 }  // namespace
 
 void queue(void* stream, const Operator& op, std::function<void()> compute, const Access& access) {
@@ -64,13 +106,31 @@ Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   }
   call.results.assign(stack->end() - static_cast<int64_t>(op.schema().returns().size()), stack->end());
   call.stream = current_stream(call.arguments, call.results);
+  append_accesses(op, call);
+  call.has_numbers = have_numbers(call.arguments) && have_numbers(call.results);
+  if (!call.has_numbers) return call;
   for (const c10::IValue& value : call.arguments) call.on_cpu.push_back(for_closure(value));
   // Factories: memory of the CPU that is not pinned, whatever was asked of CUDA's.
   if (const auto pin = op.schema().argumentIndexWithName("pin_memory")) {
     call.on_cpu[static_cast<size_t>(*pin)] = c10::IValue();
   }
-  append_accesses(op, call);
   return call;
+}
+
+void queue_call(const Operator& op, const Call& call, std::function<void()> compute) {
+  if (emulated_has_numbers(SIZE_MAX)) return queue(call.stream, op, std::move(compute), call.access);
+  const auto run = [small = Small(op, call), has_numbers = call.has_numbers, compute = std::move(compute)] {
+    const bool is_absent = !has_numbers || std::any_of(small.reads.begin(), small.reads.end(), [](const Range& range) {
+      return emulated_is_absent(&range) != 0;
+    });
+    if (!is_absent) compute();
+    for (at::Tensor tensor : small.writes) {
+      if (is_absent) tensor.zero_();
+      const Range range = hull(tensor);
+      emulated_set_absent(&range, is_absent);
+    }
+  };
+  queue(call.stream, op, run, call.access);
 }
 
 void call_plain(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -79,6 +139,7 @@ void call_plain(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
     return call_data_dependent(op, stack);
   }
   const Call call = begin_call(op, keys, stack);
+  if (!call.has_numbers) return queue_call(op, call, {});
   Stack places;
   for (size_t i = 0; i < call.results.size(); ++i) {
     const bool is_argument = op.schema().returns()[i].alias_info() != nullptr;
@@ -95,13 +156,14 @@ void call_plain(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
       if (!places[i].isNone()) store(places[i], computed[i], op.name);
     }
   };
-  queue(call.stream, op, compute, call.access);
+  queue_call(op, call, compute);
 }
 
 // The host waits, reads and only then knows how much to allocate, on a GPU as here.
 void call_data_dependent(const Operator& op, Stack* stack) {
   const size_t num_arguments = op.schema().arguments().size();
   const Stack arguments = torch::jit::last(*stack, num_arguments).vec();
+  TORCH_CHECK(have_numbers(arguments), op.name, ": the shape of its result is in its data, which it has not without numbers");
   torch::jit::drop(*stack, num_arguments);
   void* const stream = current_stream(arguments, {});
   emulated_wait_for_stream(stream, op.name.c_str());
@@ -142,17 +204,6 @@ void call_copy(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   const at::Tensor to = arguments.tensor("self"), from = arguments.tensor("src");
   if (to.is_cuda() && from.is_cuda()) return call_plain(op, keys, stack);
   op.real.callBoxed(op.handle, keys, stack);
-}
-
-// Every byte 0xff: NaN in all floating types, -1 in integers.
-void call_poisoned_empty(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
-  op.real.callBoxed(op.handle, keys, stack);
-  const at::Tensor tensor = stack->back().toTensor();
-  if (emulated_is_mute() || !tensor.is_cuda() || tensor.numel() == 0) return;
-  const size_t num_bytes = tensor.storage().nbytes();
-  void* const memory = tensor.storage().mutable_data();
-  const Access access{{}, {bytes_at(memory, num_bytes)}};
-  queue(current_stream({tensor}, {}), op, [memory, num_bytes] { std::memset(memory, 0xff, num_bytes); }, access);
 }
 
 }  // namespace emulated

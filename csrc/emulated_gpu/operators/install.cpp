@@ -63,19 +63,6 @@ Operator* make_operator(const c10::OperatorHandle& handle, const std::string& na
   return op;
 }
 
-// Views and questions need no kernel of ours.
-bool computes(const c10::FunctionSchema& schema) {
-  bool makes = false;
-  for (const auto& result : schema.returns()) {
-    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return false;
-    makes |= result.alias_info() == nullptr;
-  }
-  for (const auto& argument : schema.arguments()) {
-    makes |= argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-  }
-  return makes;
-}
-
 void put(torch::Library& library, const c10::OperatorHandle& handle, const std::string& name, Way way) {
   auto kernel = std::make_unique<Kernel>(make_operator(handle, name), way);
   const std::string local_name = name.substr(name.find("::") + 2);
@@ -107,6 +94,19 @@ void install() {
 }
 
 }  // namespace
+
+bool computes(const c10::FunctionSchema& schema) {
+  bool makes = false;
+  for (const auto& result : schema.returns()) {
+    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) return false;
+    makes |= result.alias_info() == nullptr;
+  }
+  for (const auto& argument : schema.arguments()) {
+    makes |= argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  }
+  return makes;
+}
+
 }  // namespace emulated
 
 extern "C" __attribute__((visibility("default"))) void emulated_install_operators() {
@@ -116,4 +116,5 @@ extern "C" __attribute__((visibility("default"))) void emulated_install_operator
   } silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   emulated::install();
+  emulated::observe_the_host();
 }

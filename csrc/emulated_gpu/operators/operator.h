@@ -63,8 +63,9 @@ struct Mute {
 };
 
 // While it lives, the thread's operators go to CPU kernels at once: no autograd, autocast, modes or Python in between,
-// whatever the thread was doing that happens to run a closure.
+// no observers either, whatever the thread was doing that happens to run a closure.
 struct PlainDispatch {
+  at::RecordFunctionGuard unobserved{/*is_enabled=*/false};
   c10::impl::ForceDispatchKeyGuard guard{
       c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
       c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
@@ -78,12 +79,16 @@ void queue(void* stream, const Operator& op, std::function<void()> compute, cons
 struct Call {
   Stack arguments;
   Stack results;
-  Stack on_cpu;  // arguments for the closure
+  Stack on_cpu;  // arguments for the closure, if it has numbers
   void* stream;
   Access access;
+  bool has_numbers;  // else what it writes is absent (emulator.h, kMostRealBytes)
 };
 
 Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+
+// Queues compute() for a call that has numbers, if none that it reads is absent when it runs. Else what it writes is.
+void queue_call(const Operator& op, const Call& call, std::function<void()> compute);
 
 // The ways that operators go; each takes its arguments from the stack and leaves its results there.
 void call_plain(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
@@ -91,6 +96,12 @@ void call_random(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
 void call_data_dependent(const Operator& op, Stack* stack);
 void call_copy(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
 void call_poisoned_empty(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+
+// Whether an operator reads or writes elements: views and questions do not.
+bool computes(const c10::FunctionSchema& schema);
+
+// From now on the race checker is told which pinned memory operators of the CPU read and write.
+void observe_the_host();
 
 // By operator name.
 const std::map<std::string, Numbers>& attention_numbers();

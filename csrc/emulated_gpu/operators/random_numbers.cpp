@@ -92,6 +92,7 @@ void call_random(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
       generator_of(op, torch::jit::last(*stack, op.schema().arguments().size()).vec());
   const Followers::Place place = Followers::place_of(cuda);
   const Call call = begin_call(op, keys, stack);
+  if (!call.has_numbers) return queue_call(op, call, {});
   if (reads_device(op, call.arguments)) {
     emulated_wait_for_stream(call.stream, "emulator: random numbers that depend on data");
   }
@@ -115,7 +116,7 @@ void call_random(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto write = [&op, places, drawn] {
     for (size_t i = 0; i < places.size(); ++i) store(places[i], drawn[i], op.name);
   };
-  queue(call.stream, op, write, call.access);
+  queue_call(op, call, write);
 }
 
 }  // namespace emulated

@@ -48,10 +48,14 @@ void each_tensor(const c10::IValue& value, const std::function<void(const at::Te
   }
 }
 
+void append_ranges(const at::Tensor& tensor, std::vector<Range>& ranges) {
+  if (emulated_checks_races() && tensor.defined() && tensor.is_cuda()) append_elements(tensor, ranges);
+}
+
 // Dims are taken from the smallest stride: as long as one continues where the last one ended, they form one run of
 // elements; each further dim repeats the runs found so far.
-void append_ranges(const at::Tensor& tensor, std::vector<Range>& ranges) {
-  if (!emulated_checks_races() || !tensor.defined() || !tensor.is_cuda() || tensor.numel() == 0) return;
+void append_elements(const at::Tensor& tensor, std::vector<Range>& ranges) {
+  if (tensor.numel() == 0) return;
   struct Dim {
     int64_t stride, size;
     bool operator<(const Dim& other) const { return stride < other.stride; }

@@ -20,6 +20,9 @@ void each_tensor(const c10::IValue& value, const std::function<void(const at::Te
 // Appends the bytes that the elements of a CUDA tensor lie in, if somebody checks races.
 void append_ranges(const at::Tensor& tensor, std::vector<Range>& ranges);
 
+// The same for a tensor of any device.
+void append_elements(const at::Tensor& tensor, std::vector<Range>& ranges);
+
 // Copies what the CPU computed to where CUDA's host code made room for it.
 void store(const c10::IValue& place, const c10::IValue& computed, const std::string& name);
 

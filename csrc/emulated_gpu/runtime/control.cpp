@@ -1,4 +1,5 @@
 // What operators, collectives and Python ask of the runtime (emulator.h), and what Python alone asks.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -33,6 +34,19 @@ EXPORTED void emulated_enqueue(void* stream, const char* name, Work* work, const
   (void)issue(static_cast<cudaStream_t>(stream), name, std::move(*work), access);
 }
 
+EXPORTED void emulated_use_on_host(const char* name, const Access* access) {
+  Lock lock(process().mutex);
+  const auto is_elsewhere = [](const Range& range) {
+    const Block* const block = process().memory.find(reinterpret_cast<const void*>(range.begin));
+    return block == nullptr || (block->kind != Kind::kPinned && block->kind != Kind::kRegistered);
+  };
+  Access pinned = *access;
+  for (auto* const ranges : {&pinned.reads, &pinned.writes}) {
+    ranges->erase(std::remove_if(ranges->begin(), ranges->end(), is_elsewhere), ranges->end());
+  }
+  if (!pinned.reads.empty() || !pinned.writes.empty()) process().scheduler.use_on_host(lock, name, pinned);
+}
+
 EXPORTED void emulated_mute(int change) { thread().mute += change; }
 EXPORTED int emulated_is_mute() { return thread().mute > 0; }
 EXPORTED void emulated_wait_for_stream(void* stream, const char* why) {
@@ -49,8 +63,25 @@ EXPORTED int emulated_is_device_memory(const void* address) {
   return block != nullptr && (block->kind == Kind::kDevice || block->kind == Kind::kManaged);
 }
 EXPORTED int emulated_checks_races() { return process().scheduler.checks_races; }
+EXPORTED int emulated_has_numbers(size_t num_bytes) {
+  return !settings().without_numbers || num_bytes <= kMostRealBytes;
+}
+EXPORTED int emulated_is_absent(const Range* range) {
+  const Lock lock(process().mutex);
+  return process().absent.holds(*range);
+}
+EXPORTED void emulated_set_absent(const Range* range, int is_absent) {
+  if (!settings().without_numbers) return;
+  const Lock lock(process().mutex);
+  process().absent.set(*range, is_absent != 0);
+}
 EXPORTED int emulated_poisons() { return settings().poison; }
 EXPORTED double emulated_max_product_gflop() { return settings().max_product_gflop; }
+
+EXPORTED void emulated_on_hang(void (*tell)()) {
+  const Lock lock(process().mutex);
+  process().scheduler.tell_more_of_hang = tell;
+}
 
 EXPORTED void emulated_work_unattended() {
   static std::once_flag once;
@@ -75,9 +106,20 @@ EXPORTED void emulated_set_schedule(const char* policy, uint64_t seed) {
   p.scheduler.set_policy(policy, seed);
 }
 
+EXPORTED uint64_t emulated_host_memory_bytes() { return process().memory.host_bytes(); }
+
 EXPORTED void emulated_set_race_checks(int is_on) {
   const Lock lock(process().mutex);
   process().scheduler.checks_races = is_on != 0;
+}
+
+EXPORTED uint64_t emulated_num_waits() {
+  const Lock lock(process().mutex);
+  return process().scheduler.num_waits();
+}
+EXPORTED int emulated_is_wait_redundant(uint64_t number) {
+  const Lock lock(process().mutex);
+  return process().scheduler.is_wait_redundant(number);
 }
 
 EXPORTED void emulated_on_synchronization(void (*function)(const char* what)) {
@@ -90,8 +132,8 @@ EXPORTED void emulated_clear_report() {
   process().scheduler.races.clear_found();
 }
 
-// Lines of "count<tab>name<tab>times" and "race<tab>text<tab>times". Returns the length of the whole report, of which
-// at most num_chars - 1 characters are written.
+// Lines of "count<tab>name<tab>times", "race<tab>text<tab>times" and "bytes<tab>of what<tab>bytes".
+// Returns the length of the whole report, of which at most num_chars - 1 characters are written.
 EXPORTED int emulated_report(char* text, int num_chars) {
   const Lock lock(process().mutex);
   std::string report;
@@ -100,6 +142,7 @@ EXPORTED int emulated_report(char* text, int num_chars) {
   };
   add("count", process().counts);
   add("race", process().scheduler.races.found());
+  add("bytes", process().memory.taken());
   std::snprintf(text, static_cast<size_t>(num_chars), "%s", report.c_str());
   return static_cast<int>(report.size());
 }

@@ -26,6 +26,11 @@ inline Range bytes_at(const void* address, size_t num_bytes) {
   return {begin, begin + num_bytes};
 }
 
+// With the setting without_numbers, what is larger than this has no content: nothing is computed, copied or filled.
+// Smaller tensors have theirs, because the host decides by them: what ranks agree on, a number of tokens. Where they
+// depend on larger ones (a loss, a norm) they are absent: zeros, and so is all that depends on them.
+constexpr size_t kMostRealBytes = size_t{64} << 10;
+
 // Runs some of the work and never blocks. False: it waits for another process; it is called again later.
 using Work = std::function<bool()>;
 
@@ -42,6 +47,9 @@ void emulated_enqueue(void* stream, const char* name, emulated::Work* work, cons
 void emulated_mute(int change);
 int emulated_is_mute();
 
+// An operator of the host reads and writes these bytes now; those that are not pinned memory do not matter.
+void emulated_use_on_host(const char* name, const emulated::Access* access);
+
 // The host waits for a stream, as an operator does that must read its own numbers; `why` is what the counters show.
 void emulated_wait_for_stream(void* stream, const char* why);
 
@@ -51,8 +59,16 @@ void emulated_kernel_failed(const char* message);
 void emulated_count(const char* what);
 int emulated_is_device_memory(const void* address);
 int emulated_checks_races();
+// Whether something of this size has content.
+int emulated_has_numbers(size_t num_bytes);
+// Whether numbers in the range are absent, and that they are from now on, or are not.
+int emulated_is_absent(const emulated::Range* range);
+void emulated_set_absent(const emulated::Range* range, int is_absent);
 int emulated_poisons();
 double emulated_max_product_gflop();
+
+// `tell` is called when the host has waited for too long, after the runtime's own message. It must not call the runtime.
+void emulated_on_hang(void (*tell)());
 
 // From now on the device also works while no thread of the host waits for it: other processes wait for its work.
 void emulated_work_unattended();

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -9,6 +10,7 @@ namespace emulated {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
+constexpr size_t kPieceBytes = size_t{64} << 20;  // real memory behind all large pinned memory, without numbers
 
 size_t rounded_up(size_t num_bytes, size_t granule) { return (std::max<size_t>(num_bytes, 1) + granule - 1) / granule * granule; }
 
@@ -16,6 +18,22 @@ void* map_pages(void* where, size_t num_bytes, int protection) {
   const int fixed = where == nullptr ? 0 : MAP_FIXED;
   void* pages = mmap(where, num_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
   return pages == MAP_FAILED ? nullptr : pages;
+}
+
+// Address space all of whose pieces are the same real memory: a program may write anywhere in it and takes one piece.
+void* map_repeated(void* where, size_t num_bytes) {
+  static const int piece = [] {
+    const int file = memfd_create("emulated pinned memory", MFD_CLOEXEC);
+    return file >= 0 && ftruncate(file, kPieceBytes) == 0 ? file : -1;
+  }();
+  char* const begin = static_cast<char*>(where != nullptr ? where : map_pages(nullptr, num_bytes, PROT_NONE));
+  if (begin == nullptr) return nullptr;
+  for (size_t done = 0; done < num_bytes; done += kPieceBytes) {
+    const size_t size = std::min(kPieceBytes, num_bytes - done);
+    void* const mapped = mmap(begin + done, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, piece, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+  }
+  return begin;
 }
 
 uintptr_t number_of(const void* address) { return reinterpret_cast<uintptr_t>(address); }
@@ -32,16 +50,38 @@ bool Memory::take(int device, size_t num_bytes) {
 
 size_t Memory::free_bytes(int device) const {
   const auto found = used_bytes_.find(device);
-  const size_t taken = context_bytes_ + (found == used_bytes_.end() ? 0 : found->second);
-  return device_bytes_ > taken ? device_bytes_ - taken : 0;
+  const size_t taken = capacity_.context_bytes + (found == used_bytes_.end() ? 0 : found->second);
+  return capacity_.device_bytes > taken ? capacity_.device_bytes - taken : 0;
+}
+
+bool Memory::take_host(size_t num_bytes) {
+  const bool fits = capacity_.host_bytes == 0 || num_bytes <= capacity_.host_bytes - pinned_bytes_;
+  if (fits) pinned_bytes_ += num_bytes;
+  return fits;
+}
+
+void* Memory::map_host(void* where, size_t num_bytes) const {
+  const bool is_repeated = capacity_.without_numbers && num_bytes > kPieceBytes && number_of(where) % kPageBytes == 0;
+  if (is_repeated) return map_repeated(where, num_bytes);
+  return where != nullptr ? where : map_pages(nullptr, num_bytes, PROT_READ | PROT_WRITE);
+}
+
+std::map<std::string, int64_t> Memory::taken() const {
+  std::map<std::string, int64_t> taken{{"pinned", static_cast<int64_t>(pinned_bytes_)}};
+  for (const auto& [device, num_bytes] : used_bytes_) {
+    taken["device " + std::to_string(device)] = static_cast<int64_t>(num_bytes + capacity_.context_bytes);
+  }
+  return taken;
 }
 
 void* Memory::allocate(size_t num_bytes, Kind kind, int device) {
   const size_t size = rounded_up(num_bytes, is_host_kind(kind) ? kPageBytes : kGranuleBytes);
-  if (size < num_bytes || (kind == Kind::kDevice && !take(device, size))) return nullptr;
-  void* address = map_pages(nullptr, size, PROT_READ | PROT_WRITE);
+  if (size < num_bytes) return nullptr;
+  if (kind == Kind::kDevice ? !take(device, size) : kind == Kind::kPinned && !take_host(size)) return nullptr;
+  void* address = is_host_kind(kind) ? map_host(nullptr, size) : map_pages(nullptr, size, PROT_READ | PROT_WRITE);
   if (address == nullptr) {
     if (kind == Kind::kDevice) used_bytes_[device] -= size;
+    if (kind == Kind::kPinned) pinned_bytes_ -= size;
     return nullptr;
   }
   blocks_[number_of(address)] = {size, kind, device};
@@ -55,15 +95,23 @@ std::optional<Range> Memory::free(void* address, bool is_host_memory) {
   const Block block = found->second;
   blocks_.erase(found);
   if (block.kind == Kind::kDevice) used_bytes_[block.device] -= block.num_bytes;
+  if (block.kind == Kind::kPinned) pinned_bytes_ -= block.num_bytes;
   munmap(address, block.num_bytes);
   return bytes_at(address, block.num_bytes);
 }
 
+bool Memory::is_pinned_in_part(const void* address, size_t num_bytes) const {
+  const auto after = blocks_.lower_bound(number_of(address));
+  return find(address) != nullptr || (after != blocks_.end() && after->first < number_of(address) + num_bytes);
+}
+
 bool Memory::register_host(void* address, size_t num_bytes) {
-  const uintptr_t begin = number_of(address);
-  const auto after = blocks_.lower_bound(begin);
-  if (find(address) != nullptr || (after != blocks_.end() && after->first < begin + num_bytes)) return false;
-  blocks_[begin] = {num_bytes, Kind::kRegistered, 0};
+  if (!take_host(num_bytes)) return false;
+  if (map_host(address, num_bytes) == nullptr) {
+    pinned_bytes_ -= num_bytes;
+    return false;
+  }
+  blocks_[number_of(address)] = {num_bytes, Kind::kRegistered, 0};
   return true;
 }
 
@@ -71,6 +119,7 @@ std::optional<Range> Memory::unregister_host(void* address) {
   const auto found = blocks_.find(number_of(address));
   if (found == blocks_.end() || found->second.kind != Kind::kRegistered) return std::nullopt;
   const Range range = bytes_at(address, found->second.num_bytes);
+  pinned_bytes_ -= found->second.num_bytes;
   blocks_.erase(found);
   return range;
 }

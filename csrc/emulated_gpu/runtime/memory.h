@@ -1,7 +1,8 @@
 // Which addresses are device memory, managed memory and pinned host memory, and how much of each device is taken.
 //
 // All of it is memory of the host: anonymous pages, which take room only once they are touched. So a device has 80 GiB
-// on a machine that has less, as long as the program does not fill them.
+// on a machine that has less, as long as the program does not fill them. Without numbers nothing fills device memory,
+// and large pinned memory, which the program itself may fill, is one piece of real memory seen again and again.
 //
 // Rules from CUDA's reference: device memory is handed out in granules of 2 MiB; a request that does not fit in what
 // the device has left is cudaErrorMemoryAllocation; managed memory is bounded by the host, not by the device; virtual
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 
 #include "emulator.h"
 
@@ -27,17 +29,26 @@ struct Block {
   int device;  // of device and managed memory
 };
 
+struct Capacity {
+  size_t device_bytes;
+  size_t context_bytes;  // of each device, taken already
+  size_t host_bytes;     // that can be pinned; 0: as much as this machine gives
+  bool without_numbers;
+};
+
 // Callers hold the mutex of the process.
 class Memory {
  public:
-  Memory(size_t device_bytes, size_t context_bytes) : device_bytes_(device_bytes), context_bytes_(context_bytes) {}
+  explicit Memory(const Capacity& capacity) : capacity_(capacity) {}
 
   // nullptr: the device or the host has not that much left.
   void* allocate(size_t num_bytes, Kind kind, int device);
   // The range that is no memory any more; nullopt: the address is not the begin of such a block.
   std::optional<Range> free(void* address, bool is_host_memory);
 
-  bool register_host(void* address, size_t num_bytes);  // false: part of it is pinned already
+  bool is_pinned_in_part(const void* address, size_t num_bytes) const;
+  // false: the host has not that much. Without numbers, what is there is lost.
+  bool register_host(void* address, size_t num_bytes);
   std::optional<Range> unregister_host(void* address);
 
   // The block that holds the address; nullptr: memory that CUDA knows nothing of.
@@ -46,7 +57,10 @@ class Memory {
   bool covers(const Range& range) const;
 
   size_t free_bytes(int device) const;
-  size_t device_bytes() const { return device_bytes_; }
+  size_t device_bytes() const { return capacity_.device_bytes; }
+  size_t host_bytes() const { return capacity_.host_bytes; }
+  // Bytes by what they are of: each device that was used, and pinned memory of the host.
+  std::map<std::string, int64_t> taken() const;
 
   // Virtual memory of the driver. Handles are physical memory; they hold no data while they are not mapped.
   void* reserve(size_t num_bytes);
@@ -66,11 +80,13 @@ class Memory {
   };
 
   bool take(int device, size_t num_bytes);
+  bool take_host(size_t num_bytes);
+  void* map_host(void* where, size_t num_bytes) const;
   void release_if_unused(std::map<uint64_t, Physical>::iterator physical);
   bool is_reserved(uintptr_t begin, size_t num_bytes) const;
 
-  size_t device_bytes_;
-  size_t context_bytes_;
+  Capacity capacity_;
+  size_t pinned_bytes_ = 0;
   std::map<int, size_t> used_bytes_;    // by device
   std::map<uintptr_t, Block> blocks_;   // by where they begin
   std::map<uintptr_t, size_t> reserved_;

@@ -3,11 +3,14 @@
 // Rules from the reference ("API synchronization behavior" and each function's page):
 // - A copy between device memory and pinned memory is asynchronous.
 // - From pageable memory to the device, the source is staged before the call returns: it may change at once. The
-//   synchronous call waits until the data is on the device, the asynchronous one does not.
+//   synchronous call waits until the data is on the device, the asynchronous one does not. But a driver may wait for the
+//   stream before it stages, so both are told as waits of the host.
 // - From the device to pageable memory, the call returns only once the copy is done, in both forms.
 // - cudaFree, cudaFreeHost and cudaHostUnregister end memory that work may still use; each waits for the device first.
 // - A copy that reaches outside of an allocation is cudaErrorInvalidValue; one whose memory is gone when it runs is
 //   cudaErrorIllegalAddress, which sticks.
+// Without numbers, large copies and fills keep their place on their stream and do nothing else; what a copy brings to
+// pageable memory is zeros.
 #include "process.h"
 
 #include <cstring>
@@ -51,7 +54,6 @@ Ends ends_of(const void* to, const void* from, size_t num_bytes) {
   const char* const name = copy_name(ends.to_device, ends.from_device);
   p.count(name);
   p.count(std::string(name) + ", bytes", static_cast<int64_t>(num_bytes));
-  if (ends.is_pageable && ends.to_device) p.count("copy host to device from pageable memory");
   return ends;
 }
 
@@ -65,24 +67,35 @@ cudaError_t copy(void* to, const void* from, size_t num_bytes, cudaStream_t stre
   const Ends ends = ends_of(to, from, num_bytes);
   if (!ends.is_inside) return done(cudaErrorInvalidValue);
   const char* const name = copy_name(ends.to_device, ends.from_device);
+  const bool has_numbers = emulated_has_numbers(num_bytes) || (!ends.to_device && !ends.from_device);
+  const bool is_read_by_host = ends.is_pageable && !ends.to_device;
   const Range target = bytes_at(to, num_bytes), source = bytes_at(from, num_bytes);
   Access access;
   if (!ends.is_pageable || ends.to_device) access.writes.push_back(target);
   if (!ends.is_pageable || ends.from_device) access.reads.push_back(source);
   if (ends.is_pageable && ends.to_device) {
+    note_synchronization("copy from pageable memory");
     const auto* const bytes = static_cast<const char*>(from);
-    const auto staged = std::make_shared<const std::vector<char>>(bytes, bytes + num_bytes);
+    const size_t num_staged = has_numbers ? num_bytes : 0;
+    const auto staged = std::make_shared<const std::vector<char>>(bytes, bytes + num_staged);
     const auto work = [to, staged, target, name] {
-      if (is_still_there(target, name)) std::memcpy(to, staged->data(), staged->size());
+      if (!is_still_there(target, name)) return true;
+      std::memcpy(to, staged->data(), staged->size());
+      emulated_set_absent(&target, false);
       return true;
     };
     if (const cudaError_t error = issue(stream, name, work, &access); error != cudaSuccess) return error;
-    return is_asynchronous ? done() : wait_for_stream(stream, "cudaMemcpy from pageable memory");
+    return is_asynchronous ? done() : wait_for_stream(stream, "cudaMemcpy");
   }
   const auto work = [=] {
     if (!access.writes.empty() && !is_still_there(target, name)) return true;
     if (!access.reads.empty() && !is_still_there(source, name)) return true;
-    std::memmove(to, from, num_bytes);
+    if (has_numbers) {
+      std::memmove(to, from, num_bytes);
+      emulated_set_absent(&target, emulated_is_absent(&source));
+    } else if (is_read_by_host) {
+      std::memset(to, 0, num_bytes);
+    }
     return true;
   };
   if (const cudaError_t error = issue(stream, name, work, &access); error != cudaSuccess) return error;
@@ -139,7 +152,8 @@ EXPORTED cudaError_t cudaHostRegister(void* address, size_t num_bytes, unsigned)
   Process& p = process();
   const Lock lock(p.mutex);
   p.count("cudaHostRegister");
-  return done(p.memory.register_host(address, num_bytes) ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
+  if (p.memory.is_pinned_in_part(address, num_bytes)) return done(cudaErrorHostMemoryAlreadyRegistered);
+  return done(p.memory.register_host(address, num_bytes) ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 EXPORTED cudaError_t cudaHostUnregister(void* address) {
@@ -182,7 +196,9 @@ EXPORTED cudaError_t cudaMemsetAsync(void* address, int value, size_t num_bytes,
   }
   const Access access{{}, {range}};
   const auto work = [=] {
-    if (is_still_there(range, "fill")) std::memset(address, value, num_bytes);
+    if (!is_still_there(range, "fill") || !emulated_has_numbers(num_bytes)) return true;
+    std::memset(address, value, num_bytes);
+    emulated_set_absent(&range, false);
     return true;
   };
   return issue(stream, "fill", work, &access);

@@ -15,7 +15,10 @@ size_t bytes_of(double gib) { return static_cast<size_t>(gib * kGib); }
 
 }  // namespace
 
-Process::Process() : memory(bytes_of(settings().memory_gib), bytes_of(settings().context_gib)), scheduler(settings()) {}
+Process::Process()
+    : memory({bytes_of(settings().memory_gib), bytes_of(settings().context_gib), bytes_of(settings().host_memory_gib),
+              settings().without_numbers}),
+      scheduler(settings()) {}
 
 Process& process() {
   static auto* const only = new Process;

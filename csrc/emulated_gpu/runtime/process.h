@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 
+#include "absent.h"
 #include "memory.h"
 #include "scheduler.h"
 #include "settings.h"
@@ -34,6 +35,7 @@ struct Process {
   std::mutex mutex;
   Memory memory;
   Scheduler scheduler;
+  AbsentNumbers absent;
   std::map<std::string, int64_t> counts;
   // Called without the mutex, with what made the host wait; nullptr: nobody asked.
   void (*on_synchronization)(const char* what) = nullptr;

@@ -68,10 +68,11 @@ void RaceChecker::write(const Operation& operation, const Range& range) {
 }
 
 void RaceChecker::expect_before(const Use& earlier, const Operation& operation, const char* kind) {
-  if (earlier.stream < 0 || earlier.stream == operation.stream) return;
+  if (earlier.stream == kNobody || earlier.stream == operation.stream) return;
   if (operation.clock.has(earlier.stream, earlier.count)) return;
-  const std::string text = std::string(kind) + ": " + earlier.name + " on stream " + std::to_string(earlier.stream) +
-                           " and " + operation.name + " on stream " + std::to_string(operation.stream);
+  const auto place = [](int stream) { return stream == kHost ? "the host" : "stream " + std::to_string(stream); };
+  const std::string text = std::string(kind) + ": " + earlier.name + " on " + place(earlier.stream) + " and " +
+                           operation.name + " on " + place(operation.stream);
   if (found_[text]++ == 0) std::fprintf(stderr, "emulated GPU: race: %s\n", text.c_str());
 }
 

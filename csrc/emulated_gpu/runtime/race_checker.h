@@ -20,7 +20,7 @@ namespace emulated {
 
 class RaceChecker {
  public:
-  // Operation number `count` of `stream` begins, and `clock` happened before it.
+  // Operation number `count` of `stream`, which may be kHost, begins, and `clock` happened before it.
   struct Operation {
     int stream;
     uint64_t count;
@@ -36,8 +36,9 @@ class RaceChecker {
   void clear_found() { found_.clear(); }
 
  private:
+  static constexpr int kNobody = kHost - 1;
   struct Use {
-    int stream = -1;
+    int stream = kNobody;
     uint64_t count = 0;
     const char* name = "";
   };

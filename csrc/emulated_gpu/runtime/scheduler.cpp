@@ -1,5 +1,7 @@
 #include "scheduler.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +17,8 @@ constexpr int kMostQueries = 100;
 constexpr int kMostWaits = 64;            // of one stream for another for another
 constexpr uint64_t kMostRandomSteps = 3;  // after one call of the host
 constexpr auto kPause = std::chrono::microseconds(50);
+// Python, where it runs, writes the stacks of all its threads when this comes (memo/emulated_gpu/face.py).
+constexpr int kHangSignal = 40;
 
 }  // namespace
 
@@ -50,6 +54,7 @@ Stream* Scheduler::add_stream(int device, int priority, bool is_legacy, bool is_
 
 void Scheduler::issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access) {
   order_with_legacy(lock, stream);
+  judge_waits(stream);
   stream->clock.join(host_);
   stream->clock.advance(stream->id, ++stream->num_issued);
   if (checks_races && access != nullptr) races.access({stream->id, stream->num_issued, name, stream->clock}, *access);
@@ -66,8 +71,30 @@ MarkPtr Scheduler::record(Lock& lock, Stream* stream) {
 
 void Scheduler::wait(Lock& lock, Stream* stream, const MarkPtr& mark) {
   order_with_legacy(lock, stream);
+  if (stream->waits.empty()) stream->clock_without_waits = stream->clock;
+  stream->waits.emplace_back(redundant_.size(), mark->clock);
+  redundant_.push_back(false);
   append_wait(stream, mark);
   work_on(lock);
+}
+
+// Before the stream's next work, or a mark that hands its clock on: which of the waits since the last one could be
+// left out, one at a time.
+void Scheduler::judge_waits(Stream* stream) {
+  for (const auto& [number, clock] : stream->waits) {
+    VectorClock known = stream->clock_without_waits;
+    known.join(host_);
+    for (const auto& [other, others_clock] : stream->waits) {
+      if (other != number) known.join(others_clock);
+    }
+    redundant_[number] = known.has_all(clock);
+  }
+  stream->waits.clear();
+}
+
+void Scheduler::use_on_host(Lock&, const char* name, const Access& access) {
+  host_.advance(kHost, ++num_host_uses_);
+  races.access({kHost, num_host_uses_, name, host_}, access);
 }
 
 void Scheduler::order_with_legacy(Lock&, Stream* stream) {
@@ -85,6 +112,7 @@ void Scheduler::append_wait(Stream* stream, const MarkPtr& mark) {
 }
 
 MarkPtr Scheduler::append_record(Stream* stream) {
+  judge_waits(stream);
   auto mark = std::make_shared<Mark>();
   mark->stream = stream;
   mark->clock = stream->clock;
@@ -182,25 +210,30 @@ void Scheduler::tell_hang(const Mark& mark) const {
     std::fprintf(stderr, "  stream %d has %zu operations left, the first is '%s'\n", stream->id,
                  stream->queue.size(), stream->queue.front().name);
   }
+  if (tell_more_of_hang != nullptr) tell_more_of_hang();
+  struct sigaction now {};
+  if (sigaction(kHangSignal, nullptr, &now) == 0 && now.sa_handler != SIG_DFL) (void)raise(kHangSignal);
 }
 
+// Questions never wait: the answer may depend on another process, which may depend on what this host does next.
 bool Scheduler::query(Lock& lock, const MarkPtr& mark) {
-  if (!mark->is_done && policy_ != Policy::kLazy) advance_towards(lock, mark->stream);
-  if (!mark->is_done && ++mark->stream->num_queries > kMostQueries) run_until_done(lock, mark);
+  const bool is_asked_often = !mark->is_done && ++mark->stream->num_queries > kMostQueries;
+  if (!mark->is_done && (policy_ != Policy::kLazy || is_asked_often)) advance_towards(lock, mark->stream);
   if (mark->is_done) host_.join(mark->clock);
   return mark->is_done;
 }
 
 bool Scheduler::query_stream(Lock& lock, Stream* stream) {
-  if (policy_ != Policy::kLazy) advance_towards(lock, stream);
+  if (policy_ != Policy::kLazy || ++stream->num_queries > kMostQueries) advance_towards(lock, stream);
   while (!stream->queue.empty() && !stream->queue.front().work && step(lock, stream)) {
   }  // marks alone are no work
-  if (!stream->queue.empty() && ++stream->num_queries <= kMostQueries) return false;
+  if (!stream->queue.empty()) return false;
   synchronize_stream(lock, stream);
   return true;
 }
 
 void Scheduler::synchronize(Lock& lock, const MarkPtr& mark) {
+  redundant_.push_back(host_.has_all(mark->clock));
   run_until_done(lock, mark);
   host_.join(mark->clock);
 }

@@ -22,6 +22,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "emulator.h"
@@ -64,6 +65,9 @@ struct Stream {
   uint64_t num_issued = 0;
   int num_queries = 0;  // of the host, since the last step
   VectorClock clock;
+  // What happened before its next work if it waits for none of these, whose number and clock they are.
+  VectorClock clock_without_waits;
+  std::vector<std::pair<uint64_t, VectorClock>> waits;
   double weight = 0;  // of the random schedule
 };
 
@@ -78,6 +82,8 @@ class Scheduler {
   void issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access);
   MarkPtr record(Lock& lock, Stream* stream);
   void wait(Lock& lock, Stream* stream, const MarkPtr& mark);
+  // The host itself reads or writes memory that the device uses, too.
+  void use_on_host(Lock& lock, const char* name, const Access& access);
 
   // Whether the mark is done, as the host sees it when it asks.
   bool query(Lock& lock, const MarkPtr& mark);
@@ -89,10 +95,17 @@ class Scheduler {
   // One step of every stream that can make one. False: there was none.
   bool step_all(Lock& lock);
 
+  // Whether a wait of a stream or of the host orders nothing new: whatever its mark stands for happened before the
+  // stream's next work anyhow. Waits count from 0, in the order of their calls; one of no mark must be told.
+  uint64_t num_waits() const { return redundant_.size(); }
+  bool is_wait_redundant(uint64_t number) const { return number < redundant_.size() && redundant_[number]; }
+  void wait_for_nothing() { redundant_.push_back(true); }
+
   void set_policy(const std::string& name, uint64_t seed);
   bool is_idle(int device) const;
   const Timeline& timeline() const { return timeline_; }
 
+  void (*tell_more_of_hang)() = nullptr;
   bool checks_races;
   RaceChecker races;
 
@@ -100,6 +113,7 @@ class Scheduler {
   void order_with_legacy(Lock& lock, Stream* stream);
   void append_wait(Stream* stream, const MarkPtr& mark);
   MarkPtr append_record(Stream* stream);
+  void judge_waits(Stream* stream);
   void work_on(Lock& lock);
   void step_randomly(Lock& lock);
   bool step(Lock& lock, Stream* stream);
@@ -111,6 +125,8 @@ class Scheduler {
   Policy policy_ = Policy::kEager;
   std::mt19937_64 random_;
   VectorClock host_;  // what happened before whatever the host does next; one for all of its threads
+  uint64_t num_host_uses_ = 0;
+  std::vector<bool> redundant_;  // by number of the wait
   Timeline timeline_;
   std::condition_variable changed_;
   double hang_s_;

@@ -24,7 +24,9 @@ struct Settings {
   std::string schedule = "eager";  // eager, lazy, random
   uint64_t seed = 0;               // of the random schedule
   bool check_races = false;
-  bool poison = false;   // what torch.empty returns is NaN
+  bool poison = false;   // memory is NaN when it is handed out and when it is given back
+  bool without_numbers = false;  // tensors above kMostRealBytes (emulator.h) are address space without content
+  double host_memory_gib = 0;    // of the machine; 0: of this one
   double max_product_gflop = 100;  // larger products of matrices are zeros, which is told: they measure a GPU
   double hang_s = 60;    // a wait of the host that lasts longer is told on stderr
 };
@@ -48,6 +50,8 @@ inline Settings read_settings(const char* path) {
       {"seed", [&settings](const std::string& v) { settings.seed = std::stoull(v); }},
       {"check_races", flag(settings.check_races)},
       {"poison", flag(settings.poison)},
+      {"without_numbers", flag(settings.without_numbers)},
+      {"host_memory_gib", real(settings.host_memory_gib)},
       {"max_product_gflop", real(settings.max_product_gflop)},
       {"hang_s", real(settings.hang_s)},
   };

@@ -69,7 +69,11 @@ EXPORTED cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event,
   Stream* const stream = process().find_stream(handle);
   if (stream == nullptr || event == nullptr) return done(cudaErrorInvalidResourceHandle);
   const MarkPtr mark = event_of(event)->mark;
-  if (mark != nullptr) process().scheduler.wait(lock, stream, mark);
+  if (mark == nullptr) {
+    process().scheduler.wait_for_nothing();
+  } else {
+    process().scheduler.wait(lock, stream, mark);
+  }
   return done();
 }
 
@@ -112,7 +116,11 @@ EXPORTED cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   note_synchronization("cudaEventSynchronize");
   Lock lock(process().mutex);
   const MarkPtr mark = event_of(event)->mark;
-  if (mark != nullptr) process().scheduler.synchronize(lock, mark);
+  if (mark == nullptr) {
+    process().scheduler.wait_for_nothing();
+  } else {
+    process().scheduler.synchronize(lock, mark);
+  }
   return done();
 }
 

@@ -1,0 +1,54 @@
+"""The compiler, and the folders of headers and sources, that memo's native code is built with on first use. No torch.
+
+The native allocator and the emulated GPU are built with the same. Each names itself in the messages (`user`), and
+what is missing is raised as its own error.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from memo.errors import MemoError
+
+NEEDED_HEADERS = ("cuda_runtime_api.h", "cuda.h", "crt/host_defines.h")
+"""CUDA's packages on PyPI split them: a folder may have the first without the last."""
+
+TOOLKIT = Path("/usr/local/cuda")
+"""Where CUDA's toolkit is installed by default."""
+
+
+def find_compiler(user: str, error: type[MemoError]) -> str:
+    """The path of a C++ compiler: $CXX, or the first that is found. Raises `error`."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise error(f"there is no C++ compiler for {user}: install g++ or set CXX")
+
+
+def cuda_include(torch: Path, user: str, error: type[MemoError]) -> Path:
+    """The folder of CUDA's headers: of the toolkit, or of CUDA's packages on PyPI, which lie beside `torch`'s folder.
+
+    Raises `error`.
+    """
+    nvcc = shutil.which("nvcc")
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1]]
+    folders = [Path(home) / "include" for home in [*homes, TOOLKIT] if home]
+    folders += sorted(torch.parent.glob("nvidia/*/include"))
+    for folder in folders:
+        if all((folder / name).exists() for name in NEEDED_HEADERS):
+            return folder
+    raise error(
+        f"there is no folder with {', '.join(NEEDED_HEADERS)} for {user}: install CUDA's headers, for one with "
+        "pip install nvidia-cuda-runtime nvidia-cuda-crt, or set CUDA_HOME to a toolkit"
+    )
+
+
+def source_root(package: Path, part: str, user: str, error: type[MemoError]) -> Path:
+    """csrc/: packed into the folder of a package in an installed memo, at the top of a checkout; it has `part`.
+
+    Raises `error`.
+    """
+    for root in (package / "csrc", package.parents[1] / "csrc"):
+        if (root / part).is_dir():
+            return root
+    raise error(f"the sources of {user} are not in {package / 'csrc'}: install memo again")

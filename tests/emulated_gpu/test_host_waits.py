@@ -1,0 +1,79 @@
+"""Where the host waits for the device: what is counted and for whom, and that a training step waits nowhere else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import steady_steps
+import torch
+
+from memo.emulated_gpu.face import EmulatedGpu
+from memo.emulated_gpu.launch import Device, environment
+from memo.executor.streams import CudaStreams, Stream
+
+TWO_RANKS = ("dp 2", "pp 2")
+TIMEOUT_S = 280
+
+
+def test_waits_are_counted_with_the_functions_of_memo_that_wait(gpu: EmulatedGpu) -> None:
+    streams = CudaStreams(torch.device("cuda", 0))
+    host, pinned = torch.ones(8), torch.ones(8, pin_memory=True)
+    with gpu.host_waits() as waits:
+        device = pinned.to("cuda", non_blocking=True)
+        event = streams.record(Stream.COMPUTE)
+        assert not waits
+        streams.wait(Stream.HOST, event)
+        device.copy_(host, non_blocking=True)
+        device.sum().item()
+    found = {(wait.what, wait.functions): count for wait, count in waits.items()}
+    assert found == {
+        ("cudaEventSynchronize", ("memo.executor.streams.wait",)): 1,
+        ("copy from pageable memory", ()): 1,
+        ("cudaStreamSynchronize", ()): 1,
+    }
+    torch.cuda.synchronize()
+    assert sum(waits.values()) == 3  # counted no more
+
+
+@pytest.mark.parametrize("flow", [name for name in steady_steps.FLOWS if name not in TWO_RANKS])
+def test_a_steady_step_waits_for_what_has_a_reason(any_schedule: EmulatedGpu, flow: str) -> None:
+    """Once for all numbers of a step, and where the CPU computes; no copy is from or to pageable memory."""
+    with steady_steps.trainer(flow) as training:
+        for waits in steady_steps.steady_waits(training, any_schedule):
+            assert waits == steady_steps.budget(training)
+
+
+@pytest.mark.parametrize("flow", TWO_RANKS)
+def test_a_steady_step_of_two_ranks_waits_for_nothing_else(tmp_path: Path, flow: str) -> None:
+    device = Device(schedule="lazy", check_races=True)
+    env = environment(device, tmp_path / "gpu.txt") | {"OMP_NUM_THREADS": "1"}
+    program = Path(steady_steps.__file__)
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir", str(tmp_path / "out")]
+    command = [sys.executable, "-m", *command, "--redirects=1", str(program), flow]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    logs = sorted((tmp_path / "out").rglob("stdout.log"))
+    assert len(logs) == 2
+    for log in logs:
+        told = json.loads(log.read_text().splitlines()[-1])
+        assert told["found"] == [told["budget"]] * steady_steps.MEASURED
+        assert not told["races"]
+
+
+def test_a_step_that_waits_elsewhere_is_told(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the tests above could not fail."""
+    with steady_steps.trainer("plain") as training:
+        feed = training.feed.next_global_batch
+        monkeypatch.setattr(
+            training.feed, "next_global_batch", lambda: [b for b in feed() if b.loss_weight.sum().item()]
+        )
+        for waits in steady_steps.steady_waits(training, gpu):
+            assert waits.pop(steady_steps.READ) == 1
+            ((told, count),) = waits.items()
+            assert "cudaStreamSynchronize in memo.train.trainer.step" in told
+            assert count == BASE_MICROBATCHES
+
+
+BASE_MICROBATCHES = steady_steps.BASE["global_batch_size"] // steady_steps.BASE["micro_batch_size"]
