@@ -32,6 +32,8 @@ class StepRecord:
     attention; MEMO's convention), without what is recomputed. tgs is tokens per GPU per second.
 
     Attributes:
+        step_time_s: from one step's begin to its end on the host. On CUDA the update of the weights may then still run;
+            the next step waits for it.
         device_peak_bytes, host_peak_bytes: of this process so far; on a CPU both are the peak of its resident set.
         weights_bytes, gradients_bytes, optimizer_bytes: of this rank's shards, as they lie in memory.
         rounding_buffers_bytes: slots and workspace of swapping, slots of streamed states; 0 without.
@@ -44,6 +46,7 @@ class StepRecord:
         copies_s: that the copies of both directions took, together.
         hidden_share: of copies_s, what passed while a layer computed, 0 to 1.
         state_copies_s: that copies of streamed states took in a step, both directions together (--offload-states).
+            Those of the optimizer's step that the device had not come to yet count in the next record with this field.
         state_wait_s: that the compute stream, or the CPU after the last backward, stood still for them.
         host_update_s: that the CPU took to update what lies in host memory.
         planned_peak_bytes: most bytes in use at planned addresses (--memory-planner).

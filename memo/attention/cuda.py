@@ -162,4 +162,5 @@ def unused_rng(device: torch.device) -> tuple[Tensor, Tensor]:
 def boundaries_on(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
     """Boundaries as an int32 tensor on the device, and the longest document."""
     longest = max(stop - start for start, stop in pairwise(cu_seqlens))
-    return torch.tensor(cu_seqlens, dtype=torch.int32, device=device), longest
+    boundaries = torch.tensor(cu_seqlens, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return boundaries.to(device, non_blocking=True), longest  # from pageable memory the host would wait for it

@@ -13,8 +13,10 @@ from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.index import StoredRectangle, StoredTensor
 from memo.units import MIB
 
-PIECE_BYTES = 8 * MIB
-"""Written and summed at a time. Of tensors on a device this much lies in host memory; of others nothing is copied."""
+PIECE_BYTES = MIB
+"""Summed and then written at a time: little enough that it still lies in a core's cache when it is written.
+
+Of tensors on a device this much lies in host memory; of others nothing is copied."""
 
 
 def write_file(path: Path, tensors: Mapping[str, GlobalTensor], on_read: Callable[[], None]) -> dict[str, StoredTensor]:

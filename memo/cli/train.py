@@ -1,5 +1,6 @@
 """`memo train`: the same run as examples/pretrain_gpt.py."""
 
+import os
 from collections.abc import Sequence
 
 from memo.config.flags import load_run
@@ -7,9 +8,13 @@ from memo.train.stop import GracefulStop
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Exit status of the run. Bad flags end it with status 2 before torch is loaded, which takes seconds."""
+    """Exit status of the run. Bad flags end it with status 2, of a single process before torch has been loaded.
+
+    Loading takes seconds; but one of several ranks must tell the others, which only torch can.
+    """
     with GracefulStop().listening() as stop:
-        load_run(argv, prog="memo train")
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            load_run(argv, prog="memo train")
         from memo.train.entry import main as train
 
         return train(argv, stop)

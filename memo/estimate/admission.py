@@ -1,9 +1,9 @@
 """Refuse a run that cannot fit or finish before it allocates anything.
 
-The estimates are rough (see memo.estimate.memory for CPUs, memo.estimate.rank_memory for GPUs, and memo.estimate.time):
+The estimates are rough (see memo.estimate.memory for CPUs, memo.estimate.own_memory for GPUs, and memo.estimate.time):
 a run near the limit may be admitted and fail, or be refused although it would just fit. Under --offload-alpha auto it
 is admitted when it fits with everything on the device, or with as little there as can be. On a CPU --device-memory-gb
-holds for what torch allocates, which is counted to the byte (memo.estimate.cpu) but for scratch memory of matrix
+holds for what torch allocates, which is counted to the byte (memo.estimate.program) but for scratch memory of matrix
 products in bf16 and fp16, which depends on the CPU.
 """
 
@@ -15,8 +15,8 @@ from memo.errors import ResourceError
 from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.host_memory import available_host_bytes as available_host_bytes
 from memo.estimate.memory import MemoryEstimate, estimate_memory
-from memo.estimate.rank_memory import RankMemory, node_host_bytes, rank_memory
-from memo.estimate.shapes import shape_of
+from memo.estimate.own_memory import own_memory
+from memo.estimate.rank_memory import RankMemory, node_host_bytes
 from memo.estimate.time import estimate_step_s
 from memo.units import GIB, format_bytes, format_duration_s
 
@@ -153,10 +153,9 @@ def _check_host(config: RunConfig, room: _Room) -> None:
 def _memory(config: RunConfig, world_size: int, stage: int) -> MemoryEstimate | RankMemory:
     if config.hardware.device != "cuda":
         return estimate_memory(config, world_size, stage)
-    shape = shape_of(config.model, "", config.data.seq_length)
-    memory = rank_memory(config, shape, world_size, stage)
+    memory = own_memory(config, world_size, stage)
     if config.memory.swaps and config.memory.offload_alpha == "auto":
-        swapped = rank_memory(config, shape, world_size, stage, moved={})
+        swapped = own_memory(config, world_size, stage, moved={})
         return min(memory, swapped, key=lambda rank: rank.total)
     return memory
 

@@ -13,10 +13,10 @@ from memo.errors import ConfigError
 from memo.estimate import llmem
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
-from memo.estimate.cpu.memory import cpu_memory
 from memo.estimate.dnnmem import dnnmem
 from memo.estimate.eq18 import Layout, eq18
 from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import components, node_host_bytes, worst_rank
 from memo.estimate.shapes import model_config_of
 from memo.estimate.timing import TimeModel, Timing
@@ -162,7 +162,7 @@ def _on_cpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
         )
     config = run_config(case)
     stages = range(config.parallel.pp)
-    memory = max((cpu_memory(config, case.gpus, stage) for stage in stages), key=lambda rank: rank.total)
+    memory = max((program_memory(config, case.gpus, stage) for stage in stages), key=lambda rank: rank.total)
     host = 0
     if isinstance(case.alpha, float):
         host = node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, case.alpha)

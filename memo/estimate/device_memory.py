@@ -7,7 +7,7 @@ and scratch memory of matrix products in bf16 and fp16, which depends on the CPU
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.estimate.cpu.memory import cpu_memory
+from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.shapes import shape_of
 from memo.estimate.swap_memory import Moved
@@ -21,7 +21,7 @@ def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | 
     if moved is None and config.memory.offload_alpha == "auto":
         config = replace(config, memory=replace(config.memory, offload_alpha="off"))
     if config.hardware.device != "cuda":
-        return cpu_memory(config, world_size, stage, moved).total
+        return program_memory(config, world_size, stage, moved).total
     shape = shape_of(config.model, "", config.data.seq_length)
     return rank_memory(config, shape, world_size, stage, moved=moved).total
 

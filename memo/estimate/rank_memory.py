@@ -63,8 +63,13 @@ class RankMemory:
         return self.skeletal + self.rounding_buffers + self.transient
 
     @property
+    def allocated(self) -> int:
+        """What torch's allocator is asked for."""
+        return self.states + self.activations
+
+    @property
     def total(self) -> int:
-        return self.states + self.activations + self.communication + self.context
+        return self.allocated + self.communication + self.context
 
 
 def rank_memory(

@@ -16,6 +16,9 @@ from memo.estimate.host_memory import available_host_bytes
 from memo.executor.host_budget import REMEDIES, Contents, HostBudget, format_records
 from memo.units import format_bytes
 
+_MAP_NORESERVE = 0x4000
+"""Of Linux on x86 and ARM; the module mmap has it from Python 3.13 on."""
+
 
 class HostPool:
     """Records of `record_bytes` bytes each, pinned when the device is CUDA.
@@ -35,8 +38,9 @@ class HostPool:
         self.num_records, self.record_bytes, self._remedy = num_records, record_bytes, REMEDIES[contents]
         if budget is not None:
             budget.draw(contents, record_bytes, num_records)
-        self._arena = self._map()
-        self._unpin = _pin(self, self._arena) if device.type == "cuda" and self.num_bytes else None
+        is_pinned = device.type == "cuda"
+        self._arena = self._map(is_pinned)
+        self._unpin = _pin(self, self._arena) if is_pinned and self.num_bytes else None
 
     @property
     def num_bytes(self) -> int:
@@ -55,11 +59,14 @@ class HostPool:
         self._arena = torch.empty(0, dtype=torch.uint8)
         self.num_records = 0
 
-    def _map(self) -> Tensor:
+    def _map(self, is_pinned: bool) -> Tensor:
+        """Zeros. The thread that touches a page first decides its NUMA node: it is the calling one."""
         if self.num_bytes == 0:
             return torch.empty(0, dtype=torch.uint8)
         try:
-            memory = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # Pinning takes every page at once, in this thread, so nothing is reserved or touched before.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_NORESERVE if is_pinned else 0)
+            memory = mmap.mmap(-1, self.num_bytes, flags=flags)
         except (OSError, OverflowError) as error:
             needs = format_records(self.num_records, self.record_bytes)
             raise HostMemoryError(
@@ -68,8 +75,8 @@ class HostPool:
             ) from None
         # Pages that CUDA reads and writes must stay where they are: after a fork the first write would move them away.
         memory.madvise(mmap.MADV_DONTFORK)
-        # The first touch decides the NUMA node, and torch would touch from its worker threads: numpy does it here.
-        np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
+        if not is_pinned:  # torch would touch from its worker threads, numpy does it here
+            np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
         return torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
 
 
@@ -82,4 +89,10 @@ def _pin(pool: HostPool, arena: Tensor) -> "weakref.finalize[[int], HostPool]":
             f"CUDA cannot pin {format_bytes(arena.numel())} of host memory (cudaHostRegister returned {status}):"
             f" raise the limit of locked memory (ulimit -l), {pool._remedy}"
         )
-    return weakref.finalize(pool, cudart.cudaHostUnregister, arena.data_ptr())
+    return weakref.finalize(pool, _unpin, arena.data_ptr())
+
+
+def _unpin(address: int) -> None:
+    """A run does not wait for its last copies, and CUDA does not promise that this call does."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)

@@ -46,10 +46,19 @@ class Recorder:
     def spans(self) -> list[Span]:
         """Everything seen, in the order of issue, in seconds since the recording began; waits for all copies."""
         self.backend.synchronize()
+        return self.finished()
+
+    def finished(self) -> list[Span]:
+        """As `spans`, of what is over by now; waits for nothing.
+
+        That is all of a training step once the host knows a number that compute made after it: a swap plan brings back
+        within the step whatever it moved out, and compute waited for that.
+        """
         since = self._origin
         return [
             Span(seen.row, seen.step, seen.begin.seconds_since(since), seen.end.seconds_since(since), seen.num_bytes)
             for seen in self._seen
+            if seen.end.is_reached()
         ]
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
@@ -113,7 +122,7 @@ def record(swapper: Swapper, origin: Timestamp | None = None) -> Iterator[Record
     Spans count from `origin`, a timestamp of the engine's backend; default: from now on.
 
     A recording keeps a few numbers for each layer operation, so record single steps of a long run. On CUDA the
-    timestamps are events, read only by `Recorder.spans`; the run is never made to wait for them.
+    timestamps are events, and only `Recorder.spans` waits for them.
     """
     backend = swapper.backend
     recorder = Recorder(backend, swapper.plan, origin)

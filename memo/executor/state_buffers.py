@@ -65,9 +65,13 @@ class StateBuffers:
         self._host_stages = self._make_host_stages(max((b.plan.shard_size for b in uploaded), default=0), narrow)
 
     @property
+    def slots(self) -> list[StateSlot]:
+        """All that lie on the device."""
+        return [*self.weights, *self.gradients, *self.reduced, *self.cast, *self.sum]
+
+    @property
     def device_bytes(self) -> int:
-        slots = [*self.weights, *self.gradients, *self.reduced, *self.cast, *self.sum]
-        return sum(slot.flat.nbytes + (0 if slot.shard is None else slot.shard.nbytes) for slot in slots)
+        return sum(slot.flat.nbytes + (0 if slot.shard is None else slot.shard.nbytes) for slot in self.slots)
 
     @property
     def host_bytes(self) -> int:

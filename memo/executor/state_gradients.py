@@ -59,6 +59,9 @@ class GradientStreamer:
         self._units = units
         self._num_shards = group_size(data_parallel.group)
         self._buffers = StateBuffers(plan, units, data_parallel, poison)
+        made = backend.record(Stream.COMPUTE)  # whoever had this memory before, or fills it now
+        for slot in self._buffers.slots:
+            slot.free = made
         self._written: Event = None  # host memory, by the CPU
         self._pending: _Reduction | None = None
         self._next_reduced = 0
@@ -90,9 +93,9 @@ class GradientStreamer:
             name = partial_name(bucket)
             self.backend.wait(Stream.PREFETCH, self._offloaded[name])
             self.backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, name)
+        # The record is written next when this unit's backward has ended. That waits for the slot, and every offload
+        # for compute, so the offload stream need not wait for this fetch here, which would hold up other offloads.
         slot.filled = self.backend.record(Stream.PREFETCH)
-        # Whoever writes the record next must wait until it was read.
-        self.backend.wait(Stream.OFFLOAD, slot.filled)
 
     def _start_reduction(self, unit: Unit, step: StateStep, slot: StateSlot | None) -> None:
         wholes = [given(b.gradients) for b in unit.buckets] if slot is None else unit.parts(slot.flat)

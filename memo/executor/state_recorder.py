@@ -10,29 +10,54 @@ from memo.executor.states import StateStreamer
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
 
 
-class StateRecorder:
-    """A backend in front of another one that puts timestamps around copies and around waits of the compute stream."""
+class _Spans:
+    """Pairs of timestamps, until they are read."""
 
-    def __init__(self, backend: StreamBackend) -> None:
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Timestamp, Timestamp]] = []
+
+    def add(self, begin: Timestamp, end: Timestamp) -> None:
+        self._pairs.append((begin, end))
+
+    def take_s(self) -> float:
+        """Seconds of those that have ended, together. The others are kept for a later call; waits for nothing."""
+        taken_s, still_open = 0.0, []
+        for begin, end in self._pairs:
+            if end.is_reached():
+                taken_s += end.seconds_since(begin)
+            else:
+                still_open.append((begin, end))
+        self._pairs = still_open
+        return taken_s
+
+
+class StateRecorder:
+    """A backend in front of another one that puts timestamps around copies and around waits of the compute stream.
+
+    What the device has not come to when it is read, such as weights that the optimizer has just sent up, counts when it
+    is read next: nothing is lost, nothing counts twice, and nobody waits.
+    """
+
+    def __init__(self, backend: StreamBackend, earlier: "StateRecorder | None" = None) -> None:
+        """`earlier` recorded an earlier step, and leaves to this one what it could not read."""
         self.backend = backend
-        self._copies: list[tuple[Timestamp, Timestamp]] = []
-        self._waits: list[tuple[Timestamp, Timestamp]] = []
+        self._copies: _Spans = earlier._copies if earlier else _Spans()
+        self._waits: _Spans = earlier._waits if earlier else _Spans()
         self._host_wait_s = 0.0
 
-    def copies_s(self) -> float:
-        """Of both directions, together; waits for the device, as `waited_s`."""
-        self.backend.synchronize()
-        return sum(end.seconds_since(begin) for begin, end in self._copies)
+    def take_copies_s(self) -> float:
+        """Of both directions, together."""
+        return self._copies.take_s()
 
-    def waited_s(self) -> float:
+    def take_waited_s(self) -> float:
         """For which the compute stream, or after the last backward the CPU, stood still for them."""
-        self.backend.synchronize()
-        return self._host_wait_s + sum(end.seconds_since(begin) for begin, end in self._waits)
+        waited_s, self._host_wait_s = self._host_wait_s + self._waits.take_s(), 0.0
+        return waited_s
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         begin = self.backend.timestamp(stream)
         self.backend.copy(stream, dst, src, dst_name, src_name)
-        self._copies.append((begin, self.backend.timestamp(stream)))
+        self._copies.add(begin, self.backend.timestamp(stream))
 
     def record(self, stream: Stream) -> Event:
         return self.backend.record(stream)
@@ -45,7 +70,7 @@ class StateRecorder:
         elif stream is Stream.COMPUTE and event is not None:
             begin = self.backend.timestamp(stream)
             self.backend.wait(stream, event)
-            self._waits.append((begin, self.backend.timestamp(stream)))
+            self._waits.add(begin, self.backend.timestamp(stream))
         else:
             self.backend.wait(stream, event)
 
@@ -63,10 +88,10 @@ class StateRecorder:
 
 
 @contextlib.contextmanager
-def record_states(states: StateStreamer) -> Iterator[StateRecorder]:
-    """Records from here to the end of the block; begin between two steps."""
+def record_states(states: StateStreamer, earlier: StateRecorder | None = None) -> Iterator[StateRecorder]:
+    """Records from here to the end of the block; begin between two steps. `earlier`: see StateRecorder."""
     backend = states.backend
-    recorder = states.backend = StateRecorder(backend)
+    recorder = states.backend = StateRecorder(backend, earlier)
     try:
         yield recorder
     finally:

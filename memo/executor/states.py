@@ -15,7 +15,7 @@ from torch import Tensor
 from memo.errors import PlanError
 from memo.executor.state_buffers import StateSlot
 from memo.executor.state_gradients import GradientStreamer, given, gradient_name, name_of, source_name
-from memo.executor.streams import Event, Stream, StreamBackend
+from memo.executor.streams import Stream, StreamBackend
 from memo.parallel.collectives import all_gather_async
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Bucket, Unit
@@ -41,7 +41,6 @@ class StateStreamer(GradientStreamer):
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
         self._position = 0
         self._is_settled = True  # whether the last step came to the optimizer
-        self._updated: Event = None  # shards on the device, by the optimizer
         data_parallel.mover = self
 
     @property
@@ -89,9 +88,10 @@ class StateStreamer(GradientStreamer):
 
     def forget(self) -> None:
         """Weights may have changed: what slots hold of them is of no use, and who fetches them waits for the change."""
+        # Of shards on the device. Whoever used a slot is done by then, too, also if an exception cut it short.
+        updated = self.backend.record(Stream.COMPUTE)
         for slot in self._buffers.weights:
-            slot.layer = None
-        self._updated = self.backend.record(Stream.COMPUTE)
+            slot.layer, slot.free = None, updated
         self._written = self.backend.record(Stream.HOST)
 
     def _interrupt(self) -> None:
@@ -197,7 +197,6 @@ class StateStreamer(GradientStreamer):
             unused.wait()
         backend.wait(Stream.PREFETCH, slot.free)
         backend.wait(Stream.PREFETCH, self._written)
-        backend.wait(Stream.PREFETCH, self._updated)
         self._spoil(slot)
         shards = self._bring_shards(unit, slot)
         slot.works = []

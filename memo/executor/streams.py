@@ -5,6 +5,7 @@ runs on CUDA streams, on a CPU that imitates them deterministically, and on thre
 """
 
 import contextlib
+import math
 import queue
 import random
 import threading
@@ -38,7 +39,10 @@ Event = Any
 
 
 class Timestamp(Protocol):
-    """A point of one stream in time, known once the stream has come to it (see `synchronize`)."""
+    """A point of one stream in time, known once the stream has come to it."""
+
+    def is_reached(self) -> bool:
+        """Whether it has; waits for nothing."""
 
     def seconds_since(self, earlier: Any) -> float:
         """Seconds from a timestamp of the same backend, of any stream, to this one."""
@@ -121,6 +125,9 @@ class _CudaTimestamp:
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record(stream)
 
+    def is_reached(self) -> bool:
+        return bool(self.event.query())
+
     def seconds_since(self, earlier: "_CudaTimestamp") -> float:
         return earlier.event.elapsed_time(self.event) * 1e-3
 
@@ -133,6 +140,9 @@ class _ClockTimestamp:
 
     def reach(self) -> None:
         self.at_s = time.perf_counter()
+
+    def is_reached(self) -> bool:
+        return not math.isnan(self.at_s)
 
     def seconds_since(self, earlier: "_ClockTimestamp") -> float:
         return self.at_s - earlier.at_s

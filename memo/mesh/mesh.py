@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 from memo.config.derived import rank_from_env, world_size_from_env
 from memo.config.parallel import ParallelConfig
 from memo.config.simulated import run_world_size
-from memo.errors import MemoError
+from memo.errors import EXIT_REFUSED, MemoError
 from memo.mesh.grid import Coordinates, RankGrid
 from memo.mesh.group import AxisGroup, Watch
 from memo.mesh.roll_call import Member, call_roll, open_store
@@ -174,14 +174,21 @@ def init_distributed(device: torch.device, parallel: ParallelConfig) -> World:
 
 
 @contextlib.contextmanager
-def refusals_are_heard(parallel: ParallelConfig) -> Iterator[None]:
-    """Around what may refuse a run on this rank alone, before init_distributed: the others then do not wait for it."""
+def refusals_are_heard(parallel: ParallelConfig | None = None) -> Iterator[None]:
+    """Around what may refuse a run on this rank alone, before init_distributed: the others then do not wait for it.
+
+    `parallel`: None while the flags themselves are read, whose refusal is a SystemExit that has been told.
+    """
     try:
         yield
-    except MemoError as error:
+    except (MemoError, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != EXIT_REFUSED:
+            raise
+        words = str(error) if isinstance(error, MemoError) else "its flags are refused, look at its own message"
         world_size = world_size_from_env()
-        if world_size > 1 and parallel.simulate_world is None and not dist.is_initialized():
+        is_simulated = parallel is not None and parallel.simulate_world is not None
+        if world_size > 1 and not is_simulated and not dist.is_initialized():
             with contextlib.suppress(MemoError, RuntimeError):  # nobody may have come: there is nothing more to do
                 rank = rank_from_env()
-                call_roll(open_store(rank, REFUSAL_PATIENCE), rank, world_size, REFUSAL_PATIENCE, str(error))
+                call_roll(open_store(rank, REFUSAL_PATIENCE), rank, world_size, REFUSAL_PATIENCE, words)
         raise

@@ -78,13 +78,20 @@ class Presence:
         """Tell that this rank is not needed any more, or has heard of the loss."""
         self.store.set(f"done/{self.rank}", "")
 
-    def wait_for_readers(self, timeout_s: float) -> None:
-        """A store that this rank keeps ends with it: first let the others read what they still need."""
+    def wait_for_readers(self, silence_s: float) -> None:
+        """A store that this rank keeps ends with it: first let the others read what they still need.
+
+        Returns when all are done, or when of those that are not none has been heard of for `silence_s`.
+        """
         if self.rank != 0 or is_kept_by_torchrun():
             return
-        deadline_s = time.monotonic() + timeout_s
-        everyone = [f"done/{rank}" for rank in range(len(self.members))]
-        while not self.store.check(everyone) and time.monotonic() < deadline_s:
+        others, heard, heard_s = [*range(len(self.members))], list[bytes](), time.monotonic()
+        while others := [rank for rank in others if not self._is_done(rank)]:
+            numbers = [self._number(rank) for rank in others]
+            if numbers != heard:
+                heard, heard_s = numbers, time.monotonic()
+            elif time.monotonic() - heard_s > silence_s:
+                return
             time.sleep(PULSE_S / 20)
 
     def lost(self) -> Loss | None:

@@ -26,12 +26,31 @@ class RopeTable:
         return RopeTable(self.cos[tokens], self.sin[tokens])
 
 
+class Rope:
+    """Makes the tables of one model.
+
+    The frequencies are computed on the CPU, so that every device has the same bits, and stay where the first positions
+    were: a copy in every forward would make the host wait for all work that is queued on the device.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        self.config, self.dtype = config, dtype
+        self._kept: tuple[Tensor, float] | None = None
+
+    def table(self, positions: Tensor) -> RopeTable:
+        """For positions [s, b] (int64)."""
+        if self._kept is None or self._kept[0].device != positions.device:
+            frequencies, scale = rope_frequencies(self.config)
+            self._kept = frequencies.to(positions.device), scale
+        frequencies, scale = self._kept
+        angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
+        angles = angles.unsqueeze(2)
+        return RopeTable((angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype))
+
+
 def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> RopeTable:
-    """Table for positions [s, b] (int64)."""
-    frequencies, scale = rope_frequencies(config)
-    angles = positions.to(torch.float64).unsqueeze(-1) * frequencies.to(positions.device)
-    angles = angles.unsqueeze(2)
-    return RopeTable((angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype))
+    """One table alone, for positions [s, b] (int64)."""
+    return Rope(config, dtype).table(positions)
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLayer
-from memo.model.rope import rope_table
+from memo.model.rope import Rope
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.loss import greedy_tokens, linear_cross_entropy
 from memo.parallel.shards import Shard, empty_parameter, whole
@@ -134,6 +134,7 @@ class TransformerChunk(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.dtype, self.layer_indices = parts.config, parts.dtype, layers
+        self.rope = Rope(parts.config, parts.dtype) if parts.config.position_embedding_type == "rope" else None
         self.embedding = Embedding(parts, max_positions) if first else None
         self.layers = nn.ModuleList(TransformerLayer(parts, index) for index in layers)
         tie = self.embedding is not None and not parts.config.untie_embeddings_and_output_weights
@@ -159,9 +160,7 @@ class TransformerChunk(nn.Module):
 
     def context(self, batch: Microbatch) -> LayerContext:
         """What every layer needs to know of a microbatch."""
-        rope = None
-        if self.config.position_embedding_type == "rope":
-            rope = rope_table(self.config, batch.attention_positions, self.dtype)
+        rope = None if self.rope is None else self.rope.table(batch.attention_positions)
         return LayerContext(rope, batch.documents)
 
 

@@ -238,9 +238,9 @@ class ShardedDataParallel:
         return total.sqrt()
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply this rank's gradient shards by a scalar tensor."""
+        """Multiply this rank's gradient shards by a scalar of their dtype, which lies on the host wherever they are."""
         for bucket in self.buckets:
-            bucket.gradient_shard.mul_(factor.to(bucket.gradient_shard))
+            bucket.gradient_shard.mul_(factor)
 
     def publish_weights(self, buckets: Sequence[Bucket] | None = None) -> None:
         """Weights from the updated master shards, of all buckets or these: cast, then gathered over dp x cp.

@@ -9,11 +9,11 @@ import torch._C._autograd as autograd
 import torch._C._profiler as profiler
 from torch import Tensor
 
-from memo.estimate.cpu.products import Product, Scratch, uncounted
+from memo.estimate.program.products import Product, Scratch, uncounted
 
 
 def scratch_on_this_cpu(dtype: torch.dtype) -> Scratch:
-    """For memo.estimate.cpu.memory: bytes beside the result, of operands of `dtype`, with torch's threads as they are.
+    """For memo.estimate.program.memory: bytes beside the result, of operands of `dtype`, with the threads of torch.
 
     A product is run when it is first asked for, and remembered. Nothing is counted of one that memory does not suffice
     for (the step that follows says so), nor where torch no longer has the profiler that this takes.

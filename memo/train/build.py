@@ -37,6 +37,7 @@ from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import state_plan
 from memo.planner.swap import LayerOp, breadth_first_ops, layer_ops
 from memo.train import swap
+from memo.train.agreement import Agreement
 from memo.train.breadth_first import run_breadth_first, tied_weight
 from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
@@ -64,17 +65,23 @@ class ParallelModel:
     dtype: torch.dtype
     device: torch.device
 
-    def train_step(self, batches: list[Microbatch], lr: float) -> tuple[Tensor, float, bool]:
+    def train_step(
+        self, batches: list[Microbatch], lr: float, agreement: Agreement | None = None
+    ) -> tuple[Tensor, float, bool]:
         """One iteration, as memory is planned for it: gradients of one global batch, then the optimizer's step.
 
-        Returns (this rank's share of the loss, gradient norm before clipping, updated).
+        `agreement` tells the ranks of it, in the one wait for the gradient norm. Returns (this rank's share of the
+        loss, gradient norm before clipping, updated).
         """
         iteration = contextlib.nullcontext() if self.transients is None else self.transients.iteration()
         with iteration, self.optimizer.updating(lr, self.states):
             loss_sum = self.forward_backward(batches)
             self._begin_phase("optimizer")
             with self.mesh.watch.work("optimizer"):
-                return loss_sum, *self.optimizer.step(lr)
+                if agreement is None:
+                    return loss_sum, *self.optimizer.step(lr)
+                agreement.send(loss_sum)
+                return loss_sum, *self.optimizer.step(lr, agreement.read)
 
     def forward_backward(self, batches: list[Microbatch]) -> Tensor:
         """Gradients of one global batch, reduced; returns this rank's share of the loss (see Microbatch)."""

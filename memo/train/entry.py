@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from memo.config.flags import load_run
 from memo.errors import exit_on_error, is_reporting_rank
+from memo.mesh import refusals_are_heard
 from memo.train.stop import GracefulStop
 from memo.train.trainer import Trainer
 
@@ -16,7 +17,8 @@ def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None) ->
     and the exit status that memo.errors says. `stop` may listen already; from here on, to the end of close(), it does.
     """
     with exit_on_error(is_reporting_rank()), (stop or GracefulStop()).listening() as stop:
-        config = load_run(sys.argv[1:] if argv is None else argv)
+        with refusals_are_heard():
+            config = load_run(sys.argv[1:] if argv is None else argv)
         with Trainer(config=config, stop=stop) as trainer:
             trainer.print_header()
             trainer.train()

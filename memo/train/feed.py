@@ -46,11 +46,15 @@ class Feed:
             collate([checked_sample(self.dataset, index, self.vocab_size) for index in group]) for group in indices
         ]
         if per_token:
-            return [self._microbatch(batch, 1.0) for batch in batches]
+            return [self._microbatch(batch) for batch in batches]
         counted = torch.tensor(sum(float(b.loss_mask.sum()) for b in batches), dtype=torch.float64)
-        total = all_reduce(counted.to(self.device), self.mesh.dp).item()
-        # A global batch whose every label is masked teaches nothing, and must not divide by zero.
-        return [self._microbatch(batch, max(total, 1.0)) for batch in batches]
+        # A global batch whose every label is masked teaches nothing, and must not divide by zero. The sum over all
+        # ranks stays on the device: the host need not know it.
+        total = all_reduce(self._on_device(counted), self.mesh.dp).clamp_(min=1.0)
+        microbatches = [self._microbatch(batch) for batch in batches]
+        for microbatch in microbatches:
+            microbatch.loss_weight.div_(total)
+        return microbatches
 
     def peek(self) -> list[Microbatch]:
         """What `next_global_batch` will return, without advancing."""
@@ -63,17 +67,25 @@ class Feed:
         """[b, s] of the whole sequence -> this rank's tokens [s / cp, b] in the order of its microbatches."""
         return self._own(rows, self.shard_order)
 
-    def _microbatch(self, batch: Batch, num_tokens: float) -> Microbatch:
+    def _microbatch(self, batch: Batch) -> Microbatch:
+        """Weighted by the loss mask itself."""
         positions = torch.from_numpy(batch.positions)
         return Microbatch(
             tokens=self._own(torch.from_numpy(batch.tokens), self.shard_order),
             labels=self._own(torch.from_numpy(batch.labels), self.shard_order),
             positions=self._own(positions, self.shard_order),
-            loss_weight=self._own(torch.from_numpy(batch.loss_mask).double() / num_tokens, self.shard_order),
+            loss_weight=self._own(torch.from_numpy(batch.loss_mask).double(), self.shard_order),
             attention_positions=self._own(positions, self.attention_order),
             documents=batch.cu_seqlens,
         )
 
     def _own(self, rows: Tensor, order: Tensor) -> Tensor:
         """[b, s] of the whole sequence -> this rank's tokens [s / cp, b] in one of the two orders."""
-        return rows[:, order].t().contiguous().to(self.device, non_blocking=True)
+        return self._on_device(rows[:, order].t().contiguous())
+
+    def _on_device(self, x: Tensor) -> Tensor:
+        """Copied beside what the host does next, which only pinned memory allows; not copied on a CPU.
+
+        torch gives a pinned block to nobody else before the copies from it are over.
+        """
+        return (x.pin_memory() if self.device.type == "cuda" else x).to(self.device, non_blocking=True)

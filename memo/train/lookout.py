@@ -36,8 +36,11 @@ HANG_SHARE = 0.8
 """Of the time that a message may wait: after which a step that stands still shows its stacks."""
 _TICK_S = 0.25
 
-_MESSAGE_WORDS = ("gloo/", "NCCL", "TCPStore", "DistBackendError", "DistNetworkError", "DistStoreError")
-"""One of them is in every error of a message between ranks that failed."""
+_MESSAGE_WORDS = (
+    *("gloo/", "Gloo", "pair closure", "closed by peer", "Socket closed"),
+    *("NCCL", "TCPStore", "DistBackendError", "DistNetworkError", "DistStoreError"),
+)
+"""One of them is in every error of a message between ranks that failed; not all of gloo's name their source file."""
 _TIMEOUT_WORDS = ("Timed out", "timed out", "timeout", "Timeout")
 
 
@@ -58,24 +61,25 @@ class Lookout:
             hosts = [member.host for member in world.members] or [host_name()] * world.size
             names = [_name_of(rank, host, grid.coordinates(rank)) for rank, host in enumerate(hosts)]
             self.name = names[world.rank]
+            self._store = world.store  # that of rank 0 may be the server itself, which all need until they are done
             if world.store is not None:
                 store = PrefixStore("presence", world.store.clone())  # type: ignore[attr-defined]
                 self._presence = Presence(store, world.rank, world.members, names, config.parallel.distributed_timeout)
         path = config.logging.heartbeat_file
         self._heartbeat = Heartbeat(path) if path is not None and (world.rank == 0 or self.name is None) else None
         self._loss: Loss | None = None
-        self._heard, self._stop = threading.Event(), threading.Event()
+        self._heard, self._pulse_stop, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._must_end_s: float | None = None
         self._last_words = ""
         self._suspects = self._is_over = False
         self._pulse_s = time.monotonic()
         self._doing, self._since_s, self._has_shown = "", 0.0, False
-        self._threads = [threading.Thread(target=self._guard, name="memo-guard", daemon=True)]
+        self._guard_thread = threading.Thread(target=self._guard, name="memo-guard", daemon=True)
+        self._guard_thread.start()
         if self._presence is not None:
             pulse = functools.partial(self._keep_pulse, self._presence)
-            self._threads.append(threading.Thread(target=pulse, name="memo-pulse", daemon=True))
-        for thread in self._threads:
-            thread.start()
+            self._pulse_thread = threading.Thread(target=pulse, name="memo-pulse", daemon=True)
+            self._pulse_thread.start()
 
     # What the main thread says.
 
@@ -108,7 +112,7 @@ class Lookout:
         if self._is_over or _is_orderly(error):
             return error
         self._is_over = True
-        words = _message_failure(error)
+        words = message_failure(error)
         if self._presence is not None:
             lost = None if words is None else self._who_left(words)
             error = error if lost is None else lost
@@ -128,23 +132,28 @@ class Lookout:
                 error.is_known = first.rank != self.rank and first.why == why
 
     def close(self) -> None:
-        """Leave, in order unless an error was explained, and end the threads; a second call does nothing."""
+        """Leave, in order unless an error was explained, and end the threads; a second call does nothing.
+
+        The pulse ends first, so that being done is the last thing which the store hears of this rank: rank 0 may then
+        end the store.
+        """
         if self._stop.is_set():
             return
         if self._presence is not None:
+            self._pulse_stop.set()
+            self._pulse_thread.join(timeout=GRACE_S)
             with contextlib.suppress(RuntimeError):
                 self._presence.leave_in_order()
                 self._presence.wait_for_readers(GRACE_S)
         self._stop.set()
-        for thread in self._threads:
-            thread.join(timeout=GRACE_S)
+        self._guard_thread.join(timeout=GRACE_S)
 
     # The pulse.
 
     def _keep_pulse(self, presence: Presence) -> None:
         census: tuple[float, list[bytes]] | None = None
         try:
-            while not self._stop.wait(PULSE_S / 10 if self._suspects else PULSE_S):
+            while not self._pulse_stop.wait(PULSE_S / 10 if self._suspects else PULSE_S):
                 since_s, self._pulse_s = time.monotonic() - self._pulse_s, time.monotonic()
                 presence.beat()
                 loss = presence.lost() or presence.look_around(since_s)
@@ -158,7 +167,7 @@ class Lookout:
                     presence.leave_in_order()
                     return
         except RuntimeError as error:
-            if not self._stop.is_set():
+            if not self._pulse_stop.is_set():
                 self._hear(presence.keeper_gone(error))
 
     def _hear(self, loss: Loss) -> None:
@@ -198,9 +207,10 @@ class Lookout:
             now_s = time.monotonic()
             if self._heartbeat is not None:
                 self._heartbeat.write()
-            if self._presence is not None and now_s - self._pulse_s > self._timeout_s + GRACE_S:
+            hears = None if self._pulse_stop.is_set() else self._presence
+            if hears is not None and now_s - self._pulse_s > self._timeout_s + GRACE_S:
                 self._pulse_s = now_s
-                self._hear(self._presence.keeper_gone(TimeoutError("it does not answer")))
+                self._hear(hears.keeper_gone(TimeoutError("it does not answer")))
             if self._must_end_s is not None and now_s > self._must_end_s:
                 self._end()
             if self._doing and not self._has_shown and now_s - self._quiet_since_s() > self._hang_s():
@@ -249,7 +259,7 @@ def _is_orderly(error: BaseException) -> bool:
     return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
-def _message_failure(error: BaseException) -> str | None:
+def message_failure(error: BaseException) -> str | None:
     """The words of the failed message that an error, or what it came from, speaks of; None: it speaks of none."""
     seen: BaseException | None = error
     while seen is not None:

@@ -103,18 +103,19 @@ class Optimizer:
     def segments(self) -> list[MasterSegment]:
         return [segment for part in self.parts for segment in part.segments]
 
-    def step(self, lr: float) -> tuple[float, bool]:
+    def step(self, lr: float, read: Callable[[Tensor], float] = Tensor.item) -> tuple[float, bool]:
         """Clip, update, publish the new weights. Returns (gradient norm before clipping, updated).
 
-        A step whose gradient norm is not finite is skipped on every rank: weights and moments stay.
+        A step whose gradient norm is not finite is skipped on every rank: weights and moments stay. `read` brings the
+        norm, an fp64 scalar, to the host, which waits for the device here and nowhere else.
         """
         data_parallel = self.data_parallel
         if data_parallel.mover is not None:
             data_parallel.mover.await_gradients()
-        norm = data_parallel.gradient_norm()
+        norm_value = read(data_parallel.gradient_norm())
         # Made also where it is not used: every step asks for the same memory, and a plan of one is a plan of all.
-        factor = (self.config.clip_grad / (norm + 1e-6)).to(data_parallel.buckets[0].gradient_shard.dtype)
-        norm_value = norm.item()
+        dtype = data_parallel.buckets[0].gradient_shard.dtype
+        factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=dtype)
         done = [] if self._early is None else self._early.finish()
         if not math.isfinite(norm_value):
             if done:

@@ -4,6 +4,7 @@ import configparser
 import contextlib
 import netrc
 import os
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -63,7 +64,7 @@ def _check_save(config: RunConfig) -> None:
 def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
     """Raises ConfigError when the path that `flag` gives, if it does, cannot become a file or directory.
 
-    It is tried: the directory is there afterwards, or that of the file.
+    It is tried: the directory is there afterwards, or that of the file, which itself is not made.
     """
     if value is None:
         return
@@ -76,12 +77,21 @@ def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
         raise ConfigError(f"{flag} {value}: {nearest} is no {kind} that can be written: give another path")
     try:
         os.makedirs(path if is_directory else os.path.dirname(path), exist_ok=True)
-        if not is_directory and nearest != path:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
-            os.unlink(path)
+        if not is_directory and not _is_there(path):
+            folder = os.path.dirname(os.path.realpath(path))  # the path may be a link that leads to nothing yet
+            tempfile.TemporaryFile(dir=folder).close()  # not the file itself: all ranks try at one time
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{flag} {value} cannot be made ({reason}): give another path") from None
+
+
+def _is_there(path: str) -> bool:
+    """Raises OSError or ValueError for a name that no file of this folder can have."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _check_wandb(project: str) -> None:

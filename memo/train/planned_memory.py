@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.allocator.statistics import Statistics
 from memo.artifacts.memory_plan import MemoryPlan
@@ -76,6 +78,8 @@ class Transients:
         self.foresee(run_iteration, run)
         if self.planned is None or self.allocator is None:
             return
+        if self.allocator.device == "cuda":
+            torch.cuda.empty_cache()  # what recording took of the device must not lie beside the arena, unused
         try:
             self.allocator.use(self.planned.plan)
         except PlanError as error:

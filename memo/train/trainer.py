@@ -11,7 +11,6 @@ from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from memo.checkpoint import RunState
 from memo.checkpoint.owner import Claim
@@ -23,6 +22,7 @@ from memo.errors import ClosedError, ConfigError, MemoError
 from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_heard
 from memo.parallel.collectives import all_reduce
 from memo.parallel.replicas import check_replicas
+from memo.train.agreement import Agreement
 from memo.train.build import ParallelModel, build, build_mesh, rank_grid
 from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
@@ -34,6 +34,7 @@ from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import describe_run
+from memo.train.same_flags import check_same_flags
 from memo.train.setup import DataSource, Prepared, agreed, open_dataset, prepare
 from memo.train.skips import check_skips
 from memo.train.stop import GracefulStop
@@ -99,11 +100,13 @@ class Trainer:
         self._train_feed: Feed | None = None
         self._owned: Claim | None = None
         self._persistence: Persistence | None = None
+        self._agreement: Agreement | None = None
         self._lookout: Lookout | None = None
         try:
             world = init_distributed(device, self.config.parallel)
             self._lookout = Lookout(self.config, world, rank_grid(self.config, world.size))
             with self._lookout.telling(has_started=False):
+                check_same_flags(self.config, world)
                 self._build(prepared, device, world)
         except BaseException:
             self.close()
@@ -120,6 +123,7 @@ class Trainer:
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
         self._persistence = Persistence(self.config, self.parts, self.feed, self._owned)
+        self._agreement = Agreement(mesh, self._stop, lambda: self.persistence.failed)
         self._load()
         self._plan_transients()
 
@@ -145,15 +149,17 @@ class Trainer:
         """One optimizer step on the next global batch; collective over all ranks."""
         start_s = time.perf_counter()
         self.lookout.begin(f"step {self.iteration + 1}")
-        batches = self.feed.next_global_batch()
+        batches, agreement = self.feed.next_global_batch(), _open(self._agreement)
         lr = learning_rate(self.config, self.iteration + 1)
         with self._meter.step(self.parts, self.iteration + 1) as copies:
-            loss_sum, grad_norm, updated = self.parts.train_step(batches, lr)
+            _, grad_norm, updated = self.parts.train_step(batches, lr, agreement)
         self.iteration += 1
         self.optimizer_steps += updated
         self.skipped += not updated
         self.consecutive_skips = 0 if updated else self.consecutive_skips + 1
-        loss = self._agree(loss_sum)
+        loss, self._stop.agreed = agreement.loss, agreement.stops
+        if agreement.failed:
+            self.persistence.finish()
         self.nan += math.isnan(loss)
         self.lookout.complete(self.iteration)
         return self._record(loss, grad_norm, lr, time.perf_counter() - start_s, copies)
@@ -243,7 +249,7 @@ class Trainer:
                 with lookout.telling(), self._stop.listening():
                     persistence.finish()
         finally:
-            persistence = self._parts = self._train_feed = None
+            persistence = self._parts = self._train_feed = self._agreement = None
             if self._owned is not None:
                 self._owned.release()
             if self._owns_groups:
@@ -325,7 +331,7 @@ class Trainer:
         return record
 
     def _is_stop_requested(self) -> bool:
-        """Of any rank, before the first step; later `_agree` asks in a message that every step sends."""
+        """Of any rank, before the first step; later the Agreement asks in a message that every step sends."""
         asked = torch.tensor(float(self._stop.requested), dtype=torch.float64, device=self.parts.device)
         return bool(all_reduce(asked, self.mesh.world) > 0)
 
@@ -337,20 +343,6 @@ class Trainer:
         if self.eval_data is None:
             raise ConfigError("evaluate() needs evaluation data: give --eval-data-path or eval_data=")
         return self._feed(self.eval_data)
-
-    def _agree(self, loss_sum: Tensor) -> float:
-        """The loss of the global batch from each rank's share; tp ranks hold the same, so one of them counts.
-
-        In the same message: was any rank asked to stop? Then all do, after the same step. Has any learned that a
-        checkpoint could not be written? Then all raise that CheckpointError.
-        """
-        counted = loss_sum.double() * (self.mesh.at.tp == 0)
-        asked = [torch.full_like(counted, float(flag)) for flag in (self._stop.requested, self.persistence.failed)]
-        loss, stop, failed = all_reduce(torch.stack([counted, *asked]), self.mesh.world).tolist()
-        self._stop.agreed = stop > 0
-        if failed > 0:
-            self.persistence.finish()
-        return float(loss)
 
     def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float, copies: CopyTimes) -> StepRecord:
         return StepRecord(
@@ -381,7 +373,7 @@ class Trainer:
             batches = self.feed.peek()
             run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
             with self.parts.optimizer.rehearsing():
-                self.parts.transients.plan(lambda: self.parts.train_step(batches, lr=0.0), run)
+                self.parts.transients.plan(lambda: self.parts.train_step(batches, 0.0, _open(self._agreement)), run)
 
     def _report_evaluation(self, reporter: Reporter) -> None:
         if not self.config.training.eval_positions:

@@ -15,13 +15,12 @@ from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
 from memo.attention.select import Choice
 from memo.config import RunConfig
-from memo.estimate.cpu.memory import cpu_memory
 from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.own_memory import own_memory
 from memo.estimate.parameters import count_parameters
-from memo.estimate.rank_memory import rank_memory
-from memo.estimate.shapes import shape_of
+from memo.estimate.program.memory import program_memory
 from memo.executor.recorder import record
-from memo.executor.state_recorder import record_states
+from memo.executor.state_recorder import StateRecorder, record_states
 from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
 from memo.train.build import ParallelModel
@@ -79,13 +78,15 @@ class Meter:
 
     Args:
         interval: steps between two whose copies are timed. Timing puts a few timestamps around each layer and copy
-            and waits for nothing: on CUDA they are events that are read when the step is over.
+            and waits for nothing: on CUDA they are events, and those that have not happened when the step is over are
+            read with the next timed one.
     """
 
     def __init__(self, device: torch.device, interval: int) -> None:
         self.device, self.interval = device, interval
         self._bare_bytes = 0 if device.type == "cuda" else max(resident_bytes(), RUNTIME_BYTES["cpu"])
         self._forecast: dict[str, int] | None = None
+        self._states: StateRecorder | None = None  # of the last timed step
 
     @contextlib.contextmanager
     def step(self, parts: ParallelModel, iteration: int) -> Iterator["CopyTimes"]:
@@ -96,12 +97,13 @@ class Meter:
             return
         with contextlib.ExitStack() as stack:
             swaps = None if parts.swap is None else stack.enter_context(record(parts.swap.swapper))
-            states = None if parts.states is None else stack.enter_context(record_states(parts.states))
+            if parts.states is not None:
+                self._states = stack.enter_context(record_states(parts.states, self._states))
             yield times
         if swaps is not None:
-            times.read(swaps.spans())
-        if states is not None:
-            times.state_copies_s, times.state_wait_s = states.copies_s(), states.waited_s()
+            times.read(swaps.finished())
+        if self._states is not None:
+            times.state_copies_s, times.state_wait_s = self._states.take_copies_s(), self._states.take_waited_s()
             times.host_update_s = parts.optimizer.host_update_s
 
     def figures(self, parts: ParallelModel, copies: "CopyTimes") -> dict[str, Any]:
@@ -164,9 +166,9 @@ def resident_bytes() -> int:
 def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
     """Bytes of this rank by component at the peak of a step, from the second step on, by estimate and swap plan.
 
-    On a CPU what torch's allocator is asked for (memo.estimate.cpu.memory, which knows no other requests), with what
-    matrix products are measured to take on this very CPU, and the process as `runtime` beside it; on CUDA the
-    calibrated estimate (memo.estimate.rank_memory).
+    What torch's allocator is asked for (memo.estimate.program.memory, which knows no other requests). On a CPU with
+    what matrix products are measured to take on this very CPU, and the process as `runtime` beside it; on CUDA with
+    what torch does not see as `context` (memo.estimate.own_memory).
     """
     chosen, stage, world_size = parts.chosen_swap, parts.mesh.at.pp, parts.mesh.grid.world_size
     swaps = chosen is not None and not chosen.solution.moves_nothing_is_best
@@ -174,15 +176,14 @@ def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
     buffers, host = (
         (chosen.solution.device_bytes, chosen.solution.host_bytes) if chosen is not None and swaps else (0, 0)
     )
+    plain = config if swaps else config.override({"offload_alpha": "off"})
     if parts.device.type == "cuda":
-        shape = shape_of(config.model, "", config.data.seq_length)
-        rank = rank_memory(config, shape, world_size, stage, moved=moved)
+        rank = own_memory(plain, world_size, stage, moved=moved)
         states = {"weights": rank.weights, "gradients": rank.gradients, "optimizer": rank.optimizer}
         transient = rank.skeletal + rank.transient + rank.communication
         other = {"context": rank.context}
     else:
-        plain = config if swaps else config.override({"offload_alpha": "off"})
-        cpu = cpu_memory(plain, world_size, stage, moved, scratch_on_this_cpu(parts.dtype))
+        cpu = program_memory(plain, world_size, stage, moved, scratch_on_this_cpu(parts.dtype))
         held = cpu.states
         states = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.masters + held.moments}
         transient = cpu.moment.num_bytes

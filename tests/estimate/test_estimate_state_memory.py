@@ -10,9 +10,9 @@ from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate import admit, estimate_memory
 from memo.estimate.buckets import Parameter, pack, rank_units
-from memo.estimate.cpu.memory import cpu_memory
-from memo.estimate.cpu.states import rank_states
 from memo.estimate.placement import StatePlacement, placement_of
+from memo.estimate.program.memory import program_memory
+from memo.estimate.program.states import rank_states
 from memo.estimate.rank_memory import node_host_bytes, rank_memory
 from memo.estimate.shapes import shape_of
 from memo.estimate.state_memory import StateBytes, state_bytes
@@ -119,7 +119,7 @@ def test_the_estimates_take_them_in(shares: dict[str, Any], values: dict[str, An
     """To the byte on a CPU, on GPUs but for padding."""
     config = run(**values, **shares)
     for stage in range(config.parallel.pp):
-        found, memory = state_bytes(config, 4, stage), cpu_memory(replace_alpha(config), 4, stage)
+        found, memory = state_bytes(config, 4, stage), program_memory(replace_alpha(config), 4, stage)
         assert memory.states.total == found.device and memory.states.host == found.host
         assert sum(memory.components.values()) == memory.total
         on_gpu = config.override({"device": "cuda"})
@@ -147,8 +147,8 @@ def test_places_of_buckets_follow_the_layers_of_each_chunk() -> None:
 
 def test_a_cap_on_the_device_is_refused_with_the_bytes_and_what_fits_is_named() -> None:
     config = replace_alpha(run(hidden_size=512, num_layers=8, seq_length=64, params_dtype="bf16"))
-    resident = cpu_memory(config, 1, 0).total
-    streamed = cpu_memory(config.override({"offload_states": "all"}), 1, 0).total
+    resident = program_memory(config, 1, 0).total
+    streamed = program_memory(config.override({"offload_states": "all"}), 1, 0).total
     assert streamed < resident / 3
     cap = streamed / GIB * 1.001
     with pytest.raises(ResourceError) as refused:

@@ -100,6 +100,7 @@ class FakeCudart:
         self.status = status
         self.registered: dict[int, int] = {}
         self.num_unregistered = 0
+        self.waits: list[int] = []
 
     def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
         if self.status == 0:
@@ -115,7 +116,8 @@ class FakeCudart:
 @pytest.mark.parametrize("by", ["close", "dropping it"])
 def test_pinned_while_it_lives(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     cudart = FakeCudart(0)
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: cudart))
+    cuda = SimpleNamespace(cudart=lambda: cudart, synchronize=lambda: cudart.waits.append(len(cudart.registered)))
+    monkeypatch.setattr(torch, "cuda", cuda)
     pool = HostPool(3, 1000, CUDA)
     assert cudart.registered == {pool.record(0).data_ptr(): 3000}
     if by == "close":
@@ -124,6 +126,7 @@ def test_pinned_while_it_lives(monkeypatch: pytest.MonkeyPatch, by: str) -> None
     del pool
     gc.collect()
     assert cudart.registered == {} and cudart.num_unregistered == 1
+    assert cudart.waits == [1]  # for copies, while it still was
 
 
 def test_pinning_that_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

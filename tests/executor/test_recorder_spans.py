@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memo.executor.checker import Checked
 from memo.executor.recorder import record
+from memo.executor.state_recorder import StateRecorder
 from memo.executor.streams import (
     COPY_STREAMS,
     AccessMode,
@@ -42,7 +43,9 @@ def record_steps(name: str, backend: StreamBackend, num_steps: int = 2, poison: 
             layers.step()
             layers.swapper.next_step()
     assert layers.wrong == []
-    return recorder.spans()
+    finished, spans = recorder.finished(), recorder.spans()
+    assert finished == spans  # a step leaves nothing on its way, so a log need not wait
+    return spans
 
 
 @pytest.mark.parametrize("poison", [False, True])
@@ -156,6 +159,30 @@ def test_a_step_that_was_cut_short_leaves_no_half_operation() -> None:
     assert steps == [*plan.steps[:3], *plan.steps]
 
 
+def test_what_has_not_ended_is_not_waited_for() -> None:
+    swapper = make_swapper(swap_plan(SCHEDULES["1 stage, 6 layers, 1 microbatch"]), VirtualStreams("lazy"))
+    layers = Layers(swapper)
+    with record(swapper) as recorder:
+        layers.step(stop_after=1)
+    assert Counter(span.row for span in recorder.finished()) == {"compute": 1}
+    assert Counter(span.row for span in recorder.spans()) == {"compute": 1, "offload": 1}
+
+
+def test_copies_of_states_count_once_when_they_have_ended() -> None:
+    """Of the lazy kind: what nobody waits for has not run."""
+    backend = VirtualStreams("lazy")
+    source, target = torch.ones(2), torch.zeros(2)
+    first = StateRecorder(backend)
+    first.copy(Stream.PREFETCH, target, source, "", "")
+    assert first.take_copies_s() == 0.0
+    assert target.tolist() == [0, 0]
+    second = StateRecorder(backend, first)
+    second.wait(Stream.COMPUTE, second.record(Stream.PREFETCH))
+    assert second.take_copies_s() > 0.0
+    assert second.take_waited_s() > 0.0
+    assert second.take_copies_s() == second.take_waited_s() == 0.0
+
+
 def test_the_backend_comes_back_even_after_an_error() -> None:
     swapper = make_swapper(swap_plan(SCHEDULES["1 stage, 6 layers, 1 microbatch"]), VirtualStreams())
     backend = swapper.backend
@@ -204,6 +231,9 @@ def test_cuda_timestamps_are_timing_events_on_their_streams(monkeypatch: pytest.
         def record(self, stream: str) -> None:
             self.at_ms = {"current": 2.0, "copy": 5.5}[stream]
 
+        def query(self) -> bool:
+            return self.at_ms < 5.0
+
         def elapsed_time(self, later: "FakeEvent") -> float:
             return later.at_ms - self.at_ms
 
@@ -214,3 +244,4 @@ def test_cuda_timestamps_are_timing_events_on_their_streams(monkeypatch: pytest.
     compute, offload = backend.timestamp(Stream.COMPUTE), backend.timestamp(Stream.OFFLOAD)
     assert offload.seconds_since(compute) == pytest.approx(3.5e-3)
     assert compute.seconds_since(offload) == pytest.approx(-3.5e-3)
+    assert compute.is_reached() and not offload.is_reached()

@@ -142,6 +142,28 @@ def test_who_has_left_in_order_is_not_missed(server: dist.TCPStore) -> None:
     assert ranks[0].silent_since(ranks[0].numbers()) is None
 
 
+def test_who_keeps_the_store_stays_while_another_lives_and_is_not_done(server: dist.TCPStore) -> None:
+    ranks = presences(server, 3, {})
+    stays = threading.Thread(target=ranks[0].wait_for_readers, args=(2.0,), daemon=True)
+    ranks[0].leave_in_order()
+    ranks[1].leave_in_order()
+    stays.start()
+    for _ in range(30):  # for 3 s
+        ranks[2].beat()
+        stays.join(timeout=0.1)
+        assert stays.is_alive()
+    ranks[2].leave_in_order()
+    stays.join(timeout=60.0)
+    assert not stays.is_alive()
+
+
+def test_who_keeps_the_store_does_not_stay_for_the_silent(server: dist.TCPStore) -> None:
+    ranks = presences(server, 2, {})
+    ranks[1].beat()
+    ranks[0].leave_in_order()
+    ranks[0].wait_for_readers(0.2)
+
+
 def test_a_census_names_those_whose_numbers_stand(server: dist.TCPStore) -> None:
     ranks = presences(server, 4, {})
     before = ranks[0].numbers()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memo.estimate.cpu.products import Linear, Product
+from memo.estimate.program.products import Linear, Product
 from memo.profiler import product_scratch
 from memo.profiler.product_scratch import scratch_on_this_cpu
 

@@ -10,7 +10,7 @@ from ranks import run_ranks
 import memo
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
-from memo.estimate.cpu.memory import cpu_memory
+from memo.estimate.program.memory import program_memory
 from memo.units import GIB
 
 SCALARS_BYTES = 8192
@@ -24,7 +24,7 @@ def configuration(**changes: Any) -> RunConfig:
     return RunConfig(model=preset("gpt-tiny")).override(values | changes)
 
 
-CAP_BYTES = cpu_memory(configuration(), 1, 0).states.total // 5
+CAP_BYTES = program_memory(configuration(), 1, 0).states.total // 5
 CAPPED: dict[str, Any] = {"device_memory_gb": CAP_BYTES / GIB}
 
 
@@ -38,14 +38,15 @@ def train(**changes: Any) -> tuple[list[float], int, int, memo.RunConfig]:
         losses = [trainer.step().lm_loss]
         counter.take_peak_bytes()
         losses += [trainer.step().lm_loss for _ in range(2)]
-        return losses, counter.take_peak_bytes(), cpu_memory(trainer.config, 1, 0).total, trainer.config
+        return losses, counter.take_peak_bytes(), program_memory(trainer.config, 1, 0).total, trainer.config
 
 
 def test_it_is_refused_with_the_numbers() -> None:
     with pytest.raises(ResourceError) as refused:
         memo.Trainer(config=configuration(**CAPPED))
     message = str(refused.value)
-    assert f"{cpu_memory(configuration(), 1, 0).total} bytes" in message and f"{CAP_BYTES} bytes are allowed" in message
+    needed = program_memory(configuration(), 1, 0).total
+    assert f"{needed} bytes" in message and f"{CAP_BYTES} bytes are allowed" in message
     assert "use --offload-states auto" in message
 
 

@@ -178,10 +178,10 @@ def test_a_rank_is_placed_before_its_host_memory_is_touched(
         events.append("placed")
         return place_on_host(config, device)
 
-    def touched(pool: HostPool) -> torch.Tensor:
+    def touched(pool: HostPool, is_pinned: bool) -> torch.Tensor:
         assert threading.current_thread() is threading.main_thread()
         events.append("touched")
-        return touch(pool)
+        return touch(pool, is_pinned)
 
     monkeypatch.setattr("memo.train.setup.place_on_host", placed)
     monkeypatch.setattr(HostPool, "_map", touched)

@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from memo.checkpoint.owner import OWNER
 from memo.errors import CheckpointError, ConfigError, MemoError, ResourceError
 from memo.estimate.state_memory import checkpoint_bytes
 from memo.train.entry import main
+from memo.train.outputs import check_writable
 from memo.units import format_bytes
 
 RANKS = pytest.mark.parametrize("world_size", [1, 2])
@@ -122,6 +124,26 @@ def test_a_path_that_cannot_be_made_is_one_message(tmp_path: Path, name: str) ->
         trainer(1, tmp_path, load=str(tmp_path / name))
     with pytest.raises(ConfigError, match=r"--log-jsonl .*: give another path"):
         memo.Trainer(config=tiny(), log_jsonl=f"{tmp_path}/{name}/log", num_threads=1, peak_tflops=1.0)
+
+
+def test_a_log_whose_name_leads_to_nothing_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.symlink_to(tmp_path / "nowhere" / "log.jsonl")
+    with pytest.raises(ConfigError, match=r"--log-jsonl .*cannot be made \(No such file or directory\)"):
+        check_writable("--log-jsonl", str(log), is_directory=False)
+
+
+def test_all_ranks_of_a_machine_may_look_at_one_log_at_one_time(tmp_path: Path) -> None:
+    """Each of them asks whether it could be written, and none must meet what another one tries."""
+    log = tmp_path / "run" / "log.jsonl"
+
+    def ask(_: int) -> None:
+        for _ in range(300):
+            check_writable("--log-jsonl", str(log), is_directory=False)
+
+    with ThreadPoolExecutor(8) as ranks:
+        list(ranks.map(ask, range(8)))
+    assert list(log.parent.iterdir()) == []
 
 
 def test_what_a_checkpoint_takes_is_foreseen(tmp_path: Path) -> None:

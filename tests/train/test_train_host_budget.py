@@ -75,10 +75,10 @@ def beside_a_neighbour(folder: Path, total_bytes: int) -> int:
     """This rank's states in host memory, on a node where rank 1 asks what is free as late as it can."""
     rank, map_arena = dist.get_rank(), HostPool._map
 
-    def mapping(pool: HostPool) -> torch.Tensor:
+    def mapping(pool: HostPool, is_pinned: bool) -> torch.Tensor:
         with open(folder / str(rank), "a") as file:
             file.write(f"{pool.num_bytes}\n")
-        return map_arena(pool)
+        return map_arena(pool, is_pinned)
 
     def available() -> int:
         deadline_s = time.monotonic() + WAIT_S

@@ -11,6 +11,7 @@ import pytest
 from processes import SMALL, Ranks, by_hand, by_torchrun
 
 from memo.errors import EXIT_FAILED, EXIT_REFUSED
+from memo.train.lookout import message_failure
 
 TRAIN = ["-m", "memo", "train", *SMALL.split()]
 RANK_1 = r"rank 1 \(\S+, tp 1 cp 0 pp 0 dp 0\)"
@@ -61,6 +62,13 @@ def trains(ranks: Ranks, folder: Path) -> None:
 
 def has_no_traceback(errors: str) -> bool:
     return "Traceback" not in errors and "File " not in errors
+
+
+def test_ranks_that_were_started_by_hand_end_without_a_word(tmp_path: Path) -> None:
+    """The store of such a run lies in rank 0, and is there until all have done with it."""
+    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path), "--train-iters", "2"]) as ranks:
+        ends = ranks.ended(0), ranks.ended(1)
+    assert [(end.status, end.errors) for end in ends] == [(0, "")] * 2
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -127,14 +135,33 @@ def test_a_rank_that_hangs_shows_where_before_the_time_is_over(tmp_path: Path, s
     assert re.search(rf"^{RANK_1}: error: {RANK_0} left first: no rank has left", late.errors, re.M), late.errors
 
 
-def test_a_refusal_of_one_rank_reaches_those_that_would_wait_for_it(tmp_path: Path) -> None:
-    wrong = ["--load", str(tmp_path / "nowhere")]
+@pytest.mark.parametrize(
+    "wrong, cause",
+    [(["--load", "nowhere"], "--load nowhere"), (["--lrr", "1"], "its flags are refused, look at its own message")],
+    ids=["a missing checkpoint", "no such flag"],
+)
+def test_a_refusal_of_one_rank_reaches_those_that_would_wait_for_it(
+    tmp_path: Path, wrong: list[str], cause: str
+) -> None:
     with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path)], {1: wrong}) as ranks:
         refused, other = ranks.ended(1), ranks.ended(0)
-    assert refused.status == EXIT_REFUSED and "error: " in refused.errors, refused.errors
+    assert refused.status == EXIT_REFUSED and re.match(r"error: .*--l", refused.errors), refused.errors
     assert other.status == EXIT_FAILED, other.errors
-    assert re.search(r"^error: rank 1 \(\S+\) has not started: --load ", other.errors, re.M), other.errors
+    assert re.search(rf"^error: rank 1 \(\S+\) has not started: {cause}", other.errors, re.M), other.errors
     assert has_no_traceback(refused.errors + other.errors)
+
+
+def test_ranks_with_other_flags_than_rank_0_are_refused(tmp_path: Path) -> None:
+    other = ["--lr", "2e-3", "--add-bias-linear", "--heartbeat-file", str(tmp_path / "of its own.json")]
+    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path)], {1: other}) as ranks:
+        refused, first = ranks.ended(1), ranks.ended(0)
+    says = (
+        r"--add-bias-linear is True on rank 1, but False on rank 0; --lr is 0\.002 on rank 1, but 0\.001 on rank 0: "
+        "start all ranks of a run with the same flags"
+    )
+    assert (refused.status, first.status) == (EXIT_REFUSED, EXIT_FAILED)
+    assert re.search(rf"^{RANK_1}: error: {says}$", refused.errors, re.M), refused.errors
+    assert re.search(rf"^{RANK_0}: error: {RANK_1} left first: {says}", first.errors, re.M), first.errors
 
 
 def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
@@ -145,3 +172,19 @@ def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
     for left in (first, second):
         assert left.status == EXIT_FAILED and has_no_traceback(left.errors), left.errors
     assert "ranks 2 of 3 did not come within --distributed-timeout-minutes 0.2" in first.errors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Application timeout caused pair closure",
+        "[../gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:1234",
+        "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete",
+        "NCCL communicator was aborted on rank 1.",
+    ],
+)
+def test_an_error_of_a_message_is_known_by_its_words(words: str) -> None:
+    error = KeyError("met while handling the other")
+    error.__context__ = RuntimeError(words)
+    assert message_failure(error) == f"RuntimeError: {words}"
+    assert message_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None

@@ -78,7 +78,7 @@ def without_update(trace: Trace) -> Trace:
 )
 def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[str, Any]) -> None:
     """Bound 1 % (measured 6e-6); with tp 15 % below (seen: 6 %): gloo copies what it gathers and scatters, and its
-    threads drop that a little earlier or later. memo.estimate.cpu.messages counts those copies."""
+    threads drop that a little earlier or later. memo.estimate.program.messages counts those copies."""
     for stage, real in enumerate(run_ranks(world_size, recorded_on_rank, **layout)):
         if "tp" in layout and stage:
             continue  # tp ranks are alike

@@ -204,12 +204,12 @@ def test_a_request_to_stop_is_not_lost_while_ranks_agree(monkeypatch: pytest.Mon
     """SIGTERM between this rank's answer and the others' counts after the next step."""
 
     def interrupted(x: Tensor, group: None) -> Tensor:
-        if trainer.iteration == 1:
+        if trainer.iteration == 0:
             os.kill(os.getpid(), signal.SIGTERM)
         return x
 
     trainer = small_trainer()
-    monkeypatch.setattr("memo.train.trainer.all_reduce", interrupted)
+    monkeypatch.setattr("memo.train.agreement.all_reduce", interrupted)
     before = signal.getsignal(signal.SIGTERM)
     record = trainer.train()
     assert record is not None and record.iteration == 2

@@ -18,7 +18,7 @@ import memo
 from memo.artifacts.run_log import RunLog, StepRecord
 from memo.config import RunConfig
 from memo.errors import EXIT_FAILED, OutOfMemory
-from memo.estimate.cpu.memory import cpu_memory
+from memo.estimate.program.memory import program_memory
 from memo.mesh import Mesh, RankGrid
 from memo.parallel import collectives
 from memo.profiler.product_scratch import scratch_on_this_cpu
@@ -117,7 +117,7 @@ def test_a_saved_run_tells_what_ran_and_goes_on_in_the_same_log(tmp_path: Path) 
     lasting = ("weights", "gradients", "rounding_buffers", "host_records")
     assert {name: forecast[name] for name in lasting} == {name: found[f"{name}_bytes"] for name in lasting}
     assert forecast["optimizer"] == found["optimizer_bytes"] - step_counter_bytes(trainer)
-    counted = cpu_memory(trainer.config, 1, 0, chosen.solution.tiles)
+    counted = program_memory(trainer.config, 1, 0, chosen.solution.tiles)
     assert forecast["transient"] == counted.moment.num_bytes > 0
     # The forecast of a step: (forward, backward, recomputation) of 3 layers and 2 microbatches.
     swap = log.header.swap
@@ -142,7 +142,7 @@ def test_what_keeps_everything_is_foreseen_as_it_is(dtype: str) -> None:
     assert forecast["optimizer"] == last["optimizer_bytes"] - step_counter_bytes(trainer)
     assert forecast["rounding_buffers"] == forecast["host_records"] == 0
     config, scratch = small(params_dtype=dtype).config, scratch_on_this_cpu(trainer.parts.dtype)
-    assert forecast["transient"] == cpu_memory(config, 1, 0, scratch=scratch).moment.num_bytes > 0
+    assert forecast["transient"] == program_memory(config, 1, 0, scratch=scratch).moment.num_bytes > 0
 
 
 def test_planned_memory_stands_in_the_log(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_process_whose_memory_ends_says_where_and_what_helps(tmp_path: Path) -
         ("memo.parallel.loss._reduce", "the loss"),
         ("memo.parallel.data.ShardedDataParallel.gradient_norm", "the optimizer's step"),
         ("memo.model.layer.MLP.forward", "a layer's forward"),
-        ("memo.train.trainer.Trainer._agree", "the step"),
+        ("memo.train.feed.Feed.next_global_batch", "the step"),
     ],
 )
 def test_the_place_and_the_numbers(target: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:

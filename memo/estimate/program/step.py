@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
 from memo.estimate.buckets import Bucket
-from memo.estimate.cpu.ends import (
+from memo.estimate.program.ends import (
     EndSizes,
     LossKept,
     batch_bytes,
@@ -20,17 +20,22 @@ from memo.estimate.cpu.ends import (
     loss_backward,
     loss_forward,
     order_bytes,
+    rope_frequency_bytes,
     rope_table,
 )
-from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.passages import LayerPassages, Passage, layer_passages
-from memo.estimate.cpu.schedule import Action, actions_of_stage
-from memo.estimate.cpu.sizes import LayerSizes
-from memo.estimate.cpu.states import States
-from memo.estimate.cpu.tiles import Slot
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.passages import LayerPassages, Passage, layer_passages
+from memo.estimate.program.schedule import Action, actions_of_stage
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.states import States
+from memo.estimate.program.tiles import Slot
+from memo.units import MIB
 
 _STEADY_ROUNDS = 4
 """Microbatches for each stage after which a schedule repeats itself: all others only wait in the batch."""
+
+CUBLAS_WORKSPACE_BYTES = 32 * MIB
+"""What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 8 MiB."""
 
 _NORM_CHUNK = 1 << 20
 """Gradients of a shard that are widened to fp64 at a time when their squares are summed (memo_kernels.squared_norm)."""
@@ -60,7 +65,7 @@ class Step:
         self.ends: EndSizes = end_sizes(config, z)
         self.passages: LayerPassages = layer_passages(config, z, slot)
         self.microbatches = num_microbatches(config, world_size)
-        self.ledger = Ledger()
+        self.ledger = Ledger(never=z.never)
         self._holders: Counter[Block] = Counter()
         self._names: dict[str, Block | None] = {}  # variables and links of memo.parallel.pipeline
         self._posted: dict[Action, Block] = {}
@@ -69,9 +74,18 @@ class Step:
         self._num_reduced = 0
         self._whole = [bucket for bucket in states.buckets if not self._is_driven(bucket.owner)]
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of one layer and microbatch, between forward and backward."""
+        passages = self.passages
+        return sum(passages.kept.values()) + (passages.hidden_bytes if passages.keeps_input else 0)
+
     def run(self) -> Ledger:
         self.ledger.make("batch", self.microbatches * batch_bytes(self.z))
         self.ledger.make("order of tokens", order_bytes(self.config))
+        self.ledger.make("cuBLAS workspace", CUBLAS_WORKSPACE_BYTES if self.z.on_cuda else 0)
+        if self.z.rope:
+            self.ledger.make("rope frequencies", self.vpp * rope_frequency_bytes(self.z))
         if self.config.parallel.gradient_accumulation_order == "breadth_first":
             self._run_breadth_first()
         else:
@@ -135,7 +149,7 @@ class Step:
         self._play(self.passages.forward, "layer forward")
         self.ledger.at = "layer forward"
         output = self.ledger.make("input", self.passages.hidden_bytes)
-        kept.append([self.ledger.make(name, num_bytes) for name, num_bytes in self.passages.kept.items()])
+        kept.append([self.ledger.make_all(self.passages.kept)])
         if self.passages.keeps_input:
             kept[-1].append(x)
         else:
@@ -157,7 +171,7 @@ class Step:
             self._play(self.passages.forward, "layer forward")
             ledger.at = "layer forward"
             output = ledger.make("input", hidden_bytes)
-            blocks = [ledger.make(name, num_bytes) for name, num_bytes in self.passages.kept.items()]
+            blocks = [ledger.make_all(self.passages.kept)]
             if x is not received:
                 if self.passages.keeps_input:
                     blocks.append(x)
@@ -213,9 +227,9 @@ class Step:
     def _play(self, passage: Passage, at: str) -> None:
         """The worst moment of a layer, whose own tensors at its start are in the ledger already."""
         ledger = self.ledger
-        if ledger.live_bytes + sum(passage.transient.values()) > ledger.peak_bytes:
+        if ledger.live_bytes + passage.transient_bytes > ledger.peak_bytes:
             ledger.at = at
-            ledger.pulse(*passage.transient.items())
+            ledger.free(ledger.make_all(passage.transient))
 
     # Weights and gradients that come and go, whose slots are the caller's like all states: what gloo takes beside them.
 

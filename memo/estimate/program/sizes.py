@@ -4,8 +4,16 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles
-from memo.estimate.cpu.products import Scratch, uncounted
+from memo.estimate.program.products import Scratch, uncounted
 from memo.units import DTYPE_BYTES
+
+ON_CPUS_ALONE = frozenset(
+    {
+        *("gloo", "attention scratch", "norm scratch", "order of tokens"),
+        # Kernels of a GPU add narrow numbers to wide ones as they are.
+        *("wide weight gradient", "wide head gradient", "wide embedding gradient", "wide part"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,7 @@ class LayerSizes:
         tiles: of tokens, under a swap plan.
         recomputes_attention: --recompute-granularity selective.
         scratch: of a matrix product.
+        on_cuda: else on a CPU.
     """
 
     tokens: int
@@ -50,6 +59,7 @@ class LayerSizes:
     tiles: int
     recomputes_attention: bool
     scratch: Scratch
+    on_cuda: bool
 
     @property
     def q(self) -> int:
@@ -64,6 +74,21 @@ class LayerSizes:
         return self.q + 2 * self.kv
 
     @property
+    def composes_norm(self) -> bool:
+        """Whether a norm is put together of elementwise steps: CPUs have no kernel for RMSNorm."""
+        return self.rms and not self.on_cuda
+
+    @property
+    def statistic(self) -> int:
+        """Bytes of one number that a norm's kernel keeps for a row."""
+        return self.wide if self.on_cuda else self.narrow
+
+    @property
+    def never(self) -> frozenset[str]:
+        """Requests that this device knows nothing of: NCCL and kernels on a GPU keep what they need to themselves."""
+        return ON_CPUS_ALONE if self.on_cuda else frozenset()
+
+    @property
     def mixed(self) -> bool:
         """Whether sums are wider than the model: in-place additions then cast what they add."""
         return self.narrow != self.wide
@@ -72,7 +97,8 @@ class LayerSizes:
 def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratch = uncounted) -> LayerSizes:
     """Of the rank at `ring_rank` of its ring of K/V (0 where there is none)."""
     model, parallel = config.model, config.parallel
-    narrow = DTYPE_BYTES[resolved_dtype(config, "cpu")]
+    device = "cuda" if config.hardware.device == "cuda" else "cpu"
+    narrow = DTYPE_BYTES[resolved_dtype(config, device)]
     a2a = resolved_a2a_size(config)
     return LayerSizes(
         tokens=config.data.seq_length // parallel.cp * config.training.micro_batch_size,
@@ -100,4 +126,5 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,
         recomputes_attention=config.memory.recompute_granularity == "selective",
         scratch=scratch,
+        on_cuda=device == "cuda",
     )

@@ -18,16 +18,16 @@ from memo.config import RunConfig, preset
 from memo.errors import ConfigError
 from memo.estimate.answer import answer
 from memo.estimate.cases import read_case
-from memo.estimate.cpu.ledger import Ledger
-from memo.estimate.cpu.memory import cpu_memory
-from memo.estimate.cpu.passages import layer_passages
-from memo.estimate.cpu.products import Scratch
-from memo.estimate.cpu.schedule import actions_of_stage
-from memo.estimate.cpu.sizes import layer_sizes
-from memo.estimate.cpu.states import rank_states
-from memo.estimate.cpu.step import Step
-from memo.estimate.cpu.tiles import Slot
 from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.program.ledger import Ledger
+from memo.estimate.program.memory import program_memory
+from memo.estimate.program.passages import layer_passages
+from memo.estimate.program.products import Scratch
+from memo.estimate.program.schedule import actions_of_stage
+from memo.estimate.program.sizes import layer_sizes
+from memo.estimate.program.states import rank_states
+from memo.estimate.program.step import Step
+from memo.estimate.program.tiles import Slot
 from memo.estimate.verdict import Verdict
 from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.model.layer import LayerContext
@@ -203,7 +203,7 @@ def peak_of_training(config: RunConfig) -> tuple[int, int]:
         counter.take_peak_bytes()
         trainer.step()
         measured = int(counter.take_peak_bytes())
-    return measured, cpu_memory(config, int(world_size), 0, scratch=scratch(config)).total
+    return measured, program_memory(config, int(world_size), 0, scratch=scratch(config)).total
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_actions_are_those_of_the_schedule(pp: int, vpp: int, microbatches: int)
 
 
 def test_the_components_add_up() -> None:
-    memory = cpu_memory(run_config("llama-tiny", offload_alpha=0.5, seq_length=2048), 1, 0)
+    memory = program_memory(run_config("llama-tiny", offload_alpha=0.5, seq_length=2048), 1, 0)
     assert sum(memory.components.values()) == memory.total
     assert memory.rounding_buffers > 0 and memory.components["masters"] == 0
 
@@ -301,7 +301,7 @@ def test_a_ledger_knows_its_worst_moment() -> None:
 
 def test_alpha_auto_is_refused() -> None:
     with pytest.raises(ConfigError, match="--offload-alpha auto is decided by measuring"):
-        cpu_memory(run_config("gpt-tiny", offload_alpha="auto"), 1, 0)
+        program_memory(run_config("gpt-tiny", offload_alpha="auto"), 1, 0)
 
 
 def case(**cells: str) -> Any:
@@ -312,7 +312,7 @@ def test_memo_estimate_answers_for_a_cpu() -> None:
     """By the stage that takes most; the verdict leaves room for the process itself."""
     found = answer(case(pp="2", mbs="2"))
     config = run_config("llama-tiny", seq_length=2048, pp=2, mbs=2, gbs=4, vocab_size=257)
-    assert found.total_bytes == max(cpu_memory(config, 2, stage).total for stage in (0, 1))
+    assert found.total_bytes == max(program_memory(config, 2, stage).total for stage in (0, 1))
     assert sum(found.parts.values()) == pytest.approx(found.total_bytes)
     assert found.verdict == Verdict.FITS
     tight = found.total_bytes + RUNTIME_BYTES["cpu"]
@@ -350,12 +350,12 @@ WAYS: list[dict[str, object]] = [
 @pytest.mark.parametrize("name", ["gpt2-tiny", "qwen3-tiny"])
 @pytest.mark.parametrize("flags", WAYS)
 def test_what_a_step_makes_it_drops(name: str, flags: dict[str, object]) -> None:
-    """At its end nothing lives but the batch, however often a tensor changes hands."""
+    """At its end nothing lives but the batch and what stays for the run, however often a tensor changes hands."""
     flags = flags | ({"num_query_groups": 4} if name == "qwen3-tiny" else {})
     config = run_config(name, seq_length=1024, **flags)
     sizes, states = layer_sizes(config, 0, threads=1), rank_states(config, 8, 0)
     slot = Slot(**SLOT_GROUPS) if config.memory.swaps else None
     for stage in range(config.parallel.pp):
         ledger = Step(config, 8, stage, sizes, states, slot).run()
-        assert set(ledger.alive) == {"batch", "order of tokens"}
+        assert set(ledger.alive) == {"batch", "order of tokens", *(["rope frequencies"] if sizes.rope else [])}
         assert ledger.peak.num_bytes == ledger.peak_bytes

@@ -4,16 +4,18 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings, vocab_rows_per_rank
-from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.matrices import hidden_bytes, multiply
-from memo.estimate.cpu.messages import all_gather, reduce_scatter
-from memo.estimate.cpu.products import Linear
-from memo.estimate.cpu.sizes import LayerSizes
-from memo.estimate.cpu.tokenwise import Normed, norm_backward, norm_forward
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.matrices import hidden_bytes, multiply
+from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.products import Linear
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
 
 _INDEX_BYTES = 8
 _EMBEDDING_CHUNK = 8192
 """Tokens, as in memo.parallel.tensor."""
+_SEGMENT_TOKENS = 10
+"""Of one row that a GPU sums in one piece, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def embedding_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Bloc
         rows = [ledger.make("rows", chunk * _INDEX_BYTES), ledger.make("foreign", chunk)]
         gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, chunk))
         part = ledger.make("embedding gradient", size * z.narrow)
+        ledger.pulse(("sums of segments", _segment_bytes(z, chunk, ends.rows)))
         if z.mixed:
             ledger.pulse(("wide embedding gradient", size * z.wide))
         ledger.free(part, gathered, *rows)
@@ -97,11 +100,22 @@ def embedding_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Bloc
     ledger.free(table)
 
 
+def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
+    """On a GPU aten::embedding_dense_backward sorts tokens by row and sums at most this many segments of rows."""
+    segments = -(-tokens // _SEGMENT_TOKENS) + min(tokens, rows)
+    return segments * z.hidden * 4 if z.on_cuda else 0
+
+
 def _added(ledger: Ledger, z: LayerSizes, size: int) -> None:
     gradient = ledger.make("weight gradient", size * z.narrow)
     if z.mixed:
         ledger.pulse(("wide weight gradient", size * z.wide))
     ledger.free(gradient)
+
+
+def rope_frequency_bytes(z: LayerSizes) -> int:
+    """What a chunk keeps for the whole run to make its tables from: one fp64 number a pair of dims."""
+    return 8 * (z.head_dim // 2)
 
 
 def rope_table(ledger: Ledger, z: LayerSizes) -> Block:
@@ -137,7 +151,7 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes, x: Block) -> Los
     ledger.free(gathered)
     _softmax(ledger, z, ends)
     ledger.free(logits)
-    keeps_input = not (z.rms and z.mixed)
+    keeps_input = not (z.composes_norm and z.mixed)
     ledger.free(None if keeps_input else x)
     ledger.pulse(("weighted losses", 8 * z.tokens), ("weighted losses", 8 * z.tokens))
     ledger.free(losses)

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass
 
-from memo.estimate.cpu.attention import attention_backward, attention_forward
-from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.matrices import (
+from memo.estimate.program.attention import attention_backward, attention_forward
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.matrices import (
     Matrix,
     column_backward,
     column_forward,
     row_backward,
     row_forward,
 )
-from memo.estimate.cpu.sizes import LayerSizes
-from memo.estimate.cpu.tokenwise import (
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.tokenwise import (
     Normed,
     activation_backward,
     activation_forward,
@@ -97,7 +97,7 @@ def _to_the_last_sum(ledger: Ledger, z: LayerSizes, x: Block) -> tuple[Block, Bl
 
 def _keeps_inputs(z: LayerSizes) -> bool:
     """Of a narrow input RMSNorm keeps a wide copy instead."""
-    return not (z.rms and z.mixed)
+    return not (z.composes_norm and z.mixed)
 
 
 def layer_backward(ledger: Ledger, z: LayerSizes, kept: Kept, grad: Block, *, held: bool) -> Block:

@@ -6,8 +6,8 @@ backward needs, as under autograd; without, as in memo.executor, it leaves its o
 
 from dataclasses import dataclass
 
-from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.sizes import LayerSizes
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.sizes import LayerSizes
 
 
 @dataclass
@@ -27,10 +27,10 @@ class Normed:
 
 
 def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
-    """RMSNorm is composed of elementwise steps; those of a narrow input are in the wide dtype."""
-    if not z.rms:
+    """On CPUs RMSNorm is composed of elementwise steps; those of a narrow input are in the wide dtype."""
+    if not z.composes_norm:
         out = ledger.make(name, rows * width * z.narrow)
-        statistics = tuple(ledger.make("statistics", rows * z.narrow) for _ in range(2))
+        statistics = tuple(ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2))
         if not graph:
             ledger.free(*statistics)
         return Normed(rows, width, out, statistics if graph else ())
@@ -67,7 +67,7 @@ def norm_backward(
     With `adds`, autograd adds the result in place to a gradient that the input already has, and None is left.
     """
     rows, width = saved.rows, saved.width
-    if not z.rms:
+    if not z.composes_norm:
         grad_x = ledger.make("norm gradient", rows * width * z.narrow)
         ledger.pulse(("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide))
         ledger.free(grad, x, *saved.statistics, grad_x if adds else None)

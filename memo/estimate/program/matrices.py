@@ -5,10 +5,10 @@ Widths are those of this tp rank; `inside` counts the elements a token between t
 
 from dataclasses import dataclass
 
-from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.messages import all_gather, reduce_scatter
-from memo.estimate.cpu.products import Linear, Product
-from memo.estimate.cpu.sizes import LayerSizes
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.products import Linear, Product
+from memo.estimate.program.sizes import LayerSizes
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,18 @@
-"""Peak of allocated memory of one rank on a CPU in a training step, and what it consists of.
+"""Peak of allocated memory of one rank in a training step of memo's own program, and what it consists of.
 
-    states            weights, gradients, masters, moments: memo.estimate.cpu.states, to the byte
+    states            weights, gradients, masters, moments: memo.estimate.program.states, to the byte
     state_slots       rounding buffers and staging of weights and gradients that come and go: to the byte
     rounding_buffers  slots of a swap plan and their workspace: memo.estimate.swap_memory, to the byte
     the moment        everything else that lives when most does: batches, activations, transients, messages
 
-From the second step on: the first has no moments yet. What counts is what torch's CPU allocator is asked for; host
-records of a swap plan and states in host memory are mapped past it. Scratch memory of matrix products in bf16 and fp16
-depends on the CPU's model (memo.estimate.cpu.products): it is counted where the caller can measure it.
+From the second step on: the first has no moments yet. What counts is what torch's allocator of the device is asked
+for; host records of a swap plan and states in host memory are mapped past it. On CPUs, scratch memory of matrix
+products in bf16 and fp16 depends on the model (memo.estimate.program.products): it is counted where the caller can
+measure it. On GPUs cuBLAS has one workspace for the whole run.
 
 Known error: within 1 % of the measured peak, never more than 0.5 % below, in the runs of
-benchmarks/memory_accuracy.py (torch 2.13, gloo). Sequences are taken as one document each.
+benchmarks/memory_accuracy.py (CPU, torch 2.13, gloo) and of benchmarks/full_size.py (CUDA, on the emulated GPU, NCCL,
+kernels of torch). Sequences are taken as one document each.
 """
 
 from dataclasses import dataclass
@@ -18,22 +20,27 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
-from memo.estimate.cpu.ledger import Moment
-from memo.estimate.cpu.products import Scratch, uncounted
-from memo.estimate.cpu.sizes import layer_sizes
-from memo.estimate.cpu.states import States, rank_states
-from memo.estimate.cpu.step import Step
-from memo.estimate.cpu.tiles import Slot
+from memo.estimate.program.ledger import Moment
+from memo.estimate.program.products import Scratch, uncounted
+from memo.estimate.program.sizes import layer_sizes
+from memo.estimate.program.states import States, rank_states
+from memo.estimate.program.step import Step
+from memo.estimate.program.tiles import Slot
 from memo.estimate.swap_memory import Moved, swap_bytes
 
 
 @dataclass(frozen=True)
-class CpuMemory:
-    """Bytes of one rank at the peak of a step."""
+class ProgramMemory:
+    """Bytes of one rank at the peak of a step.
+
+    Attributes:
+        kept_bytes: of one layer and microbatch, between its forward and its backward; a part of the moment.
+    """
 
     states: States
     rounding_buffers: int
     moment: Moment
+    kept_bytes: int
 
     @property
     def total(self) -> int:
@@ -66,14 +73,14 @@ class CpuMemory:
 _MAIN_SHARE = 0.01
 
 
-def cpu_memory(
+def program_memory(
     config: RunConfig, world_size: int, stage: int, moved: Moved | None = None, scratch: Scratch = uncounted
-) -> CpuMemory:
+) -> ProgramMemory:
     """Peak of the worst rank of pipeline stage `stage`.
 
     Args:
-        config: checked, with a vocabulary; its device counts as cpu. Attention has scratch memory, at most 1.5 MiB, for
-            each of --num-threads; one is assumed where none is given.
+        config: checked, with a vocabulary; --device auto counts as cpu. There attention has scratch memory, at most
+            1.5 MiB, for each of --num-threads; one is assumed where none is given.
         moved: what a swap plan moves; default: a number in --offload-alpha (off and full recomputation: none).
         scratch: bytes that a matrix product takes beside its result on the CPU that runs it.
 
@@ -93,11 +100,10 @@ def cpu_memory(
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     ring = layer_sizes(config, 0, threads).ring
     ranks = {0, ring - 1}  # those who see most keys of others, and those who are seen most
-    moments = [
-        Step(config, world_size, stage, layer_sizes(config, rank, threads, scratch), states, slot).run().peak
-        for rank in ranks
-    ]
-    return CpuMemory(states, buffers, max(moments, key=lambda moment: moment.num_bytes))
+    sizes = [layer_sizes(config, rank, threads, scratch) for rank in ranks]
+    steps = [Step(config, world_size, stage, z, states, slot) for z in sizes]
+    moments = [step.run().peak for step in steps]
+    return ProgramMemory(states, buffers, max(moments, key=lambda moment: moment.num_bytes), steps[0].kept_bytes)
 
 
 def _slot(config: RunConfig, moved: Moved) -> Slot:

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from memo.config import RunConfig
-from memo.estimate.cpu.layer import Kept, layer_backward, layer_forward, recomputed_backward, unkept_forward
-from memo.estimate.cpu.ledger import Block, Ledger, Moment
-from memo.estimate.cpu.matrices import hidden_bytes
-from memo.estimate.cpu.sizes import LayerSizes
-from memo.estimate.cpu.tiles import Slot, tiled_backward, tiled_forward
+from memo.estimate.program.layer import Kept, layer_backward, layer_forward, recomputed_backward, unkept_forward
+from memo.estimate.program.ledger import Block, Ledger, Moment
+from memo.estimate.program.matrices import hidden_bytes
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.tiles import Slot, tiled_backward, tiled_forward
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,16 @@ class Passage:
     start: dict[str, int]
     peak: Moment
 
-    @property
+    @cached_property
     def transient(self) -> dict[str, int]:
-        """By name what the worst moment has beside the start; negative where it has less, and those come first."""
+        """By name what the worst moment has beside the start; negative where it has less."""
         change = Counter(self.peak.alive)
         change.subtract(self.start)
-        return dict(sorted(change.items(), key=lambda item: item[1]))
+        return dict(change)
+
+    @cached_property
+    def transient_bytes(self) -> int:
+        return sum(self.transient.values())
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,17 @@ class LayerPassages:
 
 def layer_passages(config: RunConfig, z: LayerSizes, slot: Slot | None) -> LayerPassages:
     """`slot`: what a swap plan keeps of every tile; None: no swap plan runs."""
-    ways = _Ways(config, z, slot)
+    return _passages(z, slot, config.memory.recompute_granularity == "full")
+
+
+@lru_cache(maxsize=4096)
+def _passages(z: LayerSizes, slot: Slot | None, recomputes: bool) -> LayerPassages:
+    """A search asks for the same few again and again."""
+    ways = _Ways(z, slot, recomputes)
     hidden = hidden_bytes(z, z.tokens) // z.tp
     backwards = []
     for held in (False, True):
-        ledger = Ledger(at="layer forward")
+        ledger = Ledger(at="layer forward", never=z.never)
         x = ledger.make("input", hidden)
         y, back, keeps_input = ways.forward(ledger, x)
         forward = Passage({"input": hidden}, ledger.peak)
@@ -79,16 +90,16 @@ _Back = Callable[[Block, bool], Block]
 class _Ways:
     """How this run executes a layer."""
 
-    config: RunConfig
     z: LayerSizes
     slot: Slot | None
+    recomputes: bool
 
     def forward(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
         """(output, its backward, whether x stays)."""
         z, slot = self.z, self.slot
         if slot is not None:
             return tiled_forward(ledger, z, x), lambda grad, held: tiled_backward(ledger, z, slot, grad), False
-        if self.config.memory.recompute_granularity == "full":
+        if self.recomputes:
             y = unkept_forward(ledger, z)
             return y, lambda grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
         y, kept = layer_forward(ledger, z, x)

@@ -7,7 +7,7 @@
 NCCL asks for none of this.
 """
 
-from memo.estimate.cpu.ledger import Block, Ledger
+from memo.estimate.program.ledger import Block, Ledger
 
 
 def all_gather(ledger: Ledger, size: int, name: str, num_bytes: int, own: Block | None = None) -> Block | None:

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from memo.estimate.cpu.attention import attention_backward, attention_forward_placed
-from memo.estimate.cpu.layer import matrices, normed_heads_backward, normed_heads_forward
-from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.matrices import Matrix, column_forward, hidden_bytes, multiply, row_forward
-from memo.estimate.cpu.messages import all_gather, reduce_scatter
-from memo.estimate.cpu.products import Product
-from memo.estimate.cpu.sizes import LayerSizes
-from memo.estimate.cpu.tokenwise import (
+from memo.estimate.program.attention import attention_backward, attention_forward_placed
+from memo.estimate.program.layer import matrices, normed_heads_backward, normed_heads_forward
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.matrices import Matrix, column_forward, hidden_bytes, multiply, row_forward
+from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.products import Product
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.tokenwise import (
     activation_backward,
     activation_forward,
     norm_backward,

@@ -1,16 +1,17 @@
 """Tensors that come and go, by name and bytes, and the moment at which they take most."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
 class Block:
-    """One tensor while it lives."""
+    """One tensor while it lives, or several that come and go together: `parts` are then their bytes by name."""
 
-    __slots__ = ("name", "num_bytes")
+    __slots__ = ("name", "num_bytes", "parts")
 
-    def __init__(self, name: str, num_bytes: int) -> None:
-        self.name, self.num_bytes = name, num_bytes
+    def __init__(self, name: str, num_bytes: int, parts: Mapping[str, int] | None = None) -> None:
+        self.name, self.num_bytes, self.parts = name, num_bytes, parts
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,14 @@ class Moment:
 
 @dataclass
 class Ledger:
-    """Requests of a piece of code, in its order. Bytes are what an allocator counts: asked for, nothing rounded."""
+    """Requests of a piece of code, in its order. Bytes are what an allocator counts: asked for, nothing rounded.
+
+    Attributes:
+        never: names of what is only asked for on another device.
+    """
 
     at: str = ""
+    never: frozenset[str] = frozenset()
     live_bytes: int = 0
     peak_bytes: int = 0
     _events: list[tuple[Block, int]] = field(default_factory=list)
@@ -42,9 +48,16 @@ class Ledger:
     _peak_at: str = ""
 
     def make(self, name: str, num_bytes: int) -> Block:
-        block = Block(name, num_bytes)
+        num_bytes = 0 if name in self.never else num_bytes
+        return self._add(Block(name, num_bytes))
+
+    def make_all(self, parts: Mapping[str, int]) -> Block:
+        """As one, which is freed as one."""
+        return self._add(Block("", sum(parts.values()), parts))
+
+    def _add(self, block: Block) -> Block:
         self._events.append((block, 1))
-        self.live_bytes += num_bytes
+        self.live_bytes += block.num_bytes
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self._peak_event, self._peak_at = self.live_bytes, len(self._events), self.at
         return block
@@ -81,5 +94,6 @@ class Ledger:
     def _alive(self, num_events: int) -> dict[str, int]:
         alive: Counter[str] = Counter()
         for block, sign in self._events[:num_events]:
-            alive[block.name] += sign * block.num_bytes
+            for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts.items():
+                alive[name] += sign * num_bytes
         return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}

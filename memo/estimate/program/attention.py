@@ -6,9 +6,9 @@ q, k and v belong to the caller. Documents are taken as whole sequences: shorter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from memo.estimate.cpu.ledger import Block, Ledger
-from memo.estimate.cpu.messages import all_gather, reduce_scatter
-from memo.estimate.cpu.sizes import LayerSizes
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.sizes import LayerSizes
 
 _KEY_BLOCK = 512
 """Keys of one block of torch's CPU flash kernel."""
