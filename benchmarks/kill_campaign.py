@@ -152,9 +152,9 @@ def names_cause(outcome: Outcome, texts: list[str]) -> bool:
     victim = f"rank {outcome.rank} ("
     others = [rank for rank in range(len(texts)) if rank != outcome.rank]
     if outcome.fault in ASKS:
-        # A checkpoint that is already the last one needs no word of being stopped.
-        is_over = outcome.place == "last save" or f"stopped by {outcome.fault}" in texts[0]
-        is_over = is_over or "stopped by a signal to another rank" in texts[0]
+        # A run that was already at its last checkpoint needs no word of being stopped.
+        is_over = any(f"stopped by {who}" in texts[0] for who in (outcome.fault, "a signal to another rank"))
+        is_over = is_over or f"iter_{TRAIN_ITERS:07d}" in texts[0]
         return is_over and set(outcome.statuses) == {0} and outcome.fault in texts[outcome.rank]
     if outcome.place in ("save", "last save") and outcome.fault in ("error", "bug"):
         # What one rank cannot write, all learn in the save: each ends with that error.

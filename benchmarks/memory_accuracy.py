@@ -23,7 +23,7 @@ import torch
 
 from memo.config import RunConfig, preset
 from memo.config.checks import check
-from memo.estimate.cpu.memory import cpu_memory
+from memo.estimate.program.memory import program_memory
 from memo.model.transformer import torch_dtype
 from memo.profiler.product_scratch import scratch_on_this_cpu
 
@@ -163,7 +163,7 @@ def compare(name: str) -> list[dict[str, Any]]:
     for stage in range(config.parallel.pp):
         measured = max(peaks[stage * ranks : (stage + 1) * ranks])
         start_s = time.perf_counter()
-        memory = cpu_memory(config, world_size, stage, scratch=scratch)
+        memory = program_memory(config, world_size, stage, scratch=scratch)
         predicted_s = time.perf_counter() - start_s
         found.append(
             {
