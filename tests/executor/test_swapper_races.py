@@ -1,12 +1,12 @@
 """Race campaign: every wait of several schedules is dropped once."""
 
 import pytest
-from swap_runs import SCHEDULES, DroppedWait, Layers, make_swapper, run_steps, stage_ops
+from swap_runs import OWN_PLAN, SCHEDULES, DroppedWait, Layers, make_swapper, run_steps, stage_ops
 
 from memo.errors import RaceError
 from memo.executor.checker import Checked
 from memo.executor.streams import StreamBackend, VirtualStreams
-from memo.planner.swap import LayerOp, SwapPlan, SwapStep
+from memo.planner.swap import LayerOp
 
 SEEDS = range(3)
 
@@ -74,19 +74,9 @@ def test_no_wait_is_issued_twice() -> None:
 
 def test_a_prefetch_right_behind_its_own_offload() -> None:
     """The planner's order implies this wait by others; a sound plan of another origin may need it."""
-    plan = SwapPlan(
-        steps=(
-            SwapStep(LayerOp("F", 0, 1), slot=1),
-            SwapStep(LayerOp("F", 0, 0), slot=0, offload=True, record=0),
-            SwapStep(LayerOp("B", 0, 1), slot=1, next_prefetch=3),
-            SwapStep(LayerOp("B", 0, 0), slot=1, prefetch=True, record=0),
-        ),
-        num_slots=2,
-        num_records=1,
-    )
     complete = DroppedWait(Checked(VirtualStreams("lazy")), None)
-    layers = Layers(make_swapper(plan, complete, poison=True))
+    layers = Layers(make_swapper(OWN_PLAN, complete, poison=True))
     layers.step()
     assert layers.wrong == [] and complete.num_waits == 4
     with pytest.raises(RaceError, match="race on record0: 'copy record0 -> slot1' on prefetch"):
-        Layers(make_swapper(plan, DroppedWait(Checked(VirtualStreams()), 2))).step()
+        Layers(make_swapper(OWN_PLAN, DroppedWait(Checked(VirtualStreams()), 2))).step()

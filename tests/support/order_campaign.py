@@ -30,13 +30,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from swap_runs import MOVED_BYTES, SCHEDULES, make_swapper
+from swap_runs import MOVED_BYTES, OWN_PLAN, SCHEDULES, make_swapper
 
 import memo
 from memo.emulated_gpu.face import EmulatedGpu
 from memo.errors import MemoError
 from memo.executor.streams import CudaStreams, Stream
-from memo.planner.swap import LayerOp, SwapPlan, SwapStep, swap_plan
+from memo.planner.swap import SwapPlan, swap_plan
 
 BASE: dict[str, Any] = {
     "mock_data": True,
@@ -62,17 +62,6 @@ TRAINING: dict[str, dict[str, Any]] = {
     "optimizer": {"offload_states": "optimizer"},
     "swap, states": {**HALF, "offload_states": "all"},
 }
-OWN_PLAN = SwapPlan(
-    steps=(
-        SwapStep(LayerOp("F", 0, 1), slot=1),
-        SwapStep(LayerOp("F", 0, 0), slot=0, offload=True, record=0),
-        SwapStep(LayerOp("B", 0, 1), slot=1, next_prefetch=3),
-        SwapStep(LayerOp("B", 0, 0), slot=1, prefetch=True, record=0),
-    ),
-    num_slots=2,
-    num_records=1,
-)
-"""A prefetch right behind its own offload: sound, but not what memo plans."""
 ENGINE = {"engine, own plan": OWN_PLAN, **{f"engine, {name}": swap_plan(ops) for name, ops in SCHEDULES.items()}}
 FLOWS = [*TRAINING, *ENGINE]
 

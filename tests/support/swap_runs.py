@@ -34,6 +34,18 @@ SCHEDULES: dict[str, list[LayerOp]] = {
     "pp 2 vpp 2 stage 0, 8 layers, 4 microbatches": stage_ops(2, 2, 4, 8, 0),
 }
 
+OWN_PLAN = SwapPlan(
+    steps=(
+        SwapStep(LayerOp("F", 0, 1), slot=1),
+        SwapStep(LayerOp("F", 0, 0), slot=0, offload=True, record=0),
+        SwapStep(LayerOp("B", 0, 1), slot=1, next_prefetch=3),
+        SwapStep(LayerOp("B", 0, 0), slot=1, prefetch=True, record=0),
+    ),
+    num_slots=2,
+    num_records=1,
+)
+"""A prefetch right behind its own offload: sound, but not what memo plans."""
+
 
 class Layers:
     """Synthetic layers: a forward fills its slot with a pattern of (microbatch, layer), a backward checks it."""
