@@ -46,7 +46,7 @@ gpu: install
 # memo's CUDA code on a machine without a GPU: a CUDA build of torch on libraries of our own (csrc/emulated_gpu/README.md).
 emulated: $(EMULATED)/installed
 	$(EMULATED)/bin/python -m memo.emulated_gpu --poison -- $(CURDIR)/$(EMULATED)/bin/python -m pytest \
-		-n $(JOBS) --dist worksteal -r s tests/emulated_gpu tests/gpu
+		-n $(JOBS) --dist worksteal -r s tests/gpu tests/emulated_gpu
 
 # Three equal signs get the wheel of PyPI, which is the CUDA build (527 MB); --no-deps leaves out NVIDIA's libraries.
 # CUDA's headers, of torch's version of CUDA, are for machines without a toolkit.

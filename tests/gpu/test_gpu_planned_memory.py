@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 STEPS = 4
 RUN: dict[str, Any] = {
     "mock_data": True,
+    "vocab_size": 1024,
     "seq_length": 4096,
     "train_iters": STEPS,
     "lr": 1e-3,

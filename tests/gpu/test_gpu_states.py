@@ -21,6 +21,7 @@ def losses(**overrides: object) -> list[float]:
     with Trainer(
         "llama-tiny",
         mock_data=True,
+        vocab_size=1024,
         seq_length=1024,
         micro_batch_size=2,
         global_batch_size=4,

@@ -14,6 +14,7 @@ def losses(**overrides: object) -> list[float]:
     trainer = Trainer(
         "llama-tiny",
         mock_data=True,
+        vocab_size=1024,
         seq_length=1024,
         micro_batch_size=2,
         train_iters=STEPS,
