@@ -40,7 +40,7 @@ ROOMY = Device(memory_gib=180, host_memory_gib=2000, without_numbers=True)
 H100 = dataclasses.replace(ROOMY, memory_gib=80)
 """Where alpha auto decides by what the device has."""
 
-_BASE: dict[str, object] = {
+BASE: dict[str, object] = {
     "mock_data": True,
     "global_batch_size": 1,
     "train_iters": STEPS + 1,
@@ -51,7 +51,7 @@ _BASE: dict[str, object] = {
     "progress": False,
     "admission": False,
 }
-_WAYS: dict[str, dict[str, object]] = {
+WAYS: dict[str, dict[str, object]] = {
     "full recompute": {"recompute_granularity": "full", "offload_alpha": "off"},
     "alpha 0": {"offload_alpha": 0.0},
     "alpha auto": {"offload_alpha": "auto"},
@@ -78,7 +78,7 @@ class Case:
     @property
     def flags(self) -> dict[str, object]:
         states = _STREAMED if self.are_states_streamed else {}
-        return {**_BASE, "seq_length": self.seq_length, **_WAYS[self.way], **states}
+        return {**BASE, "seq_length": self.seq_length, **WAYS[self.way], **states}
 
     @property
     def device(self) -> Device:
@@ -89,7 +89,7 @@ def cases() -> Iterator[Case]:
     """Every way at every length; states are streamed in every second one."""
     for index, model in enumerate(("gpt-7b", "llama-3.1-8b")):
         for length in (64, 256, 1024):
-            for way_index, way in enumerate(_WAYS):
+            for way_index, way in enumerate(WAYS):
                 yield Case(model, length * 1024, way, (index + way_index) % 2 == 1)
 
 
@@ -243,16 +243,10 @@ def main() -> int:
             if allocator == "planned" and case.way not in PLANNED_TOO:
                 continue
             row = {"evidence": EVIDENCE, "name": case.name, **dataclasses.asdict(case), "flags": case.flags}
-            _keep({**row, "allocator": allocator, **run(case, allocator)})
+            rows.Journal("full_size").replace(
+                {**row, "allocator": allocator, **run(case, allocator)}, "name", "allocator"
+            )
     return 0
-
-
-def _keep(row: dict[str, Any]) -> None:
-    """In place of an earlier one of the same run; all others stay."""
-    journal = rows.Journal("full_size")
-    this = (row["name"], row["allocator"])
-    journal.rows = [old for old in rows.read("full_size") if (old["name"], old["allocator"]) != this]
-    journal.add(row)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ class Journal:
         print(json.dumps(row), flush=True)
         return self.rows[-1]
 
+    def replace(self, row: dict[str, Any], *names: str) -> dict[str, Any]:
+        """In place of an earlier row with the same values of `names`; all others of the file stay."""
+        self.rows = [old for old in read(self.name) if any(old[name] != row[name] for name in names)]
+        return self.add(row)
+
     def amend(self, row: dict[str, Any], **values: Any) -> None:
         """More about a row that was added: what only later rows tell, such as a ratio."""
         row.update(values)

@@ -33,6 +33,7 @@ def autoload() -> None:
     faulthandler.register(HANG_SIGNAL, all_threads=True)
     ctypes.CDLL(NCCL).emulated_on_collective(_write_calls)
     _tell_host_memory()
+    _tell_time()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_int)
@@ -63,9 +64,19 @@ def _tell_host_memory() -> None:
     vars(host_memory)["own_control_groups"] = lambda *_: iter(())
 
 
+def _tell_time() -> None:
+    """Where the setting `timed` names hardware."""
+    name = _runtime().emulated_timed_hardware().decode()
+    if name:
+        from memo.emulated_gpu import timing
+
+        timing.install(_runtime(), name)
+
+
 def _runtime() -> ctypes.CDLL:
     runtime = ctypes.CDLL(RUNTIME)  # the one that is loaded already
     runtime.emulated_host_memory_bytes.restype = ctypes.c_uint64
+    runtime.emulated_timed_hardware.restype = ctypes.c_char_p
     return runtime
 
 
@@ -103,6 +114,10 @@ class EmulatedGpu:
     def taken_bytes(self) -> dict[str, int]:
         """What is taken now: of each device that was used, and of the host's memory "pinned"."""
         return self._report("bytes")
+
+    def taken_s(self) -> dict[str, float]:
+        """Seconds of virtual time that kernels, copies and collectives took since the last clear, by name."""
+        return {name: number * 1e-9 for name, number in self._report("nanoseconds").items()}
 
     def num_waits(self) -> int:
         """Waits of streams and of the host so far, of the whole process."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from memo.emulated_gpu import build
+from memo.estimate.machines import find_hardware
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Device:
     """Tensors above 64 KiB have no content and take no memory: a rank of any size can run its program."""
     host_memory_gib: float = 0.0
     """What the emulated machine has for pinned memory, and tells; 0: what this one has."""
+    timed: str = ""
+    """Hardware by name or file (memo.estimate.machines) whose model gives virtual time; empty: time is the host's."""
+    host_launch_s: float = 5e-6
+    """Of virtual time, that the host takes to queue a kernel, a copy or a collective. Assumed: torch's operators take
+    5 to 10 us each from Python."""
     max_product_gflop: float = 100.0
     """Larger products of matrices are zeros, which is told: what measures a GPU takes a CPU minutes."""
     hang_s: float = 60.0
@@ -81,7 +87,9 @@ def environment(device: Device, settings_file: Path, base: Mapping[str, str] = o
 
 
 def run(device: Device, command: list[str]) -> None:
-    """Become the command. Raises EmulatorError, FileNotFoundError."""
+    """Become the command. Raises EmulatorError, FileNotFoundError, ConfigError for hardware that nobody knows."""
+    if device.timed:
+        find_hardware(device.timed)
     # Kept, and the same for the same device: processes that the command leaves behind may still read it.
     digest = hashlib.sha256(device.text().encode()).hexdigest()[:12]
     folder = build.cache_folder() / "devices"

@@ -5,7 +5,10 @@ so is the time that the rank computes; nothing is sent, sums hold one term, and 
 nobody (pipeline messages) is zero, so that values stay finite and the optimizer takes its steps.
 """
 
-from typing import Any
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,25 +19,39 @@ from torch.futures import Future
 _BACKEND = "memo_simulated"
 
 
+class Link(Protocol):
+    """What the ranks of a group are connected by, where time is virtual."""
+
+    def message(self, kind: str, num_bytes: int) -> AbstractContextManager[Callable[[], None]]:
+        """Around what stands for a message; yields how to wait for its end. `num_bytes`: of the larger end."""
+
+
+links: Callable[[Sequence[int]], Link] | None = None
+"""Makes the link of a group from its ranks. An emulated GPU that is timed sets it (memo.emulated_gpu.timing)."""
+
+
 def init_simulated(rank: int, world_size: int) -> None:
     """Start a default process group of `world_size` ranks, of which this process is `rank` and all there is."""
     if _BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(_BACKEND, _make, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu", "cuda"])
     dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=world_size)
 
 
-def _make(store: object, rank: int, size: int, timeout: object) -> ProcessGroup:
-    return _SimulatedGroup(rank, size)
+def _make(options: Any, _: object) -> ProcessGroup:
+    """Of torch's _DistributedBackendOptions, whose ranks are empty for the group of all."""
+    ranks = options.global_ranks_in_group or range(options.group_size)
+    return _SimulatedGroup(options.group_rank, options.group_size, None if links is None else links(ranks))
 
 
 class _Done(Work):
     """A message that has ended."""
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor], wait: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self._tensors = tensors
+        self._tensors, self._wait = tensors, wait
 
     def wait(self, timeout: object = None) -> bool:
+        self._wait()
         return True
 
     def is_completed(self) -> bool:
@@ -55,46 +72,60 @@ class _SimulatedGroup(ProcessGroup):
     torch's stubs overload what its dispatcher calls in one way, so types are told to look away.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, link: Link | None) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub knows one signature of two
+        self._link = link
 
     def getBackendName(self) -> str:
         return _BACKEND
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        return _Done(tensors)
+        with self._message("all_reduce", *tensors) as wait:
+            return _Done(tensors, wait)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        return _Done(tensors)
+        with self._message("gather", *tensors) as wait:
+            return _Done(tensors, wait)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        for parts, mine in zip(outputs, inputs, strict=True):
-            for part in parts:
-                part.copy_(mine)
-        return _Done([part for parts in outputs for part in parts])
+        with self._message("gather", *(part for parts in outputs for part in parts)) as wait:
+            for parts, mine in zip(outputs, inputs, strict=True):
+                for part in parts:
+                    part.copy_(mine)
+            return _Done([part for parts in outputs for part in parts], wait)
 
     def all_gather_single(self, output: Tensor, mine: Tensor, opts: Any = None) -> Work:
-        output.view(self.size(), -1).copy_(mine.reshape(1, -1))
-        return _Done([output])
+        with self._message("gather", output) as wait:
+            output.view(self.size(), -1).copy_(mine.reshape(1, -1))
+            return _Done([output], wait)
 
     def reduce_scatter_single(self, output: Tensor, blocks: Tensor, opts: Any = None) -> Work:
-        output.copy_(blocks.view(self.size(), *output.shape)[self.rank()])
-        return _Done([output])
+        with self._message("gather", blocks) as wait:
+            output.copy_(blocks.view(self.size(), *output.shape)[self.rank()])
+            return _Done([output], wait)
 
     def all_to_all_single(self, output: Tensor, blocks: Tensor, *splits_and_opts: Any) -> Work:
-        output.copy_(blocks)
-        return _Done([output])
+        with self._message("all_to_all", blocks) as wait:
+            output.copy_(blocks)
+            return _Done([output], wait)
 
     def send(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
-        return _Done(tensors)
+        return _Done(tensors)  # nobody waits for its end: the receiver's side takes the message's time
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> Work:
-        for tensor in tensors:
-            tensor.zero_()
-        return _Done(tensors)
+        with self._message("message", *tensors) as wait:
+            for tensor in tensors:
+                tensor.zero_()
+            return _Done(tensors, wait)
 
     def barrier(self, opts: Any = None) -> Work:
         return _Done([torch.empty(0)])
+
+    def _message(self, kind: str, *tensors: Tensor) -> AbstractContextManager[Callable[[], None]]:
+        """Around what stands for a message with these tensors at its larger end; yields how to wait for it."""
+        if self._link is None or not tensors[0].is_cuda:
+            return contextlib.nullcontext(lambda: None)
+        return self._link.message(kind, sum(tensor.nbytes for tensor in tensors))
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]

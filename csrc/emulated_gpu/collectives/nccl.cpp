@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <random>
 #include <set>
@@ -41,8 +42,10 @@ std::string where_now() {
   return text.data();
 }
 
+// In virtual time the parts of a group are over together, and not before they began, whatever became of them.
 bool advance(const std::vector<std::shared_ptr<Operation>>& together) {
   bool is_done = true;
+  if (Meeting* const meeting = together.front()->meeting.get()) meeting->over_s = std::max(meeting->over_s, meeting->here_s);
   for (const auto& operation : together) {
     const bool is_this_done = operation->advance();
     is_done &= is_this_done;
@@ -73,6 +76,18 @@ Access access_of(const std::vector<std::shared_ptr<Operation>>& operations) {
   return access;
 }
 
+// The parts go on together, so the longest counts. Collectives take no engine from kernels and copies.
+Load load_of(const std::vector<std::shared_ptr<Operation>>& operations) {
+  if (!emulated_is_timed()) return {};
+  Load load{Engine::kNone, 0, std::make_shared<Meeting>()};
+  for (const auto& operation : operations) {
+    operation->meeting = load.meeting;
+    operation->seconds = operation->modelled_s();
+    load.seconds = std::max(load.seconds, operation->seconds);
+  }
+  return load;
+}
+
 // Queues what was grouped, one piece of work for each stream.
 int flush() {
   std::vector<std::shared_ptr<Operation>> left;
@@ -84,10 +99,11 @@ int flush() {
     const std::vector<std::shared_ptr<Operation>> together(left.begin(), end);
     left.erase(left.begin(), end);
     const Access access = access_of(together);
+    const Load load = load_of(together);
     Work work = [together] { return advance(together); };
     const char* const name = name_of(together.front()->kind);
     emulated_count(name);
-    emulated_enqueue(stream, name, &work, &access);
+    emulated_enqueue(stream, name, &work, &access, &load);
   }
   return 0;
 }
@@ -115,32 +131,6 @@ int collective(Collective kind, const void* in, void* out, size_t count, int typ
                  root, stream, ""});
 }
 
-int make(Communicator** made, int size, const std::string& id, int rank) {
-  const std::string folder = "/dev/shm/emulated_nccl_" + id;
-  mkdir(folder.c_str(), 0700);
-  emulated_work_unattended();
-  emulated_on_hang(tell_waiting);
-  emulated_count("ncclCommInit");
-  const auto num_peers = static_cast<size_t>(size);
-  *made = new Communicator{folder, id, rank, size, 0, 0, std::vector<uint64_t>(num_peers),
-                           std::vector<uint64_t>(num_peers)};
-  return 0;
-}
-
-// The last rank to leave finds nothing that anybody still reads.
-void remove_folder(const Communicator& communicator) {
-  const std::string left = communicator.folder + "/left." + std::to_string(communicator.rank);
-  if (std::FILE* file = std::fopen(left.c_str(), "w")) std::fclose(file);
-  for (int rank = 0; rank < communicator.size; ++rank) {
-    if (access((communicator.folder + "/left." + std::to_string(rank)).c_str(), F_OK) != 0) return;
-  }
-  if (DIR* const folder = opendir(communicator.folder.c_str())) {
-    while (const dirent* entry = readdir(folder)) unlink((communicator.folder + "/" + entry->d_name).c_str());
-    closedir(folder);
-  }
-  rmdir(communicator.folder.c_str());
-}
-
 void write_choice(const std::string& path, int color, int key) {
   const std::string partial = path + ".partial";
   if (std::FILE* file = std::fopen(partial.c_str(), "w")) {
@@ -158,6 +148,44 @@ std::pair<int, int> read_choice(const std::string& path) {
     std::fclose(file);
   }
   return {color, key};
+}
+
+// In virtual time it matters which ranks share a node: each tells the others which one of the program it is, as torchrun
+// has told it, and waits for theirs.
+std::vector<int> places_of(const std::string& folder, int rank, int size) {
+  if (!emulated_is_timed()) return {};
+  const auto path_of = [&folder](int of) { return folder + "/place." + std::to_string(of); };
+  const char* const place = std::getenv("RANK");
+  write_choice(path_of(rank), place == nullptr ? rank : std::atoi(place), 0);
+  std::vector<int> places;
+  for (int other = 0; other < size; ++other) places.push_back(read_choice(path_of(other)).first);
+  return places;
+}
+
+int make(Communicator** made, int size, const std::string& id, int rank) {
+  const std::string folder = "/dev/shm/emulated_nccl_" + id;
+  mkdir(folder.c_str(), 0700);
+  emulated_work_unattended();
+  emulated_on_hang(tell_waiting);
+  emulated_count("ncclCommInit");
+  const auto num_peers = static_cast<size_t>(size);
+  *made = new Communicator{folder, id, rank, size, places_of(folder, rank, size), 0, 0,
+                           std::vector<uint64_t>(num_peers), std::vector<uint64_t>(num_peers)};
+  return 0;
+}
+
+// The last rank to leave finds nothing that anybody still reads.
+void remove_folder(const Communicator& communicator) {
+  const std::string left = communicator.folder + "/left." + std::to_string(communicator.rank);
+  if (std::FILE* file = std::fopen(left.c_str(), "w")) std::fclose(file);
+  for (int rank = 0; rank < communicator.size; ++rank) {
+    if (access((communicator.folder + "/left." + std::to_string(rank)).c_str(), F_OK) != 0) return;
+  }
+  if (DIR* const folder = opendir(communicator.folder.c_str())) {
+    while (const dirent* entry = readdir(folder)) unlink((communicator.folder + "/" + entry->d_name).c_str());
+    closedir(folder);
+  }
+  rmdir(communicator.folder.c_str());
 }
 
 }  // namespace

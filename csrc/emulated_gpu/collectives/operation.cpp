@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <initializer_list>
 #include <iterator>
+#include <utility>
 
 namespace emulated {
 namespace {
@@ -16,6 +19,7 @@ constexpr uint64_t kKeptTurns = 64;
 
 struct Header {  // of every file: what the poster thinks is going on; its calls and its data follow
   uint64_t kind, count, type, reduction, peer, where_bytes;
+  double here_s;
 };
 
 bool exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
@@ -25,6 +29,21 @@ bool is_message(Collective kind) { return kind == Collective::kSend || kind == C
 std::string described(uint64_t kind, uint64_t count, uint64_t type) {
   return std::string(name_of(static_cast<Collective>(kind))) + " of " + std::to_string(count) +
          " elements of ncclDataType_t " + std::to_string(type);
+}
+
+// Under another name first, so that nobody reads half of it.
+bool write_whole(const std::string& path, std::initializer_list<std::pair<const void*, size_t>> pieces) {
+  const std::string partial = path + ".partial";
+  std::FILE* const file = std::fopen(partial.c_str(), "wb");
+  if (file == nullptr) return false;
+  for (const auto& [data, num_bytes] : pieces) {
+    if (num_bytes > 0) std::fwrite(data, 1, num_bytes, file);
+  }
+  return std::fclose(file) == 0 && std::rename(partial.c_str(), path.c_str()) == 0;
+}
+
+void cannot_write(const std::string& path) {
+  emulated_kernel_failed(("NCCL: " + path + " cannot be written").c_str());
 }
 
 std::string called_at(const std::string& where) { return where.empty() ? "\n" : ", called at\n" + where; }
@@ -49,6 +68,28 @@ size_t Operation::output_bytes() const {
 
 size_t Operation::posted_bytes() const { return emulated_has_numbers(input_bytes()) ? input_bytes() : 0; }
 
+// A broadcast and a reduction pass the data along the ring of an all-gather or a reduce-scatter. The larger end counts.
+double Operation::modelled_s() const {
+  const auto& places = communicator->places;
+  if (places.size() < 2) return 0;
+  const auto here = static_cast<size_t>(communicator->rank), there = static_cast<size_t>(peer);
+  const double num_ranks = is_message(kind) ? 2 : static_cast<double>(places.size());
+  const double stride = is_message(kind) ? std::abs(places[here] - places[there])
+                                         : (places.back() - places.front()) / (num_ranks - 1);
+  const auto num_bytes = static_cast<double>(std::max(input_bytes(), output_bytes()));
+  const char* const model = is_message(kind)                    ? "message"
+                            : kind == Collective::kAllReduce ? "all_reduce"
+                            : kind == Collective::kAllToAll  ? "all_to_all"
+                                                             : "gather";
+  const double sizes[] = {num_bytes, num_ranks, stride};
+  return emulated_seconds(model, "", sizes, 3);
+}
+
+// Another rank came then.
+void Operation::meet(double its_s) {
+  if (meeting != nullptr) meeting->over_s = std::max(meeting->over_s, std::max(meeting->here_s, its_s) + seconds);
+}
+
 bool Operation::advance() {
   if (is_done || communicator->is_aborted) return true;
   if (!is_begun) begin();
@@ -65,12 +106,8 @@ std::string Operation::described() const {
 // The other ranks read it when they hang.
 void Operation::begin() {
   is_begun = true;
-  const std::string path = path_of_last(communicator->rank), partial = path + ".partial", text = described();
-  if (std::FILE* const file = std::fopen(partial.c_str(), "wb")) {
-    std::fwrite(text.data(), 1, text.size(), file);
-    std::fclose(file);
-    std::rename(partial.c_str(), path.c_str());
-  }
+  const std::string text = described();
+  (void)write_whole(path_of_last(communicator->rank), {{text.data(), text.size()}});
 }
 
 std::string Operation::waiting() const {
@@ -90,7 +127,12 @@ bool Operation::advance_send() {
     post(path_of_message(), input, posted_bytes());
     is_posted = true;
   }
-  return !exists(path_of_message());  // the receiver removes it
+  if (!exists(path_of_receipt())) return false;
+  double its_s = 0;
+  std::ifstream(path_of_receipt(), std::ios::binary).read(reinterpret_cast<char*>(&its_s), sizeof its_s);
+  meet(its_s);
+  unlink(path_of_receipt().c_str());
+  return true;
 }
 
 bool Operation::advance_receive() {
@@ -99,6 +141,8 @@ bool Operation::advance_receive() {
   const std::vector<char> data = read(path);
   std::memcpy(output, data.data(), std::min(data.size(), output_bytes()));
   unlink(path.c_str());
+  const double when_s = here_s();
+  if (!write_whole(path_of_receipt(), {{&when_s, sizeof when_s}})) cannot_write(path_of_receipt());
   return true;
 }
 
@@ -153,22 +197,14 @@ void Operation::combine(const std::vector<std::vector<char>>& parts) {
   }
 }
 
-// Under another name first, so that nobody reads half of it.
 void Operation::post(const std::string& path, const char* data, size_t num_bytes) const {
-  const std::string partial = path + ".partial";
-  std::FILE* const file = std::fopen(partial.c_str(), "wb");
-  if (file == nullptr) return emulated_kernel_failed(("NCCL: " + partial + " cannot be written").c_str());
   const Header header{static_cast<uint64_t>(kind), count, static_cast<uint64_t>(type),
-                      static_cast<uint64_t>(reduction), static_cast<uint64_t>(peer), where.size()};
-  std::fwrite(&header, sizeof header, 1, file);
-  std::fwrite(where.data(), 1, where.size(), file);
-  if (num_bytes > 0) std::fwrite(data, 1, num_bytes, file);
-  if (std::fclose(file) != 0) emulated_kernel_failed(("NCCL: " + partial + " cannot be written").c_str());
-  std::rename(partial.c_str(), path.c_str());
+                      static_cast<uint64_t>(reduction), static_cast<uint64_t>(peer), where.size(), here_s()};
+  if (!write_whole(path, {{&header, sizeof header}, {where.data(), where.size()}, {data, num_bytes}})) cannot_write(path);
 }
 
 // The data of another rank, after a look at whether it is in the same operation.
-std::vector<char> Operation::read(const std::string& path) const {
+std::vector<char> Operation::read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   Header header{};
   file.read(reinterpret_cast<char*>(&header), sizeof header);
@@ -185,6 +221,7 @@ std::vector<char> Operation::read(const std::string& path) const {
                             emulated::described(header.kind, header.count, header.type) + called_at(its_where))
                                .c_str());
   }
+  meet(header.here_s);
   return data;
 }
 

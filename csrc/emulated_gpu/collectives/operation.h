@@ -1,8 +1,11 @@
 // One operation of a communicator, and how it is carried out among the processes of one machine.
 //
 // A collective posts this rank's part as a file, and is done when it has read the parts of all ranks. A send is done
-// when its message was received: nothing is buffered, as NCCL promises no buffering, so that ranks which wait for one
+// when there is a receipt of its message: nothing is buffered, as NCCL promises no buffering, so that ranks which wait for one
 // another in a circle hang here, too. Files lie in a folder of the communicator in memory (/dev/shm).
+//
+// In virtual time a collective begins when the last rank comes to it, and a message when both have: files carry the moment
+// at which their rank did.
 //
 // Each file begins with what its rank thinks is going on, and from where its program called it: ranks that disagree, and
 // ranks that wait for each other for ever, are told with the calls of both sides.
@@ -27,6 +30,7 @@ struct Communicator {
   std::string id;
   int rank;
   int size;
+  std::vector<int> places;  // of its ranks among all of the program, in virtual time alone
   uint64_t num_collectives = 0;
   uint64_t num_splits = 0;
   std::vector<uint64_t> num_sent;      // by peer
@@ -46,6 +50,8 @@ struct Operation {
   int peer;      // root of reduce and broadcast, other side of send and receive
   void* stream;
   std::string where;  // the calls that led to it, innermost first, a line each; empty: nobody asked for them
+  std::shared_ptr<Meeting> meeting;  // in virtual time; shared by what was grouped
+  double seconds = 0;                // that it takes then, once all have come
   uint64_t turn = 0;  // which collective of the communicator, or which message of the pair
   bool is_begun = false;
   bool is_posted = false;
@@ -55,6 +61,8 @@ struct Operation {
   size_t output_bytes() const;
   // Of the input, what is sent: nothing of what has no numbers.
   size_t posted_bytes() const;
+  // What it takes in virtual time, by the model of the hardware.
+  double modelled_s() const;
   // Goes on as far as it can without waiting; whether it is done.
   bool advance();
   // What it is and where it was called, for people.
@@ -69,9 +77,12 @@ struct Operation {
   bool advance_collective();
   void combine(const std::vector<std::vector<char>>& parts);
   void post(const std::string& path, const char* data, size_t num_bytes) const;
-  std::vector<char> read(const std::string& path) const;
+  std::vector<char> read(const std::string& path);
+  void meet(double its_s);
+  double here_s() const { return meeting == nullptr ? 0 : meeting->here_s; }
   std::string path_of_part(uint64_t turn, int rank) const;
   std::string path_of_message() const;
+  std::string path_of_receipt() const { return path_of_message() + ".receipt"; }
   std::string path_of_last(int rank) const;
 };
 

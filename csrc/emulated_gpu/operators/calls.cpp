@@ -52,9 +52,6 @@ Range hull(const at::Tensor& tensor) {
   return bytes_at(tensor.const_data_ptr(), tensor.numel() == 0 ? 0 : static_cast<size_t>(last + 1) * tensor.itemsize());
 }
 
-// They write over their argument and read nothing of it.
-const std::set<std::string> kOverwrites = {"aten::copy_", "aten::zero_", "aten::fill_.Scalar", "aten::fill_.Tensor"};
-
 // The small tensors of a call, on the CPU: what its closure reads and what it writes.
 struct Small {
   std::vector<Range> reads;
@@ -64,10 +61,9 @@ struct Small {
     const auto write = [this](const at::Tensor& tensor) {
       if (tensor.is_cuda() && has_numbers(tensor)) writes.push_back(view_on_cpu(tensor));
     };
-    const auto& declared = op.schema().arguments();
     for (size_t i = 0; i < call.arguments.size(); ++i) {
       if (op.is_written[i]) each_tensor(call.arguments[i], write);
-      if (declared[i].is_out() || (op.is_written[i] && (op.is_random || kOverwrites.count(op.name) != 0))) continue;
+      if (is_overwritten(op, i)) continue;
       each_tensor(call.arguments[i], [this](const at::Tensor& tensor) {
         if (tensor.is_cuda()) reads.push_back(hull(tensor));
       });
@@ -78,7 +74,14 @@ struct Small {
 
 }  // namespace
 
-void queue(void* stream, const Operator& op, std::function<void()> compute, const Access& access) {
+bool is_overwritten(const Operator& op, size_t argument) {
+  static const std::set<std::string> kOverwrites = {"aten::copy_", "aten::zero_", "aten::fill_.Scalar",
+                                                    "aten::fill_.Tensor"};
+  if (op.schema().arguments()[argument].is_out()) return true;
+  return op.is_written[argument] && (op.is_random || kOverwrites.count(op.name) != 0);
+}
+
+void queue(void* stream, const Operator& op, std::function<void()> compute, const Access& access, const Load& load) {
   const char* const name = op.name.c_str();  // operators are never destroyed
   Work work = [compute = std::move(compute), name] {
     try {
@@ -89,7 +92,7 @@ void queue(void* stream, const Operator& op, std::function<void()> compute, cons
     }
     return true;
   };
-  emulated_enqueue(stream, name, &work, &access);
+  emulated_enqueue(stream, name, &work, &access, &load);
 }
 
 Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -107,6 +110,7 @@ Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   call.results.assign(stack->end() - static_cast<int64_t>(op.schema().returns().size()), stack->end());
   call.stream = current_stream(call.arguments, call.results);
   append_accesses(op, call);
+  call.load = load_of(op, call.arguments, call.results);
   call.has_numbers = have_numbers(call.arguments) && have_numbers(call.results);
   if (!call.has_numbers) return call;
   for (const c10::IValue& value : call.arguments) call.on_cpu.push_back(for_closure(value));
@@ -118,7 +122,7 @@ Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
 }
 
 void queue_call(const Operator& op, const Call& call, std::function<void()> compute) {
-  if (emulated_has_numbers(SIZE_MAX)) return queue(call.stream, op, std::move(compute), call.access);
+  if (emulated_has_numbers(SIZE_MAX)) return queue(call.stream, op, std::move(compute), call.access, call.load);
   const auto run = [small = Small(op, call), has_numbers = call.has_numbers, compute = std::move(compute)] {
     const bool is_absent = !has_numbers || std::any_of(small.reads.begin(), small.reads.end(), [](const Range& range) {
       return emulated_is_absent(&range) != 0;
@@ -130,7 +134,7 @@ void queue_call(const Operator& op, const Call& call, std::function<void()> comp
       emulated_set_absent(&range, is_absent);
     }
   };
-  queue(call.stream, op, run, call.access);
+  queue(call.stream, op, run, call.access, call.load);
 }
 
 void call_plain(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -193,7 +197,7 @@ void call_data_dependent(const Operator& op, Stack* stack) {
     Access access;
     append_ranges(result, access.writes);
     const at::Tensor place = view_on_cpu(result);
-    queue(stream, op, [place, numbers] { place.copy_(numbers); }, access);
+    queue(stream, op, [place, numbers] { place.copy_(numbers); }, access, load_of(op, arguments, {result}));
     stack->push_back(result);
   }
 }

@@ -73,7 +73,13 @@ struct PlainDispatch {
 };
 
 // Queues compute() as one kernel. What it throws becomes the process's lasting error.
-void queue(void* stream, const Operator& op, std::function<void()> compute, const Access& access);
+void queue(void* stream, const Operator& op, std::function<void()> compute, const Access& access, const Load& load);
+
+// What an operator takes in virtual time.
+Load load_of(const Operator& op, const Stack& arguments, const Stack& results);
+
+// Whether an argument is written over, and nothing of it read.
+bool is_overwritten(const Operator& op, size_t argument);
 
 // One call under way: arguments as given, results as the host code made them.
 struct Call {
@@ -82,6 +88,7 @@ struct Call {
   Stack on_cpu;  // arguments for the closure, if it has numbers
   void* stream;
   Access access;
+  Load load;
   bool has_numbers;  // else what it writes is absent (emulator.h, kMostRealBytes)
 };
 

@@ -24,7 +24,8 @@ void queue_poison(void* stream, const char* name, void* memory, size_t num_bytes
     std::memset(memory, 0xff, num_bytes);
     return true;
   };
-  emulated_enqueue(stream, name, &work, &access);
+  const Load none;
+  emulated_enqueue(stream, name, &work, &access, &none);
 }
 
 // Called while the allocator's lock is held: nothing of torch may be called.

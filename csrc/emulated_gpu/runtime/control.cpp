@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -13,6 +14,9 @@
 using namespace emulated;
 
 namespace {
+
+using Model = double (*)(const char* kind, const char* dtype, const double* sizes, int num_sizes);
+std::atomic<Model> model{nullptr};
 
 constexpr auto kUnattendedPause = std::chrono::milliseconds(2);
 std::atomic<bool> is_ending{false};
@@ -29,9 +33,15 @@ void work_unattended() {
 
 }  // namespace
 
-EXPORTED void emulated_enqueue(void* stream, const char* name, Work* work, const Access* access) {
+EXPORTED void emulated_enqueue(void* stream, const char* name, Work* work, const Access* access, const Load* load) {
   emulated_count("kernels");
-  (void)issue(static_cast<cudaStream_t>(stream), name, std::move(*work), access);
+  (void)issue(static_cast<cudaStream_t>(stream), name, std::move(*work), access, *load);
+}
+
+EXPORTED int emulated_is_timed() { return !settings().timed.empty(); }
+EXPORTED double emulated_seconds(const char* kind, const char* dtype, const double* sizes, int num_sizes) {
+  const auto seconds = model.load();
+  return seconds == nullptr || thread().timeless > 0 ? 0 : seconds(kind, dtype, sizes, num_sizes);
 }
 
 EXPORTED void emulated_use_on_host(const char* name, const Access* access) {
@@ -106,6 +116,24 @@ EXPORTED void emulated_set_schedule(const char* policy, uint64_t seed) {
   p.scheduler.set_policy(policy, seed);
 }
 
+// The setting: "": time is the host's.
+EXPORTED const char* emulated_timed_hardware() { return settings().timed.c_str(); }
+EXPORTED void emulated_set_model(Model seconds) { model = seconds; }
+
+EXPORTED double emulated_now_s() {
+  const Lock lock(process().mutex);
+  return process().scheduler.timeline().now_s();
+}
+
+// Between +1 and -1 what the calling thread queues takes no virtual time.
+EXPORTED void emulated_take_no_time(int change) { thread().timeless += change; }
+
+// A message of a process group of which only this rank exists: it takes time, and nothing else.
+EXPORTED void emulated_message(void* stream, double seconds) {
+  const Load load{Engine::kNone, seconds, nullptr};
+  (void)issue(static_cast<cudaStream_t>(stream), "simulated message", [] { return true; }, nullptr, load);
+}
+
 EXPORTED uint64_t emulated_host_memory_bytes() { return process().memory.host_bytes(); }
 
 EXPORTED void emulated_set_race_checks(int is_on) {
@@ -129,10 +157,12 @@ EXPORTED void emulated_on_synchronization(void (*function)(const char* what)) {
 EXPORTED void emulated_clear_report() {
   const Lock lock(process().mutex);
   process().counts.clear();
+  process().scheduler.timeline().clear_taken();
   process().scheduler.races.clear_found();
 }
 
-// Lines of "count<tab>name<tab>times", "race<tab>text<tab>times" and "bytes<tab>of what<tab>bytes".
+// Lines of "count<tab>name<tab>times", "race<tab>text<tab>times", "bytes<tab>of what<tab>bytes" and
+// "nanoseconds<tab>of what work<tab>virtual time".
 // Returns the length of the whole report, of which at most num_chars - 1 characters are written.
 EXPORTED int emulated_report(char* text, int num_chars) {
   const Lock lock(process().mutex);
@@ -143,6 +173,11 @@ EXPORTED int emulated_report(char* text, int num_chars) {
   add("count", process().counts);
   add("race", process().scheduler.races.found());
   add("bytes", process().memory.taken());
+  std::map<std::string, int64_t> nanoseconds;
+  for (const auto& [name, seconds] : process().scheduler.timeline().taken_s()) {
+    nanoseconds[name] = static_cast<int64_t>(std::llround(seconds * 1e9));
+  }
+  add("nanoseconds", nanoseconds);
   std::snprintf(text, static_cast<size_t>(num_chars), "%s", report.c_str());
   return static_cast<int>(report.size());
 }

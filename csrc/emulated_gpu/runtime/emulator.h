@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace emulated {
@@ -34,13 +35,37 @@ constexpr size_t kMostRealBytes = size_t{64} << 10;
 // Runs some of the work and never blocks. False: it waits for another process; it is called again later.
 using Work = std::function<bool()>;
 
+// What of a device works on something (timeline.h). kNone: nothing that others could want at the same time.
+enum class Engine { kNone, kKernels, kToDevice, kToHost };
+
+// A message between processes: the runtime says when this side has come to it before its work runs, and its work says
+// when it is over before it is done.
+struct Meeting {
+  double here_s = 0;
+  double over_s = 0;
+};
+
+// What a piece of work takes in virtual time. With a meeting, its end is the meeting's.
+struct Load {
+  Engine engine = Engine::kNone;
+  double seconds = 0;
+  std::shared_ptr<Meeting> meeting;
+};
+
 }  // namespace emulated
 
 extern "C" {
 
 // Appends work to a CUDA stream (cudaStream_t; nullptr: the default stream of the calling thread's device).
 // `name` must live as long as the process.
-void emulated_enqueue(void* stream, const char* name, emulated::Work* work, const emulated::Access* access);
+void emulated_enqueue(void* stream, const char* name, emulated::Work* work, const emulated::Access* access,
+                      const emulated::Load* load);
+
+// Whether time is virtual.
+int emulated_is_timed();
+// What the model of the hardware says that something takes, in seconds; 0 as long as nobody has given a model. `kind` and
+// its sizes are those of memo/emulated_gpu/timing.py, `dtype` is torch's name of one. It calls Python: hold no lock.
+double emulated_seconds(const char* kind, const char* dtype, const double* sizes, int num_sizes);
 
 // Between +1 and -1 the calling thread's launches, copies and fills do nothing: an operator's host code runs for its
 // checks, its shapes and its requests for memory alone.

@@ -26,14 +26,17 @@ std::map<const void*, const char*>& kernel_names() {
 
 constexpr double kCyclesPerSecond = 2e9;  // of torch.cuda._sleep
 
+// One thread of the device that waits: it leaves the device to others.
 cudaError_t sleep(cudaStream_t stream, int64_t num_cycles) {
+  const double seconds = static_cast<double>(num_cycles) / kCyclesPerSecond;
+  if (emulated_is_timed()) return issue(stream, "sleep", [] { return true; }, nullptr, {Engine::kNone, seconds, nullptr});
   const auto end_s = std::make_shared<double>(0);
   const auto work = [=] {
     const double now_s = process().scheduler.timeline().now_s();
-    if (*end_s == 0) *end_s = now_s + static_cast<double>(num_cycles) / kCyclesPerSecond;
+    if (*end_s == 0) *end_s = now_s + seconds;
     return now_s >= *end_s;
   };
-  return issue(stream, "sleep", work, nullptr);
+  return issue(stream, "sleep", work, nullptr, {});
 }
 
 cudaError_t launch(const void* kernel, void** arguments, cudaStream_t stream) {

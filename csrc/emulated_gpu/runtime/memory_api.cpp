@@ -44,6 +44,13 @@ struct Ends {
   bool to_device, from_device, is_pageable, is_inside;
 };
 
+// A kernel copies within the device: it reads and writes. The link to the host has an engine for each direction.
+Load load_of_copy(const Ends& ends, size_t num_bytes) {
+  if (ends.to_device && ends.from_device) return load_of(Engine::kKernels, "memory", 2 * num_bytes);
+  if (ends.to_device) return load_of(Engine::kToDevice, "prefetch", num_bytes);
+  return ends.from_device ? load_of(Engine::kToHost, "offload", num_bytes) : Load{};
+}
+
 Ends ends_of(const void* to, const void* from, size_t num_bytes) {
   Process& p = process();
   const Lock lock(p.mutex);
@@ -70,6 +77,7 @@ cudaError_t copy(void* to, const void* from, size_t num_bytes, cudaStream_t stre
   const bool has_numbers = emulated_has_numbers(num_bytes) || (!ends.to_device && !ends.from_device);
   const bool is_read_by_host = ends.is_pageable && !ends.to_device;
   const Range target = bytes_at(to, num_bytes), source = bytes_at(from, num_bytes);
+  const Load load = load_of_copy(ends, num_bytes);
   Access access;
   if (!ends.is_pageable || ends.to_device) access.writes.push_back(target);
   if (!ends.is_pageable || ends.from_device) access.reads.push_back(source);
@@ -84,7 +92,7 @@ cudaError_t copy(void* to, const void* from, size_t num_bytes, cudaStream_t stre
       emulated_set_absent(&target, false);
       return true;
     };
-    if (const cudaError_t error = issue(stream, name, work, &access); error != cudaSuccess) return error;
+    if (const cudaError_t error = issue(stream, name, work, &access, load); error != cudaSuccess) return error;
     return is_asynchronous ? done() : wait_for_stream(stream, "cudaMemcpy");
   }
   const auto work = [=] {
@@ -98,7 +106,7 @@ cudaError_t copy(void* to, const void* from, size_t num_bytes, cudaStream_t stre
     }
     return true;
   };
-  if (const cudaError_t error = issue(stream, name, work, &access); error != cudaSuccess) return error;
+  if (const cudaError_t error = issue(stream, name, work, &access, load); error != cudaSuccess) return error;
   if (ends.is_pageable) return wait_for_stream(stream, "copy to pageable memory");
   return is_asynchronous ? done() : wait_for_stream(stream, "cudaMemcpy");
 }
@@ -201,7 +209,7 @@ EXPORTED cudaError_t cudaMemsetAsync(void* address, int value, size_t num_bytes,
     emulated_set_absent(&range, false);
     return true;
   };
-  return issue(stream, "fill", work, &access);
+  return issue(stream, "fill", work, &access, load_of(Engine::kKernels, "memory", num_bytes));
 }
 
 EXPORTED cudaError_t cudaMemset(void* address, int value, size_t num_bytes) {

@@ -89,13 +89,19 @@ cudaError_t wait_for_device(const char* what) {
   return done();
 }
 
-cudaError_t issue(cudaStream_t handle, const char* name, Work work, const Access* access) {
+cudaError_t issue(cudaStream_t handle, const char* name, Work work, const Access* access, const Load& load) {
   Process& p = process();
   Lock lock(p.mutex);
   Stream* const stream = p.find_stream(handle);
   if (stream == nullptr) return done(cudaErrorInvalidResourceHandle);
-  p.scheduler.issue(lock, stream, name, std::move(work), access);
+  if (thread().timeless == 0) p.scheduler.timeline().queue();
+  p.scheduler.issue(lock, stream, name, std::move(work), access, load);
   return done();
+}
+
+Load load_of(Engine engine, const char* kind, size_t num_bytes) {
+  const auto size = static_cast<double>(num_bytes);
+  return {engine, emulated_seconds(kind, "", &size, 1), nullptr};
 }
 
 }  // namespace emulated

@@ -48,10 +48,11 @@ struct Process {
 // One a process and never destroyed: threads may still call while static objects end.
 Process& process();
 
-// The calling thread's device, and how deep it is in host code that launches nothing.
+// The calling thread's device, and how deep it is in host code that launches nothing, or whose work takes no time.
 struct Thread {
   int device = 0;
   int mute = 0;
+  int timeless = 0;
   cudaError_t last_error = cudaSuccess;
 };
 Thread& thread();
@@ -67,6 +68,9 @@ cudaError_t wait_for_stream(cudaStream_t handle, const char* what);
 cudaError_t wait_for_device(const char* what);
 
 // Appends work to a stream; fails where the handle names none.
-cudaError_t issue(cudaStream_t handle, const char* name, Work work, const Access* access);
+cudaError_t issue(cudaStream_t handle, const char* name, Work work, const Access* access, const Load& load);
+
+// The load of a copy, or of a kernel that only reads and writes: `kind` as of emulated_seconds.
+Load load_of(Engine engine, const char* kind, size_t num_bytes);
 
 }  // namespace emulated

@@ -22,7 +22,8 @@ constexpr int kHangSignal = 40;
 
 }  // namespace
 
-Scheduler::Scheduler(const Settings& settings) : checks_races(settings.check_races), hang_s_(settings.hang_s) {
+Scheduler::Scheduler(const Settings& settings)
+    : checks_races(settings.check_races), timeline_(settings), hang_s_(settings.hang_s) {
   set_policy(settings.schedule, settings.seed);
 }
 
@@ -48,18 +49,31 @@ Stream* Scheduler::add_stream(int device, int priority, bool is_legacy, bool is_
   stream->is_legacy = is_legacy;
   stream->is_blocking = is_blocking;
   stream->weight = static_cast<double>(random_() % 1000);
+  stream->last = std::make_shared<Moment>(Moment{0, true});
   streams_.push_back(std::move(stream));
   return streams_.back().get();
 }
 
-void Scheduler::issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access) {
+void Scheduler::issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access, const Load& load) {
   order_with_legacy(lock, stream);
   judge_waits(stream);
   stream->clock.join(host_);
   stream->clock.advance(stream->id, ++stream->num_issued);
   if (checks_races && access != nullptr) races.access({stream->id, stream->num_issued, name, stream->clock}, *access);
-  stream->queue.push_back({name, std::move(work), nullptr, nullptr});
+  stream->queue.push_back({name, std::move(work)});
+  if (timeline_.is_virtual()) time(stream, &stream->queue.back(), load);
   work_on(lock);
+}
+
+void Scheduler::time(Stream* stream, Item* item, const Load& load) {
+  timeline_.note(item->name, load.seconds);
+  if (load.meeting == nullptr) {
+    stream->last = timeline_.end_of(stream->last, nullptr, stream->device, load);
+    return;
+  }
+  item->meeting = load.meeting;
+  item->begin = timeline_.joined(stream->last, nullptr);
+  stream->last = item->end = std::make_shared<Moment>();
 }
 
 MarkPtr Scheduler::record(Lock& lock, Stream* stream) {
@@ -108,7 +122,8 @@ void Scheduler::order_with_legacy(Lock&, Stream* stream) {
 
 void Scheduler::append_wait(Stream* stream, const MarkPtr& mark) {
   stream->clock.join(mark->clock);
-  if (!mark->is_done) stream->queue.push_back({"wait for an event", nullptr, mark, nullptr});
+  if (timeline_.is_virtual()) stream->last = timeline_.joined(stream->last, mark->moment);
+  if (!mark->is_done) stream->queue.push_back({"wait for an event", nullptr, mark});
 }
 
 MarkPtr Scheduler::append_record(Stream* stream) {
@@ -116,13 +131,18 @@ MarkPtr Scheduler::append_record(Stream* stream) {
   auto mark = std::make_shared<Mark>();
   mark->stream = stream;
   mark->clock = stream->clock;
+  mark->moment = timeline_.is_virtual() ? timeline_.joined(stream->last, nullptr) : std::make_shared<Moment>();
   if (stream->queue.empty()) {
-    mark->is_done = true;
-    mark->at_s = timeline_.now_s();
+    reach(mark.get());
   } else {
     stream->queue.push_back({"record an event", nullptr, nullptr, mark});
   }
   return mark;
+}
+
+void Scheduler::reach(Mark* mark) {
+  mark->is_done = true;
+  if (!timeline_.is_virtual()) timeline_.settle(mark->moment, timeline_.now_s());
 }
 
 // What the device does by itself after a call of the host.
@@ -163,16 +183,15 @@ bool Scheduler::step(Lock& lock, Stream* stream) {
   if (first.work) {
     // References to the elements of a deque stay valid while others are appended, and only this thread removes.
     stream->is_running = true;
+    if (first.meeting) first.meeting->here_s = first.begin->at_s;
     lock.unlock();
     is_done = first.work();
     lock.lock();
     stream->is_running = false;
   }
   if (!is_done) return false;
-  if (first.record) {
-    first.record->is_done = true;
-    first.record->at_s = timeline_.now_s();
-  }
+  if (first.meeting) timeline_.settle(first.end, first.meeting->over_s);
+  if (first.record) reach(first.record.get());
   stream->queue.pop_front();
   stream->num_queries = 0;
   changed_.notify_all();
@@ -190,12 +209,12 @@ bool Scheduler::advance_towards(Lock& lock, Stream* stream) {
 }
 
 void Scheduler::run_until_done(Lock& lock, const MarkPtr& mark) {
-  const double begin_s = timeline_.now_s();
+  const auto begin = std::chrono::steady_clock::now();
   bool is_told = false;
   while (!mark->is_done) {
     if (advance_towards(lock, mark->stream) || step_all(lock)) continue;
     changed_.wait_for(lock, kPause);  // another thread or another process has to go on
-    if (!is_told && timeline_.now_s() - begin_s > hang_s_) {
+    if (!is_told && std::chrono::steady_clock::now() - begin > std::chrono::duration<double>(hang_s_)) {
       is_told = true;
       tell_hang(*mark);
     }
@@ -217,14 +236,25 @@ void Scheduler::tell_hang(const Mark& mark) const {
 
 // Questions never wait: the answer may depend on another process, which may depend on what this host does next.
 bool Scheduler::query(Lock& lock, const MarkPtr& mark) {
-  const bool is_asked_often = !mark->is_done && ++mark->stream->num_queries > kMostQueries;
-  if (!mark->is_done && (policy_ != Policy::kLazy || is_asked_often)) advance_towards(lock, mark->stream);
-  if (mark->is_done) host_.join(mark->clock);
-  return mark->is_done;
+  if (timeline_.is_virtual()) {
+    timeline_.ask();
+    if (!timeline_.is_ahead(*mark->moment)) run_what_can(lock, mark->stream, &mark->is_done);
+  } else {
+    const bool is_asked_often = !mark->is_done && ++mark->stream->num_queries > kMostQueries;
+    if (!mark->is_done && (policy_ != Policy::kLazy || is_asked_often)) advance_towards(lock, mark->stream);
+  }
+  if (is_over(*mark)) host_.join(mark->clock);
+  return is_over(*mark);
 }
 
 bool Scheduler::query_stream(Lock& lock, Stream* stream) {
-  if (policy_ != Policy::kLazy || ++stream->num_queries > kMostQueries) advance_towards(lock, stream);
+  if (timeline_.is_virtual()) {
+    timeline_.ask();
+    if (!timeline_.is_ahead(*stream->last)) run_what_can(lock, stream, nullptr);
+    if (timeline_.is_ahead(*stream->last)) return false;
+  } else if (policy_ != Policy::kLazy || ++stream->num_queries > kMostQueries) {
+    advance_towards(lock, stream);
+  }
   while (!stream->queue.empty() && !stream->queue.front().work && step(lock, stream)) {
   }  // marks alone are no work
   if (!stream->queue.empty()) return false;
@@ -232,10 +262,17 @@ bool Scheduler::query_stream(Lock& lock, Stream* stream) {
   return true;
 }
 
+// All of a stream, or until something is done, as far as nobody else is needed for it.
+void Scheduler::run_what_can(Lock& lock, Stream* stream, const bool* is_done) {
+  while ((is_done == nullptr || !*is_done) && advance_towards(lock, stream)) {
+  }
+}
+
 void Scheduler::synchronize(Lock& lock, const MarkPtr& mark) {
   redundant_.push_back(host_.has_all(mark->clock));
   run_until_done(lock, mark);
   host_.join(mark->clock);
+  timeline_.wait_for(*mark->moment);
 }
 
 void Scheduler::synchronize_stream(Lock& lock, Stream* stream) { synchronize(lock, append_record(stream)); }

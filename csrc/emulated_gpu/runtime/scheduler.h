@@ -41,17 +41,20 @@ struct Stream;
 struct Mark {
   Stream* stream;
   VectorClock clock;  // what happened before it
+  MomentPtr moment;
   bool is_done = false;
-  double at_s = 0;  // when, on the timeline
 };
 using MarkPtr = std::shared_ptr<Mark>;
 
 // One entry of a queue: exactly one of work, wait and record is set.
 struct Item {
   const char* name;
-  Work work;
-  MarkPtr wait;
-  MarkPtr record;
+  Work work = nullptr;
+  MarkPtr wait = nullptr;
+  MarkPtr record = nullptr;
+  // Of work that is a message between processes, in virtual time.
+  std::shared_ptr<Meeting> meeting = nullptr;
+  MomentPtr begin = nullptr, end = nullptr;
 };
 
 struct Stream {
@@ -64,6 +67,7 @@ struct Stream {
   bool is_running = false;  // a thread is inside its first closure
   uint64_t num_issued = 0;
   int num_queries = 0;  // of the host, since the last step
+  MomentPtr last;       // when what was issued so far is over, in virtual time
   VectorClock clock;
   // What happened before its next work if it waits for none of these, whose number and clock they are.
   VectorClock clock_without_waits;
@@ -79,15 +83,17 @@ class Scheduler {
   explicit Scheduler(const Settings& settings);
 
   Stream* add_stream(int device, int priority, bool is_legacy, bool is_blocking);
-  void issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access);
+  void issue(Lock& lock, Stream* stream, const char* name, Work work, const Access* access, const Load& load);
   MarkPtr record(Lock& lock, Stream* stream);
   void wait(Lock& lock, Stream* stream, const MarkPtr& mark);
   // The host itself reads or writes memory that the device uses, too.
   void use_on_host(Lock& lock, const char* name, const Access& access);
 
-  // Whether the mark is done, as the host sees it when it asks.
+  // Whether the mark is done, as the host sees it when it asks. In virtual time that is whether its time has come, and
+  // what the answer promises has then run; it is no as long as that takes another process.
   bool query(Lock& lock, const MarkPtr& mark);
   bool query_stream(Lock& lock, Stream* stream);
+  bool is_over(const Mark& mark) const { return mark.is_done && !timeline_.is_ahead(*mark.moment); }
   // The host waits.
   void synchronize(Lock& lock, const MarkPtr& mark);
   void synchronize_stream(Lock& lock, Stream* stream);
@@ -103,7 +109,7 @@ class Scheduler {
 
   void set_policy(const std::string& name, uint64_t seed);
   bool is_idle(int device) const;
-  const Timeline& timeline() const { return timeline_; }
+  Timeline& timeline() { return timeline_; }
 
   void (*tell_more_of_hang)() = nullptr;
   bool checks_races;
@@ -113,11 +119,14 @@ class Scheduler {
   void order_with_legacy(Lock& lock, Stream* stream);
   void append_wait(Stream* stream, const MarkPtr& mark);
   MarkPtr append_record(Stream* stream);
+  void reach(Mark* mark);
+  void time(Stream* stream, Item* item, const Load& load);
   void judge_waits(Stream* stream);
   void work_on(Lock& lock);
   void step_randomly(Lock& lock);
   bool step(Lock& lock, Stream* stream);
   bool advance_towards(Lock& lock, Stream* stream);
+  void run_what_can(Lock& lock, Stream* stream, const bool* is_done);
   void run_until_done(Lock& lock, const MarkPtr& mark);
   void tell_hang(const Mark& mark) const;
 

@@ -27,6 +27,8 @@ struct Settings {
   bool poison = false;   // memory is NaN when it is handed out and when it is given back
   bool without_numbers = false;  // tensors above kMostRealBytes (emulator.h) are address space without content
   double host_memory_gib = 0;    // of the machine; 0: of this one
+  std::string timed;             // hardware whose model gives virtual time; empty: time is the host's
+  double host_launch_s = 5e-6;   // of virtual time, that the host takes to queue a piece of work
   double max_product_gflop = 100;  // larger products of matrices are zeros, which is told: they measure a GPU
   double hang_s = 60;    // a wait of the host that lasts longer is told on stderr
 };
@@ -52,6 +54,8 @@ inline Settings read_settings(const char* path) {
       {"poison", flag(settings.poison)},
       {"without_numbers", flag(settings.without_numbers)},
       {"host_memory_gib", real(settings.host_memory_gib)},
+      {"timed", text(settings.timed)},
+      {"host_launch_s", real(settings.host_launch_s)},
       {"max_product_gflop", real(settings.max_product_gflop)},
       {"hang_s", real(settings.hang_s)},
   };

@@ -128,20 +128,20 @@ EXPORTED cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin
   const Lock lock(process().mutex);
   for (const Event* event : {event_of(begin), event_of(end)}) {
     if (event->mark == nullptr || !event->measures_time) return done(cudaErrorInvalidResourceHandle);
-    if (!event->mark->is_done) return done(cudaErrorNotReady);
+    if (!process().scheduler.is_over(*event->mark)) return done(cudaErrorNotReady);
   }
-  const double taken_s = event_of(end)->mark->at_s - event_of(begin)->mark->at_s;
+  const double taken_s = event_of(end)->mark->moment->at_s - event_of(begin)->mark->moment->at_s;
   *milliseconds = static_cast<float>(std::max(0.0, taken_s) * kMillisecondsPerSecond);
   return done();
 }
 
 EXPORTED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  return issue(stream, "host function", [function, data] { return function(data), true; }, nullptr);
+  return issue(stream, "host function", [function, data] { return function(data), true; }, nullptr, {});
 }
 
 EXPORTED cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
   const auto call = [=] { return callback(stream, cudaSuccess, data), true; };
-  return issue(stream, "stream callback", call, nullptr);
+  return issue(stream, "stream callback", call, nullptr, {});
 }
 
 // Graphs are not emulated: no stream is ever captured.

@@ -1,0 +1,103 @@
+"""Virtual time in a process on an emulated GPU: memo's model of the hardware answers what work takes.
+
+The emulator asks for each kernel, copy and collective (csrc/emulated_gpu/runtime/timeline.h puts the answers together),
+the process's stopwatch is the emulated host's clock, and messages of a rank of --simulate-world take the time of those
+that they stand for. time.monotonic and time.time stay what they are: time-outs are about the real world.
+"""
+
+import contextlib
+import ctypes
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from memo.config.training import Dtype
+from memo.estimate.hardware import Hardware
+from memo.estimate.machines import find_hardware
+from memo.simulate.kernels import Group, Kernels
+
+_DTYPES: dict[str, Dtype] = {"Float": "fp32", "Double": "fp64"}
+"""By torch's names; all narrower ones have bf16's peak."""
+
+_SECONDS: dict[str, Callable[..., float]] = {
+    "product": lambda kernels, m, n, k: kernels.matmul_s(m, n, k),
+    "attention forward": lambda kernels, flops, head_dim: kernels.attention_s(flops, head_dim, backward=False),
+    "attention backward": lambda kernels, flops, head_dim: kernels.attention_s(flops, head_dim, backward=True),
+    "memory": lambda kernels, num_bytes: kernels.memory_s(num_bytes),
+    "offload": lambda kernels, num_bytes: num_bytes / (kernels.hardware.offload_gb_per_s * 1e9),
+    "prefetch": lambda kernels, num_bytes: num_bytes / (kernels.hardware.prefetch_gb_per_s * 1e9),
+    "gather": lambda kernels, num_bytes, size, stride: kernels.gather_s(num_bytes, _group(size, stride)),
+    "all_reduce": lambda kernels, num_bytes, size, stride: kernels.all_reduce_s(num_bytes, _group(size, stride)),
+    "all_to_all": lambda kernels, num_bytes, size, stride: kernels.all_to_all_s(num_bytes, _group(size, stride)),
+    "message": lambda kernels, num_bytes, size, stride: kernels.message_s(num_bytes, _group(size, stride)),
+}
+"""By what the emulator asks for, with its sizes. Bytes of a collective are those of its larger end, whose ranks are
+`size` ones `stride` apart."""
+
+_Answer = ctypes.CFUNCTYPE(
+    ctypes.c_double, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_double), ctypes.c_int
+)
+
+
+class Model:
+    """Seconds on one kind of hardware."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._kernels: dict[Dtype, Kernels] = {dtype: Kernels(hardware, dtype) for dtype in ("bf16", "fp32", "fp64")}
+        self.seconds = functools.lru_cache(maxsize=1 << 16)(self._seconds)
+
+    def _seconds(self, kind: str, dtype: str, *sizes: float) -> float:
+        """`kind` is one of those above; `dtype` is torch's name of the factors' of a product or of attention."""
+        return _SECONDS[kind](self._kernels[_DTYPES.get(dtype, "bf16")], *sizes)
+
+
+class Link:
+    """Messages of one simulated group: they take time on a stream of their own, one after another."""
+
+    def __init__(self, runtime: ctypes.CDLL, model: Model, ranks: Sequence[int]) -> None:
+        self._runtime, self._model = runtime, model
+        self._stride = (ranks[-1] - ranks[0]) // max(1, len(ranks) - 1)
+        self._size = len(ranks)
+        self._stream: Any = None
+
+    @contextlib.contextmanager
+    def message(self, kind: str, num_bytes: int) -> Iterator[Callable[[], None]]:
+        """What the device does inside stands for the message and takes no time; the message begins where it does."""
+        import torch
+
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        over = torch.cuda.Event()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._runtime.emulated_take_no_time(1)
+        try:
+            yield lambda: torch.cuda.current_stream().wait_event(over)
+        finally:
+            self._runtime.emulated_take_no_time(-1)
+        seconds = self._model.seconds(kind, "", float(num_bytes), self._size, self._stride)
+        self._runtime.emulated_message(ctypes.c_void_p(self._stream.cuda_stream), ctypes.c_double(seconds))
+        over.record(self._stream)
+
+
+def install(runtime: ctypes.CDLL, hardware_name: str) -> None:
+    """From now on time is virtual in this process. Raises ConfigError for a machine that nobody knows."""
+    from memo.mesh import simulated
+
+    model = Model(find_hardware(hardware_name))
+    answer = _Answer(
+        lambda kind, dtype, sizes, num_sizes: model.seconds(kind.decode(), dtype.decode(), *sizes[:num_sizes])
+    )
+    _KEPT.append(answer)
+    runtime.emulated_set_model(answer)
+    runtime.emulated_now_s.restype = ctypes.c_double
+    vars(time)["perf_counter"] = runtime.emulated_now_s
+    simulated.links = functools.partial(Link, runtime, model)
+
+
+_KEPT: list[object] = []
+"""What the runtime calls lives as long as the process."""
+
+
+def _group(size: float, stride: float) -> Group:
+    return Group(int(size), int(stride))
