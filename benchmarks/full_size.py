@@ -11,12 +11,7 @@ earlier one of the same run.
 
 import argparse
 import dataclasses
-import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,15 +20,17 @@ import rows
 
 from memo.config import RunConfig, preset
 from memo.config.simulated import with_simulated_axes
-from memo.emulated_gpu.launch import Device, environment
+from memo.emulated_gpu.launch import Device
+from memo.estimate.machines import find_hardware
 from memo.estimate.own_memory import own_memory
 from memo.estimate.rank_memory import RankMemory
+from memo.rehearsal.request import STEADY_STEPS, Request
+from memo.rehearsal.start import start
 from memo.units import GIB
 
 GPUS = 8
-STEPS = 2
+STEPS = STEADY_STEPS
 """That count, after the first."""
-TIMEOUT_S = 3600
 EVIDENCE = "on the emulated GPU"
 ROOMY = Device(memory_gib=180, host_memory_gib=2000, without_numbers=True)
 """Holds whatever a rank needs, so that it can be seen."""
@@ -95,109 +92,27 @@ def cases() -> Iterator[Case]:
 
 def run(case: Case, allocator: str) -> dict[str, Any]:
     """In a process of its own, which has the allocator from its start."""
-    with tempfile.TemporaryDirectory() as folder:
-        env = environment(case.device, Path(folder) / "gpu.txt", os.environ)
-        env |= {"PYTORCH_ALLOC_CONF": ALLOCATORS[allocator]}
-        command = [sys.executable, __file__, "--run", json.dumps([dataclasses.asdict(case), allocator, folder])]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        raise SystemExit(f"{case.name}, {allocator}: exit status {done.returncode}\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    config = configuration(case)
+    if allocator == "planned":
+        config = config.override({"memory_planner": "auto"})
+    request = Request(config, find_hardware("h100-80"))
+    found = start(request, case.device, {"PYTORCH_ALLOC_CONF": ALLOCATORS[allocator]})
+    steady = found.steady
+    if steady is None:
+        raise SystemExit(f"{case.name}, {allocator}: {found.shortage}")
+    row: dict[str, Any] = {
+        "allocated_bytes": steady.allocated_bytes,
+        "reserved_bytes": steady.reserved_bytes,
+        "device_mallocs": steady.num_device_mallocs,
+        "pinned_bytes": steady.pinned_bytes,
+        "tiles": found.tiles,
+        "took_s": found.took_s,
+    }
+    return row if found.planned is None else row | dataclasses.asdict(found.planned)
 
 
 def configuration(case: Case) -> RunConfig:
     return dataclasses.replace(RunConfig(), model=preset(case.model)).override(case.flags)
-
-
-def measure(case: Case, allocator: str, folder: str) -> dict[str, Any]:
-    """In the process of `run`."""
-    import torch
-
-    import memo
-    from memo.emulated_gpu.face import EmulatedGpu
-
-    config = configuration(case)
-    if case.way == "alpha auto":
-        config = config.override({"layer_profile": _modelled_profile(config, folder)})
-    if allocator == "planned":
-        config = config.override({"memory_planner": "auto"})
-    start_s = time.perf_counter()
-    gpu = EmulatedGpu()
-    with memo.Trainer(config=config) as trainer:
-        trainer.step()
-        gpu.clear()
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(STEPS):
-            trainer.step()
-        stats, counts = torch.cuda.memory_stats(), gpu.counts()
-        chosen, transients = trainer.parts.chosen_swap, trainer.parts.transients
-        found: dict[str, Any] = {
-            "allocated_bytes": stats["allocated_bytes.all.peak"],
-            "reserved_bytes": stats["reserved_bytes.all.peak"],
-            "device_mallocs": counts.get("cudaMalloc", 0) + counts.get("cuMemCreate", 0),
-            "pinned_bytes": gpu.taken_bytes()["pinned"],
-            "tiles": None,
-            "took_s": time.perf_counter() - start_s,
-        }
-        if chosen is not None and trainer.parts.swap is not None:
-            found["tiles"] = chosen.solution.tiles
-        if transients is not None:
-            found |= _plan_facts(transients)
-    return found
-
-
-def _plan_facts(transients: Any) -> dict[str, Any]:
-    statistics = transients.statistics()
-    if statistics is None:
-        return {"not_planned": transients.reason}
-    return {
-        "bound_bytes": transients.planned.plan.lower_bound_bytes,
-        "arena_bytes": statistics.arena_bytes,
-        "hits": statistics.hits,
-        "fallbacks": sum(statistics.fallbacks.values()),
-    }
-
-
-def _modelled_profile(config: RunConfig, folder: str) -> str:
-    """A layer's profile as the cost model foresees it on an H100, for the program of this process."""
-    import datetime
-
-    import torch
-
-    from memo.artifacts.layer_profile import LayerProfile
-    from memo.estimate.machines import find_hardware
-    from memo.simulate.kernels import Kernels
-    from memo.simulate.layer import swapped_layer
-    from memo.simulate.swapping import swap_problem
-    from memo.skeleton import bytes_of, skeletal_tensors
-    from memo.train.layer_profile import profile_key
-    from memo.train.setup import prepare
-
-    config = prepare(config, must_fit=False).config
-    dtype = config.training.params_dtype
-    assert dtype is not None
-    hardware = find_hardware("h100-80")
-    layer = swapped_layer(config, Kernels(hardware, dtype))
-    problem = swap_problem(config, GPUS, hardware, layer)
-    profile = LayerProfile(
-        key=profile_key(config, torch.device("cuda", 0)),
-        measured_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        tensor_bytes={
-            tensor.name: bytes_of(tensor, config.data.seq_length, GPUS, dtype)
-            for tensor in skeletal_tensors(config.model)
-        },
-        forward_s=problem.forward_s,
-        backward_s=problem.backward_s,
-        recompute_s={name: cost.total_s for name, cost in layer.recompute.items()},
-        offload_bytes_per_s=problem.offload.alone_bytes_per_s,
-        prefetch_bytes_per_s=problem.prefetch.alone_bytes_per_s,
-        offload_under_compute_bytes_per_s=problem.offload.under_compute_bytes_per_s or 0.0,
-        prefetch_under_compute_bytes_per_s=problem.prefetch.under_compute_bytes_per_s or 0.0,
-    )
-    path = str(Path(folder) / "profile.json")
-    profile.save(path)
-    return path
 
 
 def foreseen(row: dict[str, Any]) -> RankMemory:
@@ -226,15 +141,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help="cases whose name holds one of these")
     parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
-    parser.add_argument("--run", help=argparse.SUPPRESS)  # what this script starts for each run
     parser.add_argument("--table", action="store_true", help="print the rows that are kept beside what memo foresees")
     options = parser.parse_args()
     if options.table:
         print(table(rows.read("full_size")))
-        return 0
-    if options.run:
-        case, allocator, folder = json.loads(options.run)
-        print(json.dumps(measure(Case(**case), allocator, folder)))
         return 0
     for case in cases():
         if not any(word in case.name for word in options.only):

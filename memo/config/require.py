@@ -2,11 +2,25 @@
 
 from memo.errors import ConfigError
 
+LARGEST = 1 << 40
+"""No count is larger; a cell of a table that is has lost its separator."""
+
 
 def require(condition: object, message: str) -> None:
     """Raises ConfigError(message) unless the condition holds."""
     if not condition:
         raise ConfigError(message)
+
+
+def require_count(flag: str, value: int) -> None:
+    """Raises ConfigError for what is no whole number from 1 on."""
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    require(is_count and 1 <= value <= LARGEST, f"{flag} is {value}: give a whole number above 0, such as 8")
+
+
+def require_gib(flag: str, size: float) -> None:
+    """Raises ConfigError for what is no size."""
+    require(0 < size <= LARGEST, f"{flag} is {size}: give GiB above 0, such as 80")
 
 
 def divisors(*numbers: int) -> str:

@@ -19,7 +19,8 @@ from memo.errors import EmulatorError
 
 PACKAGE = Path(__file__).parent
 WHAT = "the emulated GPU"
-RUNTIME = "libcudart.so.13"
+CUDA_MAJOR = 13
+RUNTIME = f"libcudart.so.{CUDA_MAJOR}"
 NCCL = "libnccl.so.2"
 SOURCES = {
     RUNTIME: "runtime/*.cpp",
@@ -79,7 +80,7 @@ def cache_folder() -> Path:
 
 
 def find_torch() -> Path:
-    """The folder of the installed torch, which is not imported. Raises EmulatorError where it has no CUDA."""
+    """The folder of the installed torch, which is not imported. Raises EmulatorError where its CUDA is not ours."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise EmulatorError("the emulated GPU needs a CUDA build of torch, and there is no torch: " + _how_to_install())
@@ -87,6 +88,12 @@ def find_torch() -> Path:
     if not (torch / "lib" / "libtorch_cuda.so").exists():
         raise EmulatorError(
             f"the emulated GPU needs a CUDA build of torch, and {_version(torch)} is none: " + _how_to_install()
+        )
+    cuda = re.search(r"^cuda\b[^']*'(\d+)", (torch / "version.py").read_text(), re.MULTILINE)
+    if cuda and int(cuda[1]) != CUDA_MAJOR:
+        raise EmulatorError(
+            f"the emulated GPU stands for CUDA {CUDA_MAJOR}, and {_version(torch)} is built for CUDA {cuda[1]}: "
+            + _how_to_install()
         )
     return torch
 
@@ -111,7 +118,11 @@ def _version(torch: Path) -> str:
 
 
 def _how_to_install() -> str:
-    return 'pip install --no-deps "torch===2.13.0" gets it on Linux, without the libraries of a GPU'
+    wheels = '"torch===2.13.0" "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*"'
+    return (
+        f"pip install --no-deps {wheels} gets it on Linux; without the libraries of a GPU it works on the emulated one "
+        "alone, so give it an environment of its own"
+    )
 
 
 def _build(torch: Path, folder: Path) -> None:

@@ -73,6 +73,8 @@ def environment(device: Device, settings_file: Path, base: Mapping[str, str] = o
     if LIBRARIES in base:
         return {**base, **settings}
     folder = build.libraries()
+    # It numbers real GPUs, and hides those of a login node.
+    base = {name: value for name, value in base.items() if name != "CUDA_VISIBLE_DEVICES"}
     # The runtime first, because the others want it; memo must be importable where torch loads the face.
     others = (str(path) for path in folder.glob("lib*.so.*") if path.name != build.RUNTIME)
     preload = [str(folder / build.RUNTIME), *sorted(others), base.get("LD_PRELOAD", "")]

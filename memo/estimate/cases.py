@@ -14,6 +14,7 @@ from typing import Any, Literal
 from memo.artifacts.reading import shown
 from memo.config import PRESETS, preset
 from memo.config.derived import BYTE_VOCAB_SIZE
+from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
@@ -24,8 +25,6 @@ from memo.estimate.shapes import ModelShape, shape_of
 METHODS = ("memo", "eq18", "llmem", "dnnmem")
 RECOMPUTE = ("none", "selective", "full")
 _COUNT = re.compile("[0-9]{1,15}")
-LARGEST = 1 << 40
-"""No count is larger; a cell that is has lost its separator."""
 
 
 @dataclass(frozen=True)

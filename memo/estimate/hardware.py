@@ -54,6 +54,8 @@ class Hardware:
 
     Attributes:
         device: what torch calls it.
+        driver_name, capability, multiprocessors: what a GPU's driver tells of it, the compute capability times ten; for
+            an emulated one (memo.rehearsal). A CPU has none.
         peak_tflops: dense matrix products, by dtype.
         memory_gib: of one device, as its driver reports it.
         memory_gb_per_s: of one device, 10^9 bytes a second (here and below).
@@ -69,6 +71,9 @@ class Hardware:
 
     name: str
     device: Literal["cuda", "cpu"]
+    driver_name: str
+    capability: int
+    multiprocessors: int
     peak_tflops: dict[Dtype, float]
     memory_gib: float
     memory_gb_per_s: float

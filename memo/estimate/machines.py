@@ -37,6 +37,24 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
     raise ConfigError(f"no such machine: {hint}use one of {', '.join(machines)}")
 
 
+def named_hardware(flag: str, name: str, memory_gib: float | None = None) -> Hardware:
+    """`find_hardware`, whose error names the flag that gave the name."""
+    try:
+        return find_hardware(name, memory_gib)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith("--") else f"{flag} {name}: {text}") from None
+
+
+def require_full_nodes(flag: str, gpus: int, machine: Hardware) -> None:
+    """Raises ConfigError for GPUs that need more than one node and leave one half empty; `flag` named the machine."""
+    if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
+        raise ConfigError(
+            f"--gpus {gpus} do not fill nodes of {machine.gpus_per_node} ({flag} {machine.name}): use --gpus "
+            f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or a hardware file with other gpus_per_node"
+        )
+
+
 def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
     """The known GPU machine that a device of this name and memory is most like; "cpu" is a CPU.
 

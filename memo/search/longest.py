@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memo.config.require import LARGEST
 from memo.errors import ConfigError
-from memo.estimate.cases import LARGEST
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, grids
 from memo.search.crowded import costs_of, strategies

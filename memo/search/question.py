@@ -11,11 +11,12 @@ from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, pres
 from memo.config.check_model import check_model
 from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.config.hugging_face import CONFIG_FILE, model_of
+from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
-from memo.estimate.cases import DEFAULT_SEQ_LEN, LARGEST, model_shape
+from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.hardware import Hardware
-from memo.estimate.machines import find_hardware
+from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.shapes import ModelShape, model_config_of
 from memo.estimate.verdict import Room
 from memo.units import GIB
@@ -113,21 +114,19 @@ def ask(
     Raises ConfigError for a model or machine that is not known, a size that is not above 0, sequences that the model
     has no positions for, and GPUs that do not fill their nodes.
     """
-    _require_count("--gpus", gpus)
-    _require_count("--seq-len", seq_len)
+    require_count("--gpus", gpus)
+    require_count("--seq-len", seq_len)
     if global_batch_size is not None:
-        _require_count("--global-batch-size", global_batch_size)
+        require_count("--global-batch-size", global_batch_size)
     for flag, size in (("--gpu-memory-gib", gpu_memory_gib), ("--host-memory-gib", host_memory_gib)):
-        if size is not None and not 0 < size <= LARGEST:
-            raise ConfigError(f"{flag} is {size}: give GiB above 0, such as 80")
+        if size is not None:
+            require_gib(flag, size)
     if place_states not in get_args(PlaceStates):
         raise ConfigError(f"--place-states is {place_states!r}: use {', '.join(get_args(PlaceStates))}")
-    machine = hardware if isinstance(hardware, Hardware) else _machine(hardware, gpu_memory_gib)
-    if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
-        raise ConfigError(
-            f"--gpus {gpus} do not fill nodes of {machine.gpus_per_node} (--hardware {machine.name}): use --gpus "
-            f"{gpus // machine.gpus_per_node * machine.gpus_per_node}, or a hardware file with other gpus_per_node"
-        )
+    machine = hardware
+    if not isinstance(machine, Hardware):
+        machine = named_hardware("--hardware", machine, gpu_memory_gib)
+    require_full_nodes("--hardware", gpus, machine)
     question = Question(
         model=planned_model(model, seq_len),
         gpus=gpus,
@@ -160,16 +159,3 @@ def planned_model(name: str, seq_len: int) -> PlannedModel:
         return PlannedModel(name, shape, model_config_of(shape), None, why_not=str(error))
     has_weights = any(file.parent.glob("*.safetensors"))
     return PlannedModel(name, shape, model, model, pretrained=str(file.parent) if has_weights else None)
-
-
-def _require_count(flag: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-        raise ConfigError(f"{flag} is {value}: give a whole number above 0, such as 8")
-
-
-def _machine(name: str, memory_gib: float | None) -> Hardware:
-    try:
-        return find_hardware(name, memory_gib)
-    except ConfigError as error:
-        text = str(error)
-        raise ConfigError(text if text.startswith("--hardware") else f"--hardware {name}: {text}") from None

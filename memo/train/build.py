@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
 from memo.config import RunConfig
-from memo.config.derived import (
-    data_parallel_size,
-    num_microbatches,
-    resolved_a2a_size,
-)
+from memo.config.derived import num_microbatches, resolved_a2a_size
+from memo.config.grid import rank_grid
 from memo.estimate.placement import StatePlacement, placement_of
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
@@ -26,12 +23,12 @@ from memo.executor.select import make_backend
 from memo.executor.states import StateStreamer
 from memo.executor.streamed import StreamedLayer
 from memo.executor.streams import StreamBackend
-from memo.mesh import Mesh, RankGrid, Watch
+from memo.mesh import Mesh, Watch
 from memo.model.layer import ModelParts
 from memo.model.transformer import Head, Microbatch, TransformerChunk, torch_dtype
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.pipeline import Enter, PipelineStage, Wire
+from memo.parallel.pipeline import PipelineStage, Wire
 from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
 from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import state_plan
@@ -90,11 +87,7 @@ class ParallelModel:
         self.data_parallel.begin_step(len(batches), tied_weight(self.chunks[0]) if self.is_breadth_first else None)
         if self.swap is not None:
             self.swap.next_step()
-        if self.is_breadth_first:
-            loss_sum = self._run_breadth_first(batches)
-        else:
-            enter = None if self.transients is None else self.transients.phases.enter
-            loss_sum = self._run(self.actions, batches, enter)
+        loss_sum = self._run_breadth_first(batches) if self.is_breadth_first else self._run(self.actions, batches)
         self._begin_phase("reduction")
         with self.mesh.watch.work("reduction"):
             self.data_parallel.finish_reduction()
@@ -135,17 +128,14 @@ class ParallelModel:
         if self.transients is not None:
             self.transients.phases.begin(kind)
 
-    def _run(self, actions: list[Action], batches: list[Microbatch], enter: Enter | None = None) -> Tensor:
+    def _run(self, actions: list[Action], batches: list[Microbatch]) -> Tensor:
         def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
+            if self.transients is not None:
+                self.transients.phases.microbatch = microbatch
             output: Tensor = chunk(hidden, batches[microbatch])
             return output
 
-        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks], enter)
-
-
-def rank_grid(config: RunConfig, world_size: int) -> RankGrid:
-    p = config.parallel
-    return RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp)
+        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks])
 
 
 def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | None = None) -> Mesh:
@@ -261,7 +251,6 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     if memory.memory_planner != "off":
         transients = Transients(memory, device.type)
         mark_phases(chunks, transients.phases)
-        mesh.watch.settle = transients.settle
     stage = build_stage(config, mesh, pipeline, device)
     return ParallelModel(
         mesh,

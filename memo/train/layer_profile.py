@@ -138,7 +138,7 @@ def measure(
     if config.model.position_embedding_type == "rope":
         positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
         rope = rope_table(config.model, positions, dtype)
-    key, sizes = profile_key(config, device), _tensor_bytes(config)
+    key, sizes = profile_key(config, device), tensor_bytes(config)
     own = profile_layer(wrapped, LayerContext(rope, None), x, (mesh.tp, mesh.cp), key, sizes)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
@@ -158,7 +158,8 @@ def slot_layout(config: RunConfig, tiles: dict[str, int]) -> SlotLayout:
     return plan_slot(skeletal_tensors(config.model), sizes, tiles)
 
 
-def _tensor_bytes(config: RunConfig) -> dict[str, int]:
+def tensor_bytes(config: RunConfig) -> dict[str, int]:
+    """Of one layer's skeletal activations on one rank, by name; `config` is prepared."""
     num_tokens = config.data.seq_length // config.parallel.cp * config.training.micro_batch_size
     dtype = config.training.params_dtype
     assert dtype is not None, "prepare() resolves the dtype"

@@ -9,6 +9,7 @@ from torch import nn
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size, num_microbatches, resolved_offload_tiles
+from memo.config.grid import rank_grid
 from memo.data import GlobalBatchSampler
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
 from memo.estimate.memory import estimate_memory
@@ -23,7 +24,7 @@ from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.profile_table import describe_profile
 from memo.planner.swap import LayerOp, layer_ops
 from memo.train.attention import choose_attention, describe_rows, measure_attention
-from memo.train.build import build, build_attention, build_mesh, rank_grid
+from memo.train.build import build, build_attention, build_mesh
 from memo.train.ending import shutdown
 from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure

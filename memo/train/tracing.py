@@ -29,8 +29,9 @@ def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteratio
             with mesh.watch.work(f"step {iteration}"):
                 step()
     spans = swaps.spans() if swaps is not None else []
-    write_perfetto(spans, _of_rank(path, mesh.rank, mesh.grid.world_size), mesh.rank, work.spans())
+    write_perfetto(spans, of_rank(path, mesh.rank, mesh.grid.world_size), mesh.rank, work.spans())
 
 
-def _of_rank(path: Path, rank: int, world_size: int) -> Path:
+def of_rank(path: Path, rank: int, world_size: int) -> Path:
+    """The file of one rank: of several, each has its number before the suffix."""
     return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

@@ -17,13 +17,14 @@ from memo.checkpoint.owner import Claim
 from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
+from memo.config.grid import rank_grid
 from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer
 from memo.errors import ClosedError, ConfigError, MemoError
 from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_heard
 from memo.parallel.collectives import all_reduce
 from memo.parallel.replicas import check_replicas
 from memo.train.agreement import Agreement
-from memo.train.build import ParallelModel, build, build_mesh, rank_grid
+from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
@@ -93,7 +94,7 @@ class Trainer:
         self.attention = prepared.attention
         self.callbacks = list(callbacks)
         device = local_device(prepared.device_type)
-        self._meter = Meter(device, self.config.logging.log_interval)
+        self.meter = Meter(device, self.config.logging.log_interval)
         self._stop = stop or GracefulStop()
         self._owns_groups = not dist.is_initialized()
         self._parts: ParallelModel | None = None
@@ -151,7 +152,7 @@ class Trainer:
         self.lookout.begin(f"step {self.iteration + 1}")
         batches, agreement = self.feed.next_global_batch(), _open(self._agreement)
         lr = learning_rate(self.config, self.iteration + 1)
-        with self._meter.step(self.parts, self.iteration + 1) as copies:
+        with self.meter.step(self.parts, self.iteration + 1) as copies:
             _, grad_norm, updated = self.parts.train_step(batches, lr, agreement)
         self.iteration += 1
         self.optimizer_steps += updated
@@ -303,13 +304,13 @@ class Trainer:
             self.mesh.tells,
             self.config,
             self.iteration,
-            lambda: run_header(self.config, self.parts, self.peak, self.attention, self._meter),
+            lambda: run_header(self.config, self.parts, self.peak, self.attention, self.meter),
         )
         saved_at = self.iteration
         self._stop.agreed = self._is_stop_requested()
         with reporter:
             while self.iteration < training.train_iters and not self._stop.agreed:
-                with explained(self.config, self.parts, self._meter, self.iteration + 1):
+                with explained(self.config, self.parts, self.meter, self.iteration + 1):
                     record = self.step()
                 reporter.write(record)
                 for callback in self.callbacks:
@@ -356,7 +357,7 @@ class Trainer:
             global_batch_size=self.global_batch_size,
             skipped_iterations=self.skipped,
             nan_iterations=self.nan,
-            **self._meter.figures(self.parts, copies),
+            **self.meter.figures(self.parts, copies),
         )
 
     def _load(self) -> None:

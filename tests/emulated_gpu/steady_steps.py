@@ -1,4 +1,4 @@
-"""Where the host may wait for the device in a training step that is neither the first nor the last, and why.
+"""Where the host waits for the device in a training step that is neither the first nor the last (memo.rehearsal.waits).
 
 As a program, one rank of torchrun: python steady_steps.py FLOW prints what `steady_waits` found there.
 """
@@ -14,15 +14,8 @@ import numpy as np
 import memo
 from memo.data.sample import Sample, cut_sample
 from memo.emulated_gpu.face import EmulatedGpu
+from memo.rehearsal.waits import REASONS, reasoned
 
-REASONS = {
-    "memo.train.agreement.read_numbers": "loss, gradient norm, stop and failure come to the host together",
-    "memo.executor.states.await_gradients": "the CPU updates what is in host memory: gradients have arrived there (one "
-    "stream), and nobody reads the masters any more (the other)",
-    "memo.executor.states.upload_weights": "the CPU casts masters into one of two stages: its last copy has left it",
-    "memo.executor.state_gradients.wait": "the optimizer's thread updates a layer as soon as its gradient has arrived",
-}
-"""By function of memo, which no other may join without a reason. It may be called by others."""
 READ, ARRIVED, UPLOADED, EARLY = REASONS
 
 BASE: dict[str, Any] = {
@@ -57,7 +50,6 @@ FLOWS: dict[str, dict[str, Any]] = {
     "alpha 1/2 and all states in host memory": {"offload_states": "all", "offload_alpha": 0.5, **PLANNED},
     "dp 2": {"offload_states": "all", **CLIPPED},
     "pp 2": {"pp": 2, "num_layers": 4, **CLIPPED},
-    "pp 2, planned memory": {"pp": 2, "num_layers": 4, **CLIPPED, **PLANNED},
 }
 WARM_UP, MEASURED = 2, 2
 
@@ -91,9 +83,8 @@ def steady_waits(training: memo.Trainer, gpu: EmulatedGpu) -> list[dict[str, int
         if step >= WARM_UP:
             counts: Counter[str] = Counter()
             for wait, count in waits.items():
-                named = next((name for name in wait.functions if name in REASONS), None)
-                is_foreseen = named is not None and "pageable" not in wait.what
-                counts[named if is_foreseen and named else f"{wait.what} in {' < '.join(wait.functions)}"] += count
+                named = reasoned(wait.what, wait.functions)
+                counts[named or f"{wait.what} in {' < '.join(wait.functions)}"] += count
             found.append(dict(counts))
     return found
 

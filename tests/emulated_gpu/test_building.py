@@ -42,7 +42,17 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> str:
 def test_torch_without_cuda_is_refused(torch_of_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys) == (
         "error: the emulated GPU needs a CUDA build of torch, and 2.13.0+cpu is none: "
-        'pip install --no-deps "torch===2.13.0" gets it on Linux, without the libraries of a GPU\n'
+        'pip install --no-deps "torch===2.13.0" "nvidia-cuda-runtime==13.0.*" "nvidia-cuda-crt==13.0.*" gets it on '
+        "Linux; without the libraries of a GPU it works on the emulated one alone, so give it an environment of its "
+        "own\n"
+    )
+
+
+def test_torch_of_another_cuda_is_refused(torch_of_cpu: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (torch_of_cpu / "lib" / "libtorch_cuda.so").touch()
+    (torch_of_cpu / "version.py").write_text("__version__ = '2.13.0+cu126'\ncuda: Optional[str] = '12.6'\n")
+    assert refusal(capsys).startswith(
+        "error: the emulated GPU stands for CUDA 13, and 2.13.0+cu126 is built for CUDA 12: pip install --no-deps "
     )
 
 

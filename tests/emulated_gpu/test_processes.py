@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
-from own_process import run
+from own_process import outside, run
 
 from memo.emulated_gpu.build import find_torch
 from memo.emulated_gpu.launch import Device, environment
@@ -123,7 +125,24 @@ def test_memory_is_poisoned_when_it_is_new_and_when_it_is_freed(tmp_path, schedu
     assert done.stdout.splitlines() == ["True True 0 True {}", "True"], done.stderr
 
 
-def test_an_installed_torch_stays_byte_for_byte_the_same(tmp_path) -> None:
+PLANNED_STEP = """
+    import memo
+    with memo.Trainer("llama-tiny", mock_data=True, seq_length=64, num_layers=2, device="cuda", offload_alpha=0.5,
+                      memory_planner="auto", memory_planner_min_bytes=4096, progress=False) as trainer:
+        print(trainer.step().iteration)
+"""
+REHEARSAL = """
+    import memo.cli.main as cli
+    cli.main("rehearse --gpu h100-80 --gpus 2 --model llama-tiny --seq-len 64 --tp 2 --offload-alpha 0.5".split())
+    import sys
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("program", "is_emulated", "last"), [(PLANNED_STEP, True, "1"), (REHEARSAL, False, "False")])
+def test_an_installed_torch_stays_byte_for_byte_the_same(
+    tmp_path: Path, program: str, is_emulated: bool, last: str
+) -> None:
     """Nothing is written where torch, and what belongs to CUDA beside it, is installed: nothing added, nothing changed.
 
     But for Python's own cache of compiled modules. A file that is changed has another time of change (ctime), which no
@@ -139,12 +158,8 @@ def test_an_installed_torch_stays_byte_for_byte_the_same(tmp_path) -> None:
 
     before = state()
     assert any(path.endswith("libtorch_cuda.so") for path in before)
-    program = """
-    import memo
-    with memo.Trainer("llama-tiny", mock_data=True, seq_length=64, num_layers=2, device="cuda", offload_alpha=0.5,
-                      memory_planner="auto", memory_planner_min_bytes=4096, progress=False) as trainer:
-        print(trainer.step().iteration)
-    """
-    done = run(tmp_path, program)
-    assert done.stdout.split()[-1:] == ["1"], done.stderr
+    env = environment(Device(), tmp_path / "gpu.txt") if is_emulated else outside()
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=240)
+    assert done.stdout.split()[-1:] == [last], done.stderr
     assert state() == before

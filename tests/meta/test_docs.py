@@ -12,7 +12,7 @@ import pytest
 import tyro
 
 from memo import errors
-from memo.cli import evaluate, profile, train
+from memo.cli import evaluate, profile, rehearse, train
 from memo.cli.main import main
 from memo.config.flags import parse_run
 
@@ -74,6 +74,7 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "check", stop)
     monkeypatch.setattr(evaluate, "check", stop)
     monkeypatch.setattr(profile, "_trace_on_paper", stop)
+    monkeypatch.setattr(rehearse, "checked_run", stop)
 
 
 LINES = [(page, line) for page in PAGES if page != GENERATED for line in commands(page)]

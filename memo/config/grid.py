@@ -6,6 +6,9 @@ they are the most likely to sit in one node. Pure arithmetic, no torch.
 
 from dataclasses import dataclass
 
+from memo.config.derived import data_parallel_size
+from memo.config.run import RunConfig
+
 AXES = ("tp", "cp", "dp", "pp")
 
 
@@ -53,3 +56,9 @@ class RankGrid:
             key = tuple(getattr(position, axis) for axis in AXES if axis not in axes)
             sets.setdefault(key, []).append(rank)
         return list(sets.values())
+
+
+def rank_grid(config: RunConfig, world_size: int) -> RankGrid:
+    """Of a checked run."""
+    p = config.parallel
+    return RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp)

@@ -1,0 +1,171 @@
+"""In the process that runs on the emulated GPU: steps of one rank, and what they took.
+
+    python -m memo.rehearsal.child REQUEST REHEARSED
+
+The run is `memo train`'s own, from its checks to its optimizer. Memory that runs out is an answer; what memo refuses
+ends the process as it ends memo train.
+"""
+
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from memo.config import RunConfig
+from memo.config.grid import rank_grid
+from memo.emulated_gpu.face import EmulatedGpu
+from memo.errors import HostMemoryError, PlanError, ResourceError, exit_on_error
+from memo.estimate.host_memory import total_host_bytes
+from memo.estimate.own_memory import own_memory
+from memo.estimate.parameters import count_parameters
+from memo.estimate.rank_memory import RankMemory
+from memo.mesh import local_device
+from memo.rehearsal.profile import layer_profile
+from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Waits
+from memo.rehearsal.request import STEADY_STEPS, Request
+from memo.train.oom import asked_bytes, explained, is_out_of_memory
+from memo.train.setup import Prepared, prepare
+from memo.train.tracing import of_rank
+from memo.train.trainer import Trainer
+from memo.units import format_bytes
+
+
+class Rehearsal:
+    """One rank's run. `found` grows while it goes on, so that it tells what is known when memory runs out."""
+
+    def __init__(self, request: Request, folder: str) -> None:
+        """`folder` gets a file that the run reads. Raises what memo train refuses, but for want of memory."""
+        self.begun_s, self.trace_out = time.monotonic(), request.trace_out
+        given = request.config.memory.layer_profile  # of another machine than this, which memo train would refuse
+        prepared, refusal = _prepared(request.config.override({"layer_profile": None}))
+        self.config, self.world_size = prepared.config.override({"admission": False}), prepared.world_size
+        self.device, rank = local_device("cuda"), self.config.parallel.simulate_rank
+        self.stage = rank_grid(self.config, self.world_size).coordinates(rank).pp
+        layer_times = ""
+        if self.config.memory.swaps:
+            profile = layer_profile(self.config, self.world_size, request.hardware, self.device, given)
+            layer_times = f"{request.hardware.name}, modelled" if given is None else f"{given}, measured"
+            path = str(Path(folder) / "layer_profile.json")
+            profile.save(path)
+            self.config = self.config.override({"layer_profile": path})
+        self.when = "before the first step"
+        self.found = Rehearsed(
+            rank=rank,
+            stage=self.stage,
+            device_bytes=torch.cuda.mem_get_info(self.device)[1],
+            host_bytes=total_host_bytes(),
+            foreseen=self._foreseen(None),
+            parameters=count_parameters(self.config).total,
+            attention=prepared.attention.name,
+            took_s=0.0,
+            layer_times=layer_times,
+            refusal=refusal,
+        )
+
+    def run(self) -> Rehearsed:
+        """Raises what is no want of memory."""
+        try:
+            with Trainer(config=self.config) as trainer:
+                self._read_plans(trainer)
+                self._run_steps(trainer)
+        except Exception as error:
+            if not (isinstance(error, ResourceError | PlanError) or is_out_of_memory(error)):
+                raise
+            self._tell(shortage=self._shortage(error))
+        self._tell(took_s=time.monotonic() - self.begun_s)
+        return self.found
+
+    def _tell(self, **values: object) -> None:
+        self.found = dataclasses.replace(self.found, **values)  # type: ignore[arg-type]
+
+    def _foreseen(self, tiles: dict[str, int] | None) -> RankMemory:
+        return own_memory(self.config, self.world_size, self.stage, moved=tiles)
+
+    def _read_plans(self, trainer: Trainer) -> None:
+        """What was decided before the first step."""
+        chosen = trainer.parts.chosen_swap
+        tiles = chosen.solution.tiles if chosen is not None and trainer.parts.swap is not None else None
+        self.config = trainer.config  # with the states where they were placed
+        self._tell(tiles=tiles, foreseen=self._foreseen(tiles))
+
+    def _run_steps(self, trainer: Trainer) -> None:
+        gpu = EmulatedGpu()
+        self._step(trainer)
+        gpu.clear()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        num_retries = torch.cuda.memory_stats(self.device)["num_alloc_retries"]
+        for _ in range(STEADY_STEPS - 1):
+            self._step(trainer)
+        with gpu.host_waits() as waits:
+            self._step(trainer)
+        stats, counts = torch.cuda.memory_stats(self.device), gpu.counts()
+        steady = Steady(
+            allocated_bytes=stats["allocated_bytes.all.peak"],
+            reserved_bytes=stats["reserved_bytes.all.peak"],
+            pinned_bytes=gpu.taken_bytes().get("pinned", 0),
+            num_device_mallocs=counts.get("cudaMalloc", 0) + counts.get("cuMemCreate", 0),
+            num_alloc_retries=stats["num_alloc_retries"] - num_retries,
+            waits=tuple(Waits(count, wait.what, wait.functions) for wait, count in waits.items()),
+        )
+        self._tell(steady=steady, planned=_planned(trainer))
+        if self.trace_out is not None:
+            self.when = "in the traced step"
+            trainer.trace(self.trace_out)
+            self._tell(trace=str(of_rank(Path(self.trace_out), self.found.rank, self.world_size)))
+
+    def _step(self, trainer: Trainer) -> None:
+        self.when = f"in step {trainer.iteration + 1}"
+        with explained(trainer.config, trainer.parts, trainer.meter, trainer.iteration + 1):
+            trainer.step()
+
+    def _shortage(self, error: BaseException) -> Shortage:
+        """While what the failed request wanted to join is still there."""
+        if isinstance(error, HostMemoryError):
+            return Shortage("host", self.when, str(error))
+        asked = asked_bytes(str(error.__cause__ or error))
+        free = torch.cuda.mem_get_info(self.device)[0]
+        message = str(error)
+        if not isinstance(error, ResourceError | PlanError):
+            message = f"out of memory {self.when}"
+            if asked is not None:
+                message += f", which asked for {format_bytes(asked)} where {format_bytes(free)} are free"
+        return Shortage("device", self.when, message, None if asked is None else max(0, asked - free))
+
+
+def _prepared(config: RunConfig) -> tuple[Prepared, str | None]:
+    """The run as memo train checks it, and why it would not start it for want of memory or time, if it would not."""
+    try:
+        return prepare(config), None
+    except ResourceError as error:
+        return prepare(config, must_fit=False), str(error)
+
+
+def _planned(trainer: Trainer) -> Planned | None:
+    transients = trainer.parts.transients
+    if transients is None:
+        return None
+    statistics = transients.statistics()
+    if statistics is None or transients.planned is None:
+        return Planned(reason=transients.reason)
+    return Planned(
+        hits=statistics.hits,
+        fallbacks=statistics.num_fallbacks,
+        arena_bytes=statistics.arena_bytes,
+        bound_bytes=transients.planned.plan.lower_bound_bytes,
+        reason=transients.reason,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    request_file, rehearsed_file = sys.argv[1:] if argv is None else argv
+    with exit_on_error(), tempfile.TemporaryDirectory() as folder:
+        Rehearsal(Request.load(request_file), folder).run().save(rehearsed_file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

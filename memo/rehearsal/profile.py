@@ -1,0 +1,65 @@
+"""A layer's times for a run on the emulated GPU, which decide what --offload-alpha auto moves.
+
+No time of the emulated GPU is a GPU's, so the layer is not measured there: its times are those of --layer-profile,
+measured on the real device, or else those that the cost model foresees.
+"""
+
+import dataclasses
+import datetime
+
+import torch
+
+from memo.artifacts.layer_profile import LayerProfile, ProfileKey
+from memo.config import RunConfig
+from memo.errors import ConfigError
+from memo.estimate.hardware import Hardware
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer import swapped_layer
+from memo.simulate.swapping import swap_problem
+from memo.train.layer_profile import profile_key, tensor_bytes
+
+_OF_THE_PLACE = ("device", "num_threads", "ranks_per_node", "torch", "memo")
+"""Fields of a profile's key that say where it was measured, not which layer."""
+
+
+def layer_profile(
+    config: RunConfig, world_size: int, hardware: Hardware, device: torch.device, given: str | None
+) -> LayerProfile:
+    """Under the key of this process. `config` is prepared without --layer-profile, which is `given`.
+
+    Raises ArtifactError for a file of --layer-profile that holds none, ConfigError for that of another layer.
+    """
+    key = profile_key(config, device)
+    if given is None:
+        return _modelled(config, world_size, hardware, key)
+    profile = LayerProfile.load(given)
+    place = {name: getattr(key, name) for name in _OF_THE_PLACE}
+    differences = dataclasses.replace(profile.key, **place).differences(key)
+    if differences:
+        listed = "; ".join(f"{name} is {there!r} there and {here!r} here" for name, there, here in differences)
+        raise ConfigError(
+            f"--layer-profile {given} was not measured for this run: {listed}: give one of the same layer, or leave it "
+            "out, and the cost model foresees the times"
+        )
+    return dataclasses.replace(profile, key=key)
+
+
+def _modelled(config: RunConfig, world_size: int, hardware: Hardware, key: ProfileKey) -> LayerProfile:
+    dtype = config.training.params_dtype
+    assert dtype is not None, "prepare() resolves the dtype"
+    layer = swapped_layer(config, Kernels(hardware, dtype))
+    problem = swap_problem(config, world_size, hardware, layer)
+    offload, prefetch = problem.offload, problem.prefetch
+    assert offload.alone_bytes_per_s and prefetch.alone_bytes_per_s, "a machine says how fast its links are"
+    return LayerProfile(
+        key=key,
+        measured_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        tensor_bytes=tensor_bytes(config),
+        forward_s=problem.forward_s,
+        backward_s=problem.backward_s,
+        recompute_s={name: cost.total_s for name, cost in layer.recompute.items()},
+        offload_bytes_per_s=offload.alone_bytes_per_s,
+        prefetch_bytes_per_s=prefetch.alone_bytes_per_s,
+        offload_under_compute_bytes_per_s=offload.under_compute_bytes_per_s or 0.0,
+        prefetch_under_compute_bytes_per_s=prefetch.under_compute_bytes_per_s or 0.0,
+    )

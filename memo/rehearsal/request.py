@@ -1,0 +1,143 @@
+"""Which run is rehearsed: a run's configuration as one rank of it, and the machine that it would have."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from memo.artifacts import files
+from memo.artifacts.fields import build
+from memo.artifacts.reading import Source
+from memo.config import RunConfig
+from memo.config.checks import check
+from memo.config.derived import world_size_from_env
+from memo.config.grid import Coordinates, rank_grid
+from memo.config.require import require, require_count
+from memo.config.run import CheckpointConfig, LoggingConfig
+from memo.config.training import TrainingConfig
+from memo.emulated_gpu.launch import Device
+from memo.errors import ArtifactError
+from memo.estimate.calibration import USABLE_SHARE
+from memo.estimate.hardware import Hardware
+from memo.estimate.memory import RUNTIME_BYTES
+from memo.units import GIB
+
+SCHEMA, VERSION = "rehearsal_request", 1
+
+STEADY_STEPS = 2
+"""Steps that are looked at. One comes before them, in which libraries and the optimizer take what they keep."""
+
+MOST_MINUTES = 10_000.0
+"""Of a message: a step of the emulated GPU may take minutes, and nobody is there to wait for."""
+
+STANDS_IN = {
+    "kernels": {"triton": "torch"},
+    "attention_backend": dict.fromkeys(("flash_attn", "flash_attn_3", "flash_attn_4", "te"), "flash"),
+}
+"""By field of the configuration: torch's own kernels, which the emulated GPU knows, in place of other packages'."""
+
+_EVALUATION = ("eval_interval", "eval_positions", "check_replicas_interval")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one process rehearses.
+
+    Attributes:
+        config: with --simulate-world and --simulate-rank.
+        hardware: the machine whose times are modelled.
+        trace_out: file for one more step, as `memo.Trainer.trace` writes it.
+    """
+
+    config: RunConfig
+    hardware: Hardware
+    trace_out: str | None = None
+
+    def save(self, path: str) -> None:
+        """Raises ArtifactError for a path that cannot be written."""
+        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str) -> "Request":
+        """Raises ArtifactError for what `save` did not write."""
+        return build(cls, files.read(path, SCHEMA, VERSION), Source(path, ArtifactError, "rehearse again"))
+
+
+def checked_run(config: RunConfig, gpus: int) -> RunConfig:
+    """The run that `memo train` would start on so many GPUs, with mock data where none are given.
+
+    Raises ConfigError for what memo train refuses, for another device than CUDA, and beside --simulate-world.
+    """
+    parallel, device = config.parallel, config.hardware.device
+    require(device != "cpu", "--device cpu fights with memo rehearse, which rehearses on a GPU: leave it out")
+    require(
+        parallel.simulate_world is None and parallel.simulate_rank == 0,
+        f"--simulate-world {parallel.simulate_world} and --simulate-rank {parallel.simulate_rank} fight with --gpus "
+        f"{gpus}, of which memo rehearse runs one rank after the other: leave them out, and choose with --rank",
+    )
+    started = world_size_from_env()
+    require(
+        started == 1,
+        f"memo rehearse runs alone, but {started} processes were started (WORLD_SIZE): start one, without torchrun",
+    )
+    config = config.override({"device": "cuda"} | ({} if config.data.data_path else {"mock_data": True}))
+    check(config, gpus, needs_data=False)
+    return config
+
+
+def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> list[int]:
+    """The first rank of the first pipeline stage, of the second, which stands for all in the middle and keeps most
+    microbatches of them, and of the last; or `rank` alone.
+
+    Ranks of one stage have the same shapes. Raises ConfigError for a rank that the run does not have.
+    """
+    if rank is not None:
+        require(
+            0 <= rank < gpus, f"--rank is {rank}, but --gpus {gpus} have the ranks 0 to {gpus - 1}: give one of them"
+        )
+        return [rank]
+    grid, last = rank_grid(config, gpus), config.parallel.pp - 1
+    return [grid.rank_at(Coordinates(0, 0, 0, stage)) for stage in sorted({0, min(1, last), last})]
+
+
+def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) -> RunConfig:
+    """The same run as `rank` alone, which keeps nothing: no checkpoint, no log, no evaluation."""
+    require_count("--gpus", gpus)
+    grid, training, memory = rank_grid(config, gpus), config.training, config.memory
+    axes = ",".join(f"{axis}={getattr(grid, axis)}" for axis in ("tp", "cp", "pp", "dp"))
+    plain = TrainingConfig()
+    quiet = dataclasses.replace(training, **{name: getattr(plain, name) for name in _EVALUATION})
+    limit_gib = memory.offload_host_memory_gb
+    return dataclasses.replace(
+        config, checkpoint=CheckpointConfig(), logging=LoggingConfig(progress=False), training=quiet
+    ).override(
+        {
+            "simulate_world": axes,
+            "simulate_rank": rank,
+            "eval_data_path": None,
+            "num_threads": 1,
+            "profile_cache": "off",  # nothing that was not measured on a GPU may be kept, or taken from there
+            "distributed_timeout_minutes": MOST_MINUTES,
+            **stand_ins(config),
+            "offload_host_memory_gb": None if limit_gib is None else limit_gib / ranks_per_node,
+        }
+    )
+
+
+def stand_ins(config: RunConfig) -> dict[str, object]:
+    """Fields whose kernels are no torch's, with what runs in their place."""
+    given = {name: getattr(config.hardware, name) for name in STANDS_IN}
+    return {name: STANDS_IN[name][value] for name, value in given.items() if value in STANDS_IN[name]}
+
+
+def emulated_device(hardware: Hardware, ranks_per_node: int) -> Device:
+    """The GPU of one rank: its memory as torch would tell it, of which what torch does not see is taken away, and the
+    rank's part of its node's host memory."""
+    return Device(
+        name=hardware.driver_name,
+        num_devices=1,
+        memory_gib=hardware.memory_gib * USABLE_SHARE,
+        context_gib=RUNTIME_BYTES["cuda"] / GIB,
+        capability=hardware.capability,
+        multiprocessors=hardware.multiprocessors,
+        without_numbers=True,
+        host_memory_gib=hardware.host_memory_gib / ranks_per_node,
+    )

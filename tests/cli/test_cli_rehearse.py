@@ -1,0 +1,249 @@
+"""`memo rehearse` as far as no CUDA build of torch is needed: what it refuses, what it asks for, what it prints."""
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from memo.cli import rehearse
+from memo.cli.main import main
+from memo.config import RunConfig
+from memo.config.run import CheckpointConfig
+from memo.emulated_gpu.launch import Device
+from memo.errors import EXIT_FAILED, EXIT_REFUSED, EmulatorError
+from memo.estimate.own_memory import own_memory
+from memo.rehearsal import start
+from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Waits
+from memo.rehearsal.request import Request
+from memo.units import GIB
+
+MACHINE = "--gpu h100-80 --gpus 8"
+SMALL = f"{MACHINE} --model llama-tiny"
+READ = Waits(1, "cudaEventSynchronize", ("memo.executor.streams.wait", "memo.train.agreement.read_numbers"))
+STEADY = Steady(
+    allocated_bytes=40 * GIB,
+    reserved_bytes=44 * GIB,
+    pinned_bytes=30 * GIB,
+    num_device_mallocs=0,
+    num_alloc_retries=0,
+    waits=(READ,),
+)
+
+
+class Stage:
+    """In the place of the processes: keeps what was asked, and answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Request, Device]] = []
+        self.answer: Callable[[Rehearsed], Rehearsed] = lambda found: found
+
+    def start(self, request: Request, device: Device, variables: Mapping[str, str] | None = None) -> Rehearsed:
+        self.asked.append((request, device))
+        config = request.config.override({"params_dtype": "bf16", "vocab_size": 512, "offload_alpha": "off"})
+        found = Rehearsed(
+            rank=config.parallel.simulate_rank,
+            stage=0,
+            device_bytes=79 * GIB,
+            host_bytes=256 * GIB,
+            foreseen=own_memory(config, 8, 0),
+            parameters=1_000_000,
+            attention="cudnn",
+            took_s=3.0,
+            steady=STEADY,
+        )
+        return self.answer(found)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    made = Stage()
+    monkeypatch.setattr(rehearse, "find_torch", Path)
+    monkeypatch.setattr(rehearse, "start", made.start)
+    return made
+
+
+def refusal(flags: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as refused:
+        main(["rehearse", *flags.split()])
+    assert refused.value.code == EXIT_REFUSED
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--gpus 8", "--gpu is not given: name the GPU that the run will have, such as h100-80"),
+        ("--gpu h100-80", "--gpus is not given: say on how many GPUs the run will be, such as 8"),
+        ("--gpu h10 --gpus 8", "--gpu h10: no such machine: did you mean 'h100-"),
+        ("--gpu cpu --gpus 8", "--gpu cpu: no such machine: use one of a100-40, "),
+        ("--gpu none.toml --gpus 8", "none.toml: the file does not exist"),
+        ("--gpu h100-80 --gpus 0", "--gpus is 0: give a whole number above 0"),
+        ("--gpu h100-80 --gpus 12", "--gpus 12 do not fill nodes of 8 (--gpu h100-80): use --gpus 8"),
+        (f"{SMALL} --gpu-memory-gib 0", "--gpu-memory-gib is 0.0: give GiB above 0"),
+        (f"{SMALL} --host-memory-gib -1", "--host-memory-gib is -1.0: give GiB above 0"),
+        (f"{SMALL} --tp 3", "8 ranks (world size) cannot hold whole copies of the model: --tp 3"),
+        (f"{SMALL} --pp 8", "--num-layers 4 does not divide by --pp 8"),
+        (f"{SMALL} --save-interval 5", "--save-interval 5 needs a place to save to, but --save is not given"),
+        (f"{SMALL} --params-dtype fp32", "--params-dtype fp32 cannot run on --device cuda"),
+        (f"{SMALL} --device cpu", "--device cpu fights with memo rehearse"),
+        (f"{SMALL} --simulate-world tp=8", "--simulate-world tp=8 and --simulate-rank 0 fight with --gpus 8"),
+        (f"{SMALL} --rank 8", "--rank is 8, but --gpus 8 have the ranks 0 to 7: give one of them"),
+        (f"{SMALL} --gpuz 8", "there is no flag --gpuz: did you mean --gpu?"),
+        (f"{SMALL} --trace-out nowhere/step.json", "--trace-out nowhere/step.json: nowhere is no folder"),
+    ],
+)
+def test_refused_before_anything_starts(
+    flags: str, says: str, stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(flags, capsys)
+    assert message.startswith("error: ") and says in message and message.count("\n") == 1
+    assert not stage.asked
+
+
+def test_no_rank_of_a_launcher(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert "memo rehearse runs alone, but 8 processes were started (WORLD_SIZE)" in refusal(SMALL, capsys)
+
+
+def test_a_cpu_build_of_torch_is_refused_with_the_command_that_installs_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
+    real, spec = importlib.util.find_spec, ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: spec if name == "torch" else real(name, *rest))
+    message = refusal(SMALL, capsys)
+    assert message.startswith(
+        "error: the emulated GPU needs a CUDA build of torch, and 2.13.0+cpu is none: pip install "
+    )
+    assert message.count("\n") == 1
+
+
+def test_one_rank_of_each_stage_that_differs(stage: Stage) -> None:
+    assert main(["rehearse", *f"{SMALL} --pp 4 --tp 2 --global-batch-size 4".split()]) == 0
+    assert [request.config.parallel.simulate_rank for request, _ in stage.asked] == [0, 2, 6]
+    assert {request.config.parallel.simulate_world for request, _ in stage.asked} == {"tp=2,cp=1,pp=4,dp=1"}
+    stage.asked.clear()
+    assert main(["rehearse", *f"{SMALL} --pp 4 --tp 2 --global-batch-size 4 --rank 5".split()]) == 0
+    assert [request.config.parallel.simulate_rank for request, _ in stage.asked] == [5]
+
+
+def test_the_rank_keeps_nothing_and_has_its_part_of_the_node(stage: Stage) -> None:
+    flags = f"{SMALL} --tp 2 --save runs/a --save-interval 5 --log-jsonl a.jsonl --offload-host-memory-gb 64"
+    flags += " --eval-interval 5 --eval-data-path data/e --data-path data/d --gpu-memory-gib 40 --host-memory-gib 100"
+    flags += " --kernels triton --attention-backend te --max-step-minutes 7"
+    assert main(["rehearse", *flags.split()]) == 0
+    ((request, device),) = stage.asked
+    config, plain = request.config, RunConfig()
+    assert config.checkpoint == CheckpointConfig() and config.logging == dataclasses.replace(
+        plain.logging, progress=False
+    )
+    assert (config.training.eval_interval, config.data.eval_data_path, config.data.data_path) == (0, None, "data/d")
+    assert (config.memory.offload_host_memory_gb, config.memory.profile_cache) == (8, "off")
+    assert (config.hardware.kernels, config.hardware.attention_backend) == ("torch", "flash")
+    assert config.parallel.simulate_world == "tp=2,cp=1,pp=1,dp=4" and config.training.max_step_minutes == 7
+    assert (device.memory_gib, device.host_memory_gib) == (pytest.approx(40 * 0.985), 12.5)
+    assert (device.name, device.capability, device.context_gib) == ("NVIDIA H100 80GB HBM3", 90, 1)
+    assert device.without_numbers and device.num_devices == 1
+
+
+def test_what_is_asked_and_found_come_back_from_their_files(stage: Stage, tmp_path: Path) -> None:
+    planned = Planned(hits=3, arena_bytes=5, reason="none")
+    stage.answer = lambda found: dataclasses.replace(found, tiles={"qkv": 3}, planned=planned)
+    assert main(["rehearse", *f"{SMALL} --offload-alpha 0.5 --mock-data".split()]) == 0
+    request = stage.asked[0][0]
+    request.save(str(tmp_path / "request.json"))
+    assert Request.load(str(tmp_path / "request.json")) == request
+    found = stage.start(*stage.asked[0])
+    found.save(str(tmp_path / "found.json"))
+    assert Rehearsed.load(str(tmp_path / "found.json")) == found
+
+
+def test_lines_for_people(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rehearse", *f"{SMALL} --tp 8 --num-query-groups 8 --num-attention-heads 8".split()]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "rehearsing rank 0 of 8, without a GPU ...\n"
+    rows = {line[2:22].strip(): line[22:] for line in captured.out.splitlines() if line.startswith("  ")}
+    assert rows["device, allocated"].startswith("40.00 GiB, foreseen ")
+    assert rows["device, reserved"] == "44.00 GiB of 78.00 GiB"
+    assert rows["host, pinned"].endswith(", of 256.00 GiB that are this rank's")
+    assert rows["device mallocs"] == "0 in 2 steps after the first"
+    assert rows["host waits"] == "1 in a step"
+    assert "1 x loss, gradient norm, stop and failure come to the host together" in captured.out
+    assert rows["verdict"] == "fits: 34.00 GiB of the device are left"
+    assert "NCCL's buffers" in captured.out and "1.00 GiB assumed" in captured.out
+    assert captured.out.count("\n") < 20
+
+
+def test_what_stands_for_other_kernels_and_what_memo_train_would_refuse_is_told(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.answer = lambda found: dataclasses.replace(found, refusal="it is too slow")
+    assert main(["rehearse", *f"{SMALL} --kernels triton".split()]) == 0
+    printed = capsys.readouterr().out
+    assert "--kernels triton is not torch's own: torch ran in its place" in printed
+    assert "  memo train          would refuse to start it: it is too slow\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("shortage", "verdict"),
+    [
+        (
+            Shortage("device", "in step 1", "out of memory on rank 0", 3 * GIB),
+            "oom: out of device memory in step 1, at least 3.00 GiB short",
+        ),
+        (
+            Shortage("host", "before the first step", "states need more"),
+            "oohm: out of host memory before the first step\n",
+        ),
+    ],
+)
+def test_memory_that_runs_out_is_an_answer(
+    shortage: Shortage, verdict: str, stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.answer = lambda found: dataclasses.replace(found, steady=None, shortage=shortage)
+    assert main(["rehearse", *SMALL.split()]) == 0
+    printed = capsys.readouterr().out
+    assert f"  verdict             {verdict}" in printed and f"  why                 {shortage.message}\n" in printed
+    assert "allocated" not in printed
+
+
+def test_near_the_end_of_the_device_is_unsure(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    near = dataclasses.replace(STEADY, reserved_bytes=int(77.2 * GIB), num_alloc_retries=2)
+    stage.answer = lambda found: dataclasses.replace(found, steady=near)
+    assert main(["rehearse", *SMALL.split()]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "  verdict             unsure: 819.20 MiB of the device are left, and what is not seen may take more" in printed
+    )
+    assert "2 times nothing was free and all that lay unused was given back" in printed
+
+
+def test_the_same_for_programs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rehearse", *f"{SMALL} --json".split()]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "fits" and found["steady"]["reserved_bytes"] == 44 * GIB
+    assert found["foreseen"]["context"] == GIB
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "message", "exit_status"),
+    [
+        (2, "a warning\nerror: --x is 3: give 4\n", "--x is 3: give 4", EXIT_REFUSED),
+        (3, "error: a disk is full", "a disk is full", EXIT_FAILED),
+        (1, "Traceback\nerror", "the rehearsed process ended with status 1:\nTraceback\nerror", EXIT_FAILED),
+        (-9, "", "the rehearsed process ended with status -9:\n", EXIT_FAILED),
+    ],
+)
+def test_how_a_process_ends_is_how_the_command_ends(status: int, said: str, message: str, exit_status: int) -> None:
+    error = start._failure(status, said)
+    assert (str(error), error.exit_status) == (message, exit_status)
+    assert isinstance(error, EmulatorError) is (status not in (EXIT_REFUSED, EXIT_FAILED))

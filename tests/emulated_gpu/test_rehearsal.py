@@ -1,0 +1,135 @@
+"""`memo rehearse` of small runs: what it tells is what the same program takes; memory that runs out is an answer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_process import run
+
+from memo.cli.main import main
+from memo.estimate.machines import find_hardware
+from memo.profiler.layer import _LINK_BYTES
+from memo.rehearsal.request import emulated_device
+from memo.rehearsal.waits import REASONS
+from memo.units import MIB
+
+SMALL = "--gpu h100-80 --gpus 2 --model llama-tiny --seq-len 16384 --tp 2 --global-batch-size 2 --clip-grad 1e6"
+"""Two microbatches of one sequence."""
+
+
+def rehearsed(flags: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main(["rehearse", "--json", *SMALL.split(), *flags.split()]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+THE_SAME_RUN = """
+    import json, torch, memo
+    from memo.emulated_gpu.face import EmulatedGpu
+    options = dict(mock_data=True, seq_length=16384, simulate_world="tp=2", global_batch_size=2, clip_grad=1e6,
+                   num_threads=1, profile_cache="off", device="cuda", progress=False, admission=False, FLOW)
+    with memo.Trainer("llama-tiny", **options) as trainer:
+        trainer.step()
+        EmulatedGpu().clear()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            trainer.step()
+        stats, planned = torch.cuda.memory_stats(), trainer.parts.transients
+        print(json.dumps({
+            "allocated_bytes": stats["allocated_bytes.all.peak"],
+            "reserved_bytes": stats["reserved_bytes.all.peak"],
+            "pinned_bytes": EmulatedGpu().taken_bytes().get("pinned", 0),
+            "hits": planned and planned.statistics().hits,
+        }))
+"""
+FLOWS = {
+    "plain": ("--offload-alpha off", "offload_alpha='off'"),
+    "swapped": ("--offload-alpha 0.5", "offload_alpha=0.5"),
+    "streamed and planned": (
+        "--offload-alpha 1 --offload-states all --memory-planner auto --memory-planner-min-bytes 4096",
+        "offload_alpha=1.0, offload_states='all', memory_planner='auto', memory_planner_min_bytes=4096",
+    ),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags, fields = FLOWS[flow]
+    (found,) = rehearsed(flags, capsys)
+    done = run(tmp_path, THE_SAME_RUN.replace("FLOW", fields), emulated_device(find_hardware("h100-80"), 2))
+    assert done.returncode == 0, done.stderr
+    expected = json.loads(done.stdout.splitlines()[-1])
+    steady = found["steady"]
+    assert steady["allocated_bytes"] == expected["allocated_bytes"] > 8 * MIB
+    # Measuring a layer, which a rehearsal does not, leaves other blocks in torch's allocators.
+    assert steady["reserved_bytes"] == pytest.approx(expected["reserved_bytes"], abs=8 * MIB)
+    assert steady["reserved_bytes"] >= steady["allocated_bytes"]
+    assert expected["pinned_bytes"] - steady["pinned_bytes"] == (0 if flow == "plain" else _LINK_BYTES)
+    foreseen = found["foreseen"]
+    counted = sum(foreseen[name] for name in foreseen if name not in ("host", "context", "communication"))
+    assert counted == pytest.approx(steady["allocated_bytes"], rel=0.1)
+    assert found["verdict"] == "fits" and found["shortage"] is None and found["refusal"] is None
+    assert any(set(wait["where"]) & set(REASONS) for wait in steady["waits"])
+    if expected["hits"] is not None:
+        assert found["planned"]["hits"] == expected["hits"] > 0 == found["planned"]["fallbacks"]
+        assert steady["num_device_mallocs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "verdict", "says"),
+    [
+        ("--offload-alpha off --gpu-memory-gib 2", "fits", ""),
+        ("--offload-alpha off --gpu-memory-gib 1.1", "oom", "What helps: "),
+        ("--offload-alpha off --gpu-memory-gib 1.02", "oom", "out of memory before the first step"),
+        ("--offload-alpha 1 --host-memory-gib 2", "fits", ""),
+        ("--offload-alpha 1 --host-memory-gib 0.002", "oohm", "available are "),
+    ],
+)
+def test_it_fits_or_not_by_the_memory_there_is(
+    flags: str, verdict: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = rehearsed(flags, capsys)
+    assert found["verdict"] == verdict
+    assert (found["steady"] is None) == (verdict != "fits")
+    if found["shortage"] is not None:
+        assert says in found["shortage"]["message"]
+        assert found["shortage"]["memory"] == {"oom": "device", "oohm": "host"}[verdict]
+
+
+def test_stages_that_differ_and_a_trace_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = f"--num-layers 8 --pp 2 --tp 1 --offload-alpha 0.5 --trace-out {tmp_path}/step.json"
+    first, last = rehearsed(flags, capsys)
+    assert [(found["rank"], found["stage"]) for found in (first, last)] == [(0, 0), (1, 1)]
+    assert first["steady"]["allocated_bytes"] != last["steady"]["allocated_bytes"]
+    for found in (first, last):
+        assert found["trace"] == f"{tmp_path}/step.rank{found['rank']}.json"
+        events = json.loads(Path(found["trace"]).read_text())["traceEvents"]
+        rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        at_work = {rows[event["tid"]] for event in events if event["ph"] == "X"}
+        assert {"compute", "offload", "prefetch", "pp"} <= at_work
+
+
+def test_a_run_that_memo_train_refuses_in_its_own_process(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["rehearse", *SMALL.split(), "--data-path", "/nowhere/data", "--vocab-size", "300"])
+    assert refused.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("error: ") and "/nowhere/data" in message
+
+
+def test_a_layer_that_was_measured_elsewhere_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the same layer; the number of threads, torch and the GPU are those of the machine that it was measured on."""
+    profile = tmp_path / "profile.json"
+    program = f"""
+        import memo.cli.main as cli
+        cli.main("profile --model llama-tiny --seq-len 16384 --simulate-world tp=2 --device cuda --num-threads 2"
+                 " --profile-cache off --out {profile}".split())
+    """
+    assert run(tmp_path, program).returncode == 0
+    (found,) = rehearsed(f"--layer-profile {profile} --offload-alpha 0.5", capsys)
+    assert found["layer_times"] == f"{profile}, measured" and found["verdict"] == "fits"
+    with pytest.raises(SystemExit) as refused:
+        main(["rehearse", *SMALL.split(), "--layer-profile", str(profile), "--seq-len", "8192"])
+    assert refused.value.code == 2
+    assert "was not measured for this run: seq_length is 16384 there and 8192 here" in capsys.readouterr().err
