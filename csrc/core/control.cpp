@@ -134,6 +134,14 @@ MEMO_API void memo_begin_iteration() { core().begin_iteration(); }
 MEMO_API void memo_mark(int64_t phase) { core().mark(phase); }
 MEMO_API void memo_end_iteration() { core().end_iteration(); }
 
+MEMO_API void memo_settle(void* block) {
+  try {
+    memo::settle(block);
+  } catch (const std::exception& error) {  // the block keeps its streams, and leaves an event of each
+    core().fail(error.what());
+  }
+}
+
 MEMO_API int64_t memo_num_events() { return core().num_events(); }
 
 MEMO_API void memo_copy_events(memo::Event* out) {

@@ -1,7 +1,7 @@
 // What a device gives to the plan, and the plain C functions by which Python controls it.
 //
 // Each device is a shared library of its own: core/, and one file that defines install(), take_arena(), give_arena(),
-// bind_stream(), fill_with_nan() and has_managed_memory().
+// bind_stream(), settle(), fill_with_nan() and has_managed_memory().
 #pragma once
 
 #include <cstddef>
@@ -21,6 +21,7 @@ void install();  // once
 char* take_arena(size_t num_bytes);
 void give_arena(char* arena);
 StreamId bind_stream();  // the current one, which is the arena's from here on
+void settle(void* block);  // the current stream waits for a use of the block by another stream
 void fill_with_nan(void* block, size_t num_bytes);
 bool has_managed_memory();  // of which more can be had than the device has
 
@@ -41,6 +42,9 @@ MEMO_API const char* memo_set_mode(int mode);
 MEMO_API void memo_begin_iteration();
 MEMO_API void memo_mark(int64_t phase);
 MEMO_API void memo_end_iteration();
+// The current stream waits for the end of one use of the block that record_stream has told: where it is the arena's, and
+// no other use is open, the block can be freed without an event. Other blocks are none of our business.
+MEMO_API void memo_settle(void* block);
 MEMO_API int64_t memo_num_events();
 MEMO_API void memo_copy_events(memo::Event* out);  // room for memo_num_events()
 MEMO_API void memo_statistics(memo::Statistics* out);

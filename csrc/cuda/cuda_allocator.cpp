@@ -5,7 +5,10 @@
 //
 // Addresses are used again in the order of one stream, the one that was current when the arena was taken. Requests
 // made under another stream are native. A planned block that another stream uses (record_stream) leaves an event of
-// that stream when it is freed, and the arena's stream waits for it before the address is used again.
+// that stream when it is freed, and the arena's stream waits for it before the address is used again. Not so where its
+// owner has waited for each of these uses and said so (settle): such an event would also stand for all that the other
+// stream has been given since. With a receive among it that was posted ahead, a rank would wait for a message that its
+// neighbour sends only after an answer.
 //
 // While an iteration is recorded, managed memory can stand in for the caching allocator (managed_memory.h).
 #include <c10/cuda/CUDAException.h>
@@ -35,27 +38,45 @@ struct DestroyEvent {
 };
 using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
 
-// Which streams besides the arena's use a live planned block.
+// Which streams besides the arena's use a live planned block, from record_stream on until all uses are settled.
 class OtherStreams {
  public:
   void add(void* block, cudaStream_t stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<cudaStream_t>& streams = streams_[block];
-    if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
-    count_.store(streams_.size(), std::memory_order_release);
+    Uses& uses = uses_[block];
+    ++uses.num_open;
+    if (std::find(uses.streams.begin(), uses.streams.end(), stream) == uses.streams.end()) {
+      uses.streams.push_back(stream);
+    }
+    count_.store(uses_.size(), std::memory_order_release);
+  }
+
+  // The arena's stream waits for one of the uses. Which of several streams that was is not told, so as long as another
+  // use is open all of them count.
+  void settle(void* block) {
+    if (count_.load(std::memory_order_acquire) == 0) return;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = uses_.find(block);
+    if (found == uses_.end() || --found->second.num_open > 0) return;
+    uses_.erase(found);
+    count_.store(uses_.size(), std::memory_order_release);
   }
 
   std::vector<cudaStream_t> take(void* block) {
     if (count_.load(std::memory_order_acquire) == 0) return {};  // nearly always
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto node = streams_.extract(block);
-    count_.store(streams_.size(), std::memory_order_release);
-    return node.empty() ? std::vector<cudaStream_t>{} : std::move(node.mapped());
+    auto node = uses_.extract(block);
+    count_.store(uses_.size(), std::memory_order_release);
+    return node.empty() ? std::vector<cudaStream_t>{} : std::move(node.mapped().streams);
   }
 
  private:
+  struct Uses {
+    std::vector<cudaStream_t> streams;
+    int64_t num_open = 0;
+  };
   std::mutex mutex_;
-  std::unordered_map<void*, std::vector<cudaStream_t>> streams_;
+  std::unordered_map<void*, Uses> uses_;
   std::atomic<size_t> count_{0};
 };
 
@@ -247,6 +268,12 @@ StreamId bind_stream() {
   device().index = current;
   device().stream = stream;
   return reinterpret_cast<StreamId>(stream);
+}
+
+void settle(void* block) {
+  if (!core().in_arena(block)) return;
+  const cudaStream_t current = c10::cuda::getCurrentCUDAStream(device().index.load()).stream();
+  if (current == device().stream.load()) device().other_streams.settle(block);
 }
 
 void fill_with_nan(void* block, size_t num_bytes) {

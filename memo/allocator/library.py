@@ -68,10 +68,11 @@ class NativeLibrary:
         self._declare("open_managed", ctypes.c_char_p, i64)
         self._declare("close_managed", None)
         self._declare("managed_use", None, ctypes.POINTER(RawManagedUse))
-        # Called for every phase: without the detour over a method.
+        # Called for every phase or message: without the detour over a method.
         self.begin_iteration = self._declare("begin_iteration", None)
         self.mark = self._declare("mark", None, i64)
         self.end_iteration = self._declare("end_iteration", None)
+        self.settle = self._declare("settle", None, ctypes.c_void_p)
         if refusal := self._native.memo_install():
             raise AllocatorError(f"the native allocator cannot be put into torch: {refusal.decode()}")
 

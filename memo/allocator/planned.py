@@ -211,6 +211,14 @@ class PlannedAllocator:
             self._seen[name] += 1
         self._library.mark(index)
 
+    def settle(self, tensor: torch.Tensor) -> None:
+        """The current stream waits, from now on, for the end of one use of `tensor` by another stream.
+
+        Call it once for each `record_stream` after a wait for that very use: when the block is freed, nothing more has
+        to be waited for. torch calls record_stream for each tensor of a message between two ranks under NCCL.
+        """
+        self._library.settle(tensor.untyped_storage().data_ptr())
+
     @property
     def is_planned(self) -> bool:
         return self._mode is Mode.PLANNED

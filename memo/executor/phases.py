@@ -1,16 +1,22 @@
 """Marks at the borders of an iteration's phases, set around modules from outside.
 
-    embedding_forward | layer_forward 0 | layer_forward 1 | ... | loss_forward
-    loss_backward | layer_backward n-1 | ... | layer_backward 0 | embedding_backward | reduction | optimizer
+    enter_forward | embedding_forward | layer_forward 0 | layer_forward 1 | ... | loss_forward
+    enter_backward | loss_backward | layer_backward n-1 | ... | layer_backward 0 | embedding_backward
+    ... | reduction | optimizer
 
 A phase lasts until the next begins. Who listens (a recorder of memory requests, an allocator that obeys a plan)
 finds its place again at each of them. Evaluation sets no marks.
+
+A phase belongs to the thread that marks it, and backward on CUDA runs in autograd's. So the schedule marks where it
+turns to its next action: buffers of messages are asked for by its own thread, before and after a backward.
 """
 
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from memo.parallel.schedule import Action
 
 
 class PhaseListener(Protocol):
@@ -28,6 +34,15 @@ class Phases:
 
     def begin(self, kind: str, layer: int = -1, microbatch: int = -1) -> None:
         self.listener.phase(kind, layer, microbatch)
+
+    def enter(self, action: Action) -> None:
+        """The schedule turns to an action: `microbatch` is its, and `enter_forward` or `enter_backward` begins.
+
+        Chunks above the first have their number in the name, as no two phases of an iteration may have the same.
+        """
+        self.microbatch = action.microbatch
+        chunk = f"_chunk{action.chunk}" if action.chunk else ""
+        self.begin(f"enter_{'forward' if action.kind == 'F' else 'backward'}{chunk}", microbatch=action.microbatch)
 
 
 class MarkedModule(nn.Module):

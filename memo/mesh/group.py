@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -42,12 +42,14 @@ class Watch:
     """Who looks on at the work of one rank: nobody, unless a step is traced.
 
     Attributes:
+        settle: told of each tensor of a message between two ranks when the current stream waits for its end.
         microbatch: whose forward or backward runs.
         last, last_s: axis, name and bytes of the message that was issued last, and when (time.monotonic).
     """
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
+        self.settle: Callable[[Tensor], None] | None = None
         self.microbatch = -1
         self.last: tuple[str, str, int] | None = None
         self.last_s = 0.0
@@ -102,6 +104,26 @@ def begin_message(group: ProcessGroup, name: str, x: Tensor) -> OpenSpan | None:
 def watched(work: Work, span: OpenSpan | None) -> Work:
     """A message under way whose span ends when it has been waited for; without a span the message itself."""
     return work if span is None else _WatchedWork(work, span)
+
+
+def settling(work: Work, group: ProcessGroup, tensors: Sequence[Tensor]) -> Work:
+    """A message between two ranks under way: `Watch.settle` is told of its tensors when it has been waited for."""
+    settle = group.watch.settle if isinstance(group, AxisGroup) else None
+    return work if settle is None else _SettlingWork(work, settle, tensors)
+
+
+class _SettlingWork(Work):
+    def __init__(self, work: Work, settle: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._work, self._settle = work, settle
+        self._tensors = tensors  # held until then: another block may lie at the address of one that is freed
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        done = self._work.wait()
+        tensors, self._tensors = self._tensors, ()
+        for tensor in tensors:
+            self._settle(tensor)
+        return done
 
 
 class _WatchedWork(Work):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from memo.mesh.group import begin_message, torch_group, watched
+from memo.mesh.group import begin_message, settling, torch_group, watched
 
 # torch 2.13 renamed these two and warns about the old names; 2.11 knows only the old ones.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -106,7 +106,10 @@ def exchange(
     if not operations:
         return []
     span = begin_message(group, "exchange", operations[0].tensor)
-    return [watched(work, span) for work in dist.batch_isend_irecv(operations)]
+    works = dist.batch_isend_irecv(operations)
+    tensors = [operation.tensor for operation in operations]
+    ended = [tensors] if len(works) == 1 else [[tensor] for tensor in tensors]  # NCCL has one work for the whole batch
+    return [watched(settling(work, group, its), span) for work, its in zip(works, ended, strict=True)]
 
 
 def send(x: Tensor, group: ProcessGroup, peer: int) -> Work:
@@ -114,7 +117,7 @@ def send(x: Tensor, group: ProcessGroup, peer: int) -> Work:
     span = begin_message(group, "send", x)
     work = dist.isend(x, group=torch_group(group), group_dst=peer)
     assert work is not None, "this rank is of the group"
-    return watched(work, span)
+    return watched(settling(work, group, [x]), span)
 
 
 def receive(x: Tensor, group: ProcessGroup, peer: int) -> Work:
@@ -122,7 +125,7 @@ def receive(x: Tensor, group: ProcessGroup, peer: int) -> Work:
     span = begin_message(group, "receive", x)
     work = dist.irecv(x, group=torch_group(group), group_src=peer)
     assert work is not None, "this rank is of the group"
-    return watched(work, span)
+    return watched(settling(work, group, [x]), span)
 
 
 @contextlib.contextmanager

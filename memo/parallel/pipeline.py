@@ -20,6 +20,9 @@ from memo.parallel.schedule import Action, Pipeline
 ChunkForward = Callable[[Tensor | None, int], Tensor]
 """(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], at the last the loss."""
 
+Enter = Callable[[Action], None]
+"""Told which action is next, before anything is done for it."""
+
 
 @dataclass(frozen=True)
 class Wire:
@@ -37,7 +40,7 @@ class PipelineStage:
         self.pipeline, self.mesh, self.wire = pipeline, mesh, wire
         self.stage = mesh.at.pp
 
-    def run(self, actions: Sequence[Action], chunks: Sequence[ChunkForward]) -> Tensor:
+    def run(self, actions: Sequence[Action], chunks: Sequence[ChunkForward], enter: Enter | None = None) -> Tensor:
         """Execute one step; returns the detached sum of this rank's losses (0 where it has no head).
 
         Gradients are left where autograd puts them. Without any backward among the actions the
@@ -48,6 +51,8 @@ class PipelineStage:
         loss_sum = torch.zeros((), dtype=_loss_dtype(self.wire.dtype), device=self.wire.device)
         live: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         for index, action in enumerate(actions):
+            if enter is not None:
+                enter(action)
             for upcoming in actions[index : index + 2]:
                 links.post_receive(upcoming)
             received = links.receive(action)

@@ -28,7 +28,7 @@ from memo.model.layer import ModelParts
 from memo.model.transformer import Head, Microbatch, TransformerChunk, torch_dtype
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.pipeline import PipelineStage, Wire
+from memo.parallel.pipeline import Enter, PipelineStage, Wire
 from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
 from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import state_plan
@@ -87,7 +87,11 @@ class ParallelModel:
         self.data_parallel.begin_step(len(batches), tied_weight(self.chunks[0]) if self.is_breadth_first else None)
         if self.swap is not None:
             self.swap.next_step()
-        loss_sum = self._run_breadth_first(batches) if self.is_breadth_first else self._run(self.actions, batches)
+        if self.is_breadth_first:
+            loss_sum = self._run_breadth_first(batches)
+        else:
+            enter = None if self.transients is None else self.transients.phases.enter
+            loss_sum = self._run(self.actions, batches, enter)
         self._begin_phase("reduction")
         with self.mesh.watch.work("reduction"):
             self.data_parallel.finish_reduction()
@@ -128,14 +132,12 @@ class ParallelModel:
         if self.transients is not None:
             self.transients.phases.begin(kind)
 
-    def _run(self, actions: list[Action], batches: list[Microbatch]) -> Tensor:
+    def _run(self, actions: list[Action], batches: list[Microbatch], enter: Enter | None = None) -> Tensor:
         def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
-            if self.transients is not None:
-                self.transients.phases.microbatch = microbatch
             output: Tensor = chunk(hidden, batches[microbatch])
             return output
 
-        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks])
+        return self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks], enter)
 
 
 def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | None = None) -> Mesh:
@@ -251,6 +253,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     if memory.memory_planner != "off":
         transients = Transients(memory, device.type)
         mark_phases(chunks, transients.phases)
+        mesh.watch.settle = transients.settle
     stage = build_stage(config, mesh, pipeline, device)
     return ParallelModel(
         mesh,

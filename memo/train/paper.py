@@ -99,13 +99,12 @@ def _run(config: RunConfig, mesh: Mesh) -> Trace:
     mark_phases(chunks, phases)
 
     def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:
-        phases.microbatch = microbatch
         output: Tensor = chunk(hidden, batch)
         return output
 
+    forwards = [functools.partial(forward, chunk) for chunk in chunks]
     with recorder:
-        phases.begin("start")
-        executor.run(one_f_one_b(pipeline, mesh.at.pp), [functools.partial(forward, chunk) for chunk in chunks])
+        executor.run(one_f_one_b(pipeline, mesh.at.pp), forwards, phases.enter)
     return recorder.trace({})
 
 

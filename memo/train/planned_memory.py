@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.allocator.statistics import Statistics
@@ -64,6 +65,11 @@ class Transients:
     def phase(self, kind: str, layer: int, microbatch: int) -> None:
         if self.allocator is not None:
             self.allocator.mark(kind, layer, microbatch)
+
+    def settle(self, tensor: Tensor) -> None:
+        """A message of `tensor` has been waited for; see PlannedAllocator.settle."""
+        if self.allocator is not None:
+            self.allocator.settle(tensor)
 
     def iteration(self) -> contextlib.AbstractContextManager[None]:
         """Around one step: forwards, backwards, reduction and optimizer."""

@@ -50,6 +50,7 @@ FLOWS: dict[str, dict[str, Any]] = {
     "alpha 1/2 and all states in host memory": {"offload_states": "all", "offload_alpha": 0.5, **PLANNED},
     "dp 2": {"offload_states": "all", **CLIPPED},
     "pp 2": {"pp": 2, "num_layers": 4, **CLIPPED},
+    "pp 2, planned memory": {"pp": 2, "num_layers": 4, **CLIPPED, **PLANNED},
 }
 WARM_UP, MEASURED = 2, 2
 

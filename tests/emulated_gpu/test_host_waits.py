@@ -13,7 +13,7 @@ from memo.emulated_gpu.face import EmulatedGpu
 from memo.emulated_gpu.launch import Device, environment
 from memo.executor.streams import CudaStreams, Stream
 
-TWO_RANKS = ("dp 2", "pp 2")
+TWO_RANKS = ("dp 2", "pp 2", "pp 2, planned memory")
 TIMEOUT_S = 280
 
 

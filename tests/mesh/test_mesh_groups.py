@@ -11,7 +11,7 @@ from ranks import run_ranks
 from memo.config import RunConfig
 from memo.mesh import Mesh, RankGrid
 from memo.mesh.group import torch_group
-from memo.parallel.collectives import all_reduce
+from memo.parallel.collectives import all_reduce, exchange, receive, send
 from memo.train.build import build_mesh
 
 GROUPS = ("tp", "cp", "dp", "pp", "dp_cp", "cp_a2a", "cp_ring", "pp_forward", "pp_backward")
@@ -98,3 +98,34 @@ def _communicators() -> tuple[int, int]:
 
 def test_groups_of_one_axis_and_the_same_ranks_share_a_communicator() -> None:
     assert run_ranks(4, _communicators) == [(9, 7)] * 4
+
+
+def _settled() -> list[list[str]]:
+    """What is told of a message to the other rank and one from there, then of both at once: before and after waits."""
+    mesh, at = Mesh(RankGrid(pp=2), dist.get_rank()), dist.get_rank()
+    out, into, told = torch.full((3,), float(at)), torch.empty(3), []
+    names = {out.data_ptr(): "sent", into.data_ptr(): "received"}
+    seen = []
+
+    def settle(tensor: torch.Tensor) -> None:
+        told.append(names[tensor.data_ptr()])
+
+    for listener in (None, settle):
+        mesh.watch.settle = listener
+        forward, backward = mesh.pp_forward, mesh.pp_backward
+        assert forward is not None and backward is not None
+        links = (forward, backward) if at == 0 else (backward, forward)
+        works = [send(out, links[0], 1 - at), receive(into, links[1], 1 - at)]
+        works += exchange([(out, 1 - at)], [(into, 1 - at)], forward)
+        assert not told
+        for work in works:
+            work.wait()
+            seen.append(told[:])
+            told.clear()
+        assert into.tolist() == [1.0 - at] * 3
+    return seen
+
+
+def test_who_settles_is_told_of_the_tensors_of_each_message_that_was_waited_for() -> None:
+    each = [["sent"], ["received"], ["sent"], ["received"]]
+    assert run_ranks(2, _settled) == [[[]] * 4 + each] * 2

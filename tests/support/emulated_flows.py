@@ -222,8 +222,11 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "cp by p2p": {"cp": 2},
         "cp by all_gather": {"cp": 2, "cp_comm_type": "all_gather"},
         "cp by a2a": {"cp": 2, "cp_comm_type": "a2a"},
+        "cp by p2p, planned": {"cp": 2, **PLANNED},
         "pp": {"pp": 2},
+        "pp, planned": {"pp": 2, **PLANNED},
         "pp, alpha 1/2": {"pp": 2, "offload_alpha": 0.5},
+        "pp, alpha 1/2, planned": {"pp": 2, "offload_alpha": 0.5, **PLANNED},
         "dp": {},
         "dp, states": {"offload_states": "all"},
         "dp, weights in shards": {"data_parallel_sharding_strategy": "optim_grads_params"},
@@ -233,10 +236,13 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "tp, cp": {"tp": 2, "cp": 2},
         "tp, pp": {"tp": 2, "pp": 2},
         "pp in chunks, dp": {"pp": 2, "vpp": 2},
+        "pp in chunks, dp, planned": {"pp": 2, "vpp": 2, **PLANNED},
+        "four stages": {"pp": 4},
+        "four stages, planned": {"pp": 4, **PLANNED},
     },
     8: {"tp, cp, pp": {"tp": 2, "cp": 2, "pp": 2}, "tp, pp, dp": {"tp": 2, "pp": 2}},
 }
-"""By number of ranks; dp is what remains."""
+"""By number of ranks; dp is what remains. What is "planned" is compared with the same without a plan."""
 
 
 def first_of(family: str) -> Flow:

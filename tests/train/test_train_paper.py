@@ -73,8 +73,14 @@ def without_update(trace: Trace) -> Trace:
 
 @pytest.mark.parametrize(
     ("world_size", "layout"),
-    [(1, {}), (1, {"offload_alpha": 0.5}), (2, {"pp": 2}), (2, {"tp": 2, "offload_alpha": 0.25})],
-    ids=["plain", "alpha", "pp2", "tp2alpha"],
+    [
+        (1, {}),
+        (1, {"offload_alpha": 0.5}),
+        (2, {"pp": 2}),
+        (2, {"pp": 2, "vpp": 2, "num_layers": 4}),
+        (2, {"tp": 2, "offload_alpha": 0.25}),
+    ],
+    ids=["plain", "alpha", "pp2", "pp2vpp2", "tp2alpha"],
 )
 def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[str, Any]) -> None:
     """Bound 1 % (measured 6e-6); with tp 15 % below (seen: 6 %): gloo copies what it gathers and scatters, and its
@@ -84,7 +90,7 @@ def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[st
             continue  # tp ranks are alike
         on_paper = trace_on_paper(run_config(**layout), world_size, stage)
         real = without_update(real)
-        assert [str(phase) for phase in on_paper.phases[1:]] == [str(phase) for phase in real.phases]
+        assert [str(phase) for phase in on_paper.phases] == [str(phase) for phase in real.phases]
         least = 0.85 if "tp" in layout else 0.99
         assert least * peak_bytes(real) <= peak_bytes(on_paper) <= 1.01 * peak_bytes(real)
 
