@@ -21,7 +21,7 @@ from memo.rehearsal.text import Run, text, verdict
 
 ABOUT = (
     "Run steps of the very run that `memo train` would start with the same flags, one of its ranks on an emulated GPU, "
-    "and print what they take of device and host memory, what the host waits for, and whether the run fits. Takes "
+    "and print what they take of device and host memory and of modelled time, and whether the run fits. Takes "
     "every flag of `memo train`. Needs a CUDA build of torch and no GPU; data need not be given, checkpoints and logs "
     "are not written. docs/rehearse.md says what it knows, and what it cannot know."
 )
@@ -75,7 +75,7 @@ def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
     find_torch()
     _check_folder(options.trace_out)
     ranks_per_node = min(run.gpus, run.hardware.gpus_per_node)
-    device, found = emulated_device(run.hardware, ranks_per_node), []
+    device, found = emulated_device(run.hardware, ranks_per_node, _full_path(options.gpu)), []
     for rank in ranks:
         print(f"rehearsing rank {rank} of {run.gpus}, without a GPU ...", file=sys.stderr, flush=True)
         config = as_one_rank(run.config, run.gpus, rank, ranks_per_node)
@@ -84,6 +84,12 @@ def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
         print(json.dumps([dataclasses.asdict(each) | {"verdict": str(verdict(run, each))} for each in found], indent=1))
     else:
         print(text(run, found))
+
+
+def _full_path(gpu: str | None) -> str:
+    """Of a machine's file, which the process reads again; a name as it is."""
+    assert gpu is not None, "main() has looked"
+    return str(Path(gpu).resolve()) if gpu.endswith(".toml") else gpu
 
 
 def _check_folder(trace_out: str | None) -> None:

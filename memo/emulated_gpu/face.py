@@ -115,6 +115,11 @@ class EmulatedGpu:
         """What is taken now: of each device that was used, and of the host's memory "pinned"."""
         return self._report("bytes")
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether time is virtual: that of a model of the hardware."""
+        return bool(self._runtime.emulated_timed_hardware())
+
     def taken_s(self) -> dict[str, float]:
         """Seconds of virtual time that kernels, copies and collectives took since the last clear, by name."""
         return {name: number * 1e-9 for name, number in self._report("nanoseconds").items()}

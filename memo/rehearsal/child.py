@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from memo.artifacts.run_log import StepRecord
 from memo.config import RunConfig
 from memo.config.grid import rank_grid
 from memo.emulated_gpu.face import EmulatedGpu
@@ -25,7 +26,7 @@ from memo.estimate.parameters import count_parameters
 from memo.estimate.rank_memory import RankMemory
 from memo.mesh import local_device
 from memo.rehearsal.profile import layer_profile
-from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Waits
+from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Times, Waits
 from memo.rehearsal.request import STEADY_STEPS, Request
 from memo.train.oom import asked_bytes, explained, is_out_of_memory
 from memo.train.setup import Prepared, prepare
@@ -101,7 +102,7 @@ class Rehearsal:
         for _ in range(STEADY_STEPS - 1):
             self._step(trainer)
         with gpu.host_waits() as waits:
-            self._step(trainer)
+            record = self._step(trainer)
         stats, counts = torch.cuda.memory_stats(self.device), gpu.counts()
         steady = Steady(
             allocated_bytes=stats["allocated_bytes.all.peak"],
@@ -110,6 +111,7 @@ class Rehearsal:
             num_device_mallocs=counts.get("cudaMalloc", 0) + counts.get("cuMemCreate", 0),
             num_alloc_retries=stats["num_alloc_retries"] - num_retries,
             waits=tuple(Waits(count, wait.what, wait.functions) for wait, count in waits.items()),
+            times=_times(record) if gpu.is_timed else None,
         )
         self._tell(steady=steady, planned=_planned(trainer))
         if self.trace_out is not None:
@@ -117,10 +119,10 @@ class Rehearsal:
             trainer.trace(self.trace_out)
             self._tell(trace=str(of_rank(Path(self.trace_out), self.found.rank, self.world_size)))
 
-    def _step(self, trainer: Trainer) -> None:
+    def _step(self, trainer: Trainer) -> StepRecord:
         self.when = f"in step {trainer.iteration + 1}"
         with explained(trainer.config, trainer.parts, trainer.meter, trainer.iteration + 1):
-            trainer.step()
+            return trainer.step()
 
     def _shortage(self, error: BaseException) -> Shortage:
         """While what the failed request wanted to join is still there."""
@@ -142,6 +144,10 @@ def _prepared(config: RunConfig) -> tuple[Prepared, str | None]:
         return prepare(config), None
     except ResourceError as error:
         return prepare(config, must_fit=False), str(error)
+
+
+def _times(record: StepRecord) -> Times:
+    return Times(record.step_time_s, record.tgs, record.mfu_percent, record.hidden_share)
 
 
 def _planned(trainer: Trainer) -> Planned | None:

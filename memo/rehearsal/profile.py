@@ -1,7 +1,7 @@
 """A layer's times for a run on the emulated GPU, which decide what --offload-alpha auto moves.
 
-No time of the emulated GPU is a GPU's, so the layer is not measured there: its times are those of --layer-profile,
-measured on the real device, or else those that the cost model foresees.
+No time of the emulated GPU is measured on a GPU, so the layer is not timed there: its times are those of
+--layer-profile, measured on the real device, or else those that the cost model foresees.
 """
 
 import dataclasses

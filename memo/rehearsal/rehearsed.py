@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memo.artifacts import files
-from memo.artifacts.fields import Count, NonNegativeFloat, build
+from memo.artifacts.fields import Count, NonNegativeFloat, PositiveFloat, build
 from memo.artifacts.reading import Source
 from memo.errors import ArtifactError
 from memo.estimate.rank_memory import RankMemory
@@ -28,6 +28,16 @@ class Waits:
 
 
 @dataclass(frozen=True)
+class Times:
+    """Of one step, as memo.artifacts.run_log.StepRecord has them, on the clock of the emulated GPU: all modelled."""
+
+    step_time_s: PositiveFloat
+    tgs: NonNegativeFloat
+    mfu_percent: NonNegativeFloat
+    hidden_share: NonNegativeFloat | None
+
+
+@dataclass(frozen=True)
 class Steady:
     """Of the steps after the first.
 
@@ -36,6 +46,7 @@ class Steady:
         num_device_mallocs: calls that take memory of the device.
         num_alloc_retries: how often torch's allocator found no memory and gave back what it held unused.
         waits: in the last step.
+        times: of the last step; None where the emulated GPU has no clock.
     """
 
     allocated_bytes: Count
@@ -44,6 +55,7 @@ class Steady:
     num_device_mallocs: Count
     num_alloc_retries: Count
     waits: tuple[Waits, ...]
+    times: Times | None = None
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,9 @@ def stand_ins(config: RunConfig) -> dict[str, object]:
     return {name: STANDS_IN[name][value] for name, value in given.items() if value in STANDS_IN[name]}
 
 
-def emulated_device(hardware: Hardware, ranks_per_node: int) -> Device:
+def emulated_device(hardware: Hardware, ranks_per_node: int, timed: str) -> Device:
     """The GPU of one rank: its memory as torch would tell it, of which what torch does not see is taken away, and the
-    rank's part of its node's host memory."""
+    rank's part of its node's host memory. Its clock follows the machine of the name or file `timed`."""
     return Device(
         name=hardware.driver_name,
         num_devices=1,
@@ -139,5 +139,6 @@ def emulated_device(hardware: Hardware, ranks_per_node: int) -> Device:
         capability=hardware.capability,
         multiprocessors=hardware.multiprocessors,
         without_numbers=True,
+        timed=timed,
         host_memory_gib=hardware.host_memory_gib / ranks_per_node,
     )

@@ -10,7 +10,7 @@ from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.config.grid import rank_grid
 from memo.estimate.hardware import Hardware
 from memo.estimate.verdict import Room, Verdict, judge
-from memo.rehearsal.rehearsed import Rehearsed, Steady
+from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
 from memo.rehearsal.waits import REASONS, reasoned
 from memo.units import format_bytes, format_count
@@ -67,10 +67,10 @@ def _rank(run: Run, found: Rehearsed) -> list[str]:
     alike = "as all others" if stages == 1 else f"as all of pipeline stage {found.stage} of 0 to {stages - 1}"
     lines = [f"rank {found.rank}, {alike}: {1 + STEADY_STEPS} steps on the emulated GPU, in {found.took_s:.0f} s here"]
     if found.steady is not None:
-        lines += [_row(name, value) for name, value in _steady(found, found.steady)]
+        lines += [_row(name, value) for name, value in _steady(run, found, found.steady)]
     lines += [_row(name, value) for name, value in _plans(run, found)]
     if found.trace is not None:
-        lines.append(_row("trace", f"{found.trace}: the order of work; its times are this machine's, not a GPU's"))
+        lines.append(_row("trace", f"{found.trace}, for https://ui.perfetto.dev; its times are modelled"))
     answer = verdict(run, found)
     lines.append(_row("verdict", f"{answer}: {_because(answer, found)}"))
     if found.shortage is not None:
@@ -86,8 +86,11 @@ def _row(name: str, value: str) -> str:
     return textwrap.fill(value, _WIDTH, initial_indent=name, subsequent_indent=blank, break_on_hyphens=False)
 
 
-def _steady(found: Rehearsed, steady: Steady) -> Iterator[tuple[str, str]]:
+def _steady(run: Run, found: Rehearsed, steady: Steady) -> Iterator[tuple[str, str]]:
     foreseen = found.foreseen
+    if steady.times is not None:
+        alone = ", without the pipeline's bubbles" if run.config.parallel.pp > 1 else ""
+        yield "step, modelled", f"{_times(steady.times)}{alone}"
     yield (
         "device, allocated",
         f"{format_bytes(steady.allocated_bytes)}, foreseen {format_bytes(foreseen.allocated)}",
@@ -100,6 +103,11 @@ def _steady(found: Rehearsed, steady: Steady) -> Iterator[tuple[str, str]]:
     retries = retries if steady.num_alloc_retries else ""
     yield "device mallocs", f"{steady.num_device_mallocs} in {STEADY_STEPS} steps after the first{retries}"
     yield from _waits(steady)
+
+
+def _times(times: Times) -> str:
+    hidden = "" if times.hidden_share is None else f", {int(times.hidden_share * 100 + 1e-6)} % of the copies hidden"
+    return f"{times.step_time_s:.3g} s, {times.tgs:,.0f} tokens/GPU/s, MFU {times.mfu_percent:.1f} %{hidden}"
 
 
 def _waits(steady: Steady) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from memo.emulated_gpu.launch import Device
 from memo.errors import EXIT_FAILED, EXIT_REFUSED, EmulatorError
 from memo.estimate.own_memory import own_memory
 from memo.rehearsal import start
-from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Waits
+from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Times, Waits
 from memo.rehearsal.request import Request
 from memo.units import GIB
 
@@ -31,6 +31,7 @@ STEADY = Steady(
     num_device_mallocs=0,
     num_alloc_retries=0,
     waits=(READ,),
+    times=Times(step_time_s=12.345, tgs=4321.0, mfu_percent=41.26, hidden_share=0.999),
 )
 
 
@@ -152,7 +153,24 @@ def test_the_rank_keeps_nothing_and_has_its_part_of_the_node(stage: Stage) -> No
     assert config.parallel.simulate_world == "tp=2,cp=1,pp=1,dp=4" and config.training.max_step_minutes == 7
     assert (device.memory_gib, device.host_memory_gib) == (pytest.approx(40 * 0.985), 12.5)
     assert (device.name, device.capability, device.context_gib) == ("NVIDIA H100 80GB HBM3", 90, 1)
-    assert device.without_numbers and device.num_devices == 1
+    assert device.without_numbers and device.num_devices == 1 and device.timed == "h100-80"
+
+
+def test_a_machine_of_a_file_is_named_by_its_whole_path(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rehearsed process may be elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.toml").write_text('like = "a100-40"\nmemory_gib = 48\n')
+    assert main(["rehearse", *["--gpu", "ours.toml", "--gpus", "8", "--model", "llama-tiny"]]) == 0
+    ((_, device),) = stage.asked
+    assert (device.timed, device.capability) == (str(tmp_path / "ours.toml"), 80)
+    assert (device.name, device.memory_gib) == ("NVIDIA A100-SXM4-40GB", pytest.approx(48 * 0.985))
+
+
+def test_a_stage_alone_has_no_bubbles(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rehearse", *f"{SMALL} --pp 2 --tp 2 --rank 0".split()]) == 0
+    assert "% of the copies hidden, without the pipeline's bubbles\n" in capsys.readouterr().out
 
 
 def test_what_is_asked_and_found_come_back_from_their_files(stage: Stage, tmp_path: Path) -> None:
@@ -180,6 +198,7 @@ def test_lines_for_people(stage: Stage, capsys: pytest.CaptureFixture[str]) -> N
     assert "1 x loss, gradient norm, stop and failure come to the host together" in captured.out
     assert rows["verdict"] == "fits: 34.00 GiB of the device are left"
     assert "NCCL's buffers" in captured.out and "1.00 GiB assumed" in captured.out
+    assert rows["step, modelled"] == "12.3 s, 4,321 tokens/GPU/s, MFU 41.3 %, 99 % of the copies hidden"
     assert captured.out.count("\n") < 20
 
 

@@ -34,12 +34,13 @@ THE_SAME_RUN = """
         EmulatedGpu().clear()
         torch.cuda.reset_peak_memory_stats()
         for _ in range(2):
-            trainer.step()
+            step_time_s = trainer.step().step_time_s
         stats, planned = torch.cuda.memory_stats(), trainer.parts.transients
         print(json.dumps({
             "allocated_bytes": stats["allocated_bytes.all.peak"],
             "reserved_bytes": stats["reserved_bytes.all.peak"],
             "pinned_bytes": EmulatedGpu().taken_bytes().get("pinned", 0),
+            "step_time_s": step_time_s,
             "hits": planned and planned.statistics().hits,
         }))
 """
@@ -57,7 +58,7 @@ FLOWS = {
 def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags, fields = FLOWS[flow]
     (found,) = rehearsed(flags, capsys)
-    done = run(tmp_path, THE_SAME_RUN.replace("FLOW", fields), emulated_device(find_hardware("h100-80"), 2))
+    done = run(tmp_path, THE_SAME_RUN.replace("FLOW", fields), emulated_device(find_hardware("h100-80"), 2, "h100-80"))
     assert done.returncode == 0, done.stderr
     expected = json.loads(done.stdout.splitlines()[-1])
     steady = found["steady"]
@@ -66,6 +67,7 @@ def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: p
     assert steady["reserved_bytes"] == pytest.approx(expected["reserved_bytes"], abs=8 * MIB)
     assert steady["reserved_bytes"] >= steady["allocated_bytes"]
     assert expected["pinned_bytes"] - steady["pinned_bytes"] == (0 if flow == "plain" else _LINK_BYTES)
+    assert steady["times"]["step_time_s"] == pytest.approx(expected["step_time_s"], rel=1e-3)
     foreseen = found["foreseen"]
     counted = sum(foreseen[name] for name in foreseen if name not in ("host", "context", "communication"))
     assert counted == pytest.approx(steady["allocated_bytes"], rel=0.1)
@@ -108,6 +110,8 @@ def test_stages_that_differ_and_a_trace_of_each(tmp_path: Path, capsys: pytest.C
         rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         at_work = {rows[event["tid"]] for event in events if event["ph"] == "X"}
         assert {"compute", "offload", "prefetch", "pp"} <= at_work
+        took_s = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") / 1e6
+        assert took_s == pytest.approx(found["steady"]["times"]["step_time_s"], rel=0.2)
 
 
 def test_a_run_that_memo_train_refuses_in_its_own_process(capsys: pytest.CaptureFixture[str]) -> None:
