@@ -47,6 +47,7 @@ BASE: dict[str, object] = {
     "profile_cache": "off",
     "progress": False,
     "admission": False,
+    "memory_planner": "off",
 }
 WAYS: dict[str, dict[str, object]] = {
     "full recompute": {"recompute_granularity": "full", "offload_alpha": "off"},

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+from memo.config.derived import resolved_memory_planner
 from memo.config.memory import MemoryConfig
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
@@ -46,11 +47,14 @@ def _check_planner(config: RunConfig) -> None:
         f"--memory-planner-min-bytes is {memory.memory_planner_min_bytes}, but requests have at least 1 byte: "
         "give 1 to plan them all",
     )
-    default = MemoryConfig.memory_planner_min_bytes
+    device = config.hardware.device
+    if memory.memory_planner is None and device == "auto":  # the default waits until the device is known
+        return
     require(
-        memory.memory_planner != "off" or memory.memory_planner_min_bytes == default,
+        resolved_memory_planner(config, device) != "off"
+        or memory.memory_planner_min_bytes == MemoryConfig.memory_planner_min_bytes,
         f"--memory-planner-min-bytes {memory.memory_planner_min_bytes} fights with --memory-planner off, which ignores "
-        "it: use --memory-planner auto, or leave it out",
+        "it and is the default on a CPU: use --memory-planner auto, or leave it out",
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 
+from memo.config.memory import MemoryPlanner
 from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.training import Dtype
@@ -56,6 +57,11 @@ def num_microbatches(config: RunConfig, world_size: int) -> int:
 def resolved_dtype(config: RunConfig, device: str) -> Dtype:
     """Dtype of weights and activations on a device type ("cpu" or "cuda")."""
     return config.training.params_dtype or ("bf16" if device == "cuda" else "fp32")
+
+
+def resolved_memory_planner(config: RunConfig, device: str) -> MemoryPlanner:
+    """Who decides where a step's memory lies, on a device type ("cpu" or "cuda")."""
+    return config.memory.memory_planner or ("auto" if device == "cuda" else "off")
 
 
 def resolved_a2a_size(config: RunConfig) -> int:

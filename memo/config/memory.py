@@ -56,12 +56,18 @@ class MemoryConfig:
     under it, or it is refused."""
     recompute_granularity: RecomputeGranularity = "none"
     """Megatron's: full keeps only the input of each layer, selective recomputes attention alone."""
-    memory_planner: MemoryPlanner = "off"
+    memory_planner: MemoryPlanner | None = None
     """Serve what a step allocates from addresses planned before training, so that nothing fragments; needs a C++
     compiler on first use. paper: a plan in two levels, layer by layer; flat: all requests at once; auto: the better
-    one; off: torch's own allocator."""
+    one; off: torch's own allocator; default: auto on CUDA, off on CPU. Where CUDA's part cannot be built, torch's own
+    allocator has expandable_segments, unless PYTORCH_ALLOC_CONF says something else."""
     memory_planner_min_bytes: int = 1 << 20
     """Smaller requests are left to torch's allocator."""
+
+    @property
+    def plans(self) -> bool:
+        """Whether memory of a step is planned; known once the default is resolved for the device."""
+        return self.memory_planner not in (None, "off")
 
     @property
     def offloads_states(self) -> bool:

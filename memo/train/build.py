@@ -250,7 +250,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         states = stream_states(placement, ops, chunks, data_parallel, backend)
     # 7. Marks come around everything that asks for memory.
     transients = None
-    if memory.memory_planner != "off":
+    if memory.plans:
         transients = Transients(memory, device.type)
         mark_phases(chunks, transients.phases)
         mesh.watch.settle = transients.settle

@@ -154,7 +154,7 @@ def advice(config: RunConfig, shortage: Shortage, moves: bool) -> list[str]:
     """Flags that make room, the most fitting first; `moves`: activations move to host memory."""
     memory, training, parallel = config.memory, config.training, config.parallel
     found = []
-    if shortage.scattered_bytes > (shortage.asked_bytes or 0) and memory.memory_planner == "off":
+    if shortage.scattered_bytes > (shortage.asked_bytes or 0) and not memory.plans:
         scattered = format_bytes(shortage.scattered_bytes)
         found.append(f"--memory-planner auto ({scattered} are free, but in pieces)")
     if shortage.place == "the loss" and training.loss_chunk_size > 1:

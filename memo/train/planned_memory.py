@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,30 @@ from memo.units import format_bytes
 
 _WARM_UP, _RECORDED = 1, 2
 """Iterations: the first makes what libraries keep, and two must ask for the same."""
+
+
+_TORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables of the environment in which users configure torch's allocator."""
+
+
+def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
+    """Before the first memory of a CUDA device is taken: build and install what will serve the plan.
+
+    Where that cannot be, torch's allocator serves all, and fragments least with expandable_segments: they are switched
+    on, unless the user has configured the allocator.
+    """
+    if device_type != "cuda" or not config.plans:
+        return
+    try:
+        PlannedAllocator.install("cuda")
+    except AllocatorError:  # Transients tells the reason
+        if not any(os.environ.get(name) for name in _TORCH_SETTINGS):
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+
+
+def has_expandable_segments() -> bool:
+    """Whether torch's allocator for CUDA devices has them, as it says itself."""
+    return bool(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
 
 
 def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:
@@ -52,7 +77,7 @@ class Transients:
     """
 
     def __init__(self, config: MemoryConfig, device_type: str) -> None:
-        self.config = config
+        self.config, self.on_cuda = config, device_type == "cuda"
         self.planned: PlannedMemory | None = None
         self.reason = ""
         self.allocator: PlannedAllocator | None = None
@@ -107,7 +132,7 @@ class Transients:
             trace = self._agreed(*traces)
             alignment_bytes = ALIGNMENT_BYTES[self.allocator.device]
             planner = self.config.memory_planner
-            assert planner != "off"
+            assert planner is not None and planner != "off"
             plan = plan_trace(trace, planner, self.config.memory_planner_min_bytes, alignment_bytes)
             self.planned = PlannedMemory(plan, trace)
         except (TraceError, PlanError) as error:
@@ -134,7 +159,8 @@ class Transients:
     def describe(self) -> str:
         """What is reserved, or why nothing is planned."""
         if self.planned is None:
-            return f"not planned, torch's own allocator serves it: {self.reason}"
+            segments = " with expandable_segments" if self.on_cuda and has_expandable_segments() else ""
+            return f"not planned, torch's own allocator serves it{segments}: {self.reason}"
         note = f"\nsome requests will not be as planned: {self.reason}" if self.reason else ""
         return self.planned.describe() + note
 

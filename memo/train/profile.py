@@ -67,6 +67,8 @@ def profile_run(
     check_writable("--out", out, is_directory=False)
     if recording is not None:
         check_writable("--trace-out", recording.out, is_directory=False)
+    if recording is None and config.memory.memory_planner is None:  # no step runs that could be planned
+        config = config.override({"memory_planner": "off"})
     # In managed memory what is asked for is counted and refused as it comes: no estimate has to.
     with refusals_are_heard(config.parallel):
         prepared = prepare(config, must_fit=recording is None or not recording.is_managed)

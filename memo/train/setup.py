@@ -15,6 +15,7 @@ from memo.config.checks import check
 from memo.config.derived import (
     local_world_size_from_env,
     resolved_dtype,
+    resolved_memory_planner,
     resolved_vocab_size,
 )
 from memo.config.simulated import run_world_size, with_simulated_axes
@@ -38,6 +39,7 @@ from memo.train.attention import choose_attention
 from memo.train.device import Peak, device_peak, gpu_name, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
 from memo.train.outputs import check_files
+from memo.train.planned_memory import prepare_allocator
 from memo.units import GIB
 
 DataSource = str | os.PathLike[str] | SampleDataset
@@ -68,6 +70,8 @@ def prepare(
 ) -> Prepared:
     """Resolve every default, open the data, and check the run against this machine: all but its size if not `must_fit`.
 
+    torch's allocator is prepared as well, before it has any of the device.
+
     Raises ConfigError, DataError, CheckpointError or ResourceError; each message says what to change.
     """
     config = with_simulated_axes(config)
@@ -75,7 +79,12 @@ def prepare(
     if isinstance(train_data, str | os.PathLike):  # a path given in Python counts as if it were the flag
         config = config.override({"data_path": os.fspath(train_data)})
     device_type = resolve_device_type(config.hardware)
-    config = config.override({"device": device_type, "params_dtype": resolved_dtype(config, device_type)})
+    resolved = {
+        "device": device_type,
+        "params_dtype": resolved_dtype(config, device_type),
+        "memory_planner": resolved_memory_planner(config, device_type),
+    }
+    config = config.override(resolved)
     has_own_data = train_data is not None and not isinstance(train_data, str | os.PathLike)
     check(config, world_size, needs_data=not has_own_data)
     tokenizer = tokenizer or _tokenizer(config)
@@ -90,6 +99,7 @@ def prepare(
     check_files(config)
     _check_pretrained(config)
     device = local_device(device_type)
+    prepare_allocator(config.memory, device_type)
     placement = place_on_host(config.hardware, device)
     dtype = torch_dtype(str(config.training.params_dtype))
     peak = device_peak(config.hardware, device, dtype)

@@ -370,11 +370,16 @@ class Trainer:
 
     def _plan_transients(self) -> None:
         """The requests of the next step, planned: nothing is updated, and no sample is consumed."""
-        if self.parts.transients is not None:
-            batches = self.feed.peek()
-            run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
-            with self.parts.optimizer.rehearsing():
-                self.parts.transients.plan(lambda: self.parts.train_step(batches, 0.0, _open(self._agreement)), run)
+        transients = self.parts.transients
+        if transients is None:
+            return
+        can_record = torch.tensor(float(transients.allocator is not None), device=self.parts.device)
+        if all_reduce(can_record, self.mesh.world, "max") == 0:  # of no rank: steps would be run for nothing
+            return
+        batches = self.feed.peek()
+        run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
+        with self.parts.optimizer.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
+            transients.plan(lambda: self.parts.train_step(batches, 0.0, _open(self._agreement)), run)
 
     def _report_evaluation(self, reporter: Reporter) -> None:
         if not self.config.training.eval_positions:

@@ -6,6 +6,7 @@ import pytest
 
 from memo.config import RunConfig
 from memo.config.checks import check
+from memo.config.derived import resolved_memory_planner
 from memo.config.flags import parse_run
 from memo.config.run import read_toml
 from memo.errors import ConfigError
@@ -55,6 +56,15 @@ WRONG = [
     ("--profile-cache=", ("--profile-cache", "empty", "leave it out")),
     ("--layer-profile=", ("--layer-profile", "empty", "leave it out")),
     ("--offload-alpha off --offload-check-races", ("--offload-check-races True", "--offload-alpha off")),
+    ("--memory-planner auto --memory-planner-min-bytes 0", ("--memory-planner-min-bytes is 0", "above 0")),
+    (
+        "--memory-planner off --memory-planner-min-bytes 64 --device cuda",
+        ("--memory-planner-min-bytes 64", "--memory-planner off", "use --memory-planner auto"),
+    ),
+    (
+        "--memory-planner-min-bytes 64 --device cpu",
+        ("--memory-planner-min-bytes 64", "--memory-planner off", "the default on a CPU", "use --memory-planner auto"),
+    ),
 ]
 
 RIGHT = [
@@ -70,6 +80,9 @@ RIGHT = [
     "--layer-profile p.json --profile-cache off",
     "--offload-alpha auto --offload-backend cuda --device cuda",
     "--offload-alpha auto --offload-backend threads --device cpu --offload-host-memory-gb 0.5",
+    "--memory-planner-min-bytes 64",
+    "--memory-planner-min-bytes 64 --device cuda",
+    "--memory-planner-min-bytes 64 --device cpu --memory-planner flat",
 ]
 
 
@@ -111,3 +124,11 @@ def test_an_alpha_that_is_neither_is_refused(capsys: pytest.CaptureFixture[str])
     for value in ("most", True):
         with pytest.raises(ConfigError, match=r"offload_alpha is .*\"off\", \"auto\" or a number"):
             RunConfig().override({"offload_alpha": value})
+
+
+@pytest.mark.parametrize(("flags", "on_cuda", "on_cpu"), [("", "auto", "off"), ("--memory-planner off", "off", "off")])
+def test_memory_is_planned_by_default_on_cuda(flags: str, on_cuda: str, on_cpu: str) -> None:
+    config = parsed(flags)
+    assert (resolved_memory_planner(config, "cuda"), resolved_memory_planner(config, "cpu")) == (on_cuda, on_cpu)
+    assert not config.memory.plans  # not yet, or not at all
+    assert config.override({"memory_planner": on_cuda}).memory.plans == (on_cuda == "auto")

@@ -31,6 +31,7 @@ BASE: dict[str, Any] = {
     "progress": False,
     "offload_alpha": "off",
     "attention_backend": "flash",
+    "memory_planner": "off",
 }
 """Each step is logged, which is the default: timestamps around layers and copies must not wait either."""
 

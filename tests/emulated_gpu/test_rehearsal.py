@@ -45,7 +45,7 @@ THE_SAME_RUN = """
         }))
 """
 FLOWS = {
-    "plain": ("--offload-alpha off", "offload_alpha='off'"),
+    "plain": ("--offload-alpha off --memory-planner off", "offload_alpha='off', memory_planner='off'"),
     "swapped": ("--offload-alpha 0.5", "offload_alpha=0.5"),
     "streamed and planned": (
         "--offload-alpha 1 --offload-states all --memory-planner auto --memory-planner-min-bytes 4096",

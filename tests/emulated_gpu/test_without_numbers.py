@@ -153,7 +153,7 @@ STEPS = """
         }))
 """
 FLOWS = {
-    "half": "offload_alpha=0.5",
+    "half": "offload_alpha=0.5, memory_planner='off'",
     "states, planned": "offload_alpha=1.0, offload_states='all', memory_planner='auto', memory_planner_min_bytes=4096",
 }
 
@@ -178,7 +178,7 @@ def test_a_rank_of_eight_trains_at_full_length(tmp_path) -> None:
         import torch, memo
         options = dict(mock_data=True, num_layers=4, seq_length=65536, global_batch_size=1, train_iters=2,
                        num_threads=1, progress=False, device="cuda", simulate_world="tp=8", profile_cache="off",
-                       offload_alpha=0.375, admission=False)
+                       offload_alpha=0.375, admission=False, memory_planner="off")
         with memo.Trainer("gpt-7b", **options) as trainer:
             print([trainer.step().grad_norm for _ in range(2)])
             print(torch.cuda.max_memory_allocated() / 2**30)

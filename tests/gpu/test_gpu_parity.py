@@ -9,7 +9,14 @@ from memo import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-RUN: dict[str, Any] = {"mock_data": True, "seq_length": 256, "micro_batch_size": 2, "train_iters": 4, "lr": 1e-3}
+RUN: dict[str, Any] = {
+    "mock_data": True,
+    "seq_length": 256,
+    "micro_batch_size": 2,
+    "train_iters": 4,
+    "lr": 1e-3,
+    "memory_planner": "off",
+}
 STEPS = 3
 
 

@@ -36,6 +36,7 @@ BASE: dict[str, Any] = {
     "offload_alpha": "off",
     "attention_backend": "flash",
     "params_dtype": "bf16",
+    "memory_planner": "off",
 }
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 

@@ -52,6 +52,7 @@ BASE: dict[str, Any] = {
     "log_interval": 1000,  # reading numbers each step would hide races between steps
     "attention_backend": "flash",
     "device": "cuda",
+    "memory_planner": "off",
 }
 HALF = {"offload_alpha": 0.5, "offload_tiles": 2}
 TRAINING: dict[str, dict[str, Any]] = {

@@ -263,6 +263,7 @@ def test_evaluation_and_an_exception_between_steps_do_no_harm() -> None:
 def without_a_compiler_on_rank(cache: str) -> tuple[list[float], str]:
     os.environ["XDG_CACHE_HOME"] = cache  # in this process alone
     shutil.which = lambda *_, **__: None  # type: ignore[assignment]
+    Optimizer.rehearsing = None  # type: ignore[assignment,method-assign]  # nobody can record, so nothing is rehearsed
     with trainer("auto") as training:
         assert training.parts.transients is not None
         return [training.step().lm_loss for _ in range(2)], training.parts.transients.describe()

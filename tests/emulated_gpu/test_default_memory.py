@@ -1,0 +1,85 @@
+"""Who serves a step's memory on a GPU where no flag says it: a plan, or torch's allocator with expandable segments."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from own_process import run
+
+FLAGS = (
+    "--model llama-tiny --num-layers 2 --seq-len 64 --mock-data --train-iters 3 --device cuda --offload-alpha off "
+    "--attention-backend flash --num-threads 1 --peak-tflops 1 --no-progress --memory-planner-min-bytes 4096"
+)
+PROGRAM = """
+    import json, os
+    from memo.emulated_gpu.face import EmulatedGpu
+    from memo.train.entry import main
+    assert main({flags!r}.split()) == 0
+    print(json.dumps(EmulatedGpu().counts()))
+"""
+
+
+class Run(NamedTuple):
+    said: str
+    counts: dict[str, int]
+    """Calls of CUDA."""
+
+    @property
+    def is_expandable(self) -> bool:
+        """Whether torch's allocator maps memory into segments; else it asks for one after another."""
+        assert ("cuMemCreate" in self.counts) != ("cudaMalloc" in self.counts), self.counts
+        return "cuMemCreate" in self.counts
+
+
+def train(tmp_path: Path, flags: str = FLAGS, **variables: str) -> Run:
+    done = run(tmp_path, PROGRAM.format(flags=flags), **variables)
+    assert done.returncode == 0, done.stderr
+    return Run(done.stdout, json.loads(done.stdout.splitlines()[-1]))
+
+
+def without_compiler(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "no programs").mkdir()
+    return {"CXX": "/nonexistent", "PATH": str(tmp_path / "no programs"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def test_a_step_is_planned(tmp_path: Path) -> None:
+    found = train(tmp_path)
+    (report,) = re.findall(
+        r"planned memory: (\d+) of (\d+) requests at their address, at most .* reserved$", *line(found)
+    )
+    assert report[0] == report[1] != "0"
+    assert "no plan takes less" in found.said or "another plan could take" in found.said
+    assert not found.is_expandable
+
+
+def line(found: Run) -> list[str]:
+    """The one about planned memory at the end."""
+    return [said for said in found.said.splitlines() if said.startswith("planned memory: ")]
+
+
+def test_without_a_compiler_segments_are_expandable_and_the_run_says_so(tmp_path: Path) -> None:
+    found = train(tmp_path, **without_compiler(tmp_path))
+    assert (
+        "\nnot planned, torch's own allocator serves it with expandable_segments: there is no C++ compiler"
+        in found.said
+    )
+    assert line(found) == [
+        "planned memory: none (there is no C++ compiler for the native allocator: install g++ or set CXX)"
+    ]
+    assert found.is_expandable
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_what_the_user_has_configured_stays(tmp_path: Path, name: str) -> None:
+    found = train(tmp_path, **without_compiler(tmp_path), **{name: "max_split_size_mb:512"})
+    assert "\nnot planned, torch's own allocator serves it: there is no C++ compiler" in found.said
+    assert not found.is_expandable
+
+
+def test_off_leaves_all_to_torch(tmp_path: Path) -> None:
+    flags = FLAGS.replace("--memory-planner-min-bytes 4096", "--memory-planner off")
+    found = train(tmp_path, flags, **without_compiler(tmp_path))
+    assert "planned" not in found.said
+    assert not found.is_expandable
