@@ -64,8 +64,10 @@ def _title(run: Run, parameters: int) -> str:
 
 def _rank(run: Run, found: Rehearsed) -> list[str]:
     stages = run.config.parallel.pp
-    alike = "as all others" if stages == 1 else f"as all of pipeline stage {found.stage} of 0 to {stages - 1}"
-    lines = [f"rank {found.rank}, {alike}: {1 + STEADY_STEPS} steps on the emulated GPU, in {found.took_s:.0f} s here"]
+    alike = ", as all others" if run.gpus > 1 else ""
+    if stages > 1:
+        alike = f", as all of pipeline stage {found.stage} of 0 to {stages - 1}"
+    lines = [f"rank {found.rank}{alike}: {1 + STEADY_STEPS} steps on the emulated GPU, in {found.took_s:.0f} s here"]
     if found.steady is not None:
         lines += [_row(name, value) for name, value in _steady(run, found, found.steady)]
     lines += [_row(name, value) for name, value in _plans(run, found)]
@@ -162,4 +164,4 @@ def _end(run: Run, all_found: Sequence[Rehearsed]) -> Iterator[str]:
         yield f"verdict of the run: {worst(run, all_found)}"
     for name, stand_in in stand_ins(run.config).items():
         asked = getattr(run.config.hardware, name)
-        yield f"--{name.replace('_', '-')} {asked} is not torch's own: {stand_in} ran in its place"
+        yield f"--{name.replace('_', '-')} {asked}: kernels of torch ({stand_in}) ran in its place"

@@ -208,7 +208,7 @@ def test_what_stands_for_other_kernels_and_what_memo_train_would_refuse_is_told(
     stage.answer = lambda found: dataclasses.replace(found, refusal="it is too slow")
     assert main(["rehearse", *f"{SMALL} --kernels triton".split()]) == 0
     printed = capsys.readouterr().out
-    assert "--kernels triton is not torch's own: torch ran in its place" in printed
+    assert "--kernels triton: kernels of torch (torch) ran in its place" in printed
     assert "  memo train          would refuse to start it: it is too slow\n" in printed
 
 
