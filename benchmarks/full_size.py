@@ -56,9 +56,8 @@ WAYS: dict[str, dict[str, object]] = {
     "alpha 1": {"offload_alpha": 1.0},
 }
 _STREAMED: dict[str, object] = {"offload_states": "all"}
-ALLOCATORS = {"default": "", "expandable_segments": "expandable_segments:True", "planned": ""}
-PLANNED_TOO = ("alpha 0", "alpha 1", "alpha auto")
-"""Full recomputation of all layers asks for the same under any allocator; a plan for each of these."""
+ALLOCATORS = {"default": "", "expandable_segments": "expandable_segments:True", "planned": "expandable_segments:True"}
+"""PYTORCH_ALLOC_CONF by who serves a step's memory. What no plan of memo's places is torch's under `planned`, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,17 +123,20 @@ def foreseen(row: dict[str, Any]) -> RankMemory:
 
 
 def table(kept: list[dict[str, Any]]) -> str:
-    """Markdown; GiB of one rank."""
-    heads = ("run", "foreseen", "allocated", "error", *(f"reserved, {name}" for name in ALLOCATORS), "pinned")
+    """Markdown; GiB of one rank, of a planned step where there is one. Both errors are of the one number foreseen."""
+    reserved_by = (f"reserved, {name}" for name in ALLOCATORS)
+    heads = ("run", "foreseen", "allocated", "error", *reserved_by, "error, planned", "pinned")
     lines = [heads, ("---",) * len(heads)]
     for name in dict.fromkeys(row["name"] for row in kept):
         by_allocator = {row["allocator"]: row for row in kept if row["name"] == name}
-        row = by_allocator.get("expandable_segments") or next(iter(by_allocator.values()))
+        planned = by_allocator.get("planned")
+        row = planned or by_allocator.get("expandable_segments") or next(iter(by_allocator.values()))
         expected, found = foreseen(row).allocated, row["allocated_bytes"]
         reserved = [by_allocator[a]["reserved_bytes"] / GIB if a in by_allocator else None for a in ALLOCATORS]
         cells = (name, f"{expected / GIB:.3f}", f"{found / GIB:.3f}", f"{expected / found - 1:+.2%}")
+        error = "" if planned is None else f"{expected / planned['reserved_bytes'] - 1:+.2%}"
         pinned = f"{row['pinned_bytes'] / GIB:.1f}"
-        lines.append((*cells, *("" if n is None else f"{n:.2f}" for n in reserved), pinned))
+        lines.append((*cells, *("" if n is None else f"{n:.2f}" for n in reserved), error, pinned))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -151,8 +153,6 @@ def main() -> int:
         if not any(word in case.name for word in options.only):
             continue
         for allocator in options.allocators:
-            if allocator == "planned" and case.way not in PLANNED_TOO:
-                continue
             row = {"evidence": EVIDENCE, "name": case.name, **dataclasses.asdict(case), "flags": case.flags}
             rows.Journal("full_size").replace(
                 {**row, "allocator": allocator, **run(case, allocator)}, "name", "allocator"

@@ -10,7 +10,7 @@ What torch's allocator is asked for is counted request by request (memo.estimate
 
 Known error: allocated bytes within 0.3 % on the emulated GPU (benchmarks/full_size.py, docs/memory.md), where cuDNN's
 workspaces do not show. context was not measured. What the allocator reserves beyond this depends on which it is
-(docs/memory.md): with a plan of memo's next to nothing, with expandable_segments 1 to 5 %, by default up to 20 %.
+(docs/memory.md): with a plan of memo's 13 to 51 MiB, with expandable_segments 1 to 5 %, by default up to 20 %.
 """
 
 from dataclasses import replace

@@ -34,16 +34,16 @@ _TORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
     """Before the first memory of a CUDA device is taken: build and install what will serve the plan.
 
-    Where that cannot be, torch's allocator serves all, and fragments least with expandable_segments: they are switched
-    on, unless the user has configured the allocator.
+    What no plan places is served by torch's allocator, which fragments least with expandable_segments: states and the
+    buffers of streams, or all where the plan's allocator cannot be built. They are switched on, unless the user has
+    configured the allocator.
     """
     if device_type != "cuda" or not config.plans:
         return
-    try:
+    if not any(os.environ.get(name) for name in _TORCH_SETTINGS):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    with contextlib.suppress(AllocatorError):  # Transients tells the reason
         PlannedAllocator.install("cuda")
-    except AllocatorError:  # Transients tells the reason
-        if not any(os.environ.get(name) for name in _TORCH_SETTINGS):
-            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def has_expandable_segments() -> bool:
