@@ -44,8 +44,9 @@ gpu: install
 	$(BIN)/python benchmarks/all_on_gpu.py
 
 # memo's CUDA code on a machine without a GPU: a CUDA build of torch on libraries of our own (csrc/emulated_gpu/README.md).
+# One thread an emulated kernel: with more, how a product rounds depends on the thread that runs it, so on the schedule.
 emulated: $(EMULATED)/installed
-	$(EMULATED)/bin/python -m memo.emulated_gpu --poison -- $(CURDIR)/$(EMULATED)/bin/python -m pytest \
+	OMP_NUM_THREADS=1 $(EMULATED)/bin/python -m memo.emulated_gpu --poison -- $(CURDIR)/$(EMULATED)/bin/python -m pytest \
 		-n $(JOBS) --dist worksteal -r s tests/gpu tests/emulated_gpu
 
 # Three equal signs get the wheel of PyPI, which is the CUDA build (527 MB); --no-deps leaves out NVIDIA's libraries.
