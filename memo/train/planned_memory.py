@@ -41,7 +41,7 @@ def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
     if device_type != "cuda" or not config.plans:
         return
     if not any(os.environ.get(name) for name in _TORCH_SETTINGS):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     with contextlib.suppress(AllocatorError):  # Transients tells the reason
         PlannedAllocator.install("cuda")
 
