@@ -123,15 +123,12 @@ def _weights(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int
 ) -> tuple[dict[int, int], dict[int, tuple[Fetch, ...]]]:
     """Slot of each step, and the fetches that each issues when it begins."""
-    needing = [index for index, op in enumerate(ops) if places[op.layer].weights_in_slot]
-    slots = min(slots, len({ops[index].layer for index in needing}))
+    is_needed = [places[op.layer].weights_in_slot for op in ops]
+    slots = min(slots, len({op.layer for op, needed in zip(ops, is_needed, strict=True) if needed}))
     content: list[int | None] = [None] * slots
     chosen: dict[int, int] = {}
     fetches: dict[int, tuple[Fetch, ...]] = {}
-    if not needing:
-        return chosen, fetches
-    for index, op in enumerate(ops):
-        wanted = _next_layers(ops, places, index, slots)
+    for index, wanted in enumerate(_next_layers(ops, is_needed, slots)):
         issued = []
         for layer in wanted:
             if layer not in content:
@@ -140,23 +137,28 @@ def _weights(
                 issued.append(Fetch("weights", layer, slot))
         if issued:
             fetches[index] = tuple(issued)
-        if places[op.layer].weights_in_slot:
-            chosen[index] = content.index(op.layer)
+        if is_needed[index]:
+            chosen[index] = content.index(ops[index].layer)
     return chosen, fetches
 
 
-def _next_layers(ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], index: int, count: int) -> list[int]:
-    """The first `count` different layers that need a slot from this step on."""
-    found: list[int] = []
-    for op in ops[index:]:
-        if places[op.layer].weights_in_slot and op.layer not in found:
-            found.append(op.layer)
-            if len(found) == count:
-                break
+def _next_layers(ops: Sequence[LayerOp], is_needed: Sequence[bool], count: int) -> list[tuple[int, ...]]:
+    """For each step the first `count` different layers that need a slot from it on, the next one first.
+
+    Found from the last step to the first, where the layer of a step is simply put in front of those after it.
+    """
+    found: list[tuple[int, ...]] = [()] * len(ops)
+    following: tuple[int, ...] = ()
+    for index in reversed(range(len(ops))):
+        if is_needed[index]:
+            layer = ops[index].layer
+            if (layer,) != following[:1]:
+                following = (layer, *(other for other in following if other != layer))[:count]
+        found[index] = following
     return found
 
 
-def _victim(content: list[int | None], wanted: list[int]) -> int:
+def _victim(content: list[int | None], wanted: Sequence[int]) -> int:
     """A slot whose layer is not among the next ones: as many are wanted as there are slots."""
     return next(slot for slot, layer in enumerate(content) if layer not in wanted)
 

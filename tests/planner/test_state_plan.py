@@ -1,7 +1,9 @@
 """State plans of every kind of schedule, replayed by other code; fetches are the fewest of which none is late."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from state_plan_replay import Replay, WrongPlan, fewest_fetches
@@ -10,7 +12,7 @@ from swap_runs import SCHEDULES, stage_ops
 from memo.estimate.placement import LayerPlaces, StatePlacement, count_of
 from memo.estimate.state_memory import NUM_STATE_SLOTS
 from memo.planner.state_plan import Fetch, StatePlan, StateStep, state_plan
-from memo.planner.swap import LayerOp
+from memo.planner.swap import LayerOp, breadth_first_ops
 
 RESIDENT = LayerPlaces()
 KINDS = (
@@ -114,6 +116,29 @@ def test_a_plan_can_be_read() -> None:
             "    5  B0 layer 0             0        0  gradient zero                        reduce",
         ]
     )
+
+
+class Counted(Sequence[LayerOp]):
+    """Operations that count how often one of them is looked at."""
+
+    def __init__(self, ops: list[LayerOp]) -> None:
+        self.ops, self.looks = ops, 0
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.ops[index]
+        self.looks += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("ops", [stage_ops(1, 1, 64, 12, 0), stage_ops(4, 2, 32, 48, 1), breadth_first_ops(64, 12)])
+def test_planning_takes_steps_in_proportion_to_the_operations(ops: list[LayerOp]) -> None:
+    """Every operation is looked at a few times, however many there are and however far apart its layer's uses lie."""
+    counted = Counted(ops)
+    state_plan(counted, dict.fromkeys(layers_of(ops), KINDS[-1]))
+    assert counted.looks <= 10 * len(ops)
 
 
 # The replay itself: it must object to plans that are wrong.
