@@ -31,8 +31,8 @@ from memo import Trainer
 from memo.artifacts.run_log import StepRecord
 from memo.config import ModelConfig, preset
 from memo.errors import HostMemoryError, MemoError
-from memo.estimate.flops import matmul_parameters, model_flops_per_token
 from memo.estimate.host_memory import available_host_bytes
+from memo.spec.flops import matmul_parameters, model_flops_per_token
 from memo.train import trainer as trainer_module
 from memo.train.oom import is_out_of_memory
 from memo.train.setup import prepare

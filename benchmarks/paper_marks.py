@@ -3,7 +3,7 @@
     python benchmarks/paper_marks.py
 
 Tables 7 (strategies and marks of 7B to 65B) and 4 (full recomputation and full swapping, with a memory plan). Two
-verdicts for each: of the paper's system (`memo.estimate.memo_paper`: all logits at once, each pinned block rounded up
+verdicts for each: of the paper's system (`memo.papers.memo_paper`: all logits at once, each pinned block rounded up
 to a power of two, 2 TB a node), and of memo's own, whose loss is chunked and whose host memory is one slab.
 
 A row that ran out of memory has no strategy in table 7: tp 8 and cp over the rest, at alpha 0, needs least and stands
@@ -19,10 +19,10 @@ from typing import Any
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_table import HARDWARE
-from memo.estimate.memo_paper import gpu_memory, host_bytes
 from memo.estimate.rank_memory import node_host_bytes, worst_rank
-from memo.estimate.shapes import shape_of
 from memo.estimate.verdict import Room, Verdict, judge
+from memo.papers.memo_paper import gpu_memory, host_bytes
+from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memo.config import ModelConfig, preset
-from memo.estimate.shapes import shape_of
 from memo.search import Plan, Question, ask, search
 from memo.search.question import PlannedModel
+from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 RESULTS = Path(__file__).parent / "results" / "plan_states.jsonl"

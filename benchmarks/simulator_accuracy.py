@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from memo.config import ModelConfig, RunConfig, preset
-from memo.estimate.flops import model_flops_per_token
 from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.simulate import StepPrediction, predict_step
+from memo.spec.flops import model_flops_per_token
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 SEQUENCES = 16

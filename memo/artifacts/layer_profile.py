@@ -88,7 +88,7 @@ class LayerProfile:
 
     Attributes:
         measured_at: local time with its distance from UTC, ISO 8601.
-        tensor_bytes: of the layer's skeletal activations on one rank, by name (memo.skeleton).
+        tensor_bytes: of the layer's skeletal activations on one rank, by name (memo.spec.skeleton).
         backward_s: without the recomputation of what the groups name.
         recompute_s: by group, to rebuild all tokens of it.
         offload_bytes_per_s, prefetch_bytes_per_s: device to host and back, with nothing else going on.

@@ -90,7 +90,7 @@ class SwapForecast:
 
     Attributes:
         moves: False: everything fits on the device, so nothing moves.
-        shares: by group of tensors, of the tokens that move (memo.skeleton).
+        shares: by group of tensors, of the tokens that move (memo.spec.skeleton).
         copies_s: of a step: all copies of both directions, run alone.
         layers_s: of a step: forwards, backwards and recomputation of all layers.
         copy_wait_s: of a step.

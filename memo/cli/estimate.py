@@ -21,9 +21,10 @@ from memo.errors import ConfigError, HostMemoryError, PlanError
 from memo.estimate.answer import Answer, answer
 from memo.estimate.cases import COLUMNS, Case, read_case
 from memo.estimate.hardware import Hardware
-from memo.estimate.shapes import ModelShape
 from memo.estimate.timing import Timing
 from memo.estimate.verdict import Room
+from memo.papers.methods import answer_by_paper
+from memo.spec.shapes import ModelShape
 from memo.units import GIB
 
 SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib")
@@ -104,7 +105,9 @@ def main(argv: Sequence[str]) -> None:
     arena_bytes = None if options.memory_plan is None else MemoryPlan.load(options.memory_plan).arena_bytes
 
     def evaluate(case: Case) -> Answer:
-        return answer(case, llmem_corrected=options.llmem_corrected, time_model=time_model, arena_bytes=arena_bytes)
+        if case.method != "memo":
+            return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
+        return answer(case, time_model=time_model, arena_bytes=arena_bytes)
 
     if options.cases is not None and options.out is not None:
         _table(Path(options.cases), Path(options.out), evaluate)

@@ -1,4 +1,4 @@
-"""Answers a case by its method: bytes by component, and the verdict."""
+"""Answers a case by memo's own account: bytes by component, and the verdict. Papers' methods: memo.papers.methods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,17 +10,14 @@ from memo.config.check_model import check_model
 from memo.config.data import DataConfig
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
-from memo.estimate import llmem
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
-from memo.estimate.dnnmem import dnnmem
-from memo.estimate.eq18 import Layout, eq18
 from memo.estimate.memory import RUNTIME_BYTES
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import components, node_host_bytes, worst_rank
-from memo.estimate.shapes import model_config_of
 from memo.estimate.timing import TimeModel, Timing
-from memo.estimate.verdict import Room, Verdict, judge, judge_capacity, judge_zone
+from memo.estimate.verdict import Room, Verdict, judge, judge_capacity
+from memo.spec.shapes import model_config_of
 from memo.units import GIB
 
 _BOUND = (
@@ -59,24 +56,20 @@ class Answer:
 def answer(
     case: Case,
     *,
-    llmem_corrected: bool = False,
     time_model: TimeModel | None = None,
     arena_bytes: int | None = None,
 ) -> Answer:
-    """Raises ConfigError where the method memo cannot run the case, or needs a model of time for alpha auto; the other
-    methods take any layout.
+    """Memo's own answer, whatever method the case names.
+
+    Raises ConfigError where memo cannot run the case, or needs a model of time for alpha auto.
 
     Args:
-        arena_bytes: what a memory plan of this case reserves; method memo then takes it for all that a step allocates.
+        arena_bytes: what a memory plan of this case reserves; it then stands for all that a step allocates.
     """
     room = Room(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
-    if case.method == "eq18":
-        return _by_eq18(case, room)
-    if case.method == "llmem":
-        return _by_llmem(case, room, llmem_corrected)
-    if case.method == "dnnmem":
-        return _by_dnnmem(case, room)
-    return _by_memo(case, room, time_model, arena_bytes)
+    if case.hardware.device == "cpu":
+        return _on_cpu(case, room, time_model, arena_bytes)
+    return _on_gpu(case, room, time_model, arena_bytes)
 
 
 def run_config(case: Case) -> RunConfig:
@@ -117,9 +110,7 @@ def _filling_batch(case: Case) -> int:
     return case.mbs * (case.gpus // case.model_ranks) * microbatches
 
 
-def _by_memo(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
-    if case.hardware.device == "cpu":
-        return _on_cpu(case, room, time_model, arena_bytes)
+def _on_gpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
     config, whole_logits = run_config(case), not case.loss_chunk_size
     moved = None
     if case.alpha == "auto":
@@ -175,54 +166,4 @@ def _on_cpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
         parts=memory.main_components,
         bound=_CPU_BOUND,
         timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, None),
-    )
-
-
-def _by_eq18(case: Case, room: Room) -> Answer:
-    estimate = eq18(case.shape, Layout(case.seq_len, case.tp, case.cp, case.pp, case.mbs, case.gpus))
-    return Answer(
-        states_bytes=estimate.states_bytes,
-        activation_bytes=estimate.activation_bytes,
-        total_bytes=estimate.total_bytes,
-        host_bytes=0,
-        verdict=judge_zone(estimate.total_bytes, room),
-        parts={"states": estimate.states_bytes, "activations": estimate.activation_bytes},
-        bound="the paper's zones: fits up to 80 % of the capacity, oom above all of it",
-    )
-
-
-def _by_llmem(case: Case, room: Room, corrected: bool) -> Answer:
-    """tp 1: CDP on one GPU, ADP on several; tp = gpus: TP; else DP+TP."""
-    if case.cp * case.pp > 1:
-        raise ConfigError(f"cp {case.cp}, pp {case.pp}: llmem knows data and tensor parallelism alone: set both to 1")
-    setting = llmem.Setting(case.shape, case.seq_len, case.gpus, case.tp, corrected)
-    method = llmem.Method.DP_TP
-    if case.tp == 1:
-        method = llmem.Method.CDP if case.gpus == 1 else llmem.Method.ADP
-    elif case.tp == case.gpus:
-        method = llmem.Method.TP
-    peak = llmem.peak(setting, method, case.mbs)
-    return Answer(
-        states_bytes=peak.states_bytes,
-        activation_bytes=peak.activation_bytes,
-        total_bytes=peak.total_bytes,
-        host_bytes=0,
-        verdict=judge_capacity(peak.total_bytes, room),
-        parts={"states": peak.states_bytes, "activations": peak.activation_bytes, "base": peak.base_bytes},
-        bound=f"{method}{', corrected' if corrected else ''}: fits up to the capacity, as Algorithm 1",
-    )
-
-
-def _by_dnnmem(case: Case, room: Room) -> Answer:
-    if case.gpus > 1:
-        raise ConfigError(f"gpus {case.gpus}: dnnmem knows one GPU alone: set gpus to 1")
-    estimate = dnnmem(replace(case.shape, name=""), case.seq_len, case.mbs)
-    return Answer(
-        states_bytes=estimate.weight_bytes,
-        activation_bytes=estimate.live_bytes,
-        total_bytes=estimate.total_bytes,
-        host_bytes=0,
-        verdict=judge_capacity(estimate.total_bytes, room),
-        parts={"weights": estimate.weight_bytes, "live": estimate.live_bytes, "overhead": estimate.overhead_bytes},
-        bound="fits up to the capacity; 34 to 43 % below measured peaks in LLMem's table 2",
     )

@@ -20,7 +20,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.hf_config import read_hf_config
 from memo.estimate.machines import find_hardware
-from memo.estimate.shapes import ModelShape, shape_of
+from memo.spec.shapes import ModelShape, shape_of
 
 METHODS = ("memo", "eq18", "llmem", "dnnmem")
 RECOMPUTE = ("none", "selective", "full")

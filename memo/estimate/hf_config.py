@@ -12,7 +12,7 @@ from memo.artifacts.fields import checked
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.model_ranges import number_of_model
 from memo.errors import ConfigError
-from memo.estimate.shapes import ModelShape
+from memo.spec.shapes import ModelShape
 
 _NUMBERS = {
     "n_layer": "num_layers",

@@ -19,11 +19,11 @@ from dataclasses import dataclass, fields
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
-from memo.estimate.buckets import RankUnits, Unit, layer_unit
-from memo.estimate.parameters import layer_parameters, stage_parameters
-from memo.estimate.placement import placement_of
 from memo.estimate.state_memory import placed_bytes, state_sizes
-from memo.skeleton import skeletal_tensors
+from memo.spec.buckets import RankUnits, Unit, layer_unit
+from memo.spec.parameters import layer_parameters, stage_parameters
+from memo.spec.placement import placement_of
+from memo.spec.skeleton import skeletal_tensors
 from memo.units import DTYPE_BYTES, MIB
 
 RUNTIME_BYTES = {"cpu": 352 * MIB, "cuda": 1024 * MIB}

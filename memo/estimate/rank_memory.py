@@ -26,13 +26,13 @@ from dataclasses import dataclass, fields
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
-from memo.estimate.buckets import RankUnits, Unit, layer_unit
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
-from memo.estimate.placement import StatePlacement, placement_of
-from memo.estimate.shapes import ModelShape
 from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
 from memo.estimate.swap_memory import Moved, num_records, slot_bytes, swap_bytes, working_set_bytes
+from memo.spec.buckets import RankUnits, Unit, layer_unit
+from memo.spec.placement import StatePlacement, placement_of
+from memo.spec.shapes import ModelShape
 from memo.units import DTYPE_BYTES, GIB
 
 WHOLE_LOGIT_BYTES = 10
@@ -124,7 +124,7 @@ def _holes(states: StateBytes) -> int:
 
 
 def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: int) -> RankUnits:
-    """What a rank of a stage holds: as memo.estimate.buckets, for any shape and without padding."""
+    """What a rank of a stage holds: as memo.spec.buckets, for any shape and without padding."""
     parallel = config.parallel
     largest = layer_unit(config.model, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
     layer = shape.layer_split // parallel.tp + shape.layer_replicated
@@ -192,7 +192,7 @@ def most_of_a_node(ranks: Sequence[int], per_stage: int, gpus_per_node: int) -> 
 
 
 def stage_parameter_count(config: RunConfig, shape: ModelShape, stage: int) -> int:
-    """Parameters on one rank of a stage: as memo.estimate.parameters counts them, for any shape."""
+    """Parameters on one rank of a stage: as memo.spec.parameters counts them, for any shape."""
     layer = shape.layer_split // config.parallel.tp + shape.layer_replicated
     return shape.layers // config.parallel.pp * layer + sum(_end_parameters(config, shape, stage))
 

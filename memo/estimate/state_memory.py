@@ -12,20 +12,17 @@ P elements of a layer's buckets, N = dp x cp shards, n and w bytes of an element
 The reduced gradient's record also holds the whole sum between microbatches where N = 1. Without clipping, and with one
 microbatch a step, a host layer is updated as soon as its gradient is there, so two records serve all layers. Ends
 (embedding, head) keep weights and gradients whole. Source: the contract of memo.parallel, written down in
-memo.estimate.placement.
+memo.spec.placement.
 """
 
 from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, num_microbatches, resolved_dtype
-from memo.estimate.buckets import RankUnits, Unit, rank_units
-from memo.estimate.parameters import count_parameters
-from memo.estimate.placement import StatePlacement, placement_of
+from memo.spec.buckets import RankUnits, Unit, rank_units
+from memo.spec.parameters import count_parameters
+from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, placement_of
 from memo.units import DTYPE_BYTES
-
-NUM_STATE_SLOTS = 2
-"""Of weights and of gradients at most: one layer computes while its neighbour is copied."""
 
 
 @dataclass(frozen=True)

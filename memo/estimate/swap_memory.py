@@ -16,7 +16,7 @@ from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
 from memo.config.training import Dtype
 from memo.estimate.memory import layers_in_flight
-from memo.skeleton import bytes_of, moves_in_part, skeletal_tensors
+from memo.spec.skeleton import bytes_of, moves_in_part, skeletal_tensors
 from memo.units import DTYPE_BYTES
 
 SLOT_ALIGNMENT_BYTES = 512

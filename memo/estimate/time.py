@@ -6,7 +6,7 @@ sequences on a good GPU reach 0.5 (MEMO, table 3); tiny models and slow links ta
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
-from memo.estimate.flops import step_flops
+from memo.spec.flops import step_flops
 
 EFFICIENCY = 0.5
 """Share of the peak that a rank reaches while it computes."""

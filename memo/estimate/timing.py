@@ -9,8 +9,8 @@ from typing import Protocol
 
 from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
-from memo.estimate.shapes import ModelShape
 from memo.estimate.verdict import Room
+from memo.spec.shapes import ModelShape
 
 
 @dataclass(frozen=True)

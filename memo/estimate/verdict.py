@@ -1,18 +1,15 @@
 """Does it fit? From bytes needed and bytes there to one of four words, with the bound that each rests on.
 
-    eq18     fits <= 80 % of the capacity, oom > 100 %, unsure between (the paper's zones)
-    llmem    fits up to the capacity, as Algorithm 1 has it; so does dnnmem
-    memo     fits <= 98 % of the usable memory, oom > 100.3 %, unsure between (memo.estimate.calibration); then the
-             host: fits <= 90 % of a node's memory, oohm > 100 %
+    device     fits <= 98 % of the usable memory, oom > 100.3 %, unsure between (memo.estimate.calibration)
+    host       fits <= 90 % of a node's memory, oohm > 100 %, unsure between
 
-Known error of `memo`, on the 232 measured runs that it was calibrated on: none is called wrong, 7 are unsure (and ran).
+Known error, on the 232 measured runs that it was calibrated on: none is called wrong, 7 are unsure (and ran).
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
-from memo.estimate.eq18 import Zone, zone
 from memo.estimate.host_memory import HOST_FITS_SHARE
 
 
@@ -44,12 +41,6 @@ def judge(gpu_bytes: float, host_bytes: float, room: Room) -> Verdict:
         if verdict in (device, host):
             return verdict
     return Verdict.FITS
-
-
-def judge_zone(gpu_bytes: float, room: Room) -> Verdict:
-    """Equation 18's zones as words."""
-    words = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Verdict.OOM}
-    return words[zone(gpu_bytes, room.gpu_bytes)]
 
 
 def judge_capacity(gpu_bytes: float, room: Room) -> Verdict:

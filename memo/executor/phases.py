@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from memo.parallel.schedule import Action
+from memo.spec.schedule import Action
 
 
 class PhaseListener(Protocol):

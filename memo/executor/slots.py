@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memo.skeleton import SkeletalTensor
+from memo.spec.skeleton import SkeletalTensor
 
 ALIGNMENT_BYTES = 512
 

@@ -5,7 +5,7 @@ weights) into which every microbatch adds. After the last microbatch each rank o
 the sum of its shard (reduce-scatter, started as soon as a bucket is complete), updates its shard of
 the fp32 master weights, and all ranks gather the new weights: ZeRO-1.
 
-Layers whose states are not resident on the device (memo.estimate.placement) have no flat buffers: `StateMover`
+Layers whose states are not resident on the device (memo.spec.placement) have no flat buffers: `StateMover`
 (memo.executor.states) lends them slots while they run, and brings their gradients where their masters are.
 
 Gradients add up without any factor: the loss is already divided by the tokens of the global batch.
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from memo.estimate.placement import StatePlacement
 from memo.mesh import Mesh
 from memo.parallel.buckets import Segment
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
 from memo.parallel.shards import Shard, ShardedParameter, initialize
 from memo.parallel.unit_plans import make_units, plan_units
 from memo.parallel.units import Bucket, HostMemory, HostRules, Unit, nothing, wide_dtype
+from memo.spec.placement import StatePlacement
 from memo_kernels.squared_norm.reference import squared_norm
 
 

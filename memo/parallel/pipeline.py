@@ -2,7 +2,7 @@
 
 Every activation and every gradient on its way has one shape, [n, b, h], known before the step, so no
 metadata travels. At most two receives and one send a link are in flight: the buffers of a step
-do not grow with the number of microbatches. `memo.parallel.schedule.simulate` proves the absence of
+do not grow with the number of microbatches. `memo.spec.schedule.simulate` proves the absence of
 deadlock under exactly these rules.
 """
 
@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup, Work
 
 from memo.mesh import Mesh
 from memo.parallel.collectives import receive, send
-from memo.parallel.schedule import Action, Pipeline
+from memo.spec.schedule import Action, Pipeline
 
 ChunkForward = Callable[[Tensor | None, int], Tensor]
 """(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], at the last the loss."""

@@ -115,7 +115,7 @@ class SwapProblem:
         if self.tiles < 1:
             raise PlanError(f"tiles is {self.tiles}, but a sequence has at least 1: give --offload-tiles 1 or more")
         if not self.groups:
-            raise PlanError("groups is empty, so there is no share to choose: give those of memo.skeleton")
+            raise PlanError("groups is empty, so there is no share to choose: give those of memo.spec.skeleton")
         if not self.num_records <= self.num_moves <= self.num_passes:
             raise PlanError(
                 f"num_records {self.num_records}, num_moves {self.num_moves} and num_passes {self.num_passes} do not "

@@ -9,7 +9,7 @@
 from collections.abc import Mapping
 
 from memo.planner.problem import SwapGroup
-from memo.skeleton import LayerBytes
+from memo.spec.skeleton import LayerBytes
 
 
 def fixed_buffer_bytes(sizes: LayerBytes, num_slots: int) -> int:

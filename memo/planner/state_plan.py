@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from memo.estimate.placement import LayerPlaces
-from memo.estimate.state_memory import NUM_STATE_SLOTS
-from memo.planner.swap import LayerOp
+from memo.spec.layer_ops import LayerOp
+from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces
 
 Start = Literal["zero", "fetched", "kept"]
 End = Literal["keep", "offload", "reduce"]

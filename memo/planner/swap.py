@@ -14,7 +14,7 @@ Layers 2 and 3 never move: their backward comes while they are still in their sl
 
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -22,26 +22,10 @@ from typing import Any
 from memo.artifacts.fields import build, checked
 from memo.artifacts.reading import Source, parse_json, shown
 from memo.errors import PlanError
-from memo.parallel.schedule import Action, Kind, Pipeline
+from memo.spec.layer_ops import LayerOp
+from memo.spec.schedule import Kind
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class LayerOp:
-    """Forward or backward of one microbatch through one layer; `layer` is the global layer index."""
-
-    kind: Kind
-    microbatch: int
-    layer: int
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """(microbatch, layer): what a slot or a host record holds."""
-        return self.microbatch, self.layer
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.microbatch} layer {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -128,32 +112,6 @@ class SwapPlan:
                 after.append(f"prefetch {target.op} from record {target.record}")
             lines.append(f"{index:>5}  {step.op!s:<16} {step.slot:>4}  {before:<15} {', '.join(after)}".rstrip())
         return "\n".join(lines)
-
-
-def layer_ops(pipeline: Pipeline, stage: int, num_layers: int, actions: Iterable[Action]) -> list[LayerOp]:
-    """Expands the actions of one stage into layers: forwards upward, backwards downward.
-
-    Raises PlanError when the layers do not divide evenly among the chunks.
-    """
-    chunks = pipeline.stages * pipeline.chunks
-    if num_layers % chunks:
-        raise PlanError(
-            f"num_layers {num_layers} is not divisible by {chunks} = {pipeline.stages} stages x"
-            f" {pipeline.chunks} chunks: choose a multiple"
-        )
-    ops = []
-    for action in actions:
-        layers = pipeline.layers(stage, action.chunk, num_layers)
-        order = layers if action.kind == "F" else reversed(layers)
-        ops += [LayerOp(action.kind, action.microbatch, layer) for layer in order]
-    return ops
-
-
-def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
-    """All microbatches through one layer before the next, on one stage (memo.train.breadth_first)."""
-    layers, each = range(num_layers), range(microbatches)
-    forwards = [LayerOp("F", microbatch, layer) for layer in layers for microbatch in each]
-    return forwards + [LayerOp("B", microbatch, layer) for layer in reversed(layers) for microbatch in each]
 
 
 def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:

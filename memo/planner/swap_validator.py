@@ -3,7 +3,8 @@
 from typing import NoReturn
 
 from memo.errors import PlanError
-from memo.planner.swap import LayerOp, SwapPlan, SwapStep
+from memo.planner.swap import SwapPlan, SwapStep
+from memo.spec.layer_ops import LayerOp
 
 Key = tuple[int, int]
 

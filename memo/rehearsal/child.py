@@ -22,12 +22,12 @@ from memo.emulated_gpu.face import EmulatedGpu
 from memo.errors import HostMemoryError, PlanError, ResourceError, exit_on_error
 from memo.estimate.host_memory import total_host_bytes
 from memo.estimate.own_memory import own_memory
-from memo.estimate.parameters import count_parameters
 from memo.estimate.rank_memory import RankMemory
 from memo.mesh import local_device
 from memo.rehearsal.profile import layer_profile
 from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Times, Waits
 from memo.rehearsal.request import STEADY_STEPS, Request
+from memo.spec.parameters import count_parameters
 from memo.train.oom import asked_bytes, explained, is_out_of_memory
 from memo.train.setup import Prepared, prepare
 from memo.train.tracing import of_rank

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memo.parallel.schedule import Pipeline, one_f_one_b, simulate
-from memo.planner.swap import SwapPlan, layer_ops, swap_plan
+from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_validator import validate
+from memo.spec.layer_ops import layer_ops
+from memo.spec.schedule import Pipeline, one_f_one_b, simulate
 from memo.units import format_bytes
 
 

@@ -18,8 +18,8 @@ from memo.config.derived import resolved_a2a_size
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.parallel import CpCommType, DataParallelSharding
 from memo.errors import ConfigError
-from memo.estimate.placement import StatePlacement, with_placement
 from memo.search.question import Question
+from memo.spec.placement import StatePlacement, with_placement
 
 MOST_CHUNKS = 8
 """Of a stage: more of them only multiply messages and activations in flight."""

@@ -22,14 +22,14 @@ from typing import Literal
 from memo.config import ModelConfig
 from memo.config.check_model import check_model
 from memo.errors import ConfigError
-from memo.estimate.parameters import layer_parameters
-from memo.estimate.shapes import shape_of
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, Strategy, grids, refusal
 from memo.search.crowded import costs_of, strategies
 from memo.search.question import PlannedModel, Question
 from memo.search.sizing import size
 from memo.search.states import fits, nearest, shortage
+from memo.spec.parameters import layer_parameters
+from memo.spec.shapes import shape_of
 from memo.units import format_count
 
 Family = Literal["gpt", "llama"]

@@ -17,8 +17,8 @@ from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
-from memo.estimate.shapes import ModelShape, model_config_of
 from memo.estimate.verdict import Room
+from memo.spec.shapes import ModelShape, model_config_of
 from memo.units import GIB
 
 PlaceStates = Literal["needed", "always", "never"]

@@ -15,12 +15,9 @@ from math import ceil, inf
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
-from memo.estimate.buckets import RankUnits, rank_units
 from memo.estimate.device_memory import device_bytes
 from memo.estimate.hardware import Hardware
-from memo.estimate.placement import StatePlacement, placement_of, with_placement
 from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, rank_memory, shape_units
-from memo.estimate.shapes import ModelShape, shape_of
 from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.swap_memory import Moved, num_records, slot_bytes
 from memo.simulate.kernels import Kernels
@@ -28,6 +25,9 @@ from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
 from memo.simulate.states import state_times
 from memo.simulate.swapping import swap_problem, ways_to_move
+from memo.spec.buckets import RankUnits, rank_units
+from memo.spec.placement import StatePlacement, placement_of, with_placement
+from memo.spec.shapes import ModelShape, shape_of
 
 _MOST_WAYS = 8
 """Shares of the activations that are tried."""

@@ -14,10 +14,10 @@ from functools import partial
 from memo.config import RunConfig
 from memo.errors import ResourceError
 from memo.estimate.hardware import Hardware
-from memo.estimate.placement import StatePlacement, with_placement
 from memo.estimate.state_memory import accumulates_whole
 from memo.search.state_costs import Costs, Room, Way
 from memo.simulate.predict import StepPrediction, predict_step
+from memo.spec.placement import StatePlacement, with_placement
 from memo.units import format_bytes
 
 _CLIMBS = 8

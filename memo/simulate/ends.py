@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, vocab_rows_per_rank
-from memo.estimate.parameters import layer_parameters, stage_parameters
-from memo.estimate.placement import placement_of
 from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.states import ADAM_BYTES, resident_elements
+from memo.spec.parameters import layer_parameters, stage_parameters
+from memo.spec.placement import placement_of
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class LayerCost:
 
     Attributes:
         backward: without any recomputation of skeletal activations.
-        recompute: by group of `memo.skeleton`, to rebuild all tokens of it in backward.
+        recompute: by group of `memo.spec.skeleton`, to rebuild all tokens of it in backward.
     """
 
     forward: Cost

@@ -7,7 +7,6 @@ from typing import TypeVar
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
 from memo.estimate.hardware import Hardware
-from memo.parallel.schedule import Action, Pipeline
 from memo.planner.problem import SwapSolution
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.ends import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
@@ -16,6 +15,7 @@ from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, pipeline_of, swap_problem
+from memo.spec.schedule import Action, Pipeline
 
 _Of = TypeVar("_Of")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memo.errors import ScheduleError
-from memo.parallel.schedule import Action, Link, Pipeline, link_of, one_f_one_b
+from memo.spec.schedule import Action, Link, Pipeline, link_of, one_f_one_b
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Run:
             if not any(moved):
                 break
         if any(self.unsent) or any(len(self.clock.ends[s]) < len(self.program.stages[s]) for s in stages):
-            raise ScheduleError("the schedule deadlocks in simulation: check it with memo.parallel.schedule.simulate")
+            raise ScheduleError("the schedule deadlocks in simulation: check it with memo.spec.schedule.simulate")
         return self.clock
 
     def _advance(self, stage: int) -> bool:

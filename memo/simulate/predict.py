@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
-from memo.estimate.flops import model_flops_per_token
 from memo.estimate.hardware import Hardware
-from memo.parallel.schedule import Pipeline
 from memo.planner.problem import SwapSolution
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.pipeline import Clock, Op, program, run, steady_microbatches, steady_period_s
 from memo.simulate.stage import Stage, streams_of
 from memo.simulate.swapping import always_hidden, copies_s, steady_plan
+from memo.spec.flops import model_flops_per_token
+from memo.spec.schedule import Pipeline
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """One stage at work: its actions become layers on the streams of its swap plan, and reductions beside them."""
 
-from memo.parallel.schedule import Action
 from memo.planner.swap import SwapPlan
 from memo.simulate.model import StepModel
 from memo.simulate.rows import Record, Rows
 from memo.simulate.state_streams import StateStreams
 from memo.simulate.streams import StageStreams
+from memo.spec.schedule import Action
 
 
 def streams_of(model: StepModel, plan: SwapPlan, stage: int, microbatches: int) -> StageStreams:

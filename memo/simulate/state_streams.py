@@ -12,11 +12,10 @@ others the one that is needed last (Belady). A gradient slot is free once its co
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memo.estimate.placement import LayerPlaces
-from memo.estimate.state_memory import NUM_STATE_SLOTS
-from memo.planner.swap import LayerOp
 from memo.simulate.rows import Record, Rows
 from memo.simulate.states import StateTimes
+from memo.spec.layer_ops import LayerOp
+from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces
 
 
 @dataclass(frozen=True)

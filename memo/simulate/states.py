@@ -17,10 +17,10 @@ from functools import cached_property
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size
-from memo.estimate.parameters import layer_parameters, stage_parameters
-from memo.estimate.placement import LayerPlaces, StatePlacement, placement_of
 from memo.estimate.state_memory import accumulates_whole, rings_gradients, state_sizes
 from memo.simulate.kernels import Group, Kernels
+from memo.spec.parameters import layer_parameters, stage_parameters
+from memo.spec.placement import LayerPlaces, StatePlacement, placement_of
 
 ADAM_BYTES = 28
 """A parameter in fp32: weight, gradient and two moments read, all but the gradient written."""

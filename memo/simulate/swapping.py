@@ -10,15 +10,16 @@ from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.memory import estimate_memory
-from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.alpha import solve_at
 from memo.planner.problem import Limit, Link, SwapGroup, SwapProblem, SwapSolution, predict, stay
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
-from memo.planner.swap import SwapPlan, layer_ops, swap_plan
+from memo.planner.swap import SwapPlan, swap_plan
 from memo.simulate.layer import LayerCost
 from memo.simulate.pipeline import steady_microbatches
 from memo.simulate.streams import LayerTimes
-from memo.skeleton import layer_bytes
+from memo.spec.layer_ops import layer_ops
+from memo.spec.schedule import Pipeline, one_f_one_b
+from memo.spec.skeleton import layer_bytes
 
 _GRID_TOLERANCE = 1e-9
 """In tiles: 0.3 x 10 is 2.9999999999999996."""

@@ -14,7 +14,6 @@ from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_a2a_size
 from memo.config.grid import rank_grid
-from memo.estimate.placement import StatePlacement, placement_of
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
 from memo.executor.phases import mark_phases, unmarked
@@ -29,10 +28,11 @@ from memo.model.transformer import Head, Microbatch, TransformerChunk, torch_dty
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.pipeline import Enter, PipelineStage, Wire
-from memo.parallel.schedule import Action, Pipeline, forward_only, one_f_one_b
 from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import state_plan
-from memo.planner.swap import LayerOp, breadth_first_ops, layer_ops
+from memo.spec.layer_ops import LayerOp, breadth_first_ops, layer_ops
+from memo.spec.placement import StatePlacement, placement_of
+from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b
 from memo.train import swap
 from memo.train.agreement import Agreement
 from memo.train.breadth_first import run_breadth_first, tied_weight

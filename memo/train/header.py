@@ -3,7 +3,7 @@
 from memo.attention.select import Choice
 from memo.config import RunConfig
 from memo.data import PackedConversations, PackedDataset
-from memo.estimate.parameters import count_parameters
+from memo.spec.parameters import count_parameters
 from memo.train.build import ParallelModel
 from memo.train.device import Peak
 from memo.units import format_count

@@ -25,7 +25,7 @@ from memo.model.rope import rope_table
 from memo.model.transformer import torch_dtype
 from memo.parallel.collectives import all_reduce
 from memo.profiler.layer import ScratchGradients, ScratchMemory, profile_layer
-from memo.skeleton import bytes_of, skeletal_tensors
+from memo.spec.skeleton import bytes_of, skeletal_tensors
 from memo.train.device import device_name
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from memo.artifacts.run_log import RunHeader, default_log, header_path
 from memo.artifacts.run_log import StepRecord as StepRecord
 from memo.config import RunConfig
-from memo.estimate.flops import model_flops_per_token
+from memo.spec.flops import model_flops_per_token
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from memo.errors import ConfigError
 from memo.executor.phases import Phases, mark_phases
 from memo.mesh import Mesh
 from memo.model.transformer import Microbatch, TransformerChunk, torch_dtype
-from memo.parallel.schedule import one_f_one_b
 from memo.planner.alpha import whole_tiles
 from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
 from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
 from memo.profiler.layer import ScratchMemory
-from memo.skeleton import moves_in_part, skeletal_tensors
+from memo.spec.schedule import one_f_one_b
+from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.train.build import build_chunks, build_mesh, build_stage
 from memo.train.layer_profile import slot_layout
 from memo.train.outputs import check_writable

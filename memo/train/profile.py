@@ -20,9 +20,9 @@ from memo.model.layer import ModelParts, TransformerLayer
 from memo.model.transformer import torch_dtype
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.planner.profile_table import describe_profile
-from memo.planner.swap import LayerOp, layer_ops
+from memo.spec.layer_ops import LayerOp, layer_ops
+from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.train.attention import choose_attention, describe_rows, measure_attention
 from memo.train.build import build, build_attention, build_mesh
 from memo.train.ending import shutdown

@@ -25,8 +25,9 @@ from memo.planner.alpha import solve, solve_at
 from memo.planner.alpha_table import describe
 from memo.planner.problem import Link, SwapProblem, SwapSolution, predict
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
-from memo.planner.swap import LayerOp, SwapPlan, swap_plan
-from memo.skeleton import layer_bytes
+from memo.planner.swap import SwapPlan, swap_plan
+from memo.spec.layer_ops import LayerOp
+from memo.spec.skeleton import layer_bytes
 from memo.train.layer_profile import measure, obtain, slot_layout
 
 

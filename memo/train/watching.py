@@ -17,12 +17,12 @@ from memo.attention.select import Choice
 from memo.config import RunConfig
 from memo.estimate.memory import RUNTIME_BYTES
 from memo.estimate.own_memory import own_memory
-from memo.estimate.parameters import count_parameters
 from memo.estimate.program.memory import program_memory
 from memo.executor.recorder import record
 from memo.executor.state_recorder import StateRecorder, record_states
 from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
+from memo.spec.parameters import count_parameters
 from memo.train.build import ParallelModel
 from memo.train.device import Peak, device_name, peak_memory_bytes
 from memo.train.swap import ChosenSwap

@@ -34,10 +34,10 @@ from memo.model.layer import LayerContext
 from memo.model.rope import rope_table
 from memo.model.transformer import torch_dtype
 from memo.parallel.buckets import plan_buckets
-from memo.parallel.schedule import Pipeline, one_f_one_b
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients, ScratchMemory
 from memo.profiler.product_scratch import scratch_on_this_cpu
+from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.train.build import build_chunks, build_mesh
 from memo.train.layer_profile import slot_layout
 from memo.units import GIB

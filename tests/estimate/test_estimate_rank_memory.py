@@ -12,13 +12,14 @@ from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_B
 from memo.estimate.cases import read_case
 from memo.estimate.memory import layer_activation_bytes
 from memo.estimate.rank_memory import components, node_host_bytes, rank_memory, worst_rank
-from memo.estimate.shapes import shape_of
 from memo.estimate.swap_memory import num_records, slot_bytes, swap_bytes
 from memo.estimate.verdict import Verdict
 from memo.executor.slots import LayerSizes, plan_slot
-from memo.parallel.schedule import Pipeline, one_f_one_b
-from memo.planner.swap import layer_ops, swap_plan
-from memo.skeleton import moves_in_part, skeletal_tensors
+from memo.planner.swap import swap_plan
+from memo.spec.layer_ops import layer_ops
+from memo.spec.schedule import Pipeline, one_f_one_b
+from memo.spec.shapes import shape_of
+from memo.spec.skeleton import moves_in_part, skeletal_tensors
 from memo.units import GIB
 
 

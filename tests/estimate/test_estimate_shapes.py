@@ -12,9 +12,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from memo.config import PRESETS, RunConfig, preset
 from memo.errors import ConfigError
 from memo.estimate.hf_config import FAMILIES, read_hf_config, shape_from_hf
-from memo.estimate.parameters import count_parameters, stage_parameters
 from memo.estimate.rank_memory import stage_parameter_count
-from memo.estimate.shapes import model_config_of, shape_of
+from memo.spec.parameters import count_parameters, stage_parameters
+from memo.spec.shapes import model_config_of, shape_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "architectures.json").read_text())
 OFTEN_IN_DOUBT = {

@@ -9,13 +9,13 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate import admit, estimate_memory
-from memo.estimate.buckets import Parameter, pack, rank_units
-from memo.estimate.placement import StatePlacement, placement_of
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.states import rank_states
 from memo.estimate.rank_memory import node_host_bytes, rank_memory
-from memo.estimate.shapes import shape_of
 from memo.estimate.state_memory import StateBytes, state_bytes
+from memo.spec.buckets import Parameter, pack, rank_units
+from memo.spec.placement import StatePlacement, placement_of
+from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 

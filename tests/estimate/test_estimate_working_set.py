@@ -19,7 +19,7 @@ from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.profiler.layer import ScratchGradients, ScratchMemory
-from memo.skeleton import skeletal_tensors
+from memo.spec.skeleton import skeletal_tensors
 
 
 class LiveBytes(TorchDispatchMode):

@@ -24,8 +24,9 @@ from memo.executor.streams import (
     ThreadStreams,
     VirtualStreams,
 )
-from memo.planner.swap import LayerOp, swap_plan
+from memo.planner.swap import swap_plan
 from memo.report.timeline import ROWS, Span, hidden_share, stalled_s
+from memo.spec.layer_ops import LayerOp
 
 BACKENDS: dict[str, Callable[[], StreamBackend]] = {
     "eager": VirtualStreams,

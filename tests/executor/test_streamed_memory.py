@@ -13,9 +13,9 @@ from ranks import run_ranks
 from state_runs import StateRun
 from swap_runs import stage_ops
 
-from memo.estimate.placement import StatePlacement
 from memo.executor.streams import VirtualStreams
 from memo.mesh import Mesh, RankGrid
+from memo.spec.placement import StatePlacement
 from memo.train.watching import MemoryUse
 
 LAYERS, MICROBATCHES = 5, 2

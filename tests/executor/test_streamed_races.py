@@ -11,12 +11,12 @@ from swap_runs import DroppedWait, Forwarding, stage_ops
 from torch import Tensor
 
 from memo.errors import RaceError
-from memo.estimate.placement import StatePlacement
 from memo.executor.checker import Checked
 from memo.executor.streams import Stream, StreamBackend, VirtualStreams
 from memo.mesh import Mesh, RankGrid
 from memo.mesh.simulated import init_simulated
-from memo.planner.swap import LayerOp
+from memo.spec.layer_ops import LayerOp
+from memo.spec.placement import StatePlacement
 
 ONE_MICROBATCH = stage_ops(1, 1, 1, 3, 0)
 TWO_MICROBATCHES = stage_ops(1, 1, 2, 3, 0)

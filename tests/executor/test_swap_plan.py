@@ -8,9 +8,10 @@ import pytest
 from swap_runs import SCHEDULES, stage_ops
 
 from memo.errors import PlanError
-from memo.parallel.schedule import Pipeline, forward_only, one_f_one_b, simulate
-from memo.planner.swap import LayerOp, SwapPlan, SwapStep, layer_ops, swap_plan
+from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.planner.swap_validator import validate
+from memo.spec.layer_ops import LayerOp, layer_ops
+from memo.spec.schedule import Pipeline, forward_only, one_f_one_b, simulate
 
 GOLDEN = """\
 layer operations: 10, slots: 2, host records: 3; offloads: 3, prefetches: 3, resident: 2

@@ -22,7 +22,8 @@ from memo.executor.checker import Checked
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import CudaStreams, Stream, StreamBackend, ThreadStreams, VirtualStreams
 from memo.executor.swapper import Swapper
-from memo.planner.swap import LayerOp, SwapStep, swap_plan
+from memo.planner.swap import SwapStep, swap_plan
+from memo.spec.layer_ops import LayerOp
 
 ONE_STAGE = SCHEDULES["1 stage, 6 layers, 1 microbatch"]
 

@@ -6,7 +6,7 @@ from swap_runs import OWN_PLAN, SCHEDULES, DroppedWait, Layers, make_swapper, ru
 from memo.errors import RaceError
 from memo.executor.checker import Checked
 from memo.executor.streams import StreamBackend, VirtualStreams
-from memo.planner.swap import LayerOp
+from memo.spec.layer_ops import LayerOp
 
 SEEDS = range(3)
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from memo.emulated_gpu.launch import is_emulated
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import CudaStreams, Stream, StreamBackend
-from memo.planner.swap import LayerOp, swap_plan
+from memo.planner.swap import swap_plan
+from memo.spec.layer_ops import LayerOp
 from memo.units import MIB
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -17,11 +17,11 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.config.derived import num_position_embeddings
 from memo.config.presets import PRESETS
-from memo.estimate.parameters import count_parameters, layer_parameters, stage_parameters
 from memo.model.layer import ModelParts
 from memo.model.transformer import TransformerChunk
-from memo.parallel.schedule import Pipeline
 from memo.parallel.shards import Piece, ShardedParameter, initialize
+from memo.spec.parameters import count_parameters, layer_parameters, stage_parameters
+from memo.spec.schedule import Pipeline
 
 torch.set_num_threads(1)
 

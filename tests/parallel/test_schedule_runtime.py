@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memo.mesh import Mesh, RankGrid, Watch
 from memo.parallel.pipeline import PipelineStage, Wire
-from memo.parallel.schedule import Pipeline, forward_only, one_f_one_b
+from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
 
 SHAPE = (3, 1, 2)
 WIRE = Wire(SHAPE, torch.float64, torch.device("cpu"))

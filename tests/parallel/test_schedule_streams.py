@@ -3,7 +3,7 @@
 torch has one stream for each process group that it connected at once, as those of memo are: messages of a group run one
 after the other, whoever they go to. A message begins when what its rank had computed at its issue is done, and ends
 together with its other end, so a rank may wait within a group for another neighbour. The calls are those that
-memo.parallel.pipeline really makes; `simulate` (memo.parallel.schedule) knows nothing of streams.
+memo.parallel.pipeline really makes; `simulate` (memo.spec.schedule) knows nothing of streams.
 """
 
 from collections import Counter, defaultdict, deque
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memo.mesh import Watch
 from memo.parallel.pipeline import PipelineStage, Wire
-from memo.parallel.schedule import Pipeline, forward_only, one_f_one_b
+from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
 
 SHAPE = (1, 1, 1)
 WIRE = Wire(SHAPE, torch.float32, torch.device("cpu"))

@@ -10,7 +10,7 @@ from memo.config.memory import OffloadPolicy
 from memo.executor.slots import ALIGNMENT_BYTES, LayerSizes, plan_slot
 from memo.planner.problem import Link, SwapProblem
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
-from memo.skeleton import layer_bytes, skeletal_tensors
+from memo.spec.skeleton import layer_bytes, skeletal_tensors
 
 TILES = 8
 LINK = Link(1e9, 1e9)

@@ -9,10 +9,9 @@ import pytest
 from state_plan_replay import Replay, WrongPlan, fewest_fetches
 from swap_runs import SCHEDULES, stage_ops
 
-from memo.estimate.placement import LayerPlaces, StatePlacement, count_of
-from memo.estimate.state_memory import NUM_STATE_SLOTS
 from memo.planner.state_plan import Fetch, StatePlan, StateStep, state_plan
-from memo.planner.swap import LayerOp, breadth_first_ops
+from memo.spec.layer_ops import LayerOp, breadth_first_ops
+from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces, StatePlacement, count_of
 
 RESIDENT = LayerPlaces()
 KINDS = (

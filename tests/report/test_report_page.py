@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from memo.parallel.schedule import Pipeline
 from memo.report.stages import plan_stages, stage_table
 from memo.report.timeline import StepTimes, timeline
+from memo.spec.schedule import Pipeline
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "swapping.md").read_text(encoding="utf-8")

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 import pytest
 
 from memo.errors import PlanError, ScheduleError
-from memo.parallel.schedule import Action, Pipeline, one_f_one_b
-from memo.planner.swap import LayerOp, SwapPlan, layer_ops, swap_plan
+from memo.planner.swap import SwapPlan, swap_plan
 from memo.report import stages as stages_module
 from memo.report.stages import plan_stages, stage_table
+from memo.spec.layer_ops import LayerOp, layer_ops
+from memo.spec.schedule import Action, Pipeline, one_f_one_b
 
 PIPELINES = [
     (Pipeline(1, 1, 1), 6),

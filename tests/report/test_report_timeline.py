@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from swap_runs import SCHEDULES, stage_ops
 
-from memo.planner.swap import LayerOp, SwapPlan, SwapStep, swap_plan
+from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.report.timeline import (
     ROWS,
     Row,
@@ -20,6 +20,7 @@ from memo.report.timeline import (
     tenancies,
     timeline,
 )
+from memo.spec.layer_ops import LayerOp
 
 DRAWN = """\
 compute  |F0:0---|F0:1---|F0:2---|F0:3---|B0:3-----------|B0:2-----------|B0:1-----------|B0:0-----------

@@ -9,13 +9,13 @@ from memo.config import RunConfig, preset
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.rank_memory import node_host_bytes, worst_rank
-from memo.estimate.shapes import shape_of
 from memo.estimate.swap_memory import slot_bytes
 from memo.estimate.verdict import Room
 from memo.executor.slots import LayerSizes, plan_slot
 from memo.planner.problem import Limit
 from memo.search.moving import plan_moving
-from memo.skeleton import skeletal_tensors
+from memo.spec.shapes import shape_of
+from memo.spec.skeleton import skeletal_tensors
 from memo.units import GIB
 
 MACHINE = HARDWARE["a800-80"]

@@ -11,9 +11,7 @@ from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.hardware_table import HARDWARE
-from memo.estimate.placement import StatePlacement, placement_of, with_placement
 from memo.estimate.rank_memory import node_host_bytes, rank_memory
-from memo.estimate.shapes import shape_of
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
 from memo.search.crowded import costs_of, placed, strategies
@@ -23,6 +21,8 @@ from memo.search.ranking import search
 from memo.search.state_costs import Costs, Room
 from memo.search.states import fits, place, resolve_states
 from memo.simulate import predict_step
+from memo.spec.placement import StatePlacement, placement_of, with_placement
+from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 MACHINE = HARDWARE["a800-80"]

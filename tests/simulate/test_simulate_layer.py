@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from memo.config import RunConfig, preset
-from memo.estimate.flops import model_flops_per_token
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import LayerModel, attention_cost, plain_layer, swapped_layer
+from memo.spec.flops import model_flops_per_token
 
 IDEAL = replace(
     HARDWARE["a800-80"],

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from memo.errors import ScheduleError
-from memo.parallel.schedule import Action, Pipeline
 from memo.simulate.pipeline import Clock, Op, Program, program, run, steady_microbatches, steady_period_s
+from memo.spec.schedule import Action, Pipeline
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
 

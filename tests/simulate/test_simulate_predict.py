@@ -8,7 +8,6 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ConfigError, HostMemoryError, PlanError
-from memo.estimate.flops import step_flops
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.state_memory import state_bytes
@@ -20,6 +19,7 @@ from memo.simulate.layer import swapped_layer
 from memo.simulate.model import step_model
 from memo.simulate.swapping import choose, swap_problem
 from memo.simulate.trace import simulate_step
+from memo.spec.flops import step_flops
 
 A800 = HARDWARE["a800-80"]
 

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from memo.parallel.schedule import Pipeline, one_f_one_b
-from memo.planner.swap import SwapPlan, layer_ops, swap_plan
+from memo.planner.swap import SwapPlan, swap_plan
 from memo.report.timeline import StepTimes, simulate_swaps, stalled_s
 from memo.simulate.streams import LayerTimes, StageStreams
+from memo.spec.layer_ops import layer_ops
+from memo.spec.schedule import Pipeline, one_f_one_b
 
 
 def plan_of(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:

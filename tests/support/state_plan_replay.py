@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Mapping, Sequence
 
-from memo.estimate.placement import LayerPlaces
 from memo.planner.state_plan import Fetch, StatePlan, StateStep
-from memo.planner.swap import LayerOp
+from memo.spec.layer_ops import LayerOp
+from memo.spec.placement import LayerPlaces
 
 
 class WrongPlan(AssertionError):

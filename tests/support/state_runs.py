@@ -8,7 +8,6 @@ from layouts import tiny
 from swap_runs import CPU
 from torch import Tensor, nn
 
-from memo.estimate.placement import StatePlacement
 from memo.executor.host_pool import HostPool
 from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend
@@ -16,7 +15,8 @@ from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.shards import Shard, ShardedParameter, empty_parameter, whole
 from memo.planner.state_plan import state_plan
-from memo.planner.swap import LayerOp
+from memo.spec.layer_ops import LayerOp
+from memo.spec.placement import StatePlacement
 from memo.train.optimizer import Optimizer
 
 TRAINING = tiny(clip_grad=1.0).training

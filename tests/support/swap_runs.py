@@ -10,8 +10,9 @@ from torch import Tensor
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
-from memo.parallel.schedule import Pipeline, one_f_one_b
-from memo.planner.swap import LayerOp, SwapPlan, SwapStep, layer_ops, swap_plan
+from memo.planner.swap import SwapPlan, SwapStep, swap_plan
+from memo.spec.layer_ops import LayerOp, layer_ops
+from memo.spec.schedule import Pipeline, one_f_one_b
 
 SLOT_BYTES = 64
 MOVED_BYTES = 40

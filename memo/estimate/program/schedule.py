@@ -1,4 +1,4 @@
-"""The order of (interleaved) 1F1B, from which follows what is in flight: memo.parallel.schedule, which lies higher."""
+"""The order of (interleaved) 1F1B, from which follows what is in flight: memo.spec.schedule, which lies higher."""
 
 from typing import NamedTuple
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memo.config import RunConfig
-from memo.estimate.buckets import Bucket, pack, parameters_of_stage
-from memo.estimate.placement import LayerPlaces, placement_of
 from memo.estimate.state_memory import state_bytes, state_sizes
+from memo.spec.buckets import Bucket, pack, parameters_of_stage
+from memo.spec.placement import LayerPlaces, placement_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
-from memo.estimate.buckets import Bucket
 from memo.estimate.program.ends import (
     EndSizes,
     LossKept,
@@ -29,6 +28,7 @@ from memo.estimate.program.schedule import Action, actions_of_stage
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.states import States
 from memo.estimate.program.tiles import Slot
+from memo.spec.buckets import Bucket
 from memo.units import MIB
 
 _STEADY_ROUNDS = 4

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from memo.config import PRESETS, preset
-from memo.skeleton import bytes_of, bytes_per_token, layer_bytes, moves_in_part, skeletal_tensors
+from memo.spec.skeleton import bytes_of, bytes_per_token, layer_bytes, moves_in_part, skeletal_tensors
 from memo.units import GIB
 
 

@@ -20,7 +20,7 @@ of embeddings, and 8 f/h counts one f too many for a fused SwiGLU.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memo.estimate.shapes import ModelShape
+from memo.spec.shapes import ModelShape
 
 GREEN_SHARE = 0.8
 """Section 4.1: at most this share of the capacity never ran out of memory."""

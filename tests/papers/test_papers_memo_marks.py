@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from memo.config import preset
-from memo.estimate import memo_paper
-from memo.estimate.memo_paper import host_bytes
 from memo.estimate.rank_memory import rank_memory
-from memo.estimate.shapes import shape_of
 from memo.estimate.verdict import Verdict
+from memo.papers import memo_paper
+from memo.papers.memo_paper import host_bytes
+from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 

@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memo.estimate.shapes import ModelShape
+from memo.spec.shapes import ModelShape
 from memo.units import MIB
 
 PAGE_BYTES = 2 * MIB

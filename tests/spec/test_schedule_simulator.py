@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 
 from memo.errors import ScheduleError
-from memo.parallel.schedule import Action, Link, Pipeline, link_of, one_f_one_b, simulate
+from memo.spec.schedule import Action, Link, Pipeline, link_of, one_f_one_b, simulate
 
 Node = tuple[str, int, int]
 

@@ -5,11 +5,11 @@ from golden import golden_rows
 
 from memo.config import preset
 from memo.errors import TraceError
-from memo.estimate import llmem
-from memo.estimate.dnnmem import BUFFER_BYTES, CONTEXT_BYTES, FP32, Operator, dnnmem, peak_live_bytes
 from memo.estimate.hf_config import shape_from_hf
-from memo.estimate.llmem import CPU_OFFLOADING, Method, Setting, peak, select, terms
-from memo.estimate.memo_paper import (
+from memo.papers import llmem
+from memo.papers.dnnmem import BUFFER_BYTES, CONTEXT_BYTES, FP32, Operator, dnnmem, peak_live_bytes
+from memo.papers.llmem import CPU_OFFLOADING, Method, Setting, peak, select, terms
+from memo.papers.memo_paper import (
     always_bytes,
     host_bytes,
     layer_bytes,
@@ -17,7 +17,7 @@ from memo.estimate.memo_paper import (
     other_bytes,
     unit_bytes,
 )
-from memo.estimate.shapes import ModelShape
+from memo.spec.shapes import ModelShape
 from memo.units import GIB, MIB
 
 V100_BYTES = 16384 * MIB

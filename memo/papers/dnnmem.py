@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memo.errors import TraceError
-from memo.estimate.shapes import ModelShape
+from memo.spec.shapes import ModelShape
 from memo.units import MIB
 
 ALIGNMENT_BYTES = 512

@@ -19,6 +19,9 @@ from memo.config import RunConfig
 from memo.config.derived import data_parallel_size
 from memo.config.memory import OffloadStates
 
+NUM_STATE_SLOTS = 2
+"""Of weights and of gradients at most: one layer computes while its neighbour is copied."""
+
 
 @dataclass(frozen=True)
 class LayerPlaces:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memo.config import RunConfig, preset
-from memo.estimate.placement import LayerPlaces, StatePlacement, count_of, placement_of, spread
+from memo.spec.placement import LayerPlaces, StatePlacement, count_of, placement_of, spread
 
 LAYERS = 12
 

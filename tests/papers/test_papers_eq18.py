@@ -4,16 +4,17 @@ import pytest
 from golden import golden_rows, p4d_cells
 
 from memo.config import preset
-from memo.estimate.answer import Answer, answer
+from memo.estimate.answer import Answer
 from memo.estimate.cases import read_case
-from memo.estimate.eq18 import Layout, Zone, eq18, zone
-from memo.estimate.shapes import shape_of
 from memo.estimate.verdict import Verdict
+from memo.papers.eq18 import Layout, Zone, eq18, zone
+from memo.papers.methods import answer_by_paper
+from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 
 def ask(row: dict[str, str]) -> Answer:
-    return answer(read_case(p4d_cells(row, "eq18"), "test"))
+    return answer_by_paper(read_case(p4d_cells(row, "eq18"), "test"))
 
 
 def test_every_printed_cell_of_table_2() -> None:

@@ -1,0 +1,4 @@
+"""Estimators of published papers, whole: equation 18, LLMem, DNNMem, and what the MEMO paper counts.
+
+Commands answer with them where a user names one (`memo estimate --method llmem`); nothing else of memo asks them.
+"""

@@ -1,0 +1,53 @@
+"""A schedule expanded into layers: the order in which one pipeline stage runs the operations of its layers.
+
+Swap plans and state plans are made from this order, and the runtime obeys it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memo.errors import PlanError
+from memo.spec.schedule import Action, Kind, Pipeline
+
+
+@dataclass(frozen=True)
+class LayerOp:
+    """Forward or backward of one microbatch through one layer; `layer` is the global layer index."""
+
+    kind: Kind
+    microbatch: int
+    layer: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(microbatch, layer): what a slot or a host record holds."""
+        return self.microbatch, self.layer
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch} layer {self.layer}"
+
+
+def layer_ops(pipeline: Pipeline, stage: int, num_layers: int, actions: Iterable[Action]) -> list[LayerOp]:
+    """Expands the actions of one stage into layers: forwards upward, backwards downward.
+
+    Raises PlanError when the layers do not divide evenly among the chunks.
+    """
+    chunks = pipeline.stages * pipeline.chunks
+    if num_layers % chunks:
+        raise PlanError(
+            f"num_layers {num_layers} is not divisible by {chunks} = {pipeline.stages} stages x"
+            f" {pipeline.chunks} chunks: choose a multiple"
+        )
+    ops = []
+    for action in actions:
+        layers = pipeline.layers(stage, action.chunk, num_layers)
+        order = layers if action.kind == "F" else reversed(layers)
+        ops += [LayerOp(action.kind, action.microbatch, layer) for layer in order]
+    return ops
+
+
+def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
+    """All microbatches through one layer before the next, on one stage (memo.train.breadth_first)."""
+    layers, each = range(num_layers), range(microbatches)
+    forwards = [LayerOp("F", microbatch, layer) for layer in layers for microbatch in each]
+    return forwards + [LayerOp("B", microbatch, layer) for layer in reversed(layers) for microbatch in each]
