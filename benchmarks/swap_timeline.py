@@ -19,7 +19,8 @@ from memo.config import preset
 from memo.executor.recorder import record
 from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import ROWS, Span, StepTimes, copied_s, draw_text, hidden_share, stalled_s, timeline
+from memo.report.timeline import ROWS, Span, copied_s, draw_text, hidden_share, stalled_s, timeline
+from memo.simulate.streams import LayerTimes
 
 
 def record_step(args: argparse.Namespace) -> tuple[Trainer, list[Span]]:
@@ -49,14 +50,14 @@ def record_step(args: argparse.Namespace) -> tuple[Trainer, list[Span]]:
     return trainer, recorder.spans()
 
 
-def median_times(spans: list[Span]) -> StepTimes:
+def median_times(spans: list[Span]) -> LayerTimes:
     """Of one layer: what the model needs to imitate the run."""
 
     def median_s(row: str, kind: str) -> float:
         found = [span.duration_s for span in spans if span.row == row and span.step.op.kind == kind]
         return statistics.median(found) if found else 0.0
 
-    return StepTimes(
+    return LayerTimes(
         median_s("compute", "F"), median_s("compute", "B"), median_s("offload", "F"), median_s("prefetch", "B")
     )
 

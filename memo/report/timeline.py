@@ -6,22 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memo.planner.swap import SwapPlan, SwapStep
+from memo.simulate.streams import LayerTimes, StageStreams
 
-Stream = Literal["compute", "offload", "prefetch"]
-ROWS: tuple[Stream, ...] = ("compute", "offload", "prefetch")
+ROWS: tuple["Row", ...] = ("compute", "offload", "prefetch")
 
 Row = Literal["compute", "offload", "prefetch", "wait"]
 """A stream at work, or the compute stream standing still until a copy has ended."""
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of one layer: its compute, and the copy of what moves of it in each direction."""
-
-    forward_s: float
-    backward_s: float
-    offload_s: float
-    prefetch_s: float
 
 
 @dataclass(frozen=True)
@@ -48,38 +38,20 @@ class Span:
         return f"{op.kind if self.row in ('compute', 'wait') else ''}{op.microbatch}:{op.layer}"
 
 
-def simulate_swaps(plan: SwapPlan, times: StepTimes) -> list[Span]:
-    """Runs a sound plan on three streams that each work in order, under the waits of `memo.executor.swapper`.
+def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[Span]:
+    """Runs a sound plan on the three streams of one stage (memo.simulate.streams).
 
     Compute runs whenever it need not wait for a copy; messages between pipeline stages are not modelled.
     Spans come in the order of issue.
     """
-    free = dict.fromkeys(ROWS, 0.0)
-    slot_ready = [0.0] * plan.num_slots  # end of the last copy out of or into it
-    record_ready = [0.0] * plan.num_records
-    spans: list[Span] = []
-
-    def run(row: Stream, step: SwapStep, ready_s: float, duration_s: float) -> float:
-        start_s = max(free[row], ready_s)
-        if row == "compute" and start_s > free[row]:
-            spans.append(Span("wait", step, free[row], start_s))
-        free[row] = start_s + duration_s
-        spans.append(Span(row, step, start_s, free[row]))
-        return free[row]
-
-    for step in plan.steps:
-        duration_s = times.forward_s if step.op.kind == "F" else times.backward_s
-        computed_s = run("compute", step, slot_ready[step.slot], duration_s)
-        if step.offload:
-            assert step.record is not None
-            done_s = run("offload", step, max(computed_s, record_ready[step.record]), times.offload_s)
-            slot_ready[step.slot] = record_ready[step.record] = done_s
-        if step.next_prefetch is not None:
-            target = plan.steps[step.next_prefetch]
-            assert target.record is not None
-            ready_s = max(computed_s, slot_ready[step.slot], record_ready[target.record])
-            done_s = run("prefetch", target, ready_s, times.prefetch_s)
-            slot_ready[step.slot] = record_ready[target.record] = done_s
+    streams, spans, free_s = StageStreams(plan, times), list[Span](), 0.0
+    for _ in plan.steps:
+        step, start_s, end_s, copies = streams.next_op(0.0)
+        if start_s > free_s:
+            spans.append(Span("wait", step, free_s, start_s))
+        spans.append(Span("compute", step, start_s, end_s))
+        spans += [Span(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies]
+        free_s = end_s
     return spans
 
 
@@ -140,7 +112,7 @@ def tenancies(spans: Sequence[Span]) -> list[Tenancy]:
     return found
 
 
-def timeline(plan: SwapPlan, times: StepTimes, width: int = 120) -> str:
+def timeline(plan: SwapPlan, times: LayerTimes, width: int = 120) -> str:
     """The plan as the model of three streams runs it, drawn as `draw_text` does."""
     return draw_text(simulate_swaps(plan, times), width)
 

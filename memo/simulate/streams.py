@@ -5,10 +5,13 @@ until its own has arrived; each copy stream works in order, and a record is writ
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.simulate.rows import Rows
 from memo.simulate.state_streams import StateStreams
+
+CopyRow = Literal["offload", "prefetch"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class LayerTimes:
 class Copy:
     """One copy of one layer operation's activations."""
 
-    row: str
+    row: CopyRow
     step: SwapStep
     start_s: float
     end_s: float
@@ -86,7 +89,7 @@ class StageStreams:
             copies.append(self._copy("prefetch", step, target, ready_s))
         return copies
 
-    def _copy(self, row: str, step: SwapStep, moved: SwapStep, ready_s: float) -> Copy:
+    def _copy(self, row: CopyRow, step: SwapStep, moved: SwapStep, ready_s: float) -> Copy:
         assert moved.record is not None
         duration_s = self.times.offload_s if row == "offload" else self.times.prefetch_s
         before_s = self.free["compute"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from memo.report.stages import plan_stages, stage_table
-from memo.report.timeline import StepTimes, timeline
+from memo.report.timeline import timeline
+from memo.simulate.streams import LayerTimes
 from memo.spec.schedule import Pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +16,7 @@ PAGE = (ROOT / "docs" / "swapping.md").read_text(encoding="utf-8")
 
 def test_the_timeline_of_four_layers_is_the_printed_one() -> None:
     (stage,) = plan_stages(Pipeline(stages=1, chunks=1, microbatches=1), num_layers=4)
-    assert f"```\n{timeline(stage.plan, StepTimes(1.0, 2.0, 1.0, 2.0), width=96)}\n```" in PAGE
+    assert f"```\n{timeline(stage.plan, LayerTimes(1.0, 2.0, 1.0, 2.0), width=96)}\n```" in PAGE
 
 
 def test_the_table_of_stages_is_the_printed_one() -> None:

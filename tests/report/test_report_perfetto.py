@@ -11,7 +11,8 @@ from swap_runs import SCHEDULES, stage_ops
 from memo.errors import ArtifactError
 from memo.planner.swap import swap_plan
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import Span, StepTimes, simulate_swaps, tenancies
+from memo.report.timeline import Span, simulate_swaps, tenancies
+from memo.simulate.streams import LayerTimes
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
@@ -29,7 +30,7 @@ def complete(
 
 
 def test_rows_have_names_and_an_order(tmp_path: Path) -> None:
-    spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), StepTimes(1.0, 2.0, 1.0, 2.0))
+    spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), LayerTimes(1.0, 2.0, 1.0, 2.0))
     write_perfetto(spans, tmp_path / "trace.json", rank=3)
     events = events_of(tmp_path / "trace.json")
     metadata = [(e["name"], e["tid"], e["args"]) for e in events if e["ph"] == "M"]
@@ -43,7 +44,7 @@ def test_rows_have_names_and_an_order(tmp_path: Path) -> None:
 
 
 def test_events_by_hand(tmp_path: Path) -> None:
-    spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), StepTimes(1.0, 2.0, 3.0, 2.0))
+    spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), LayerTimes(1.0, 2.0, 3.0, 2.0))
     spans = [Span(s.row, s.step, s.start_s, s.end_s, 7 if s.row == "offload" else 0) for s in spans]
     write_perfetto(spans, tmp_path / "trace.json")
     events = [event for event in events_of(tmp_path / "trace.json") if event["ph"] == "X"]
@@ -56,7 +57,7 @@ def test_events_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_events_of_a_row_never_overlap_and_none_is_lost(name: str, tmp_path: Path) -> None:
-    spans = simulate_swaps(swap_plan(SCHEDULES[name]), StepTimes(1.0, 2.0, 1.5, 2.5))
+    spans = simulate_swaps(swap_plan(SCHEDULES[name]), LayerTimes(1.0, 2.0, 1.5, 2.5))
     write_perfetto(spans, tmp_path / "trace.json")
     events = [event for event in events_of(tmp_path / "trace.json") if event["ph"] == "X"]
     assert len(events) == len(spans) + len(tenancies(spans))

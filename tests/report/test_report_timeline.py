@@ -10,7 +10,6 @@ from memo.report.timeline import (
     ROWS,
     Row,
     Span,
-    StepTimes,
     Tenancy,
     copied_s,
     draw_text,
@@ -20,6 +19,7 @@ from memo.report.timeline import (
     tenancies,
     timeline,
 )
+from memo.simulate.streams import LayerTimes
 from memo.spec.layer_ops import LayerOp
 
 DRAWN = """\
@@ -31,7 +31,7 @@ prefetch ................................................|0:1------------|0:0---
 
 def test_drawing() -> None:
     plan = swap_plan(stage_ops(1, 1, 1, 4, 0))
-    assert timeline(plan, StepTimes(1.0, 2.0, 1.0, 2.0), width=96) == DRAWN
+    assert timeline(plan, LayerTimes(1.0, 2.0, 1.0, 2.0), width=96) == DRAWN
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 6, 24])
@@ -39,7 +39,7 @@ def test_drawing() -> None:
 def test_copies_as_long_as_their_layer_hide_on_one_stage(num_layers: int, microbatches: int) -> None:
     """The paper's condition: offload within a forward, prefetch within a backward, and compute never waits."""
     plan = swap_plan(stage_ops(1, 1, microbatches, num_layers, 0))
-    spans = simulate_swaps(plan, StepTimes(1.0, 2.0, 1.0, 2.0))
+    spans = simulate_swaps(plan, LayerTimes(1.0, 2.0, 1.0, 2.0))
     assert stalled_s(spans) == 0.0
     assert max(span.end_s for span in spans) == 3.0 * num_layers * microbatches
 
@@ -47,25 +47,25 @@ def test_copies_as_long_as_their_layer_hide_on_one_stage(num_layers: int, microb
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_copies_half_as_long_as_a_forward_hide_everywhere(name: str) -> None:
     """Under 1F1B a slot's offload and the prefetch into it follow each other within one operation."""
-    assert stalled_s(simulate_swaps(swap_plan(SCHEDULES[name]), StepTimes(1.0, 2.0, 0.5, 0.5))) == 0.0
+    assert stalled_s(simulate_swaps(swap_plan(SCHEDULES[name]), LayerTimes(1.0, 2.0, 0.5, 0.5))) == 0.0
 
 
 def test_slow_copies_stall_compute() -> None:
     plan = swap_plan(stage_ops(1, 1, 1, 6, 0))
     # Layer 2 waits for the offload of layer 0 (3 - 1 s late), layers 3, 4, 5 for the next: 2 s each.
-    assert stalled_s(simulate_swaps(plan, StepTimes(1.0, 2.0, 3.0, 0.0))) == pytest.approx(2.0 * 4)
+    assert stalled_s(simulate_swaps(plan, LayerTimes(1.0, 2.0, 3.0, 0.0))) == pytest.approx(2.0 * 4)
 
 
 def test_a_single_slot_hides_nothing() -> None:
     plan = swap_plan(stage_ops(1, 1, 1, 4, 0), max_slots=1)
-    times = StepTimes(1.0, 2.0, 0.25, 0.5)
+    times = LayerTimes(1.0, 2.0, 0.25, 0.5)
     assert stalled_s(simulate_swaps(plan, times)) == pytest.approx(3 * (0.25 + 0.5))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_streams_work_in_order_and_move_what_the_plan_says(name: str) -> None:
     plan = swap_plan(SCHEDULES[name])
-    spans = simulate_swaps(plan, StepTimes(1.0, 2.0, 1.5, 2.5))
+    spans = simulate_swaps(plan, LayerTimes(1.0, 2.0, 1.5, 2.5))
     for row in ROWS:
         own = [span for span in spans if span.row == row]
         assert all(first.end_s <= second.start_s for first, second in pairwise(own))
@@ -75,7 +75,7 @@ def test_streams_work_in_order_and_move_what_the_plan_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_no_copy_starts_before_what_it_needs(name: str) -> None:
-    spans = simulate_swaps(swap_plan(SCHEDULES[name]), StepTimes(1.0, 2.0, 1.5, 2.5))
+    spans = simulate_swaps(swap_plan(SCHEDULES[name]), LayerTimes(1.0, 2.0, 1.5, 2.5))
     at = {(span.row, span.step.op): span for span in spans}
     for span in spans:
         step = span.step
@@ -93,7 +93,7 @@ def test_no_copy_starts_before_what_it_needs(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("copy_s", [0.5, 1.5, 3.0])
 def test_waits_fill_the_gaps_of_compute(name: str, copy_s: float) -> None:
-    spans = simulate_swaps(swap_plan(SCHEDULES[name]), StepTimes(1.0, 2.0, copy_s, copy_s))
+    spans = simulate_swaps(swap_plan(SCHEDULES[name]), LayerTimes(1.0, 2.0, copy_s, copy_s))
     compute = sorted((s for s in spans if s.row in ("compute", "wait")), key=lambda s: s.start_s)
     assert all(first.end_s == second.start_s for first, second in pairwise(compute))
 
@@ -116,14 +116,14 @@ def test_hidden_share_counts_what_lies_under_layers() -> None:
 
 def test_hidden_share_agrees_with_the_stalls_where_copies_never_overlap() -> None:
     """With one slot each copy is waited for at once, so nothing is hidden; with two and short copies all is."""
-    ops, times = stage_ops(1, 1, 1, 6, 0), StepTimes(1.0, 2.0, 0.5, 0.5)
+    ops, times = stage_ops(1, 1, 1, 6, 0), LayerTimes(1.0, 2.0, 0.5, 0.5)
     assert hidden_share(simulate_swaps(swap_plan(ops, max_slots=1), times)) == 0.0
     assert hidden_share(simulate_swaps(swap_plan(ops), times)) == 1.0
 
 
 def test_tenancies_by_hand() -> None:
     """Four layers: 0 and 1 leave with the offload and come back with the prefetch; 2 and 3 stay."""
-    spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), StepTimes(1.0, 2.0, 0.5, 1.0))
+    spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), LayerTimes(1.0, 2.0, 0.5, 1.0))
     expected = {
         Tenancy(0, (0, 0), 0, 1.5),
         Tenancy(1, (0, 1), 1, 2.5),
@@ -138,7 +138,7 @@ def test_tenancies_by_hand() -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_slot_has_one_tenant_at_a_time(name: str) -> None:
     plan = swap_plan(SCHEDULES[name])
-    found = tenancies(simulate_swaps(plan, StepTimes(1.0, 2.0, 1.5, 2.5)))
+    found = tenancies(simulate_swaps(plan, LayerTimes(1.0, 2.0, 1.5, 2.5)))
     assert len(found) == plan.num_offloads + len(plan.steps) // 2
     for slot in range(plan.num_slots):
         own = sorted((t for t in found if t.slot == slot), key=lambda t: t.start_s)
@@ -152,4 +152,4 @@ def test_a_drawing_begins_where_the_spans_do() -> None:
 
 
 def test_an_empty_plan() -> None:
-    assert timeline(SwapPlan((), 0, 0), StepTimes(1, 1, 1, 1), width=3).splitlines()[0] == "compute  ..."
+    assert timeline(SwapPlan((), 0, 0), LayerTimes(1, 1, 1, 1), width=3).splitlines()[0] == "compute  ..."
