@@ -37,6 +37,10 @@ class LayerPlaces:
     gradients_in_slot: bool = False
     weights_in_slot: bool = False
 
+    @property
+    def in_slot(self) -> bool:
+        return self.gradients_in_slot or self.weights_in_slot
+
 
 @dataclass(frozen=True)
 class StatePlacement:

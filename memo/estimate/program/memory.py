@@ -25,7 +25,7 @@ from memo.estimate.program.products import Scratch, uncounted
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.states import States, rank_states
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import Slot
+from memo.estimate.program.tiles import slot_of
 from memo.estimate.swap_memory import Moved, swap_bytes
 
 
@@ -96,23 +96,11 @@ def program_memory(
         moved = alpha
     threads = config.hardware.num_threads or 1
     states = rank_states(config, world_size, stage)
-    slot = None if moved is None else _slot(config, moved)
+    slot = None if moved is None else slot_of(moved, resolved_offload_tiles(config))
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     ring = layer_sizes(config, 0, threads).ring
     ranks = {0, ring - 1}  # those who see most keys of others, and those who are seen most
     sizes = [layer_sizes(config, rank, threads, scratch) for rank in ranks]
     steps = [Step(config, world_size, stage, z, states, slot) for z in sizes]
-    moments = [step.run().peak for step in steps]
-    return ProgramMemory(states, buffers, max(moments, key=lambda moment: moment.num_bytes), steps[0].kept_bytes)
-
-
-def _slot(config: RunConfig, moved: Moved) -> Slot:
-    """What backward finds of every tile: of a group that moves in part, one tile at least is recomputed."""
-    tiles = resolved_offload_tiles(config)
-
-    def whole(group: str) -> bool:
-        if isinstance(moved, int | float):
-            return moved >= 1
-        return moved.get(group, 0) == tiles
-
-    return Slot(qkv=whole("qkv"), residual=whole("residual"), fc1=whole("fc1"))
+    worst = max((step.run() for step in steps), key=lambda ledger: ledger.peak_bytes)
+    return ProgramMemory(states, buffers, worst.peak, steps[0].kept_bytes)

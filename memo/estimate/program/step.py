@@ -37,8 +37,17 @@ _STEADY_ROUNDS = 4
 CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 8 MiB."""
 
-_NORM_CHUNK = 1 << 20
+NORM_CHUNK = 1 << 20
 """Gradients of a shard that are widened to fp64 at a time when their squares are summed (memo_kernels.squared_norm)."""
+
+
+def make_lasting(ledger: Ledger, config: RunConfig, z: LayerSizes, microbatches: int) -> None:
+    """What lives all through a step beside states and buffers."""
+    ledger.make("batch", microbatches * batch_bytes(z))
+    ledger.make("order of tokens", order_bytes(config))
+    ledger.make("cuBLAS workspace", CUBLAS_WORKSPACE_BYTES if z.on_cuda else 0)
+    if z.rope:
+        ledger.make("rope frequencies", config.parallel.vpp * rope_frequency_bytes(z))
 
 
 @dataclass
@@ -48,7 +57,7 @@ class _Flight:
     entered: Block | None
     output: Block | None
     rope: Block | None
-    layers: list[list[Block]]
+    layers: list[tuple[int, list[Block]]]  # of groups of layers, bottom up: how many, and what they keep
     loss: LossKept | None
 
 
@@ -73,6 +82,8 @@ class Step:
         self._reducing: list[Block] = []  # of each bucket in `_whole` its shard and what gloo holds
         self._num_reduced = 0
         self._whole = [bucket for bucket in states.buckets if not self._is_driven(bucket.owner)]
+        # Where no layer asks for anything but its own tensors, layers are alike.
+        self._alike = z.on_cuda or not any(place.in_slot for place in states.places.values())
 
     @property
     def kept_bytes(self) -> int:
@@ -81,11 +92,7 @@ class Step:
         return sum(passages.kept.values()) + (passages.hidden_bytes if passages.keeps_input else 0)
 
     def run(self) -> Ledger:
-        self.ledger.make("batch", self.microbatches * batch_bytes(self.z))
-        self.ledger.make("order of tokens", order_bytes(self.config))
-        self.ledger.make("cuBLAS workspace", CUBLAS_WORKSPACE_BYTES if self.z.on_cuda else 0)
-        if self.z.rope:
-            self.ledger.make("rope frequencies", self.vpp * rope_frequency_bytes(self.z))
+        make_lasting(self.ledger, self.config, self.z, self.microbatches)
         if self.config.parallel.gradient_accumulation_order == "breadth_first":
             self._run_breadth_first()
         else:
@@ -104,10 +111,11 @@ class Step:
             received = self._posted.pop(action, None)
             self._name("received", received)
             self._drop(received)  # the message's own hold
+            is_last_microbatch = action.microbatch == count - 1
             if action.kind == "F":
-                self._forward(action, received)
+                self._forward(action, received, self._groups(is_last_microbatch))
             else:
-                self._backward(action, received, is_last_microbatch=action.microbatch == count - 1)
+                self._backward(action, received, is_last_microbatch=is_last_microbatch)
         for name in list(self._names):
             self._name(name, None)
 
@@ -158,26 +166,37 @@ class Step:
 
     # Passes.
 
-    def _forward(self, action: Action, received: Block | None) -> None:
+    def _groups(self, is_last_microbatch: bool) -> list[int]:
+        """How many layers of a chunk to walk through at once, bottom up.
+
+        What layers keep adds up in forward and goes in backward, so the worst moment is at one of the upper two: all
+        below them are one group, unless they ask for something else meanwhile, such as the last reductions.
+        """
+        if is_last_microbatch or not self._alike or self.layers < 3:
+            return [1] * self.layers
+        return [self.layers - 2, 1, 1]
+
+    def _forward(self, action: Action, received: Block | None, groups: list[int]) -> None:
         ledger, z, hidden_bytes = self.ledger, self.z, self.passages.hidden_bytes
         ledger.at = "embedding forward"
         x = received if received is not None else embedding_forward(ledger, z, self.ends)
         rope = rope_table(ledger, z) if z.rope else None
         flight = _Flight(received, None, rope, [], None)
         self._hold(received)
-        first = action.chunk * (self.layers + 2) + 1
-        for owner in range(first, first + self.layers):
+        owner = action.chunk * (self.layers + 2) + 1
+        for count in groups:
             self._fill_weights(owner)
             self._play(self.passages.forward, "layer forward")
             ledger.at = "layer forward"
             output = ledger.make("input", hidden_bytes)
-            blocks = [ledger.make_all(self.passages.kept)]
+            blocks = [ledger.make_all(self._kept(count))]
             if x is not received:
                 if self.passages.keeps_input:
                     blocks.append(x)
                 else:
                     ledger.free(x)
-            flight.layers.append(blocks)
+            flight.layers.append((count, blocks))
+            owner += count
             x = output
         self._flights[action.microbatch, action.chunk] = flight
         if self._virtual(action) == self.pp * self.vpp - 1:
@@ -204,14 +223,14 @@ class Step:
             grad, of_head = loss_backward(ledger, z, self.ends, flight.loss)
         owner = action.chunk * (self.layers + 2) + self.layers + 1
         self._reduce_from(owner, is_last_microbatch)
-        for blocks in reversed(flight.layers):
+        for count, blocks in reversed(flight.layers):
             self._fill_weights(owner - 1)
             self._play(self.passages.held_backward if grad is received else self.passages.backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
             if grad is received:
                 grad = ledger.make("gradient", self.passages.hidden_bytes)
-            owner -= 1
+            owner -= count
             self._reduce_slot(owner, is_last_microbatch)
             self._reduce_from(owner, is_last_microbatch)
         ledger.free(flight.rope)
@@ -223,6 +242,15 @@ class Step:
         else:
             self._name("gradient of entered", grad)
             self._send(action, grad)
+
+    def _kept(self, count: int) -> dict[str, int]:
+        """Of so many layers, by name: with the inputs of all but the lowest, which is not the group's own."""
+        if count == 1:
+            return self.passages.kept
+        kept = {name: count * num_bytes for name, num_bytes in self.passages.kept.items()}
+        if self.passages.keeps_input:
+            kept["input"] = kept.get("input", 0) + (count - 1) * self.passages.hidden_bytes
+        return kept
 
     def _play(self, passage: Passage, at: str) -> None:
         """The worst moment of a layer, whose own tensors at its start are in the ledger already."""
@@ -297,7 +325,7 @@ class Step:
 
     def _squares(self, bucket: Bucket) -> tuple[str, int]:
         """A chunk of a shard in fp64; fp64 needs no copy of itself."""
-        elements = min(_NORM_CHUNK, bucket.size // self.states.num_shards)
+        elements = min(NORM_CHUNK, bucket.size // self.states.num_shards)
         return "squares", 0 if self.z.wide == 8 else 8 * elements
 
     def _publish(self) -> None:

@@ -16,6 +16,7 @@ from memo.estimate.program.tokenwise import (
     norm_forward,
     rope_in_place,
 )
+from memo.estimate.swap_memory import Moved
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,17 @@ class Slot:
     qkv: bool
     residual: bool
     fc1: bool
+
+
+def slot_of(moved: Moved, tiles: int) -> Slot:
+    """What backward finds of every tile: of a group that moves in part, one tile at least is recomputed."""
+
+    def whole(group: str) -> bool:
+        if isinstance(moved, int | float):
+            return moved >= 1
+        return moved.get(group, 0) == tiles
+
+    return Slot(qkv=whole("qkv"), residual=whole("residual"), fc1=whole("fc1"))
 
 
 def tiled_forward(ledger: Ledger, z: LayerSizes, x: Block) -> Block:
