@@ -24,7 +24,7 @@ import torch
 from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.estimate.program.memory import program_memory
-from memo.model.transformer import torch_dtype
+from memo.parallel.dtypes import torch_dtype
 from memo.profiler.product_scratch import scratch_on_this_cpu
 
 MOST_ABOVE, MOST_BELOW = 0.01, 0.005

@@ -9,8 +9,8 @@ from dataclasses import replace
 from memo.config import RunConfig
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import rank_memory
-from memo.estimate.swap_memory import Moved
 from memo.spec.shapes import shape_of
+from memo.spec.slots import Moved
 
 
 def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> int:

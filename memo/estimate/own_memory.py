@@ -20,7 +20,8 @@ from memo.config.derived import num_microbatches
 from memo.estimate.memory import RUNTIME_BYTES, layers_in_flight
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import RankMemory
-from memo.estimate.swap_memory import Moved, swap_bytes
+from memo.estimate.swap_memory import swap_bytes
+from memo.spec.slots import Moved
 
 
 def own_memory(config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None) -> RankMemory:

@@ -29,10 +29,11 @@ from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
 from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
-from memo.estimate.swap_memory import Moved, num_records, slot_bytes, swap_bytes, working_set_bytes
+from memo.estimate.swap_memory import num_records, swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import ModelShape
+from memo.spec.slots import Moved, slot_layout
 from memo.units import DTYPE_BYTES, GIB
 
 WHOLE_LOGIT_BYTES = 10
@@ -174,7 +175,7 @@ def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, move
     Which stages share a node depends on the launcher, so the most demanding ranks do.
     """
     per_stage, stages = world_size // config.parallel.pp, range(config.parallel.pp)
-    record = 0 if moved is None else slot_bytes(config, moved).moved
+    record = 0 if moved is None else slot_layout(config, moved).moved_bytes
     ranks = [record * num_records(config, world_size, stage) for stage in stages] if record else [0] * len(stages)
     if placement_of(config, world_size).optimizer:
         ranks = [ranks[stage] + state_bytes(config, world_size, stage).host for stage in stages]

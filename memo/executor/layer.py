@@ -29,8 +29,8 @@ from memo.executor.pieces import (
     row_backward,
     row_forward,
 )
-from memo.executor.slots import SlotLayout
 from memo.parallel.collectives import all_gather
+from memo.spec.slots import SlotLayout
 
 
 class CoreAttention(Protocol):

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
-from memo.executor.slots import SlotLayout
+from memo.executor.slots import slot_tensors, view_of
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapPlan
+from memo.spec.slots import SlotLayout
 
 
 class SwapRuntime:
@@ -33,7 +34,7 @@ class SwapRuntime:
         self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)
         self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend, poison)
-        self._views = [self._tensors(slot) for slot in self._slots]
+        self._views = [slot_tensors(layout, slot, self._workspace) for slot in self._slots]
 
     @property
     def device_bytes(self) -> int:
@@ -56,13 +57,7 @@ class SwapRuntime:
     def _poison_workspace(self) -> None:
         """No operation may find there what another one left, not even its own forward."""
         if self._poison and self.layout.workspace is not None:
-            self.layout.workspace.view(self._workspace).fill_(float("nan"))
-
-    def _tensors(self, slot: Tensor) -> dict[str, Tensor]:
-        tensors = {name: place.view(slot) for name, place in self.layout.places.items()}
-        if self.layout.workspace is not None:
-            tensors["qkv"] = self.layout.workspace.view(self._workspace)
-        return tensors
+            view_of(self.layout.workspace, self._workspace).fill_(float("nan"))
 
 
 def _buffer(num_bytes: int, device: torch.device) -> Tensor:

@@ -6,7 +6,6 @@ and an output. Shapes as in `memo.model.layer`.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLayer
@@ -162,7 +161,3 @@ class TransformerChunk(nn.Module):
         """What every layer needs to know of a microbatch."""
         rope = None if self.rope is None else self.rope.table(batch.attention_positions)
         return LayerContext(rope, batch.documents)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    return {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}[name]

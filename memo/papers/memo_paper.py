@@ -12,9 +12,9 @@ allocator rounds each block up to a power of two, which `host_bytes(..., powers_
 
 from memo.config import ModelConfig, RunConfig
 from memo.estimate.rank_memory import RankMemory, worst_rank
-from memo.estimate.swap_memory import Moved
 from memo.spec.flops import model_flops_per_token
 from memo.spec.shapes import shape_of
+from memo.spec.slots import Moved
 
 UNITS = {
     "input": 1,

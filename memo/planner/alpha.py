@@ -11,6 +11,7 @@ from itertools import product
 from memo.errors import HostMemoryError, PlanError
 from memo.planner.linear import Row, maximize
 from memo.planner.problem import Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
+from memo.spec.slots import whole_tiles
 from memo.units import format_bytes
 
 Bundle = tuple[SwapGroup, ...]
@@ -112,11 +113,6 @@ def solve_at(problem: SwapProblem, alpha: float) -> SwapSolution:
         one_more = {name: count + 1 for name, count in tiles.items()}
         limit = problem.violated(one_more)[0]  # memory comes first
     return predict(problem, tiles, shares, limit)
-
-
-def whole_tiles(share: float, tiles: int) -> int:
-    """A share of the tokens, rounded down to the grid of tiles."""
-    return int(share * tiles + _GRID_TOLERANCE)
 
 
 def _require_memory(problem: SwapProblem) -> None:

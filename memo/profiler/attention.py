@@ -17,9 +17,9 @@ from memo.attention.backends import AttentionBackend, Saved
 from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
 from memo.attention.core import attend, attend_backward
 from memo.attention.select import CUDA_BACKENDS, is_installed, select_backend
+from memo.parallel.dtypes import torch_dtype
 from memo.profiler.layer import median_s
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 _NUM_DOCUMENTS = 8
 """In a packed case, of equal length."""
 _CHECKED_TOKENS = 256
@@ -121,7 +121,7 @@ def _inputs(case: Case, tokens: int, heads: int, kv_heads: int, batch: int, devi
 
     def normal(width: int) -> Tensor:
         shape = (tokens, batch, width, case.head_dim)
-        return torch.randn(shape, generator=generator, device=device).to(_DTYPES[case.dtype])
+        return torch.randn(shape, generator=generator, device=device).to(torch_dtype(case.dtype))
 
     q, k, v = normal(heads + 2 * kv_heads).split([heads, kv_heads, kv_heads], dim=2)
     return [q, k, v, normal(heads)]

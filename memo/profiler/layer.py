@@ -16,8 +16,9 @@ from torch.distributed import ProcessGroup
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.executor.layer import Context, TokenwiseLayer
 from memo.executor.pieces import column_forward
-from memo.executor.slots import SlotLayout
+from memo.executor.slots import slot_tensors
 from memo.parallel.collectives import all_gather, all_reduce
+from memo.spec.slots import SlotLayout
 
 _REPEATS = 3
 _LONG_S = 1.0
@@ -31,11 +32,9 @@ class ScratchMemory:
 
     def __init__(self, layout: SlotLayout, device: torch.device) -> None:
         self.layout = layout
-        slot = torch.empty(layout.slot_bytes, dtype=torch.uint8, device=device)
-        self.tensors = {name: place.view(slot) for name, place in layout.places.items()}
-        if layout.workspace is not None:
-            workspace = torch.empty(layout.workspace_bytes, dtype=torch.uint8, device=device)
-            self.tensors["qkv"] = layout.workspace.view(workspace)
+        sizes = (layout.slot_bytes, layout.workspace_bytes)
+        slot, workspace = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
+        self.tensors = slot_tensors(layout, slot, workspace)
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
         return self.tensors

@@ -9,13 +9,13 @@ from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.rank_memory import rank_memory
-from memo.estimate.swap_memory import SLOT_ALIGNMENT_BYTES
 from memo.estimate.verdict import Room
 from memo.planner.problem import Limit
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.swapping import choose, swap_problem
 from memo.spec.shapes import ModelShape
+from memo.spec.slots import SLOT_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)

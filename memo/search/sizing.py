@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
 from memo.estimate.rank_memory import RankMemory, components, node_host_bytes, worst_rank
-from memo.estimate.swap_memory import Moved
 from memo.estimate.verdict import Verdict, judge
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question
+from memo.spec.slots import Moved
 from memo.units import GIB
 
 

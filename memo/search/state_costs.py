@@ -19,7 +19,7 @@ from memo.estimate.device_memory import device_bytes
 from memo.estimate.hardware import Hardware
 from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, rank_memory, shape_units
 from memo.estimate.state_memory import placed_bytes, state_sizes
-from memo.estimate.swap_memory import Moved, num_records, slot_bytes
+from memo.estimate.swap_memory import num_records
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
@@ -28,6 +28,7 @@ from memo.simulate.swapping import swap_problem, ways_to_move
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.shapes import ModelShape, shape_of
+from memo.spec.slots import Moved, slot_layout
 
 _MOST_WAYS = 8
 """Shares of the activations that are tried."""
@@ -237,7 +238,7 @@ class Costs:
         return cache(lambda placement: max(self._placed(placement, stage) + rest[stage] for stage in self._ends))
 
     def _way(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> Way:
-        record = 0 if moved is None else slot_bytes(config, moved).moved
+        record = 0 if moved is None else slot_layout(config, moved).moved_bytes
         return Way(
             config,
             tiles,

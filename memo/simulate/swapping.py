@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
+from memo.config.derived import num_microbatches
 from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
@@ -20,9 +20,7 @@ from memo.simulate.streams import LayerTimes
 from memo.spec.layer_ops import layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.spec.skeleton import layer_bytes
-
-_GRID_TOLERANCE = 1e-9
-"""In tiles: 0.3 x 10 is 2.9999999999999996."""
+from memo.spec.slots import slot_dims, whole_tiles
 
 
 def pipeline_of(config: RunConfig, world_size: int) -> Pipeline:
@@ -55,19 +53,18 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
     pipeline = pipeline_of(config, world_size)
     short = shortened(pipeline)
     plan = steady_plan(short, 0, config.model.num_layers)
-    dtype = resolved_dtype(config, hardware.device)
-    num_tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
-    sizes = layer_bytes(config.model, num_tokens, parallel.tp, dtype, memory.offload_policy)
-    estimate = estimate_memory(
-        replace(config, hardware=replace(config.hardware, device=hardware.device)), world_size, 0
-    )
+    on_device = replace(config, hardware=replace(config.hardware, device=hardware.device))
+    dims = slot_dims(on_device)
+    sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
+    recompute_s = {name: cost.total_s for name, cost in layer.recompute.items()}
+    estimate = estimate_memory(on_device, world_size, 0)
     states = estimate.weights + estimate.gradients + estimate.optimizer + estimate.state_slots + estimate.runtime
     passes = config.model.num_layers // parallel.pp * pipeline.microbatches
     return SwapProblem(
         policy=memory.offload_policy,
-        tiles=resolved_offload_tiles(config),
+        tiles=dims.tiles,
         always=sizes.always,
-        groups=swap_groups(sizes, {name: cost.total_s for name, cost in layer.recompute.items()}, plan.num_slots),
+        groups=swap_groups(config.model, dims, plan.num_slots, sizes, recompute_s),
         never=sizes.never,
         forward_s=layer.forward.total_s,
         backward_s=layer.backward.total_s,
@@ -78,7 +75,7 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
         num_records=plan.num_records,
         host_bytes=max(0, host_bytes_of_rank(config, world_size, hardware) - estimate.host),
         device_bytes=max(0, hardware.memory_bytes - states - estimate.ends - estimate.workspace),
-        fixed_buffer_bytes=fixed_buffer_bytes(sizes, plan.num_slots),
+        fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, plan.num_slots),
         resident_bytes=estimate.activations,
     )
 
@@ -106,7 +103,7 @@ def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> Swap
     if not isinstance(alpha, str):
         if not 0 <= alpha <= 1:
             raise PlanError(f"alpha is {alpha}, but it is a share of the tokens: give 0 to 1")
-        tiles = problem.uniform(int(alpha * problem.tiles + _GRID_TOLERANCE))
+        tiles = problem.uniform(whole_tiles(alpha, problem.tiles))
         return predict(problem, tiles, {group.name: float(alpha) for group in problem.groups}, Limit.REQUEST)
     if problem.fits_resident:
         return stay(problem)

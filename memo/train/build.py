@@ -24,9 +24,10 @@ from memo.executor.streamed import StreamedLayer
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh, Watch
 from memo.model.layer import ModelParts
-from memo.model.transformer import Head, Microbatch, TransformerChunk, torch_dtype
+from memo.model.transformer import Head, Microbatch, TransformerChunk
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
+from memo.parallel.dtypes import torch_dtype
 from memo.parallel.pipeline import Enter, PipelineStage, Wire
 from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import state_plan

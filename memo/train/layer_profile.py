@@ -18,14 +18,14 @@ from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles
 from memo.errors import ArtifactError, ConfigError
 from memo.executor.layer import TokenwiseLayer, make_tiles
-from memo.executor.slots import LayerSizes, SlotLayout, plan_slot
 from memo.mesh import Mesh
 from memo.model.layer import LayerContext, TransformerLayer
 from memo.model.rope import rope_table
-from memo.model.transformer import torch_dtype
 from memo.parallel.collectives import all_reduce
+from memo.parallel.dtypes import torch_dtype
 from memo.profiler.layer import ScratchGradients, ScratchMemory, profile_layer
 from memo.spec.skeleton import bytes_of, skeletal_tensors
+from memo.spec.slots import slot_layout
 from memo.train.device import device_name
 
 
@@ -143,19 +143,6 @@ def measure(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
     return _slowest(own, mesh, device)
-
-
-def slot_layout(config: RunConfig, tiles: dict[str, int]) -> SlotLayout:
-    """What one layer keeps in a rounding buffer of one rank when `tiles` of each group move."""
-    parallel, training = config.parallel, config.training
-    sizes = LayerSizes(
-        tokens=config.data.seq_length // parallel.cp,
-        batch=training.micro_batch_size,
-        tp=parallel.tp,
-        tiles=resolved_offload_tiles(config),
-        dtype=torch_dtype(str(training.params_dtype)),
-    )
-    return plan_slot(skeletal_tensors(config.model), sizes, tiles)
 
 
 def tensor_bytes(config: RunConfig) -> dict[str, int]:

@@ -9,20 +9,18 @@ from torch import Tensor, nn
 
 from memo.artifacts.trace import Trace, requests
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
 from memo.executor.phases import Phases, mark_phases
 from memo.mesh import Mesh
-from memo.model.transformer import Microbatch, TransformerChunk, torch_dtype
-from memo.planner.alpha import whole_tiles
+from memo.model.transformer import Microbatch, TransformerChunk
+from memo.parallel.dtypes import torch_dtype
 from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
 from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
 from memo.profiler.layer import ScratchMemory
 from memo.spec.schedule import one_f_one_b
-from memo.spec.skeleton import moves_in_part, skeletal_tensors
+from memo.spec.slots import slot_layout
 from memo.train.build import build_chunks, build_mesh, build_stage
-from memo.train.layer_profile import slot_layout
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
 from memo.train.swap import put_on_tiles
@@ -114,9 +112,7 @@ def _swap(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradien
         return []
     alpha = config.memory.offload_alpha
     assert not isinstance(alpha, str)
-    groups = {t.group for t in skeletal_tensors(config.model) if moves_in_part(t, config.memory.offload_policy)}
-    moved = whole_tiles(alpha, resolved_offload_tiles(config))
-    memory = ScratchMemory(slot_layout(config, dict.fromkeys(groups, moved)), _DEVICE)
+    memory = ScratchMemory(slot_layout(config, alpha), _DEVICE)
     put_on_tiles(config, mesh, chunks, memory, gradients)
     return list(memory.tensors.values())
 

@@ -17,9 +17,9 @@ from memo.estimate.state_memory import state_bytes
 from memo.executor.host_budget import settle
 from memo.mesh import Mesh, init_distributed, local_device, refusals_are_heard
 from memo.model.layer import ModelParts, TransformerLayer
-from memo.model.transformer import torch_dtype
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
+from memo.parallel.dtypes import torch_dtype
 from memo.planner.profile_table import describe_profile
 from memo.spec.layer_ops import LayerOp, layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b

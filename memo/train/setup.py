@@ -33,7 +33,7 @@ from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
 from memo.mesh import Mesh, local_device
-from memo.model.transformer import torch_dtype
+from memo.parallel.dtypes import torch_dtype
 from memo.search.states import resolve_states
 from memo.train.attention import choose_attention
 from memo.train.device import Peak, device_peak, gpu_name, place_on_host, resolve_device_type

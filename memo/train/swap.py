@@ -28,7 +28,8 @@ from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.spec.layer_ops import LayerOp
 from memo.spec.skeleton import layer_bytes
-from memo.train.layer_profile import measure, obtain, slot_layout
+from memo.spec.slots import slot_dims, slot_layout
+from memo.train.layer_profile import measure, obtain
 
 
 class Room(NamedTuple):
@@ -143,18 +144,16 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, room: Room) -> SwapProblem:
-    memory, training = config.memory, config.training
-    num_tokens = config.data.seq_length // mesh.grid.cp * training.micro_batch_size
-    dtype = training.params_dtype
-    assert dtype is not None, "prepare() resolves the dtype"
-    sizes = layer_bytes(config.model, num_tokens, mesh.grid.tp, dtype, memory.offload_policy)
+    memory = config.memory
+    dims = slot_dims(config)
+    sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
     estimate = estimate_memory(config, mesh.grid.world_size, mesh.at.pp)
     layers = config.model.num_layers // mesh.grid.pp
     return SwapProblem(
         policy=memory.offload_policy,
-        tiles=resolved_offload_tiles(config),
+        tiles=dims.tiles,
         always=sizes.always,
-        groups=swap_groups(sizes, profile.recompute_s, plan.num_slots),
+        groups=swap_groups(config.model, dims, plan.num_slots, sizes, profile.recompute_s),
         never=sizes.never,
         forward_s=profile.forward_s,
         backward_s=profile.backward_s,
@@ -165,6 +164,6 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
         num_records=plan.num_records,
         host_bytes=room.host_bytes,
         device_bytes=max(0, room.device_bytes - estimate.ends - estimate.workspace),
-        fixed_buffer_bytes=fixed_buffer_bytes(sizes, plan.num_slots),
+        fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, plan.num_slots),
         resident_bytes=estimate.activations,
     )

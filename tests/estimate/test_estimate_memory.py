@@ -17,8 +17,8 @@ from memo.estimate.memory import (
 )
 from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
-from memo.model.transformer import torch_dtype
 from memo.parallel.context import ContextAttention
+from memo.parallel.dtypes import torch_dtype
 from memo.spec.schedule import Pipeline, one_f_one_b, simulate
 from memo.units import GIB, MIB
 

@@ -9,9 +9,9 @@ from memo.config import RunConfig
 from memo.config.memory import OffloadStates
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
-from memo.estimate.swap_memory import Moved
 from memo.search.candidates import AUTO, FULL, GRID, KEEP, SELECTIVE, Layout, batches, config_of, grids, pipelines
 from memo.search.question import Question, ask
+from memo.spec.slots import Moved
 
 ZERO_3 = replace(KEEP, sharding="optim_grads_params")
 LEAST_BELOW = 0.15

@@ -32,8 +32,8 @@ from memo.estimate.verdict import Verdict
 from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.model.layer import LayerContext
 from memo.model.rope import rope_table
-from memo.model.transformer import torch_dtype
 from memo.parallel.buckets import plan_buckets
+from memo.parallel.dtypes import torch_dtype
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients, ScratchMemory
 from memo.profiler.product_scratch import scratch_on_this_cpu

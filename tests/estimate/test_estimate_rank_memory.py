@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from golden import golden_rows
 
 from memo.config import RunConfig, preset
@@ -12,48 +11,19 @@ from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_B
 from memo.estimate.cases import read_case
 from memo.estimate.memory import layer_activation_bytes
 from memo.estimate.rank_memory import components, node_host_bytes, rank_memory, worst_rank
-from memo.estimate.swap_memory import num_records, slot_bytes, swap_bytes
+from memo.estimate.swap_memory import num_records, swap_bytes
 from memo.estimate.verdict import Verdict
-from memo.executor.slots import LayerSizes, plan_slot
 from memo.planner.swap import swap_plan
 from memo.spec.layer_ops import layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.spec.shapes import shape_of
-from memo.spec.skeleton import moves_in_part, skeletal_tensors
+from memo.spec.slots import slot_layout
 from memo.units import GIB
 
 
 def run(name: str, **values: object) -> RunConfig:
     base = {"device": "cuda", "vocab_size": 1024, "params_dtype": "bf16", "offload_alpha": "off", "seq_length": 1024}
     return RunConfig(model=preset(name)).override({**base, **values})
-
-
-@pytest.mark.parametrize("policy", ["auto", "paper"])
-@pytest.mark.parametrize("alpha", [0.0, 0.125, 0.5, 1.0])
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("gpt-tiny", {}),
-        ("llama-tiny", {"tp": 2, "cp": 2, "mbs": 3}),
-        ("qwen3-tiny", {"seq_length": 4096 - 1024, "offload_tiles": 4}),
-        ("gpt2-tiny", {"seq_length": 40, "offload_tiles": 4}),  # log-sum-exp, 640 bytes, needs padding
-    ],
-)
-def test_slots_are_the_executors_to_the_byte(name: str, values: dict[str, object], alpha: float, policy: str) -> None:
-    config = run(name, **values, offload_alpha=alpha, offload_policy=policy)
-    parallel, tiles = config.parallel, config.memory.offload_tiles
-    tensors = skeletal_tensors(config.model)
-    moved = {t.group: int(alpha * tiles) for t in tensors if t.kind != "always" and moves_in_part(t, policy)}  # type: ignore[arg-type]
-    sizes = LayerSizes(
-        config.data.seq_length // parallel.cp, config.training.micro_batch_size, parallel.tp, tiles, torch.bfloat16
-    )
-    layout = plan_slot(tensors, sizes, moved)
-    closed = slot_bytes(config, alpha)
-    assert (closed.slot, closed.moved, closed.workspace) == (
-        layout.slot_bytes,
-        layout.moved_bytes,
-        layout.workspace_bytes,
-    )
 
 
 SCHEDULES = [
@@ -79,9 +49,9 @@ def test_records_and_slots_are_the_plans(stages: int, chunks: int, microbatches:
         assert plan.num_records <= estimated <= plan.num_records + 1
         if stages == 1 or (stage == stages - 1 and chunks == 1):
             assert estimated == plan.num_records
-        layout = slot_bytes(config, 0.0)
+        layout = slot_layout(config, 0.0)
         buffers = swap_bytes(config, stages, stage, 0.0).rounding_buffers
-        assert buffers == plan.num_slots * layout.slot + layout.workspace
+        assert buffers == plan.num_slots * layout.slot_bytes + layout.workspace_bytes
 
 
 def test_components_of_a_plain_run() -> None:

@@ -20,7 +20,7 @@ from swapped_steps import Step, Workplace, copy_weights, differences, observed, 
 from torch import Tensor
 
 from memo.config import RunConfig
-from memo.model.transformer import torch_dtype
+from memo.parallel.dtypes import torch_dtype
 
 ALPHAS = (0.0, 0.125, 0.25, 0.5, 1.0)
 TILES = 8

@@ -20,9 +20,9 @@ from torch import Tensor
 from memo.executor import swapper
 from memo.executor.layer import Tile, TokenwiseLayer
 from memo.executor.runtime import SwapRuntime
-from memo.executor.slots import SlotLayout
 from memo.executor.streams import Event, Stream, VirtualStreams
 from memo.planner.swap import swap_plan
+from memo.spec.slots import SlotLayout
 from memo.train import build as building
 from memo.train import swap
 from memo.train.build import ParallelModel

@@ -1,16 +1,15 @@
-"""What the solver counts is what the executor will take: its bytes against the layout of real slots."""
+"""What the solver counts is what the executor will take: its bytes against the layout of slots with its alignment."""
 
 import random
 
 import pytest
-import torch
 
 from memo.config import preset
 from memo.config.memory import OffloadPolicy
-from memo.executor.slots import ALIGNMENT_BYTES, LayerSizes, plan_slot
 from memo.planner.problem import Link, SwapProblem
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.spec.skeleton import layer_bytes, skeletal_tensors
+from memo.spec.slots import SLOT_ALIGNMENT_BYTES, SlotDims, plan_slot
 
 TILES = 8
 LINK = Link(1e9, 1e9)
@@ -21,12 +20,13 @@ LINK = Link(1e9, 1e9)
 @pytest.mark.parametrize(("name", "tp"), [("gpt-tiny", 1), ("gpt-7b", 8), ("llama-3.1-8b", 2), ("qwen3-tiny", 2)])
 def test_bytes_are_those_of_the_slots(name: str, tp: int, num_slots: int, policy: OffloadPolicy) -> None:
     model, tokens, rng = preset(name), 2048, random.Random(0)
+    dims = SlotDims(tokens, batch=1, tp=tp, tiles=TILES, dtype="bf16")
     sizes = layer_bytes(model, tokens, tp, "bf16", policy)
     problem = SwapProblem(
         policy=policy,
         tiles=TILES,
         always=sizes.always,
-        groups=swap_groups(sizes, {"qkv": 0.1, "fc1": 0.2}, num_slots),
+        groups=swap_groups(model, dims, num_slots, sizes, {"qkv": 0.1, "fc1": 0.2}),
         never=sizes.never,
         forward_s=1.0,
         backward_s=1.0,
@@ -37,15 +37,14 @@ def test_bytes_are_those_of_the_slots(name: str, tp: int, num_slots: int, policy
         num_records=2,
         host_bytes=0,
         device_bytes=0,
-        fixed_buffer_bytes=fixed_buffer_bytes(sizes, num_slots),
+        fixed_buffer_bytes=fixed_buffer_bytes(model, dims, num_slots),
     )
     assert {group.name: group.recompute_s for group in problem.groups} == {
         **dict.fromkeys(sizes.groups, 0.0),
         "qkv": 0.1,
         "fc1": 0.2,
     }
-    padding_bytes = ALIGNMENT_BYTES * len(skeletal_tensors(model))
-    dims = LayerSizes(tokens, batch=1, tp=tp, tiles=TILES, dtype=torch.bfloat16)
+    padding_bytes = SLOT_ALIGNMENT_BYTES * len(skeletal_tensors(model))
     for tiles in [problem.uniform(0), problem.uniform(TILES)] + [
         {group: rng.randint(0, TILES) for group in sizes.groups} for _ in range(20)
     ]:
@@ -59,6 +58,6 @@ def test_tokens_of_several_sequences_count_like_more_tokens() -> None:
     """`num_tokens` is s / cp x micro-batch; the layout keeps the two apart."""
     model = preset("gpt-tiny")
     sizes = layer_bytes(model, 3 * 512, 1, "fp32", "auto")
-    dims = LayerSizes(512, batch=3, tp=1, tiles=TILES, dtype=torch.float32)
+    dims = SlotDims(512, batch=3, tp=1, tiles=TILES, dtype="fp32")
     layout = plan_slot(skeletal_tensors(model), dims, dict.fromkeys(sizes.groups, TILES))
     assert layout.moved_bytes == sum(sizes.always.values()) + sum(sizes.groups.values())

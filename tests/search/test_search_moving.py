@@ -3,19 +3,15 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from memo.config import RunConfig, preset
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.rank_memory import node_host_bytes, worst_rank
-from memo.estimate.swap_memory import slot_bytes
 from memo.estimate.verdict import Room
-from memo.executor.slots import LayerSizes, plan_slot
 from memo.planner.problem import Limit
 from memo.search.moving import plan_moving
 from memo.spec.shapes import shape_of
-from memo.spec.skeleton import skeletal_tensors
 from memo.units import GIB
 
 MACHINE = HARDWARE["a800-80"]
@@ -24,21 +20,6 @@ MACHINE = HARDWARE["a800-80"]
 def run(**values: object) -> RunConfig:
     base = {"params_dtype": "bf16", "device": "cuda", "offload_alpha": "auto", "gbs": 16}
     return RunConfig(model=preset("gpt-7b")).override({**base, **values})
-
-
-@pytest.mark.parametrize(
-    "moved",
-    [{}, {"fc1": 3}, {"qkv": 8}, {"residual": 2, "fc1": 5}, {"qkv": 1, "residual": 8, "fc1": 4}, {"qkv": 0, "fc1": 1}],
-)
-def test_slots_of_groups_that_differ_are_the_executors(moved: dict[str, int]) -> None:
-    config = run(seq_length=1 << 17, tp=4, cp=2)
-    sizes = LayerSizes(tokens=1 << 16, batch=1, tp=4, tiles=8, dtype=torch.bfloat16)
-    layout, closed = plan_slot(skeletal_tensors(config.model), sizes, moved), slot_bytes(config, moved)
-    assert (closed.slot, closed.moved, closed.workspace) == (
-        layout.slot_bytes,
-        layout.moved_bytes,
-        layout.workspace_bytes,
-    )
 
 
 @pytest.mark.parametrize(

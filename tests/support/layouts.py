@@ -12,7 +12,7 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.config.derived import resolved_offload_tiles
 from memo.data import GlobalBatchSampler, MockDataset
-from memo.model.transformer import torch_dtype
+from memo.parallel.dtypes import torch_dtype
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.feed import Feed
 

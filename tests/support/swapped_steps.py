@@ -19,8 +19,9 @@ from memo.executor.checker import Checked
 from memo.executor.runtime import SwapRuntime
 from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
-from memo.model.transformer import Microbatch, torch_dtype
+from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_reduce
+from memo.parallel.dtypes import torch_dtype
 from memo.train import build as building
 from memo.train import swap
 from memo.train.build import ParallelModel, build, build_mesh

@@ -28,9 +28,10 @@ from memo.estimate.program.sizes import LayerSizes, layer_sizes
 from memo.estimate.program.step import NORM_CHUNK, make_lasting
 from memo.estimate.program.tiles import slot_of
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
-from memo.estimate.swap_memory import Moved, swap_bytes
+from memo.estimate.swap_memory import swap_bytes
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import placement_of
+from memo.spec.slots import Moved
 
 _MESSAGES = 5
 """Hidden states at most that messages, and who sends and receives them, hold beside what is in flight."""

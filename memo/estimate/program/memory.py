@@ -26,7 +26,8 @@ from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.states import States, rank_states
 from memo.estimate.program.step import Step
 from memo.estimate.program.tiles import slot_of
-from memo.estimate.swap_memory import Moved, swap_bytes
+from memo.estimate.swap_memory import swap_bytes
+from memo.spec.slots import Moved
 
 
 @dataclass(frozen=True)

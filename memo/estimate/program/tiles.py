@@ -16,7 +16,7 @@ from memo.estimate.program.tokenwise import (
     norm_forward,
     rope_in_place,
 )
-from memo.estimate.swap_memory import Moved
+from memo.spec.slots import Moved
 
 
 @dataclass(frozen=True)

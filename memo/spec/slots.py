@@ -1,0 +1,155 @@
+"""Where a layer's skeletal activations lie in a rounding buffer: the layout, and the bytes that follow from it.
+
+    slot (bytes)   | always: input, attention_out, lse | token-wise: first tiles of residual, fc1, qkv | rest of qkv |
+                   |<------------- moved: one contiguous prefix, one copy each way ------------------->|
+                   0                                                                          moved_bytes   slot_bytes
+
+Attention needs q, k and v of all tokens at once, so qkv has room for every tile and comes last: its moved
+part is then a prefix of it. When no tile of qkv moves, all of it is rebuilt before use, and one shared
+workspace serves every layer instead of room in each slot.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_dtype, resolved_offload_tiles
+from memo.config.training import Dtype
+from memo.spec.skeleton import SkeletalTensor, moves_in_part, skeletal_tensors
+from memo.units import DTYPE_BYTES
+
+SLOT_ALIGNMENT_BYTES = 512
+
+WHOLE_GROUP = "qkv"
+"""The group that needs room for all of its tiles as soon as one of them moves."""
+
+
+Moved = float | Mapping[str, int]
+"""What moves: one share of the tokens of every group, rounded down to tiles, or the number of tiles of each group."""
+
+_GRID_TOLERANCE = 1e-9
+"""In tiles: 0.3 x 10 is 2.9999999999999996."""
+
+
+@dataclass(frozen=True)
+class SlotDims:
+    """What decides the shapes on one rank: s tokens after gathering, b sequences, tp, T tiles."""
+
+    tokens: int
+    batch: int
+    tp: int
+    tiles: int
+    dtype: Dtype
+
+    @property
+    def wide_dtype(self) -> Dtype:
+        return "fp64" if self.dtype == "fp64" else "fp32"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor in a slot (or in the workspace): the first `saved_rows` of its rows are moved.
+
+    Attributes:
+        shape: rows, sequences, width on this rank.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    dtype: Dtype
+    offset_bytes: int
+    saved_rows: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Places of all tensors that are kept, and the sizes that follow.
+
+    Attributes:
+        places: by name, in the slot.
+        workspace: qkv when none of it moves; it lies at offset 0 of the workspace that all slots share.
+        moved_bytes: the prefix that is copied: one host record.
+    """
+
+    places: dict[str, Place]
+    workspace: Place | None
+    moved_bytes: int
+    slot_bytes: int
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.workspace.num_bytes if self.workspace is not None else 0
+
+    def buffer_bytes(self, num_slots: int) -> int:
+        """Device memory of all rounding buffers."""
+        return num_slots * self.slot_bytes + self.workspace_bytes
+
+    def saved_rows(self, name: str) -> int:
+        """Rows of a tensor that survive between forward and backward."""
+        return self.places[name].saved_rows if name in self.places else 0
+
+
+def slot_dims(config: RunConfig) -> SlotDims:
+    """Of a rank of this run; the dtype is the device's default where the configuration names none."""
+    return SlotDims(
+        tokens=config.data.seq_length // config.parallel.cp,
+        batch=config.training.micro_batch_size,
+        tp=config.parallel.tp,
+        tiles=resolved_offload_tiles(config),
+        dtype=resolved_dtype(config, config.hardware.device),
+    )
+
+
+def whole_tiles(share: float, tiles: int) -> int:
+    """A share of the tokens, rounded down to the grid of tiles."""
+    return int(share * tiles + _GRID_TOLERANCE)
+
+
+def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
+    """What one layer keeps in a rounding buffer of one rank when `moved` moves."""
+    skeleton, dims = skeletal_tensors(config.model), slot_dims(config)
+    if not isinstance(moved, Mapping):
+        count, policy = whole_tiles(moved, dims.tiles), config.memory.offload_policy
+        moved = {tensor.group: count for tensor in skeleton if moves_in_part(tensor, policy)}
+    return plan_slot(skeleton, dims, moved)
+
+
+def plan_slot(
+    skeleton: tuple[SkeletalTensor, ...],
+    dims: SlotDims,
+    tiles_moved: Mapping[str, int],
+    alignment_bytes: int = SLOT_ALIGNMENT_BYTES,
+) -> SlotLayout:
+    """Lay out one layer. `tiles_moved` gives, by group, how many of the T tiles move (0 for absent groups)."""
+    always = [t for t in skeleton if t.kind == "always"]
+    partial = [t for t in skeleton if t.kind != "always" and tiles_moved.get(t.group, 0) > 0]
+    partial.sort(key=lambda t: t.group == WHOLE_GROUP)  # last; the order is otherwise that of execution
+    places: dict[str, Place] = {}
+    end = moved = 0
+    for tensor in [*always, *partial]:
+        rows, width, dtype = _local(tensor, dims)
+        saved = rows if tensor.kind == "always" else rows * tiles_moved[tensor.group] // dims.tiles
+        kept = rows if tensor.group == WHOLE_GROUP else saved
+        start = -(-end // alignment_bytes) * alignment_bytes
+        row_bytes = dims.batch * width * DTYPE_BYTES[dtype]
+        places[tensor.name] = Place(tensor.name, (kept, dims.batch, width), dtype, start, saved)
+        moved, end = start + saved * row_bytes, start + kept * row_bytes
+    workspace = None
+    if tiles_moved.get(WHOLE_GROUP, 0) == 0:
+        tensor = next(t for t in skeleton if t.group == WHOLE_GROUP)
+        rows, width, dtype = _local(tensor, dims)
+        workspace = Place(tensor.name, (rows, dims.batch, width), dtype, 0, 0)
+    return SlotLayout(places, workspace, moved, end)
+
+
+def _local(tensor: SkeletalTensor, dims: SlotDims) -> tuple[int, int, Dtype]:
+    """Rows, width and dtype on this rank."""
+    dtype = dims.wide_dtype if tensor.dtype == "wide" else dims.dtype
+    if tensor.layout == "tokens":
+        return dims.tokens // dims.tp, tensor.width, dtype
+    return dims.tokens, tensor.width // dims.tp, dtype
