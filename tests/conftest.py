@@ -1,5 +1,6 @@
 """What all tests share: nothing that memo keeps for its user goes to, or comes from, the real user's cache."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -7,6 +8,12 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # several workers share the cores; decided before the first import of torch
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """What all tests and their modules brought lives until the end: no garbage collection need visit it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
