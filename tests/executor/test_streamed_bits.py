@@ -1,7 +1,7 @@
 """Where states live changes nothing: every placement gives the bits of the run that keeps them on the device.
 
-torch.equal on losses, gradient norms, masters and moments over 20 steps with clipping and a schedule of the learning
-rate, with evaluations in between; the resident run has the same layout, dtype and swapping. Streamed runs have slots
+torch.equal on losses, gradient norms, masters and moments over six steps with clipping and a schedule of the learning
+rate, with an evaluation in between; the resident run has the same layout, dtype and swapping. Streamed runs have slots
 poisoned with NaN, copies late, at random moments or in threads, and every access checked. Documents are packed.
 """
 

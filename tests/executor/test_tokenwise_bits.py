@@ -1,13 +1,16 @@
 """Swapping changes nothing: any alpha gives the same bits, and the plain model's numbers to rounding.
 
 torch.equal on the loss and on every gradient, against alpha = 0 in unpoisoned buffers with eager copies; all
-others run with buffers poisoned, copies late or at random moments, and every access checked. The plain model
+others run with buffers poisoned, copies late or at random moments, and every access checked. A model on one process
+runs under every alpha and policy in every dtype; each layout of several ranks runs under one of them in each dtype,
+and the layouts together under all that move something. The plain model
 works on whole sequences instead of tiles: in fp64 it agrees to 1e-12 of the largest value; in fp32 and bf16
 swapping may be at most twice as wrong as the plain model itself is against fp64.
 
 The packed documents of the mock data cross tiles and ranks in every layout.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -19,13 +22,14 @@ from ranks import run_ranks
 from swapped_steps import Step, Workplace, copy_weights, differences, observed, profiled_once
 from torch import Tensor
 
-from memo.config import RunConfig
 from memo.parallel.dtypes import torch_dtype
 
 ALPHAS = (0.0, 0.125, 0.25, 0.5, 1.0)
 TILES = 8
 DTYPES = ("fp64", "fp32", "bf16")
 POLICIES = ("auto", "paper")
+SWAPS = tuple(product(POLICIES, ALPHAS))
+"""(policy, alpha)."""
 
 # Three layers on one stage are the fewest of which one moves; a pipeline needs two on each and two microbatches.
 ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
@@ -48,26 +52,46 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 
 
+def swaps_of(name: str, dtype: str) -> Sequence[tuple[str, float]]:
+    """(policy, alpha) of the runs of one layout in one dtype.
+
+    What ranks do to each other's bits, alpha does not change: it says how many rows move, within one rank. So layouts
+    of several ranks share what moves among them, each dtype beginning elsewhere.
+    """
+    if CASES[name][0] == 1:
+        return SWAPS
+    moving = [(policy, alpha) for policy, alpha in SWAPS if alpha > 0.0]
+    turn = list(CASES).index(name) + 3 * DTYPES.index(dtype)
+    return [moving[turn % len(moving)]]
+
+
+def test_layouts_share_every_swap_that_moves() -> None:
+    for dtype in DTYPES:
+        shared = {swap for name, case in CASES.items() if case[0] > 1 for swap in swaps_of(name, dtype)}
+        assert shared == {(policy, alpha) for policy, alpha in SWAPS if alpha > 0.0}
+
+
 @dataclass
 class Findings:
     """What one rank found.
 
     Attributes:
         unequal: runs that differ from alpha = 0, and in what.
-        moved_bytes: of one layer, by policy, in the order of ALPHAS.
-        num_moves: layers and microbatches that left the device in a step.
+        moved_bytes: of one layer, by dtype and policy, in the order of the alphas that ran.
+        num_moves: layers and microbatches that left the device in a step, by run.
         results: loss and gradients by global name, of the runs "plain", "swapped" and "exact" in each dtype.
     """
 
     unequal: list[str] = field(default_factory=list)
     moved_bytes: dict[str, list[int]] = field(default_factory=dict)
-    num_moves: int = 0
+    num_moves: list[int] = field(default_factory=list)
     results: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
-def examine(config: RunConfig, world_size: int) -> Findings:
+def examine(name: str) -> Findings:
     """Everything about one layout, on one of its ranks."""
-    workplace, findings = Workplace(config, world_size), Findings()
+    world_size, model, overrides = CASES[name]
+    workplace, findings = Workplace(tiny(model, **overrides), world_size), Findings()
     batches = workplace.batches()
     assert batches[0].documents is not None, "each row is one document: nothing is packed"
     with profiled_once():
@@ -78,33 +102,35 @@ def examine(config: RunConfig, world_size: int) -> Findings:
                 exact = workplace.build(params_dtype="fp64", offload_alpha="off")
                 copy_weights(exact, plain)
                 findings.results[f"{dtype} exact"] = workplace.step(exact, batches).pieces
-            findings.results[f"{dtype} swapped"] = compare_alphas(workplace, dtype, findings).pieces
+            findings.results[f"{dtype} swapped"] = compare_swaps(
+                workplace, dtype, swaps_of(name, dtype), findings
+            ).pieces
     return findings
 
 
-def compare_alphas(workplace: Workplace, dtype: str, findings: Findings) -> Step:
-    """All alphas against the first, which is returned."""
+def compare_swaps(workplace: Workplace, dtype: str, swaps: Sequence[tuple[str, float]], findings: Findings) -> Step:
+    """Each of `swaps` against alpha = 0, which is returned."""
     batches = workplace.batches(TILES)
-    swaps: dict[str, Any] = {"params_dtype": dtype, "offload_tiles": TILES, "profile_cache": "off"}
-    reference = workplace.step(workplace.build(**swaps, offload_alpha=ALPHAS[0]), batches)
-    for policy, alpha in product(POLICIES, ALPHAS):
+    common: dict[str, Any] = {"params_dtype": dtype, "offload_tiles": TILES, "profile_cache": "off"}
+    reference = workplace.step(workplace.build(**common, offload_alpha=0.0), batches)
+    for policy, alpha in swaps:
         with observed(copies="lazy" if policy == "auto" else "random"):
-            model = workplace.build(**swaps, offload_alpha=alpha, offload_policy=policy)
+            model = workplace.build(**common, offload_alpha=alpha, offload_policy=policy)
         different = differences(workplace.step(model, batches), reference)
         if different:
             findings.unequal.append(f"{dtype}, {policy}, alpha {alpha}: {different}")
         assert model.swap is not None
-        findings.num_moves = model.swap.swapper.statistics.offloads
+        findings.num_moves.append(model.swap.swapper.statistics.offloads)
         findings.moved_bytes.setdefault(f"{dtype} {policy}", []).append(model.swap.layout.moved_bytes)
     return reference
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_swapping_changes_no_bit(name: str) -> None:
-    world_size, model, overrides = CASES[name]
-    ranks = run_ranks(world_size, examine, tiny(model, **overrides), world_size)
-    assert [found.unequal for found in ranks] == [[]] * world_size
-    assert any(found.num_moves for found in ranks)
+    ranks = run_ranks(CASES[name][0], examine, name)
+    assert [found.unequal for found in ranks] == [[]] * len(ranks)
+    for moves in zip(*(found.num_moves for found in ranks), strict=True):
+        assert any(moves), "a run in which no rank moved anything"
     for moved in ranks[0].moved_bytes.values():
         assert moved == sorted(set(moved)), "each alpha must move more than the one before"
     runs = {run: assemble([found.results[run] for found in ranks]) for run in ranks[0].results}

@@ -13,9 +13,15 @@ from memo.train.build import ParallelModel
 from memo.train.feed import Feed
 from memo.train.optimizer import learning_rate
 
-STEPS = 20
 EVALUATED = (2,)
 """Steps after which the model is evaluated: between two that stream."""
+STEPS = 6
+"""Two before the evaluation and four after it.
+
+A plan of copies is the same in each step and what is in a slot when a step ends is what the next one begins with, so
+a copy that is wrong across steps shows in the second step, or in the one after the evaluation; two steps each warm the
+learning rate up, lower it and keep the least.
+"""
 TILES = 2
 
 ALL: dict[str, Any] = {"offload_states": "all"}
@@ -32,8 +38,8 @@ SWAPS: dict[str, dict[str, Any]] = {
 }
 TRAINING: dict[str, Any] = {
     "clip_grad": 0.8,
-    "lr_warmup_iters": 3,
-    "lr_decay_iters": STEPS - 2,
+    "lr_warmup_iters": 2,
+    "lr_decay_iters": STEPS - 1,
     "lr_decay_style": "cosine",
     "min_lr": 1e-3,
     "train_iters": STEPS,
