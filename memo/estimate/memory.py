@@ -21,6 +21,7 @@ from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
 from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
+from memo.spec.layer_ops import layers_in_flight
 from memo.spec.parameters import layer_parameters, stage_parameters
 from memo.spec.placement import placement_of
 from memo.spec.skeleton import skeletal_tensors
@@ -109,15 +110,6 @@ def layer_activation_bytes(config: RunConfig) -> int:
     if model.normalization == "RMSNorm" and device == "cpu":
         per_token += _composed_norm_bytes(config, narrow, wide)
     return tokens * per_token // parallel.tp
-
-
-def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:
-    """Layers x microbatches whose activations a stage holds at the peak of (interleaved) 1F1B, or breadth first."""
-    pp, vpp = config.parallel.pp, config.parallel.vpp
-    if config.parallel.gradient_accumulation_order == "breadth_first":
-        return microbatches * config.model.num_layers
-    warmup = pp - 1 - stage if vpp == 1 else 2 * (pp - 1 - stage) + (vpp - 1) * pp
-    return min(warmup + 1, microbatches * vpp) * (config.model.num_layers // (pp * vpp))
 
 
 def _rotated_elements(config: RunConfig) -> int:

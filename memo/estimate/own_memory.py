@@ -17,10 +17,11 @@ from dataclasses import replace
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
-from memo.estimate.memory import RUNTIME_BYTES, layers_in_flight
+from memo.estimate.memory import RUNTIME_BYTES
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import RankMemory
 from memo.estimate.swap_memory import swap_bytes
+from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved
 
 

@@ -27,10 +27,11 @@ from dataclasses import dataclass, fields
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
-from memo.estimate.memory import layer_activation_bytes, layers_in_flight, loss_bytes
+from memo.estimate.memory import layer_activation_bytes, loss_bytes
 from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
 from memo.estimate.swap_memory import num_records, swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
+from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import ModelShape
 from memo.spec.slots import Moved, slot_layout

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
 from memo.config.training import Dtype
-from memo.estimate.memory import layers_in_flight
+from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved, slot_layout
 from memo.units import DTYPE_BYTES
 

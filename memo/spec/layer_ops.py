@@ -6,8 +6,9 @@ Swap plans and state plans are made from this order, and the runtime obeys it.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from memo.config import RunConfig
 from memo.errors import PlanError
-from memo.spec.schedule import Action, Kind, Pipeline
+from memo.spec.schedule import Action, Kind, Pipeline, most_in_flight
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,11 @@ def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
     layers, each = range(num_layers), range(microbatches)
     forwards = [LayerOp("F", microbatch, layer) for layer in layers for microbatch in each]
     return forwards + [LayerOp("B", microbatch, layer) for layer in reversed(layers) for microbatch in each]
+
+
+def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:
+    """Layers x microbatches whose activations a stage holds at the peak of (interleaved) 1F1B, or breadth first."""
+    if config.parallel.gradient_accumulation_order == "breadth_first":
+        return microbatches * config.model.num_layers
+    pipeline = Pipeline(config.parallel.pp, config.parallel.vpp, microbatches)
+    return most_in_flight(pipeline, stage) * len(pipeline.layers(stage, 0, config.model.num_layers))

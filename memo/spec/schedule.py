@@ -95,6 +95,11 @@ def _forward(pipeline: Pipeline, index: int) -> Action:
     return Action("F", group * pipeline.stages + offset, chunk)
 
 
+def most_in_flight(pipeline: Pipeline, stage: int) -> int:
+    """Chunks x microbatches at the peak whose forward has run and whose backward has not; as `simulate` counts them."""
+    return min(_num_warmup(pipeline, stage) + 1, pipeline.microbatches * pipeline.chunks)
+
+
 def _num_warmup(pipeline: Pipeline, stage: int) -> int:
     remaining = pipeline.stages - stage - 1
     total = pipeline.microbatches * pipeline.chunks

@@ -13,12 +13,12 @@ from memo.estimate.memory import (
     MemoryEstimate,
     estimate_memory,
     layer_activation_bytes,
-    layers_in_flight,
 )
 from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.parallel.dtypes import torch_dtype
+from memo.spec.layer_ops import layers_in_flight
 from memo.spec.schedule import Pipeline, one_f_one_b, simulate
 from memo.units import GIB, MIB
 

@@ -23,7 +23,6 @@ from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.passages import layer_passages
 from memo.estimate.program.products import Scratch
-from memo.estimate.program.schedule import actions_of_stage
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.states import rank_states
 from memo.estimate.program.step import Step
@@ -37,7 +36,6 @@ from memo.parallel.dtypes import torch_dtype
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients, ScratchMemory
 from memo.profiler.product_scratch import scratch_on_this_cpu
-from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.train.build import build_chunks, build_mesh
 from memo.train.layer_profile import slot_layout
 from memo.units import GIB
@@ -271,13 +269,6 @@ def stage_layout(config: RunConfig, world_size: int, stage: int) -> list[Any]:
     finally:
         if world_size > 1:
             dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(("pp", "vpp", "microbatches"), [(1, 1, 3), (2, 1, 1), (4, 1, 6), (2, 2, 4), (4, 3, 8)])
-def test_actions_are_those_of_the_schedule(pp: int, vpp: int, microbatches: int) -> None:
-    for stage in range(pp):
-        real = one_f_one_b(Pipeline(pp, vpp, microbatches), stage)
-        assert actions_of_stage(pp, vpp, microbatches, stage) == [(a.kind, a.microbatch, a.chunk) for a in real]
 
 
 def test_the_components_add_up() -> None:

@@ -11,7 +11,6 @@ from functools import lru_cache
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_offload_tiles
-from memo.estimate.memory import layers_in_flight
 from memo.estimate.program.ends import (
     EndSizes,
     embedding_backward,
@@ -30,6 +29,7 @@ from memo.estimate.program.tiles import slot_of
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import swap_bytes
 from memo.spec.buckets import RankUnits, rank_units
+from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
 from memo.spec.slots import Moved
 

@@ -24,11 +24,11 @@ from memo.estimate.program.ends import (
 )
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.passages import LayerPassages, Passage, layer_passages
-from memo.estimate.program.schedule import Action, actions_of_stage
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.states import States
 from memo.estimate.program.tiles import Slot
 from memo.spec.buckets import Bucket
+from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.units import MIB
 
 _STEADY_ROUNDS = 4
@@ -104,7 +104,7 @@ class Step:
 
     def _run_schedule(self) -> None:
         count = min(self.microbatches, _STEADY_ROUNDS * self.pp)
-        actions = actions_of_stage(self.pp, self.vpp, count, self.stage)
+        actions = one_f_one_b(Pipeline(self.pp, self.vpp, count), self.stage)
         for index, action in enumerate(actions):
             for upcoming in actions[index : index + 2]:
                 self._post_receive(upcoming)
