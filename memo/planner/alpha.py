@@ -231,7 +231,8 @@ def _floor(problem: SwapProblem, shares: dict[str, float]) -> dict[str, int]:
 
 
 def _lowered(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int], limits: set[Limit]) -> dict[str, int]:
-    """Fewer tiles until none of `limits` is broken, least worth first; bundles stay together."""
+    """Fewer tiles until none of `limits` is broken: the bundle that is worth least gives way first, of equals the one
+    that is listed first. The groups of a bundle stay together."""
     tiles = dict(tiles)
     for bundle in sorted(bundles, key=lambda bundle: _worth(bundle[0])):
         while tiles[bundle[0].name] > 0 and limits.intersection(problem.violated(tiles)):

@@ -9,7 +9,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from memo.parallel.collectives import all_gather
 from memo.parallel.loss import linear_cross_entropy
 from memo.parallel.tensor import vocab_shard
 
@@ -47,6 +49,28 @@ def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
 
 def on_rank_all_chunks(inputs: list[Tensor]) -> list[list[Tensor]]:
     return [on_rank(inputs, chunk_size) for chunk_size in CHUNK_SIZES]
+
+
+def gathered_tokens(chunk_size: int) -> list[int]:
+    """How many tokens each all-gather of the loss's forward and backward brings together."""
+    numbers = []
+
+    def counting(x: Tensor, group: ProcessGroup | None) -> Tensor:
+        whole = all_gather(x, group)
+        numbers.append(whole.shape[0] * whole.shape[1])
+        return whole
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memo.parallel.loss.all_gather", counting)
+        on_rank(make_inputs(100), chunk_size)
+    return numbers
+
+
+@pytest.mark.parametrize(("chunk_size", "chunks"), [(16, [16, 16]), (24, [24, 8]), (1, [4] * 8)])
+def test_chunks_are_counted_in_tokens_of_all_ranks(chunk_size: int, chunks: list[int]) -> None:
+    """32 tokens in all. A chunk's logits grow with what is gathered, not with what one rank sends; a chunk is at least
+    one row of each rank, here 2 x 2 tokens."""
+    assert run_ranks(2, gathered_tokens, chunk_size) == [2 * chunks] * 2  # forward and backward
 
 
 @pytest.mark.parametrize(

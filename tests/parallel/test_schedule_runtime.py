@@ -1,6 +1,7 @@
 """The pipeline runtime: how much is in flight, results against a plain loop, and failures."""
 
 from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +77,10 @@ def test_buffers_in_flight_do_not_grow_with_microbatches(
         PipelineStage(pipeline, fake_mesh(stage), WIRE).run(actions, chunks)
         ends = (pipeline.source, pipeline.target)
         assert links.posted == sum(end(stage, a) is not None for a in actions for end in ends)
-        assert links.most["receive"] <= 2
+        # The receive of the next action is posted before this action waits for its own: one message travels while
+        # another is used. Where no two actions in a row receive, there is one at a time, or none.
+        receives = [pipeline.source(stage, action) is not None for action in actions]
+        assert links.most["receive"] == max(sum(pair) for pair in pairwise(receives))
         assert all(count == 1 for kind, count in links.most.items() if kind != "receive")
         assert not any(links.in_flight.values())  # all waited for
 

@@ -1,6 +1,7 @@
 """The sharded optimizer against torch's AdamW on whole weights, and its clipping, skipping and rounding."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -98,6 +99,20 @@ def test_clipping_bounds_the_norm_and_leaves_small_gradients_alone(clip_grad: fl
         assert model.data_parallel.gradient_norm().item() == pytest.approx(0.25, rel=1e-5)
     else:
         assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_clipping_begins_just_above_the_bound() -> None:
+    """A norm that equals the bound changes no bit of the gradients; one a thousandth above it is brought down to it."""
+    for above, clips in ((1.0, False), (1.001, True)):
+        model, feed = make(tiny(), 1)
+        one_step_backward(model, feed)
+        bound = model.data_parallel.gradient_norm().item() / above
+        model.optimizer.config = replace(model.optimizer.config, clip_grad=bound)
+        before = copy_of(global_pieces(model, "grad"))
+        model.optimizer.step(1e-3)
+        after = global_pieces(model, "grad")
+        assert model.data_parallel.gradient_norm().item() == pytest.approx(bound, rel=1e-5)
+        assert all(torch.equal(before[name], after[name]) for name in before) is not clips
 
 
 def state_bits(model: ParallelModel) -> list[Tensor]:

@@ -18,11 +18,20 @@ SOME = {
 }
 ZERO2 = {"data_parallel_sharding_strategy": "optim_grads"}
 ZERO3 = {"data_parallel_sharding_strategy": "optim_grads_params"}
+ONE_LAYER = {
+    **ALL,
+    "optimizer_offload_fraction": 0.25,
+    "gradient_offload_fraction": 0.25,
+    "weight_offload_fraction": 0.25,
+}
+"""One of the four layers: where two slots or stages serve several layers, one serves this one."""
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "resident": {},
     "optimizer": {"offload_states": "optimizer"},
     "all": ALL,
     "some": SOME,
+    "one layer": ONE_LAYER,
+    "one layer, without clipping, one microbatch": {**ONE_LAYER, "clip_grad": 0.0, "global_batch_size": 2},
     "no copy of weights": {**ALL, "offload_weight_copy": False},
     "without clipping": {**ALL, "clip_grad": 0.0},
     "without clipping, one microbatch": {**ALL, "clip_grad": 0.0, "global_batch_size": 2},

@@ -1,0 +1,49 @@
+"""Which group gives way, and which of two equally good answers is kept: the rules behind small differences."""
+
+from dataclasses import replace
+
+import pytest
+
+from memo.planner.alpha import solve
+from memo.planner.problem import Limit, SwapGroup, SwapProblem
+from tests.planner.test_alpha_limits import PROBLEM
+
+# Bytes, not GiB: the parts of a group are rounded up to whole bytes, and that is what breaks a limit here.
+SMALL = replace(PROBLEM, always={"input": 10}, fixed_buffer_bytes=0)
+
+DEAR, CHEAP = SwapGroup("dear", 1000, 0.8, 0), SwapGroup("cheap", 1001, 0.1, 0)
+WIDE, SLIM = SwapGroup("wide", 1001, 0.1, 1600), SwapGroup("slim", 1001, 0.1, 800)
+
+
+@pytest.mark.parametrize("groups", [(DEAR, CHEAP), (CHEAP, DEAR)])
+def test_the_group_that_is_worth_least_gives_way(groups: tuple[SwapGroup, ...]) -> None:
+    """The host holds 10 + 1000 + 500.5 bytes a record: half of `cheap`, but its four parts take 501."""
+    solution = solve(replace(SMALL, groups=groups, host_bytes=6 * (10 + 1000) + 3003))
+    assert solution.alphas == pytest.approx({"dear": 1.0, "cheap": 0.5})
+    assert solution.tiles == {"dear": 8, "cheap": 3}
+
+
+@pytest.mark.parametrize(
+    ("groups", "tiles"), [((WIDE, SLIM), {"wide": 3, "slim": 8}), ((SLIM, WIDE), {"wide": 4, "slim": 7})]
+)
+def test_of_groups_worth_the_same_the_first_listed_gives_way(
+    groups: tuple[SwapGroup, ...], tiles: dict[str, int]
+) -> None:
+    """Host and device together leave one best answer, half of `wide` and all of `slim`, half a byte too large."""
+    problem = replace(SMALL, groups=groups, host_bytes=6 * (10 + 1001) + 3003, device_bytes=1600)
+    solution = solve(problem)
+    assert solution.alphas == pytest.approx({"wide": 0.5, "slim": 1.0})
+    assert solution.tiles == tiles
+
+
+@pytest.mark.parametrize("groups_in_order", [True, False])
+def test_of_programs_that_gain_the_same_the_one_without_memory_at_once_is_kept(groups_in_order: bool) -> None:
+    """fc1 alone saves 1.2 s. qkv saves 0.5 s, and the 500 bytes that it takes at once cost 0.5 s of fc1.
+
+    In binary 0.5 + 1.2 x 7 / 12 comes out larger than 1.2 by one bit, which is no reason to take the memory.
+    """
+    groups = (SwapGroup("qkv", 300, 0.5, 0, entry_bytes=500), SwapGroup("fc1", 400, 1.2, 1200))
+    problem: SwapProblem = replace(SMALL, tiles=12, groups=groups if groups_in_order else groups[::-1])
+    solution = solve(replace(problem, device_bytes=1200))
+    assert solution.tiles == {"qkv": 0, "fc1": 12}
+    assert solution.limit == Limit.DEVICE
