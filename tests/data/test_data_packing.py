@@ -121,6 +121,36 @@ def test_order_depends_on_seed_and_epoch_only(tmp_path: Path) -> None:
     assert order(copy, 1) == epochs[1]
 
 
+def test_the_order_of_samples_differs_between_epochs_where_documents_cannot(tmp_path: Path) -> None:
+    """One document lies in one order, so every epoch has the same windows: they must come in another order."""
+    dataset = PackedDataset(make(tmp_path, [161]), 4, seed=1)
+    size = dataset.samples_per_epoch
+    firsts = [[int(dataset.sample(epoch * size + i).tokens[0]) for i in range(size)] for epoch in range(3)]
+    assert sorted(firsts[0]) == sorted(firsts[1]) == sorted(firsts[2]) == list(range(0, 160, 4))
+    assert len({tuple(order) for order in firsts}) == 3
+
+
+def test_two_epochs_are_kept_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch across the end of an epoch makes each epoch's order once, and a long run does not collect them."""
+    made = []
+
+    def counting(key: tuple[int, ...], size: int) -> np.ndarray:
+        made.append(key)
+        return permutation(key, size)
+
+    monkeypatch.setattr("memo.data.packing.permutation", counting)
+    dataset = PackedDataset(make(tmp_path, [3] * 50), 7, seed=1)
+    size = dataset.samples_per_epoch
+    for _ in range(3):
+        for epoch in (0, 1):
+            dataset.sample(epoch * size)
+    assert len(made) == len(set(made)) == 4  # documents and samples of two epochs
+    num_bytes = len(pickle.dumps(dataset))
+    for epoch in range(2, 6):
+        dataset.sample(epoch * size)
+        assert len(pickle.dumps(dataset)) == num_bytes
+
+
 def test_sample_order_never_changes() -> None:
     """Resumed runs rely on these very numbers: a failure here is a broken promise, not a stale test."""
     assert permutation((1234, 0, 0), 16).tolist() == [7, 14, 4, 15, 2, 10, 3, 0, 1, 5, 13, 8, 12, 9, 6, 11]

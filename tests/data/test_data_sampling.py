@@ -58,6 +58,15 @@ def test_resume_with_another_global_batch_size_skips_nothing() -> None:
     assert seen + global_batch(second, 2, 1) == list(range(10))
 
 
+def test_before_the_first_sample_any_seed_will_do() -> None:
+    """Imported weights carry a seed that nothing was read with; after one sample the seed is settled."""
+    sampler = GlobalBatchSampler(8, seed=1)
+    sampler.load_state_dict({"seed": 2, "consumed_samples": 0})
+    assert sampler.state_dict() == {"seed": 1, "consumed_samples": 0}
+    with pytest.raises(CheckpointError, match=r"seed = 2, this run has seed = 1: .*set seed = 2"):
+        sampler.load_state_dict({"seed": 2, "consumed_samples": 1})
+
+
 def test_sampler_refusals() -> None:
     sampler = GlobalBatchSampler(8, seed=1)
     with pytest.raises(ConfigError, match=r"global-batch-size = 8 .* = 3 x 2 = 6"):
