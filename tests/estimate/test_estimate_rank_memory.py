@@ -10,7 +10,7 @@ from memo.estimate.answer import answer, run_config
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.cases import read_case
 from memo.estimate.memory import layer_activation_bytes
-from memo.estimate.rank_memory import components, node_host_bytes, rank_memory, worst_rank
+from memo.estimate.rank_memory import components, most_of_a_node, node_host_bytes, rank_memory, worst_rank
 from memo.estimate.swap_memory import num_records, swap_bytes
 from memo.estimate.verdict import Verdict
 from memo.planner.swap import swap_plan
@@ -131,6 +131,35 @@ def test_host_memory_of_a_node_takes_the_most_demanding_stages() -> None:
     assert node_host_bytes(config, 8, 2, 1.0) == 2 * first
     assert node_host_bytes(config, 8, 6, 1.0) == 4 * first + 2 * last
     assert node_host_bytes(config, 8, 16, 1.0) == 4 * first + 4 * last
+
+
+def test_a_node_is_filled_with_the_most_demanding_ranks_in_whatever_order_stages_come() -> None:
+    """A middle stage may take most, for example where the last one is short of layers."""
+    for ranks in ([1, 5, 3], [5, 3, 1], [3, 1, 5]):
+        assert most_of_a_node(ranks, 2, 3) == 2 * 5 + 3
+        assert most_of_a_node(ranks, 2, 8) == 2 * (5 + 3 + 1)
+
+
+def test_hidden_states_between_stages_stay_on_the_device_under_a_swap_plan() -> None:
+    """A chunk's input and output of each microbatch in flight: nobody moves what pipeline messages hold."""
+    values = {"tp": 2, "pp": 4, "num_layers": 8, "gbs": 16, "offload_alpha": 1.0}
+    config = run("llama-tiny", **values)
+    shape = shape_of(config.model, "", 1024)
+    hidden = 1024 * config.model.hidden_size * 2 // 2  # bf16, over tp
+    stages = [rank_memory(config, shape, 8, stage).skeletal for stage in range(4)]
+    assert stages == [2 * hidden * flying for flying in (4, 3, 2, 1)]
+    assert rank_memory(run("llama-tiny", **{**values, "pp": 1}), shape, 2, 0).skeletal == 0
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_gradients_in_slots_leave_holes_like_those_that_stay(fraction: float) -> None:
+    """The context grows with what gradients and slots take of the device, not with parameters."""
+    states = {"offload_states": "all", "optimizer_offload_fraction": 1.0, "weight_offload_fraction": 0.0}
+    config = run("gpt-tiny", num_layers=8, **states, gradient_offload_fraction=fraction)
+    memory = rank_memory(config, shape_of(config.model, "", 1024), 1, 0)
+    assert (memory.state_slots > 0) == (fraction > 0)
+    holes = CONTEXT_SHARE * (memory.gradients + memory.state_slots)  # one rank has no stages among its slots
+    assert memory.context == pytest.approx(CONTEXT_GIB * GIB + holes, abs=2)
 
 
 MEMO_MODELS = {"7B": "gpt-7b", "13B": "gpt-13b", "30B": "gpt-30b", "65B": "gpt-65b"}

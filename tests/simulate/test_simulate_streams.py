@@ -2,9 +2,10 @@
 
 import pytest
 
-from memo.planner.swap import SwapPlan, swap_plan
+from memo.planner.swap import SwapPlan, SwapStep, swap_plan
+from memo.planner.swap_validator import validate
 from memo.simulate.streams import LayerTimes, StageStreams
-from memo.spec.layer_ops import layer_ops
+from memo.spec.layer_ops import LayerOp, layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
 
 
@@ -30,3 +31,26 @@ def test_a_late_start_is_no_stall() -> None:
     streams = StageStreams(plan, LayerTimes(1.0, 2.0, 0.5, 0.5))
     assert streams.next_op(7.0)[1] == 7.0
     assert streams.stall_s == 0.0
+
+
+def test_a_prefetch_waits_until_its_record_is_written() -> None:
+    """Layer 0 leaves slot 0 for 5 s and comes back into slot 1, which is free at 4 s: only the record holds it up.
+
+    The planner never brings a layer back into another slot than a copy has just used; a plan may.
+    """
+    steps = (
+        SwapStep(LayerOp("F", 0, 0), 0, offload=True, record=0),
+        SwapStep(LayerOp("F", 0, 1), 1),
+        SwapStep(LayerOp("B", 0, 1), 1, next_prefetch=3),
+        SwapStep(LayerOp("B", 0, 0), 1, prefetch=True, record=0),
+    )
+    plan = SwapPlan(steps, num_slots=2, num_records=1)
+    validate(plan)
+    streams = StageStreams(plan, LayerTimes(1.0, 2.0, 5.0, 0.5))
+    starts_s, copies = [], []
+    for _ in plan.steps:
+        _, start_s, _, issued = streams.next_op(0.0)
+        starts_s.append(start_s)
+        copies += [(copy.row, copy.start_s, copy.end_s) for copy in issued]
+    assert copies == [("offload", 1.0, 6.0), ("prefetch", 6.0, 6.5)]
+    assert starts_s == [0.0, 1.0, 2.0, 6.5]
