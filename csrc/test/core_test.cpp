@@ -1,6 +1,11 @@
 // The rules of the planned core, one at a time.
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -196,6 +201,48 @@ void test_arena_stays_while_blocks_live() {
   CHECK(t.core.unload_arena() == t.arena.data());
   CHECK(t.core.unload_arena() == nullptr);
   CHECK(!t.core.in_arena(t.at(0)));
+}
+
+// For the test below: who waits for the core's mutex, and whether it has begun to.
+std::atomic<pid_t> g_waiter{0};
+std::atomic<bool> g_mutex_is_held{false};
+
+// The state of a thread as Linux tells it: 'R' while it runs, 'S' while it sleeps.
+char state_of(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  return line.at(line.rfind(')') + 2);
+}
+
+// A free that has looked at the arena without the mutex, and gets the mutex only when the arena is gone, leaves the
+// block to the native allocator. A fill runs under the mutex, so there the other thread is made to wait for it.
+void test_a_block_is_looked_at_again_under_the_mutex() {
+  int num_left_alone = 0;
+  for (int round = 0; round < 1000 && num_left_alone == 0; ++round) {
+    Planned t;
+    g_waiter = 0;
+    g_mutex_is_held = false;
+    t.core.set_fill([](void*, size_t) {
+      g_mutex_is_held = true;
+      while (state_of(g_waiter) != 'S') std::this_thread::yield();  // until then it may not have looked yet
+    });
+    bool is_planned = true;
+    std::thread other([&] {
+      g_waiter = static_cast<pid_t>(syscall(SYS_gettid));
+      while (!g_mutex_is_held) std::this_thread::yield();
+      is_planned = t.core.release(t.at(2048));
+    });
+    while (g_waiter == 0) std::this_thread::yield();
+    t.begin(0);
+    CHECK(t.core.request(100) == t.at(0));
+    CHECK(t.core.release(t.at(0)));
+    CHECK(t.core.unload_arena() == t.arena.data());  // as a rule before the other thread has woken up
+    other.join();
+    num_left_alone += !is_planned;
+    CHECK(t.core.take_fault(nullptr).empty() == !is_planned);
+  }
+  CHECK(num_left_alone == 1);
 }
 
 void test_freed_blocks_are_filled() {
@@ -425,6 +472,7 @@ int main() {
   test_other_modes_serve_nothing_but_free_everything();
   test_foreign_addresses_are_left_to_the_native_allocator();
   test_arena_stays_while_blocks_live();
+  test_a_block_is_looked_at_again_under_the_mutex();
   test_freed_blocks_are_filled();
   test_statistics_start_again();
   test_only_the_first_mismatches_are_named();

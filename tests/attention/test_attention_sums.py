@@ -57,9 +57,9 @@ def sums_over_ranks(comm_type: str) -> tuple[list[float], list[float]]:
 
 
 def test_blocks_of_four_ranks_are_summed_in_fp32_round_the_ring() -> None:
-    """Each other rank has one block for all keys of a lower half, and ranks before the key's own one for its upper half.
+    """A lower key meets one block of each other rank's queries, an upper key one of each earlier rank's.
 
-    Queries: the other way round.
+    For queries it is the other way round.
     """
     for rank, (dq, dk) in enumerate(run_ranks(4, sums_over_ranks, "p2p")):
         assert dq == rounded_once([rank, 3]).tolist()

@@ -119,6 +119,36 @@ def test_a_second_death_at_any_moment_after_one_between_the_two_renames(tmp_path
     raise AssertionError("it never came to an end")
 
 
+def test_every_name_is_on_the_disk_before_what_counts_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint's folder before it gets its final name, that name before the pointer, and then the pointer's."""
+    final, done = tmp_path / "iter_0000001", []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        same = [p for p in (tmp_path, *tmp_path.rglob("*")) if os.path.samestat(p.stat(), os.fstat(descriptor))]
+        done.append(same[0].name)
+
+    def renamed(source: Path, target: Path) -> None:
+        replace(source, target)
+        done.append(f"now {target.name}")
+
+    prepare(final)
+    (partial(final) / TENSORS).write_text("")
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    publish(final, RunState(1, 1, 7, 1, 0, 0, 4))
+    assert done == [
+        "run_state.json",
+        "iter_0000001.partial",
+        "now iter_0000001",
+        tmp_path.name,
+        "latest_checkpointed_iteration.tmp",
+        f"now {LATEST}",
+        tmp_path.name,
+    ]
+
+
 @pytest.mark.parametrize(("keep", "left"), [(0, [10, 20, 30, 40]), (1, [40]), (2, [30, 40]), (9, [10, 20, 30, 40])])
 def test_the_newest_k_stay(tmp_path: Path, keep: int, left: list[int]) -> None:
     for iteration in (10, 20, 30, 40):

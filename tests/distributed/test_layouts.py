@@ -14,6 +14,8 @@ from memo.config import RunConfig
 
 GRADIENT_BOUND = LOSS_BOUND = 1e-12
 WEIGHT_BOUND = 1e-9
+BF16_LOSS_BOUND = 5e-5
+"""Relative, of one process and of any layout. A token's loss is off by up to 2^-9, their mean by 1.2e-5 (measured)."""
 
 GPT, LLAMA, QWEN, GPT2 = "gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-tiny"
 
@@ -66,7 +68,7 @@ def one_process(model: str) -> Outcome:
 def test_layout_equals_one_process(model: str, world_size: int, layout: dict[str, object]) -> None:
     expected, actual = one_process(model), train(config_of(model, **layout), world_size)
     for got, wanted in zip(actual.losses, expected.losses, strict=True):
-        assert abs(got - wanted) <= LOSS_BOUND * abs(wanted) * 10
+        assert abs(got - wanted) <= LOSS_BOUND * abs(wanted)
     assert relative_error(actual.gradients, expected.gradients) <= GRADIENT_BOUND
     assert relative_error(actual.weights, expected.weights) <= WEIGHT_BOUND
     for got, wanted in zip(actual.norms, expected.norms, strict=True):
@@ -82,7 +84,7 @@ def test_training_changes_every_weight() -> None:
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"cp": 2}, {"pp": 2}, {}], ids=str)
 def test_bf16_layouts_stay_within_bf16_of_fp64(layout: dict[str, object]) -> None:
-    """bf16 has 8 bits: a sharded run may be at most twice as far from fp64 as one bf16 process is."""
+    """bf16 has 8 bits: gradients of a sharded run may be at most twice as far from fp64 as those of one process are."""
     exact = train(config_of(LLAMA), steps=1)
     alone = train(config_of(LLAMA, dtype="bf16"), steps=1)
     spread = train(config_of(LLAMA, dtype="bf16", **layout), 2, steps=1)
@@ -91,4 +93,5 @@ def test_bf16_layouts_stay_within_bf16_of_fp64(layout: dict[str, object]) -> Non
         return relative_error({n: g.double() for n, g in outcome.gradients.items()}, exact.gradients)
 
     assert error(spread) <= 2 * error(alone)
-    assert abs(spread.losses[0] - exact.losses[0]) <= 2 * abs(alone.losses[0] - exact.losses[0]) + 1e-3
+    for outcome in (alone, spread):
+        assert abs(outcome.losses[0] - exact.losses[0]) <= BF16_LOSS_BOUND * exact.losses[0]

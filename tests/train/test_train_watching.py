@@ -377,6 +377,9 @@ def test_the_component_that_grew_most_is_named() -> None:
     assert shortage().grown == "transient"
     assert shortage(host_records=9 * MIB).grown == "host_records"
     assert shortage(transient=0).grown is None
+    hundredth = MIB // 100  # of what was foreseen, rounded down
+    assert shortage(weights=MIB + hundredth, transient=0).grown is None
+    assert shortage(weights=MIB + hundredth + 1, transient=0).grown == "weights"
     noisy = dataclasses.replace(shortage(host_records=9 * MIB), noise_bytes=9 * MIB)
     assert noisy.grown is None and dataclasses.replace(noisy, noise_bytes=9 * MIB - 1).grown == "host_records"
     assert "host_records is 9.00 MiB above that" in shortage(host_records=9 * MIB).describe()
