@@ -78,7 +78,7 @@ class HardwareConfig:
     kernels: Literal["torch", "triton"] = "torch"
     """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
     peak_tflops: float | None = None
-    """Peak of one device for MFU; default: from a table by name, measured on CPU."""
+    """Peak of one device for MFU; default: from a table by its whole name, else measured."""
     num_threads: int | None = None
     """CPU threads of one rank; default: the CPUs that the node's ranks may use, or their quota, divided by them.
     OMP_NUM_THREADS, which torchrun sets to 1, is not asked."""

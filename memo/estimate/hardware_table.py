@@ -8,6 +8,7 @@ to be. benchmarks/simulator_accuracy.py holds them against the tables, and fits 
 
 from dataclasses import replace
 
+from memo.estimate.gpu_peaks import BF16_PEAK_TFLOPS
 from memo.estimate.hardware import Efficiency, Hardware
 
 AMPERE = Efficiency(
@@ -50,7 +51,7 @@ A100_40 = Hardware(
     driver_name="NVIDIA A100-SXM4-40GB",
     capability=80,
     multiprocessors=108,
-    peak_tflops={"bf16": 312.0, "fp32": 19.5, "fp64": 19.5},
+    peak_tflops={"bf16": BF16_PEAK_TFLOPS["A100-SXM4-40GB"], "fp32": 19.5, "fp64": 19.5},
     memory_gib=40,
     memory_gb_per_s=1555,
     offload_gb_per_s=10.7,
@@ -87,7 +88,7 @@ H100_94 = Hardware(
     driver_name="NVIDIA H100",
     capability=90,
     multiprocessors=132,
-    peak_tflops={"bf16": 989.4, "fp32": 66.9, "fp64": 66.9},
+    peak_tflops={"bf16": BF16_PEAK_TFLOPS["H100"], "fp32": 66.9, "fp64": 66.9},
     memory_gib=94,
     memory_gb_per_s=2400,
     offload_gb_per_s=25,
@@ -132,7 +133,7 @@ B200 = replace(
     driver_name="NVIDIA B200",
     capability=100,
     multiprocessors=148,
-    peak_tflops={"bf16": 2250.0, "fp32": 75.0, "fp64": 37.0},
+    peak_tflops={"bf16": BF16_PEAK_TFLOPS["B200"], "fp32": 75.0, "fp64": 37.0},
     memory_gib=180,
     memory_gb_per_s=7700,
     node_gb_per_s=900,

@@ -13,29 +13,9 @@ import torch
 from memo.config import HardwareConfig
 from memo.config.derived import local_world_size_from_env
 from memo.errors import ConfigError
+from memo.estimate.gpu_peaks import bf16_peak_tflops
 from memo.estimate.host_cpus import allowed_cpus, cpu_quota, threads_of_a_rank
 from memo.train.numa import bind_near
-
-# Dense bf16 peak of one device, TFLOP/s, from the vendors' data sheets; the longest name that fits wins.
-PEAK_BF16_TFLOPS = {
-    "A100": 312.0,
-    "A800": 312.0,
-    "A10": 125.0,
-    "A40": 149.7,
-    "L4": 121.0,
-    "L40S": 362.0,
-    "RTX 3090": 71.0,
-    "RTX 4090": 165.2,
-    "RTX 5090": 209.5,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "H800": 989.0,
-    "H20": 148.0,
-    "H200": 989.0,
-    "GH200": 989.0,
-    "B200": 2250.0,
-    "V100": 125.0,
-}
 
 
 @dataclass(frozen=True)
@@ -79,16 +59,21 @@ def place_on_host(config: HardwareConfig, device: torch.device) -> str:
 
 
 def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype) -> Peak:
-    """Peak FLOP/s for MFU: the flag, else the table by device name, else a measured matrix product."""
+    """Peak FLOP/s for MFU: the flag, else the table by the device's whole name, else a measured matrix product.
+
+    What is measured says so, and of a GPU also what helps: a share of it is no MFU that others would report.
+    """
     if config.peak_tflops is not None:
         return Peak(config.peak_tflops * 1e12, "--peak-tflops")
+    measured = f"measured matrix product, {str(dtype).removeprefix('torch.')}"
     if device.type == "cuda":
         name = gpu_name(device)
-        fitting = [key for key in PEAK_BF16_TFLOPS if key in name]
-        if fitting and dtype == torch.bfloat16:
-            key = max(fitting, key=len)
-            return Peak(PEAK_BF16_TFLOPS[key] * 1e12, f"{name}, bf16 dense")
-    return Peak(_measured_flops(device, dtype), f"measured matrix product, {str(dtype).removeprefix('torch.')}")
+        tflops = bf16_peak_tflops(name)
+        if tflops is not None and dtype == torch.bfloat16:
+            return Peak(tflops * 1e12, f"{name}, bf16 dense")
+        unknown = "memo knows no peak of" if tflops is None else "memo knows the peak in bf16 alone of"
+        measured += f"; {unknown} {name}: give its data sheet's with --peak-tflops"
+    return Peak(_measured_flops(device, dtype), measured)
 
 
 def gpu_name(device: torch.device) -> str:

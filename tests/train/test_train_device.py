@@ -13,9 +13,11 @@ from ranks import run_ranks
 
 from memo import Trainer
 from memo.config import HardwareConfig
+from memo.estimate.gpu_peaks import bf16_peak_tflops
+from memo.estimate.hardware_table import HARDWARE
 from memo.executor.host_pool import HostPool
 from memo.train import device as device_module
-from memo.train.device import pci_address, place_on_host
+from memo.train.device import Peak, device_peak, pci_address, place_on_host
 from memo.train.numa import Binding, bind_near, cpus_by_node, numa_node
 
 GPU0, GPU1, UNKNOWN = "0000:3b:00.0", "0000:dc:00.0", "0001:00:00.0"
@@ -191,3 +193,57 @@ def test_a_rank_is_placed_before_its_host_memory_is_touched(
         trainer.print_header()
     assert events == ["placed", "touched"]
     assert "\nhost: 1 CPU thread a rank\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40", 181.05),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", 70.0),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA H200", 989.4),
+        ("A100-SXM4-80GB", 312.0),  # as drivers before 470 tell it
+    ],
+)
+def test_peaks_are_found_by_whole_names(monkeypatch: pytest.MonkeyPatch, name: str, tflops: float) -> None:
+    monkeypatch.setattr(device_module, "gpu_name", lambda _: name)
+    peak = device_peak(HardwareConfig(), CUDA, torch.bfloat16)
+    assert peak == Peak(tflops * 1e12, f"{name}, bf16 dense")
+
+
+UNKNOWN_PEAK = "measured matrix product, bfloat16; memo knows no peak of"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "source"),
+    [
+        ("NVIDIA RTX A4000", torch.bfloat16, UNKNOWN_PEAK),
+        (
+            "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+            torch.bfloat16,
+            UNKNOWN_PEAK,
+        ),
+        ("Tesla V100-SXM2-16GB", torch.bfloat16, UNKNOWN_PEAK),
+        ("NVIDIA L40", torch.float32, "measured matrix product, float32; memo knows the peak in bf16 alone of"),
+    ],
+)
+def test_a_peak_that_is_not_known_is_measured_and_says_what_helps(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, source: str
+) -> None:
+    monkeypatch.setattr(device_module, "gpu_name", lambda _: name)
+    monkeypatch.setattr(device_module, "_measured_flops", lambda device, dtype: 5e12)
+    peak = device_peak(HardwareConfig(), CUDA, dtype)
+    assert peak == Peak(5e12, f"{source} {name}: give its data sheet's with --peak-tflops")
+    assert device_peak(HardwareConfig(peak_tflops=80.0), CUDA, dtype) == Peak(80e12, "--peak-tflops")
+
+
+def test_machines_and_trainer_take_peaks_from_one_table() -> None:
+    for machine in HARDWARE.values():
+        if machine.device == "cuda":
+            assert machine.peak_tflops["bf16"] == bf16_peak_tflops(machine.driver_name)
