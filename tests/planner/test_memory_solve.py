@@ -4,6 +4,7 @@ import random
 import subprocess
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,19 @@ def test_mip_with_rounded_sizes_gives_exact_addresses_and_claims_no_bound() -> N
     assert solution.proof != "optimal"
 
 
-def test_without_highs_cbc_solves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "highspy.py").write_text("raise ImportError('not installed')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def _put_first_in_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Modules of `folder` come before all others in the solver's process."""
     real = subprocess.Popen
 
-    def first_in_path(*args: Any, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
-        return real(*args, env={**env, "PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}"}, **options)
+    def popen(*args: Any, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
+        return real(*args, env={**env, "PYTHONPATH": f"{folder}:{env['PYTHONPATH']}"}, **options)
 
-    monkeypatch.setattr(subprocess, "Popen", first_in_path)
+    monkeypatch.setattr(subprocess, "Popen", popen)
+
+
+def test_without_highs_cbc_solves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "highspy.py").write_text("raise ImportError('not installed')\n")
+    _put_first_in_path(monkeypatch, tmp_path)
     task, overlaps = bad_start(HOLED)
     answer = exact.run("mip", task, overlaps)
     assert (task.instance.peak(answer.offsets), answer.bound, answer.is_done) == (7, 7, True)
@@ -142,6 +147,37 @@ def test_a_killed_solver_leaves_no_child_and_what_was_known() -> None:
     assert (answer.offsets == task.offsets).all()
     assert (answer.bound, answer.is_done) == (task.bound, False)
     assert not [child for child in psutil.Process().children() if "memo.planner.memory.worker" in child.cmdline()]
+
+
+@pytest.mark.parametrize(
+    ("dies", "says"),
+    [
+        ("raise SystemExit(7)", "MIP broke down with exit status 7 (it said nothing)"),
+        ("raise ImportError('no solver here')", "MIP broke down with exit status 1 (ImportError: no solver here)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "MIP broke down with signal SIGSEGV ("),
+    ],
+)
+def test_a_dead_worker_is_told_with_its_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], dies: str, says: str
+) -> None:
+    """What was known stays known."""
+    (tmp_path / "pulp.py").write_text(f"{dies}\n")
+    _put_first_in_path(monkeypatch, tmp_path)
+    task, overlaps = bad_start(HOLED)
+    answer = exact.run("mip", task, overlaps)
+    assert (answer.offsets == task.offsets).all() and not answer.is_done
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1 and says in told and "install pulp and highspy anew" in told
+
+
+def test_solvers_take_the_cpus_that_the_system_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Outside Linux there is no sched_getaffinity; a solver must not die of it."""
+    (tmp_path / "sitecustomize.py").write_text("import os\ndel os.sched_getaffinity\n")
+    _put_first_in_path(monkeypatch, tmp_path)
+    for solver in ("mip", "cpsat") if find_spec("ortools") else ("mip",):
+        task, overlaps = bad_start(HOLED)
+        answer = exact.run(solver, task, overlaps)
+        assert (task.instance.peak(answer.offsets), answer.bound, answer.is_done) == (7, 7, True)
 
 
 @pytest.mark.parametrize("line", ["", "not json\n", '{"offsets": [0, 0', "Traceback\n{'a'}\n"])

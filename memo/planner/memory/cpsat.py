@@ -1,11 +1,11 @@
 """CP-SAT of OR-tools: blocks as rectangles of time and address that do not overlap. Runs in the worker."""
 
 import math
-import os
 from typing import Any
 
 from ortools.sat.python import cp_model
 
+from memo.estimate.host_cpus import allowed_cpus
 from memo.planner.memory.task import Task, answer
 
 _FIRST_SHARE = 0.5
@@ -61,7 +61,7 @@ class _Model:
         """Status of CP-SAT, after at most `limit_s`; the addresses and the bound are answered meanwhile."""
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, limit_s)
-        solver.parameters.num_workers = max(_MIN_WORKERS, len(os.sched_getaffinity(0)))
+        solver.parameters.num_workers = max(_MIN_WORKERS, len(allowed_cpus()))
         status = solver.solve(self.model, _Report(self.offsets))
         if self.has_objective and status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
             answer(bound=math.ceil(solver.best_objective_bound - 1e-6))

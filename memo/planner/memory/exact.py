@@ -20,6 +20,7 @@ from memo.planner.memory.task import Task
 Exact = Literal["auto", "cpsat", "mip", "none"]
 
 NAMES = {"cpsat": "CP-SAT", "mip": "MIP"}
+_PACKAGES = {"cpsat": "ortools", "mip": "pulp and highspy"}
 MAX_PAIRS = {"cpsat": 400_000, "mip": 500}
 """Pairs of blocks alive together, above which a solver no longer pays: with 900, HiGHS finds nothing in 20 s that is
 better than a greedy order, and CP-SAT the optimum in one."""
@@ -41,7 +42,10 @@ def choose(exact: Exact, num_pairs: int) -> str | None:
 
 
 def run(solver: str, task: Task, overlaps: Overlaps) -> Answer:
-    """Asks `solver` until time.time() is `task.end_s`. One that breaks down has said nothing more."""
+    """Asks `solver` until time.time() is `task.end_s`.
+
+    What one that breaks down had answered before counts; that it did is told on standard error, with its exit status.
+    """
     best, bound, is_done = task.offsets, task.bound, False
     for line in _lines(solver, task):
         fields = json.loads(line)
@@ -63,12 +67,14 @@ def _lines(solver: str, task: Task) -> list[str]:
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a group of its own, to be killed with all its children
     ) as process:
         try:
-            output, _ = process.communicate(task.as_json(), timeout=max(0.0, task.end_s - time.time()))
+            output, errors = process.communicate(task.as_json(), timeout=max(0.0, task.end_s - time.time()))
+            if process.returncode:
+                _tell(solver, process.returncode, errors)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
@@ -76,6 +82,18 @@ def _lines(solver: str, task: Task) -> list[str]:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return whole_lines(output)
+
+
+def _tell(solver: str, exit_status: int, errors: str) -> None:
+    """The exit status is minus a signal's number where that ended the process, for example the kernel's for memory."""
+    ended = f"exit status {exit_status}" if exit_status > 0 else f"signal {signal.Signals(-exit_status).name}"
+    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it said nothing")
+    print(
+        f"warning: {NAMES[solver]} broke down with {ended} ({last}): the memory plan is the best that was found "
+        f"without it; leave it more memory if that ended it, else install {_PACKAGES[solver]} anew",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def whole_lines(output: str) -> list[str]:

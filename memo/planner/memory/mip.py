@@ -9,12 +9,12 @@ The parent makes exact addresses of the order that comes out. A bound is answere
 """
 
 import itertools
-import os
 from dataclasses import replace
 from typing import Any
 
 import pulp
 
+from memo.estimate.host_cpus import allowed_cpus
 from memo.planner.memory.greedy import settle
 from memo.planner.memory.overlaps import Overlaps
 from memo.planner.memory.task import Task, answer
@@ -62,7 +62,7 @@ class _Model:
 
     def run(self, limit_s: float) -> int:
         """Status of the solution, after about `limit_s`. That of the problem is "optimal" when time is up, too."""
-        num_threads = len(os.sched_getaffinity(0))
+        num_threads = len(allowed_cpus())
         # Whole units: what is less than one better is no better.
         options = {"msg": False, "timeLimit": limit_s, "threads": num_threads, "gapAbs": 0.99, "gapRel": 0.0}
         has_highs = pulp.HiGHS().available()
