@@ -74,7 +74,9 @@ def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
             f"Compute waits {format_seconds(solution.exposed_s)} for the copies of each layer that moves: "
             "a longer sequence or a faster link hides more."
         )
-    if any(solution.tiles[name] < int(share * problem.tiles) for name, share in solution.alphas.items()):
+    if solution.limit == Limit.OTHERS:
+        remarks.append("Ranks of a stage move the same tiles: those of the rank that can move least.")
+    elif any(solution.tiles[name] < int(share * problem.tiles) for name, share in solution.alphas.items()):
         remarks.append(f"--offload-alpha was lowered: {solution.limit} does not hold more.")
     return remarks
 

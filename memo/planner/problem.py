@@ -26,6 +26,7 @@ class Limit(StrEnum):
     HOST = "host memory"
     DEVICE = "device memory"
     REQUEST = "--offload-alpha"
+    OTHERS = "another rank, which can move less"
     EVERYTHING = "nothing: everything moves"
     NO_MOVES = "nothing: no layer has to move"
     RESIDENT = "nothing: all activations fit in device memory"

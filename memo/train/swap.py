@@ -23,7 +23,7 @@ from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import solve, solve_at
 from memo.planner.alpha_table import describe
-from memo.planner.problem import Link, SwapProblem, SwapSolution, predict
+from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.spec.layer_ops import LayerOp
@@ -93,20 +93,27 @@ def decide(
     """
     plan = swap_plan(ops)
     problem = _problem(config, mesh, plan, profile, room)
-    alpha = config.memory.offload_alpha
-    solution = solve(problem) if isinstance(alpha, str) else solve_at(problem, alpha)
-    stays = torch.tensor([int(solution.moves_nothing_is_best and alpha == "auto")], device=device)
-    tiles = torch.tensor(list(solution.tiles.values()), device=device)
+    solution = _solve(config, problem)
+    stays = torch.tensor(int(config.memory.offload_alpha == "auto" and solution.moves_nothing_is_best), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp, mesh.pp):
         all_reduce(stays, group, "min")
+    if stays.item():
+        return ChosenSwap(plan, problem, solution, origin)
+    if solution.limit == Limit.RESIDENT:  # here all would fit, but not on every rank: all of them move
+        problem = dataclasses.replace(problem, resident_bytes=None)
+        solution = _solve(config, problem)
+    tiles = torch.tensor(list(solution.tiles.values()), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp):
         all_reduce(tiles, group, "min")
-    if not stays.item():
-        agreed = dict(zip(solution.tiles, tiles.tolist(), strict=True))
-        solution = dataclasses.replace(
-            predict(problem, agreed, solution.alphas, solution.limit), moves_nothing_is_best=False
-        )
+    agreed = dict(zip(solution.tiles, tiles.tolist(), strict=True))
+    limit = solution.limit if agreed == solution.tiles else Limit.OTHERS
+    solution = dataclasses.replace(predict(problem, agreed, solution.alphas, limit), moves_nothing_is_best=False)
     return ChosenSwap(plan, problem, solution, origin)
+
+
+def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:
+    alpha = config.memory.offload_alpha
+    return solve(problem) if isinstance(alpha, str) else solve_at(problem, alpha)
 
 
 def start(
