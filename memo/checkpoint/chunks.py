@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memo.parallel.buckets import Segment
 from memo.parallel.shards import Shard
+from memo.spec.buckets import Segment
 
 Shape = tuple[int, ...]
 Rectangle = tuple[Shape, Shape]

@@ -32,6 +32,7 @@ from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, sta
 from memo.estimate.swap_memory import num_records, swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
 from memo.spec.layer_ops import layers_in_flight
+from memo.spec.parameters import end_weights
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import ModelShape
 from memo.spec.slots import Moved, slot_layout
@@ -130,7 +131,11 @@ def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: in
     parallel = config.parallel
     largest = layer_unit(config.model, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
     layer = shape.layer_split // parallel.tp + shape.layer_replicated
-    ends = [Unit(count, count, count) for count in _end_parameters(config, shape, stage)]
+    ends = []
+    for weights in end_weights(shape, parallel.pp, stage):
+        if weights:
+            count = sum(weight.local_numel(parallel.tp) for weight in weights)
+            ends.append(Unit(count, count, count))
     return RankUnits(Unit(layer, layer, min(layer, largest)), shape.layers // parallel.pp, tuple(ends))
 
 
@@ -191,26 +196,6 @@ def most_of_a_node(ranks: Sequence[int], per_stage: int, gpus_per_node: int) -> 
         total += count * num_bytes
         left -= count
     return total
-
-
-def stage_parameter_count(config: RunConfig, shape: ModelShape, stage: int) -> int:
-    """Parameters on one rank of a stage: as memo.spec.parameters counts them, for any shape."""
-    layer = shape.layer_split // config.parallel.tp + shape.layer_replicated
-    return shape.layers // config.parallel.pp * layer + sum(_end_parameters(config, shape, stage))
-
-
-def _end_parameters(config: RunConfig, shape: ModelShape, stage: int) -> list[int]:
-    """Of the embedding and of the head, as far as the stage has them."""
-    parallel, hidden = config.parallel, shape.hidden
-    is_first, is_last = stage == 0, stage == parallel.pp - 1
-    rows = vocab_rows_per_rank(shape.vocab, parallel.tp)
-    table, ends = rows * hidden, []
-    if is_first:
-        ends.append(table + shape.position_table + shape.norm_vectors * hidden * shape.embedding_norm)
-    if is_last:
-        has_head = not shape.tied or not is_first
-        ends.append(shape.norm_vectors * hidden * shape.final_norm + has_head * (table + rows * shape.head_bias))
-    return ends
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,10 @@ from memo.config.model import ModelConfig
 from memo.model.norm import Norm
 from memo.model.rope import RopeTable
 from memo.parallel.collectives import group_size
+from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+from memo.spec.shapes import shape_of
+from memo.spec.weights import Weight
 from memo_kernels import Ops, select_ops
 
 Documents = tuple[tuple[int, ...], ...] | None
@@ -44,52 +47,41 @@ class ModelParts:
     attention: CoreAttention
     ops: Ops = field(default_factory=lambda: select_ops("torch", torch.float32))
 
-    def norm(self, name: str, size: int | None = None) -> Norm:
-        config = self.config
-        size = size or config.hidden_size
-        return Norm(name, size, config.normalization, config.norm_epsilon, self.dtype, self.ops)
+    def parameter(self, weight: Weight, prefix: str = "") -> ShardedParameter:
+        """This rank's part of a row of the table; `prefix` of the names of its global tensors."""
+        std = self.config.init_method_std
+        if weight.split == "columns":
+            # GPT-2: output projections are scaled down so that the residual's variance does not grow with depth.
+            std /= math.sqrt(2 * self.config.num_layers)
+        return sharded_parameter(weight, self.dtype, self.tp_group, std=std, prefix=prefix)
 
-    def column(self, names: list[str], out_sizes: list[int], *, bias: bool) -> ColumnParallelLinear:
-        return ColumnParallelLinear(
-            names,
-            self.config.hidden_size,
-            out_sizes,
-            bias=bias,
-            std=self.config.init_method_std,
-            dtype=self.dtype,
-            group=self.tp_group,
-        )
+    def of_layer(self, layer: int, name: str) -> tuple[ShardedParameter, ShardedParameter | None]:
+        """Weight and bias of the module `name` of a layer, as the table of parameters has them."""
+        table = {weight.name: weight for weight in shape_of(self.config, "", 0).layer_weights}
+        weight, bias = table[f"{name}.weight"], table.get(f"{name}.bias")
+        prefix = f"layers.{layer}."
+        return self.parameter(weight, prefix), None if bias is None else self.parameter(bias, prefix)
 
-    def row(self, name: str, in_size: int) -> RowParallelLinear:
-        # GPT-2: output projections are scaled down so that the residual's variance does not grow with depth.
-        std = self.config.init_method_std / math.sqrt(2 * self.config.num_layers)
-        return RowParallelLinear(
-            name,
-            in_size,
-            self.config.hidden_size,
-            bias=self.config.add_bias_linear,
-            std=std,
-            dtype=self.dtype,
-            group=self.tp_group,
-        )
+    def norm(self, weight: nn.Parameter, bias: nn.Parameter | None) -> Norm:
+        return Norm(weight, bias, self.config.norm_epsilon, self.ops)
 
 
 class SelfAttention(nn.Module):
     """qkv (column-parallel), norm of heads, RoPE, causal attention, projection (row-parallel)."""
 
-    def __init__(self, parts: ModelParts, name: str) -> None:
+    def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
         config = parts.config
         size, tp = config.head_dim, group_size(parts.tp_group)
         self.head_dim = size
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
         self.core, self.ops = parts.attention, parts.ops
-        q_size, kv_size = config.num_attention_heads * size, config.kv_heads * size
-        names = [f"{name}.q", f"{name}.k", f"{name}.v"]
-        self.qkv = parts.column(names, [q_size, kv_size, kv_size], bias=config.qkv_bias)
-        self.q_norm = parts.norm(f"{name}.q_norm", size) if config.qk_layernorm else None
-        self.k_norm = parts.norm(f"{name}.k_norm", size) if config.qk_layernorm else None
-        self.projection = parts.row(f"{name}.projection", q_size)
+        self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
+        self.q_norm = self.k_norm = None
+        if config.qk_layernorm:
+            self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))
+            self.k_norm = parts.norm(*parts.of_layer(layer, "attention.k_norm"))
+        self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         q, k, v = self.prepare(self.qkv(x), context.rope)
@@ -123,13 +115,11 @@ class SelfAttention(nn.Module):
 class MLP(nn.Module):
     """fc1 (column-parallel; gate and up when gated), activation, fc2 (row-parallel)."""
 
-    def __init__(self, parts: ModelParts, name: str) -> None:
+    def __init__(self, parts: ModelParts, layer: int) -> None:
         super().__init__()
-        config = parts.config
-        self.activation, self.ops = config.activation, parts.ops
-        names = [f"{name}.gate", f"{name}.up"] if config.gated else [f"{name}.fc1"]
-        self.fc1 = parts.column(names, [config.ffn_size] * len(names), bias=config.add_bias_linear)
-        self.fc2 = parts.row(f"{name}.fc2", config.ffn_size)
+        self.activation, self.ops = parts.config.activation, parts.ops
+        self.fc1 = ColumnParallelLinear(*parts.of_layer(layer, "mlp.fc1"), parts.tp_group)
+        self.fc2 = RowParallelLinear(*parts.of_layer(layer, "mlp.fc2"), parts.tp_group)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.fc2(self.activate(self.fc1(x)))
@@ -145,11 +135,10 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, parts: ModelParts, index: int) -> None:
         super().__init__()
-        name = f"layers.{index}"
-        self.attention_norm = parts.norm(f"{name}.attention_norm")
-        self.attention = SelfAttention(parts, f"{name}.attention")
-        self.mlp_norm = parts.norm(f"{name}.mlp_norm")
-        self.mlp = MLP(parts, f"{name}.mlp")
+        self.attention_norm = parts.norm(*parts.of_layer(index, "attention_norm"))
+        self.attention = SelfAttention(parts, index)
+        self.mlp_norm = parts.norm(*parts.of_layer(index, "mlp_norm"))
+        self.mlp = MLP(parts, index)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
         x, normed = self.mlp_norm.of_sum(x, self.attention(self.attention_norm(x), context))

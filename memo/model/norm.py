@@ -1,10 +1,7 @@
 """LayerNorm and RMSNorm over the last dim."""
 
-import torch
 from torch import Tensor, nn
 
-from memo.config.model import Normalization
-from memo.parallel.shards import Shard, empty_parameter, whole
 from memo_kernels import Ops
 
 
@@ -14,15 +11,10 @@ class Norm(nn.Module):
     Statistics of bf16 inputs are in fp32.
     """
 
-    def __init__(self, name: str, size: int, kind: Normalization, epsilon: float, dtype: torch.dtype, ops: Ops) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, epsilon: float, ops: Ops) -> None:
+        """`bias`: of LayerNorm; RMSNorm has none."""
         super().__init__()
-        self.epsilon, self.ops = epsilon, ops
-        shard = Shard((whole(f"{name}.weight", (size,)),), init="ones", replicated="tp", decay=False)
-        self.weight = empty_parameter((size,), shard, dtype)
-        self.bias: nn.Parameter | None = None
-        if kind == "LayerNorm":
-            shard = Shard((whole(f"{name}.bias", (size,)),), init="zeros", replicated="tp", decay=False)
-            self.bias = empty_parameter((size,), shard, dtype)
+        self.weight, self.bias, self.epsilon, self.ops = weight, bias, epsilon, ops
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.norm(x, self.weight, self.bias, self.epsilon)

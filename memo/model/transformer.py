@@ -12,8 +12,8 @@ from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLay
 from memo.model.rope import Rope
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.loss import greedy_tokens, linear_cross_entropy
-from memo.parallel.shards import Shard, empty_parameter, whole
-from memo.parallel.tensor import VocabParallelEmbedding, vocab_shard
+from memo.parallel.tensor import VocabParallelEmbedding
+from memo.spec.shapes import shape_of
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,11 @@ class Embedding(nn.Module):
 
     def __init__(self, parts: ModelParts, max_positions: int) -> None:
         super().__init__()
-        config = parts.config
         self.group = parts.tp_group
-        self.tokens = VocabParallelEmbedding(
-            "embedding",
-            config.vocabulary,
-            config.hidden_size,
-            std=config.init_method_std,
-            tied=not config.untie_embeddings_and_output_weights,
-            dtype=parts.dtype,
-            group=parts.tp_group,
-        )
-        self.positions: nn.Parameter | None = None
-        if config.position_embedding_type == "learned_absolute":
-            shape = (max_positions, config.hidden_size)
-            pieces = (whole("position_embedding.weight", shape),)
-            shard = Shard(pieces, std=config.init_method_std, replicated="tp")
-            self.positions = empty_parameter(shape, shard, parts.dtype)
+        weights = shape_of(parts.config, "", max_positions).embedding_weights
+        own = {weight.name: parts.parameter(weight) for weight in weights}
+        self.tokens = VocabParallelEmbedding(own["embedding.weight"], parts.tp_group)
+        self.positions = own.get("position_embedding.weight")
 
     def forward(self, batch: Microbatch) -> Tensor:
         x: Tensor = self.tokens(batch.tokens)
@@ -76,20 +64,10 @@ class Head(nn.Module):
         config = parts.config
         self.group, self.chunk_size, self.ops = parts.tp_group, chunk_size, parts.ops
         self.vocab_size = config.vocabulary
-        self.norm = parts.norm("final_norm")
-        if tied_to is not None:
-            self.weight = tied_to
-        else:
-            tied = not config.untie_embeddings_and_output_weights
-            shard, rows = vocab_shard(
-                "embedding" if tied else "head",
-                config.vocabulary,
-                config.hidden_size,
-                std=config.init_method_std,
-                tied=tied,
-                group=parts.tp_group,
-            )
-            self.weight = empty_parameter((rows, config.hidden_size), shard, parts.dtype)
+        table, *norm = shape_of(config, "", 0).head_weights
+        own = {weight.name: parts.parameter(weight) for weight in norm}
+        self.norm = parts.norm(own["final_norm.weight"], own.get("final_norm.bias"))
+        self.weight = parts.parameter(table) if tied_to is None else tied_to
 
     def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
         losses = self.token_losses(x, batch.labels)

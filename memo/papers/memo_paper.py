@@ -85,6 +85,11 @@ def gpu_memory(config: RunConfig, world_size: int, moved: Moved | None) -> RankM
     return worst_rank(config, shape, world_size, whole_logits=True, logit_bytes=LOGIT_BYTES, moved=moved)
 
 
+def paper_parameters(model: ModelConfig) -> int:
+    """MEMO's count for its GPT models, 12 n h^2 + v h: fc of 4 h, tied embedding, no norms, no biases."""
+    return 12 * model.num_layers * model.hidden_size**2 + model.vocabulary * model.hidden_size
+
+
 def mfu_percent(model: ModelConfig, seq_length: int, tgs: float, peak_flops: float = 312e12) -> float:
     """Model FLOPs utilisation of `tgs` tokens per GPU per second; A100s' dense bf16 peak unless told.
 

@@ -8,13 +8,13 @@ layer fuses or splits its matrices.
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-Replicated = Literal["", "tp", "embedding"]
-Init = Literal["normal", "ones", "zeros"]
+from memo.parallel.collectives import group_rank, group_size
+from memo.spec.weights import Init, Replicated, Weight
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,40 @@ class ShardedParameter(nn.Parameter):
 def empty_parameter(shape: tuple[int, ...], shard: Shard, dtype: torch.dtype) -> ShardedParameter:
     """A parameter without memory: the flat buffers of `memo.parallel.data` give it a place later."""
     return ShardedParameter(torch.empty(shape, dtype=dtype, device="meta"), shard)
+
+
+def sharded_parameter(
+    weight: Weight, dtype: torch.dtype, group: ProcessGroup | None, *, std: float, prefix: str = ""
+) -> ShardedParameter:
+    """What this rank of `group` (None: tp 1) holds of `weight`, without memory.
+
+    Args:
+        std: of the initial values, where they are drawn.
+        prefix: of the names of its global tensors, such as "layers.3.".
+    """
+    size, rank = group_size(group), group_rank(group)
+    pieces: list[Piece] = []
+    start = 0
+    for name, shape in weight.part_shapes().items():
+        name = prefix + name
+        if weight.split == "whole":
+            pieces.append(whole(name, shape))
+        elif weight.split == "vocabulary":
+            pieces += _vocabulary_rows(name, shape, weight.local_shape(size)[0], rank)
+        else:
+            pieces.append(split(name, shape, 0 if weight.split == "rows" else 1, size, rank, start))
+        start += shape[0] // size
+    std = std if weight.init == "normal" else 0.0
+    shard = Shard(tuple(pieces), weight.init, std, weight.replicated, weight.decays)
+    return empty_parameter(weight.local_shape(size), shard, dtype)
+
+
+def _vocabulary_rows(name: str, shape: tuple[int, ...], rows: int, rank: int) -> list[Piece]:
+    """The `rank`-th `rows` rows of a table; none where all of them are padding, which belongs to no global tensor."""
+    first = min(rank * rows, shape[0])
+    own = (min(rows, shape[0] - first), *shape[1:])
+    zeros = (0,) * len(shape)
+    return [Piece(name, shape, (first, *zeros[1:]), zeros, own)] if own[0] else []
 
 
 def split(name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: int, local_start: int = 0) -> Piece:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from memo.config.derived import vocab_rows_per_rank
 from memo.parallel.collectives import (
     all_gather,
     all_gather_async,
@@ -25,7 +24,6 @@ from memo.parallel.collectives import (
     reduce_scatter,
     reduce_scatter_async,
 )
-from memo.parallel.shards import Piece, Shard, empty_parameter, split, whole
 
 _EMBEDDING_CHUNK = 8192
 """Tokens whose embeddings exist in full width at one time."""
@@ -126,34 +124,14 @@ def _embedding_chunks(
 
 
 class ColumnParallelLinear(nn.Module):
-    """Several matrices with a common input, fused and split by output rows: `names` -> `out_sizes`.
+    """One or several fused matrices with a common input, split by output rows (of each matrix in turn).
 
-    Input [n, b, in], output [s, b, sum(out_sizes) / tp] with the local rows of each matrix in turn.
+    Input [n, b, in], output [s, b, out/tp].
     """
 
-    def __init__(
-        self,
-        names: list[str],
-        in_size: int,
-        out_sizes: list[int],
-        *,
-        bias: bool,
-        std: float,
-        dtype: torch.dtype,
-        group: ProcessGroup | None,
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: ProcessGroup | None) -> None:
         super().__init__()
-        self.group = group
-        size, rank = group_size(group), group_rank(group)
-        starts = [sum(out_sizes[:i]) // size for i in range(len(out_sizes))]
-        local_rows = sum(out_sizes) // size
-        rows = list(zip(names, out_sizes, starts, strict=True))
-        pieces = tuple(split(f"{name}.weight", (out, in_size), 0, size, rank, at) for name, out, at in rows)
-        self.weight = empty_parameter((local_rows, in_size), Shard(pieces, std=std), dtype)
-        self.bias: nn.Parameter | None = None
-        if bias:
-            pieces = tuple(split(f"{name}.bias", (out,), 0, size, rank, at) for name, out, at in rows)
-            self.bias = empty_parameter((local_rows,), Shard(pieces, init="zeros", decay=False), dtype)
+        self.weight, self.bias, self.group = weight, bias, group
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _ColumnParallel.apply(x, self.weight, self.bias, self.group)
@@ -161,29 +139,14 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A matrix split by input columns. Input [s, b, in/tp], output [n, b, out]."""
+    """A matrix split by input columns; its bias is added after the sum, to local tokens, and is the same on all ranks.
 
-    def __init__(
-        self,
-        name: str,
-        in_size: int,
-        out_size: int,
-        *,
-        bias: bool,
-        std: float,
-        dtype: torch.dtype,
-        group: ProcessGroup | None,
-    ) -> None:
+    Input [s, b, in/tp], output [n, b, out].
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: ProcessGroup | None) -> None:
         super().__init__()
-        self.group = group
-        size, rank = group_size(group), group_rank(group)
-        piece = split(f"{name}.weight", (out_size, in_size), 1, size, rank)
-        self.weight = empty_parameter((out_size, in_size // size), Shard((piece,), std=std), dtype)
-        self.bias: nn.Parameter | None = None
-        if bias:
-            # Added after the sum, to local tokens: every rank has it, each sees part of its gradient.
-            shard = Shard((whole(f"{name}.bias", (out_size,)),), init="zeros", replicated="tp", decay=False)
-            self.bias = empty_parameter((out_size,), shard, dtype)
+        self.weight, self.bias, self.group = weight, bias, group
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _RowParallel.apply(x, self.weight, self.group)
@@ -197,40 +160,13 @@ class VocabParallelEmbedding(nn.Module):
     model is the same at any tp. Input tokens [s, b], output [n, b, h].
     """
 
-    def __init__(
-        self,
-        name: str,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        std: float,
-        tied: bool,
-        dtype: torch.dtype,
-        group: ProcessGroup | None,
-    ) -> None:
+    def __init__(self, weight: nn.Parameter, group: ProcessGroup | None) -> None:
         super().__init__()
-        self.group = group
-        shard, rows = vocab_shard(name, vocab_size, hidden_size, std=std, tied=tied, group=group)
-        self.first_row = group_rank(group) * rows
-        self.weight = empty_parameter((rows, hidden_size), shard, dtype)
+        self.weight, self.group = weight, group
+        self.first_row = group_rank(group) * weight.shape[0]
 
     def forward(self, tokens: Tensor) -> Tensor:
         if group_size(self.group) == 1:
             return F.embedding(tokens, self.weight)
         y: Tensor = _VocabParallelEmbedding.apply(self.weight, tokens, self.first_row, self.group)
         return y
-
-
-def vocab_shard(
-    name: str, vocab_size: int, hidden_size: int, *, std: float, tied: bool, group: ProcessGroup | None
-) -> tuple[Shard, int]:
-    """Shard of a [vocab, h] table split by rows, and the rows of one rank, padding included."""
-    size, rank = group_size(group), group_rank(group)
-    rows = vocab_rows_per_rank(vocab_size, size)
-    first = min(rank * rows, vocab_size)
-    num_valid = min(rows, vocab_size - first)
-    pieces: tuple[Piece, ...] = ()
-    if num_valid > 0:
-        shape = (num_valid, hidden_size)
-        pieces = (Piece(f"{name}.weight", (vocab_size, hidden_size), (first, 0), (0, 0), shape),)
-    return Shard(pieces, std=std, replicated="embedding" if tied else ""), rows

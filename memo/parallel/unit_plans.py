@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memo.parallel.buckets import BucketPlan, plan_buckets
 from memo.parallel.shards import ShardedParameter
 from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes, wide_dtype
+from memo.spec.buckets import BucketPlan, plan_buckets
 from memo.spec.placement import LayerPlaces, StatePlacement
 
 

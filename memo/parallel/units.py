@@ -4,7 +4,7 @@
     host        masters | reduced gradient | moments (shard)               in host memory, with a copy of the weights
     slot        weights or gradients exist only while the layer runs       a rounding buffer of memo.executor.states
 
-`memo.spec.placement` says which, `memo.parallel.buckets` where each parameter lies in the flat buffers.
+`memo.spec.placement` says which, `memo.spec.buckets` where each parameter lies in the flat buffers.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
-from memo.parallel.buckets import BucketPlan, Slot
+from memo.spec.buckets import BucketPlan, Slot
 from memo.spec.placement import LayerPlaces
 
 _HOST_ALIGNMENT = 64

@@ -5,18 +5,21 @@ attention. Then MFU = tokens per second per device x FLOPs per token / peak. Kno
 need less attention than the one long document counted here (the convention of the field).
 """
 
+from functools import lru_cache
+
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import global_batch_size
+from memo.spec.shapes import shape_of
 
 
+@lru_cache(maxsize=256)
 def matmul_parameters(model: ModelConfig) -> int:
     """P: weights that multiply every token, which are all matrices of the layers and the head once.
 
     The paper's 12 n h^2 + v h for its GPT models. An untied embedding is looked up, not multiplied.
     """
-    heads = 2 * model.num_attention_heads + 2 * model.kv_heads  # q and projection, k and v
-    matrices = heads * model.head_dim + (3 if model.gated else 2) * model.ffn_size
-    return model.hidden_size * (model.num_layers * matrices + model.vocabulary)
+    shape = shape_of(model, "", 0)
+    return model.num_layers * sum(shape.linears) + model.hidden_size * model.vocabulary
 
 
 def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:

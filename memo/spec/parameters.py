@@ -4,9 +4,12 @@ Known error: none for the model; a rank's flat buffers also round every paramete
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import num_position_embeddings, vocab_rows_per_rank
+from memo.config.derived import num_position_embeddings
+from memo.spec.shapes import ModelShape, shape_of
+from memo.spec.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -38,60 +41,42 @@ class ParameterCount:
         return self.embedding + self.positions + self.layers + self.final_norm + self.head
 
 
+@lru_cache(maxsize=256)
 def layer_parameters(model: ModelConfig) -> LayerParameters:
-    """Weights and biases of one layer."""
-    hidden, ffn = model.hidden_size, model.ffn_size
-    q_size, kv_size = model.num_attention_heads * model.head_dim, model.kv_heads * model.head_dim
-    qkv_size = q_size + 2 * kv_size
-    fc1_size = ffn * (2 if model.gated else 1)
-    split = hidden * (qkv_size + q_size + fc1_size + ffn)
-    replicated = 2 * _norm_parameters(model, hidden)
-    if model.qkv_bias:
-        split += qkv_size
-    if model.add_bias_linear:
-        split += fc1_size
-        replicated += 2 * hidden  # projection and fc2: added after the sum over tp ranks
-    if model.qk_layernorm:
-        replicated += 2 * _norm_parameters(model, model.head_dim)
-    return LayerParameters(split, replicated)
+    """Weights and biases of one layer; a search asks for the same few models again and again."""
+    shape = shape_of(model, "", 0)
+    return LayerParameters(shape.layer_split, shape.layer_replicated)
 
 
 def count_parameters(config: RunConfig) -> ParameterCount:
     """Parameters of the model as its checkpoint holds them."""
-    model = config.model
-    table = model.vocabulary * model.hidden_size
+    shape = shape_of_run(config)
     return ParameterCount(
-        embedding=table,
-        positions=num_position_embeddings(config) * model.hidden_size,
-        layers=model.num_layers * layer_parameters(model).total,
-        final_norm=_norm_parameters(model, model.hidden_size),
-        head=table if model.untie_embeddings_and_output_weights else 0,
+        embedding=shape.embedding,
+        positions=shape.position_table,
+        layers=shape.layers * (shape.layer_split + shape.layer_replicated),
+        final_norm=shape.end_norms,
+        head=shape.head,
     )
 
 
 def stage_parameters(config: RunConfig, stage: int) -> int:
-    """Parameters that one rank of a pipeline stage holds, vocabulary padding included.
+    """Parameters that one rank of a pipeline stage holds, vocabulary padding included."""
+    shape, parallel = shape_of_run(config), config.parallel
+    layer = shape.layer_split // parallel.tp + shape.layer_replicated
+    ends = end_weights(shape, parallel.pp, stage)
+    return shape.layers // parallel.pp * layer + sum(w.local_numel(parallel.tp) for end in ends for w in end)
 
-    A tied matrix exists on the first and on the last stage, once where they are the same.
+
+def end_weights(shape: ModelShape, pp: int, stage: int) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
+    """Of the embedding and of the head, as far as the stage has them.
+
+    A tied table exists on the first and on the last stage, once where they are the same.
     """
-    model, parallel = config.model, config.parallel
-    layer = layer_parameters(model)
-    count = model.num_layers // parallel.pp * (layer.split // parallel.tp + layer.replicated)
-    table = vocab_rows_per_rank(model.vocabulary, parallel.tp) * model.hidden_size
-    is_first, is_last = stage == 0, stage == parallel.pp - 1
-    if is_first:
-        count += table + num_position_embeddings(config) * model.hidden_size
-    if is_last:
-        count += _norm_parameters(model, model.hidden_size)
-        if model.untie_embeddings_and_output_weights or not is_first:
-            count += table
-    return count
+    is_first, is_last = stage == 0, stage == pp - 1
+    head = tuple(w for w in shape.head_weights if not (w.tied and is_first))
+    return (shape.embedding_weights if is_first else (), head if is_last else ())
 
 
-def paper_parameters(model: ModelConfig) -> int:
-    """MEMO's count for its GPT models, 12 n h^2 + v h: fc of 4 h, tied embedding, no norms, no biases."""
-    return 12 * model.num_layers * model.hidden_size**2 + model.vocabulary * model.hidden_size
-
-
-def _norm_parameters(model: ModelConfig, size: int) -> int:
-    return size * (2 if model.normalization == "LayerNorm" else 1)
+def shape_of_run(config: RunConfig) -> ModelShape:
+    return shape_of(config.model, "", num_position_embeddings(config))

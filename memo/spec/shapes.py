@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer as far as estimates need it, with its exact parameters.
+"""The shape of a decoder-only transformer, and the table of its parameters.
 
     layer      norm, q k v (a + 2 k heads of d), projection, norm, fc1 (f, or 2 f when gated), fc2
     ends       embedding (v x h), positions, embedding norm, final norm, head (v x h unless tied)
@@ -8,9 +8,15 @@ ModelConfig, `memo.estimate.hf_config` of a published config.json. Known error: 
 families that are tested; where layers differ from each other (mixture of experts) there is no shape.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from memo.config import ModelConfig
+from memo.spec.weights import Weight, one
+
+_WIDENING = "embedding_projection.weight"
 
 
 @dataclass(frozen=True)
@@ -63,31 +69,71 @@ class ModelShape:
     def fc1_size(self) -> int:
         return self.ffn * (2 if self.gated else 1)
 
+    # The table of parameters, in the order of the model's modules; the model is built from it, and all counts sum it.
+
+    @cached_property
+    def layer_weights(self) -> tuple[Weight, ...]:
+        """Of one layer; norms after attention and MLP, where a family has them, stand at the end."""
+        hidden, qkv = self.hidden, (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
+        inner = (("gate", self.ffn), ("up", self.ffn)) if self.gated else (("fc1", self.ffn),)
+        names = ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")[: self.norms_per_layer]
+        norms = {name: self._norm(name, hidden) for name in names}
+        heads = [self._norm(f"attention.{name}_norm", self.head_dim) for name in "qk" if self.qk_norm]
+        return (
+            *norms.pop("attention_norm"),
+            *_linear("attention", "qkv", qkv, hidden, self.qkv_bias),
+            *(weight for norm in heads for weight in norm),
+            *_late_linear("attention.projection", hidden, self.q_size, self.projection_bias),
+            *norms.pop("mlp_norm", ()),
+            *_linear("mlp", "fc1", inner, hidden, self.mlp_bias),
+            *_late_linear("mlp.fc2", hidden, self.ffn, self.mlp_bias),
+            *(weight for norm in norms.values() for weight in norm),
+        )
+
+    @cached_property
+    def embedding_weights(self) -> tuple[Weight, ...]:
+        """Of what stands before the layers: table of learned positions, table of tokens, widening, norm."""
+        width = self.embedding_width or self.hidden
+        positions = (one("position_embedding.weight", self.positions, self.hidden),) if self.positions else ()
+        widening = () if width == self.hidden else (one(_WIDENING, self.hidden, width),)
+        norm = self._norm("embedding_norm", self.hidden) if self.embedding_norm else ()
+        return (*positions, one("embedding.weight", self.vocab, width, "vocabulary", tied=self.tied), *widening, *norm)
+
+    @cached_property
+    def head_weights(self) -> tuple[Weight, ...]:
+        """Of what stands after the layers. A tied table is the embedding's, and exists once where both are."""
+        name, width = "embedding" if self.tied else "head", self.embedding_width or self.hidden
+        bias = (one("head.bias", self.vocab, None, "vocabulary", "zeros"),) if self.head_bias else ()
+        norm = self._norm("final_norm", self.hidden) if self.final_norm else ()
+        return (one(f"{name}.weight", self.vocab, width, "vocabulary", tied=self.tied), *bias, *norm)
+
+    def _norm(self, name: str, size: int) -> tuple[Weight, ...]:
+        vectors = (one(f"{name}.weight", size, init="ones"), one(f"{name}.bias", size, init="zeros"))
+        return vectors[: self.norm_vectors]
+
+    # Counts of the model without padding, as its checkpoint holds it.
+
     @property
     def linears(self) -> tuple[int, ...]:
         """Weights of each matrix of one layer as published code holds them: q, k, v, projection, fc1 (one or
         two), fc2; without biases."""
-        attention = (self.hidden * self.q_size, *(self.hidden * self.kv_size,) * 2, self.q_size * self.hidden)
-        return (*attention, *(self.hidden * self.ffn,) * (3 if self.gated else 2))
+        matrices = (weight for weight in self.layer_weights if weight.columns is not None)
+        return tuple(math.prod(shape) for weight in matrices for shape in weight.part_shapes().values())
 
-    @property
+    @cached_property
     def layer_split(self) -> int:
         """Parameters of a layer that tensor parallelism divides: matrices, and biases of their outputs' parts."""
-        biases = (self.q_size + 2 * self.kv_size) * self.qkv_bias + self.fc1_size * self.mlp_bias
-        return sum(self.linears) + biases
+        return sum(weight.numel for weight in self.layer_weights if weight.split != "whole")
 
-    @property
+    @cached_property
     def layer_replicated(self) -> int:
         """Parameters of a layer that each tensor-parallel rank holds in full: norms, biases after a sum."""
-        norms = self.norm_vectors * self.hidden * self.norms_per_layer
-        heads = 2 * self.norm_vectors * self.head_dim * self.qk_norm
-        return norms + heads + self.hidden * (self.projection_bias + self.mlp_bias)
+        return sum(weight.numel for weight in self.layer_weights if weight.split == "whole")
 
     @property
     def embedding(self) -> int:
-        """The token table without padding, and its projection to hidden where it has one."""
-        width = self.embedding_width or self.hidden
-        return self.vocab * width + (0 if width == self.hidden else width * self.hidden)
+        """The token table, and its projection to hidden where it has one."""
+        return sum(w.numel for w in self.embedding_weights if w.name in ("embedding.weight", _WIDENING))
 
     @property
     def position_table(self) -> int:
@@ -96,20 +142,39 @@ class ModelShape:
     @property
     def head(self) -> int:
         """0 where the head is the embedding's matrix."""
-        return 0 if self.tied else self.vocab * ((self.embedding_width or self.hidden) + self.head_bias)
+        return 0 if self.tied else sum(weight.numel for weight in self.head_weights if weight.split == "vocabulary")
 
     @property
     def end_norms(self) -> int:
         """The norm after the embedding and the one before the head."""
-        return self.norm_vectors * self.hidden * (self.embedding_norm + self.final_norm)
+        ends = (*self.embedding_weights, *self.head_weights)
+        return sum(weight.numel for weight in ends if weight.columns is None and weight.split == "whole")
 
     @property
     def parameters(self) -> int:
-        """All of the model, as its checkpoint holds them."""
         layers = self.layers * (self.layer_split + self.layer_replicated)
         return self.embedding + self.position_table + layers + self.end_norms + self.head + self.extra
 
 
+def _linear(module: str, name: str, parts: tuple[tuple[str, int], ...], columns: int, bias: bool) -> Iterator[Weight]:
+    """Matrices with a common input, fused and split by their rows, the outputs."""
+
+    def of(kind: str) -> tuple[tuple[str, int], ...]:
+        return tuple((f"{module}.{part}.{kind}", rows) for part, rows in parts)
+
+    yield Weight(f"{module}.{name}.weight", of("weight"), columns, "rows")
+    if bias:
+        yield Weight(f"{module}.{name}.bias", of("bias"), None, "rows", "zeros")
+
+
+def _late_linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[Weight]:
+    """A matrix split by its columns, the inputs; its bias is added once the parts of all ranks are."""
+    yield one(f"{name}.weight", rows, columns, "columns")
+    if bias:
+        yield one(f"{name}.bias", rows, init="zeros")
+
+
+@lru_cache(maxsize=256)
 def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
     """The shape of a model that memo trains; `seq_length` is the length of a learned position table of which
     the configuration names none."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from memo.checkpoint.chunks import global_chunks, rectangles
-from memo.parallel.buckets import Segment, Slot
 from memo.parallel.shards import Piece, Shard
+from memo.spec.buckets import Segment, Slot
 
 
 @pytest.mark.parametrize("seed", range(60))

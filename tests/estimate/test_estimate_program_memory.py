@@ -31,11 +31,11 @@ from memo.estimate.verdict import Verdict
 from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.model.layer import LayerContext
 from memo.model.rope import rope_table
-from memo.parallel.buckets import plan_buckets
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients, ScratchMemory
 from memo.profiler.product_scratch import scratch_on_this_cpu
+from memo.spec.buckets import plan_buckets
 from memo.train.build import build_chunks, build_mesh
 from memo.train.layer_profile import slot_layout
 from memo.units import GIB

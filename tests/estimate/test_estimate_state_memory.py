@@ -13,7 +13,7 @@ from memo.estimate.program.memory import program_memory
 from memo.estimate.program.states import rank_states
 from memo.estimate.rank_memory import node_host_bytes, rank_memory
 from memo.estimate.state_memory import StateBytes, state_bytes
-from memo.spec.buckets import Parameter, pack, rank_units
+from memo.spec.buckets import rank_units
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import shape_of
 from memo.units import GIB
@@ -105,12 +105,13 @@ def test_without_clipping_two_records_hold_the_gradients() -> None:
 
 
 def test_buckets_close_at_the_end_of_each_module() -> None:
-    parameters = [Parameter(100, "tp", 0), Parameter(1000, "", 0), Parameter(100, "tp", 1), Parameter(1000, "", 1)]
-    buckets = pack(parameters, 1 << 20, 2)
-    assert [(bucket.size, bucket.numel, bucket.owner) for bucket in buckets] == [
-        (1024, 1000, 1), (128, 100, 1), (1024, 1000, 0), (128, 100, 0),
-    ]  # fmt: skip
-    assert [bucket.size for bucket in pack(parameters, 1000, 1)] == [1024, 128, 1024, 128]
+    """However much room is left: of six layers, an embedding and a head, each has its own, the last module first."""
+    config = run(num_layers=6, ddp_bucket_size=1 << 40, untie_embeddings_and_output_weights=True)
+    states, layer = rank_states(config, 1, 0), shape_of(config.model, "", 0).layer_weights
+    assert [bucket.owner for bucket in states.buckets] == [7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0]
+    names = [[slot.name for slot in bucket.plan.slots] for bucket in states.buckets if bucket.owner == 3]
+    whole = [weight.name for weight in reversed(layer) if weight.split == "whole"]
+    assert sorted(names) == sorted([whole, [weight.name for weight in reversed(layer) if weight.split != "whole"]])
 
 
 @pytest.mark.parametrize("shares", [{}, {"offload_states": "optimizer"}, {"offload_states": "all"}])

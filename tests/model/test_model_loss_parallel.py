@@ -13,7 +13,8 @@ from torch.distributed import ProcessGroup
 
 from memo.parallel.collectives import all_gather
 from memo.parallel.loss import linear_cross_entropy
-from memo.parallel.tensor import vocab_shard
+from memo.parallel.shards import sharded_parameter
+from memo.spec.weights import one
 
 torch.set_num_threads(1)
 
@@ -37,9 +38,9 @@ def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
     """losses [s, b], d hidden [n, b, h], d weight [v_local, h] of this rank."""
     hidden, weight, labels, weights = inputs
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
-    shard, rows = vocab_shard("head", weight.shape[0], H, std=0.0, tied=False, group=group)
-    local_weight = torch.full((rows, H), 100.0, dtype=torch.float64)  # what padding holds must not matter
-    for piece in shard.pieces:
+    head = sharded_parameter(one("head.weight", weight.shape[0], H, "vocabulary"), torch.float64, group, std=0.0)
+    local_weight = torch.full(head.shape, 100.0, dtype=torch.float64)  # what padding holds must not matter
+    for piece in head.shard.pieces:
         piece.of_local(local_weight).copy_(piece.of_global(weight))
     local_hidden = hidden.chunk(tp)[rank].clone()
     leaves = (local_hidden.requires_grad_(), local_weight.requires_grad_())

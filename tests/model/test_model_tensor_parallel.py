@@ -14,8 +14,9 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 from memo.parallel import tensor
-from memo.parallel.shards import Shard, ShardedParameter
+from memo.parallel.shards import Shard, ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from memo.spec.weights import Weight, one
 
 torch.set_num_threads(1)
 
@@ -86,12 +87,17 @@ def run_module(module: nn.Module, x: Tensor, grad_out: Tensor) -> Part:
     return Part(output.detach(), grad_input, pieces, replicated, padding_is_zero)
 
 
+def own_part(weight: Weight, group: dist.ProcessGroup) -> ShardedParameter:
+    return sharded_parameter(weight, torch.float64, group, std=0.0)
+
+
 def column_on_rank(x: Tensor, weights: Tensors, grad_out: Tensors) -> tuple[Part, Tensors]:
     """Part, and its output as global tensors [out, s, b] by name."""
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
-    module = ColumnParallelLinear(
-        list(OUT_SIZES), IN, list(OUT_SIZES.values()), bias=True, std=0.0, dtype=torch.float64, group=group
-    )
+    parts = OUT_SIZES.items()
+    rows = Weight("fused.weight", tuple((f"{name}.weight", size) for name, size in parts), IN, "rows")
+    bias = Weight("fused.bias", tuple((f"{name}.bias", size) for name, size in parts), None, "rows", "zeros")
+    module = ColumnParallelLinear(own_part(rows, group), own_part(bias, group), group)
     give_weights(module, weights)
     local = [grad.chunk(tp, dim=-1)[rank] for grad in grad_out.values()]
     part = run_module(module, x.chunk(tp)[rank].clone().requires_grad_(), torch.cat(local, dim=-1))
@@ -101,7 +107,8 @@ def column_on_rank(x: Tensor, weights: Tensors, grad_out: Tensors) -> tuple[Part
 
 def row_on_rank(x: Tensor, weights: Tensors, grad_out: Tensor) -> Part:
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
-    module = RowParallelLinear("row", OUT, IN, bias=True, std=0.0, dtype=torch.float64, group=group)
+    columns, bias = one("row.weight", IN, OUT, "columns"), one("row.bias", IN, init="zeros")
+    module = RowParallelLinear(own_part(columns, group), own_part(bias, group), group)
     give_weights(module, weights)
     return run_module(module, x.chunk(tp, dim=-1)[rank].clone().requires_grad_(), grad_out.chunk(tp)[rank].clone())
 
@@ -109,7 +116,7 @@ def row_on_rank(x: Tensor, weights: Tensors, grad_out: Tensor) -> Part:
 def embedding_on_rank(tokens: Tensor, weights: Tensors, grad_out: Tensor, chunk: int) -> Part:
     tensor._EMBEDDING_CHUNK = chunk  # in this process alone
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
-    module = VocabParallelEmbedding("embedding", VOCAB, IN, std=0.0, tied=False, dtype=torch.float64, group=group)
+    module = VocabParallelEmbedding(own_part(one("embedding.weight", VOCAB, IN, "vocabulary"), group), group)
     give_weights(module, weights)
     return run_module(module, tokens, grad_out.chunk(tp)[rank].clone())
 

@@ -23,7 +23,8 @@ from memo.config.derived import resolved_offload_tiles
 from memo.data import GlobalBatchSampler
 from memo.parallel.collectives import all_reduce
 from memo.parallel.loss import linear_cross_entropy
-from memo.parallel.tensor import vocab_shard
+from memo.parallel.shards import sharded_parameter
+from memo.spec.weights import one
 from memo.train.build import build, build_mesh
 from memo.train.feed import Feed
 
@@ -117,9 +118,9 @@ def test_a_batch_without_answers_teaches_nothing() -> None:
 def on_rank(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_size: int) -> list[Tensor]:
     """losses, d hidden and d weight of this rank."""
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
-    shard, rows = vocab_shard("head", len(weight), weight.shape[1], std=0.0, tied=False, group=group)
-    local = torch.zeros(rows, weight.shape[1], dtype=torch.float64)
-    for piece in shard.pieces:
+    head = sharded_parameter(one("head.weight", *weight.shape, "vocabulary"), torch.float64, group, std=0.0)
+    local = torch.zeros(head.shape, dtype=torch.float64)
+    for piece in head.shard.pieces:
         piece.of_local(local).copy_(piece.of_global(weight))
     leaves = (hidden.chunk(tp)[rank].clone().requires_grad_(), local.requires_grad_())
     counts = labels != IGNORE

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from memo.parallel.buckets import ALIGNMENT, plan_buckets
 from memo.parallel.shards import Replicated
+from memo.spec.buckets import ALIGNMENT, plan_buckets
 
 
 def random_parameters(rng: random.Random) -> list[tuple[str, tuple[int, ...], Replicated]]:

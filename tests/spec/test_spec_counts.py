@@ -4,8 +4,9 @@ import pytest
 
 from memo.config import PRESETS, RunConfig, preset
 from memo.estimate.time import EFFICIENCY, estimate_step_s
+from memo.papers.memo_paper import paper_parameters
 from memo.spec.flops import matmul_parameters, model_flops_per_token, step_flops
-from memo.spec.parameters import count_parameters, paper_parameters, stage_parameters
+from memo.spec.parameters import count_parameters, stage_parameters
 
 
 def run(name: str, **values: object) -> RunConfig:

@@ -2,11 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.estimate.state_memory import state_bytes, state_sizes
-from memo.spec.buckets import Bucket, pack, parameters_of_stage
+from memo.spec.buckets import BucketPlan, module_buckets, stage_modules
 from memo.spec.placement import LayerPlaces, placement_of
+
+
+class Bucket(NamedTuple):
+    """`owner`: position in the stage's modules (memo.spec.buckets.stage_modules)."""
+
+    owner: int
+    plan: BucketPlan
+
+    @property
+    def size(self) -> int:
+        """Elements, padding included."""
+        return self.plan.size
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,10 @@ class States:
 def rank_states(config: RunConfig, world_size: int, stage: int) -> States:
     """Of a rank of pipeline stage `stage`, where the configuration places them."""
     sizes = state_sizes(config, world_size)
-    buckets = pack(parameters_of_stage(config, stage), config.parallel.ddp_bucket_size, sizes.shards)
+    buckets = []
+    for owner, weights in reversed([*enumerate(stage_modules(config, stage))]):
+        plans = module_buckets(weights, config.parallel.tp, config.parallel.ddp_bucket_size, sizes.shards)
+        buckets += [Bucket(owner, plan) for plan in plans]
     places = _places(config, world_size, {bucket.owner for bucket in buckets})
     states = state_bytes(config, world_size, stage)
     masters = 0

@@ -25,9 +25,8 @@ from memo.estimate.program.ends import (
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.passages import LayerPassages, Passage, layer_passages
 from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.states import States
+from memo.estimate.program.states import Bucket, States
 from memo.estimate.program.tiles import Slot
-from memo.spec.buckets import Bucket
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.units import MIB
 
