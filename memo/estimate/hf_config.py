@@ -5,6 +5,7 @@ Where a file leaves a key out, the default of the family's configuration class h
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,7 @@ def shape_from_hf(values: Mapping[str, Any], name: str) -> ModelShape:
             f"{shape.heads} attention heads do not divide into {shape.kv_heads} key/value heads",
             "mend num_key_value_heads",
         )
-    return ModelShape(**{**vars(shape), "name": name})
+    return replace(shape, name=name)
 
 
 def read_hf_config(path: str | Path) -> ModelShape:
