@@ -54,7 +54,7 @@ def _check_planner(config: RunConfig) -> None:
         resolved_memory_planner(config, device) != "off"
         or memory.memory_planner_min_bytes == MemoryConfig.memory_planner_min_bytes,
         f"--memory-planner-min-bytes {memory.memory_planner_min_bytes} fights with --memory-planner off, which ignores "
-        "it and is the default on a CPU: use --memory-planner auto, or leave it out",
+        "it and is the default on a CPU and for packed documents: use --memory-planner auto, or leave it out",
     )
 
 

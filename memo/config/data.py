@@ -27,3 +27,8 @@ class DataConfig:
     one in each sample."""
     long_conversations: LongConversations = "truncate"
     """What becomes of conversations of more than seq-length + 1 tokens; drop: they are left out."""
+
+    @property
+    def packs_documents(self) -> bool:
+        """Whether the samples of the corpus may hold several documents."""
+        return self.packing and self.data_path is not None

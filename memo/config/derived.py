@@ -60,8 +60,13 @@ def resolved_dtype(config: RunConfig, device: str) -> Dtype:
 
 
 def resolved_memory_planner(config: RunConfig, device: str) -> MemoryPlanner:
-    """Who decides where a step's memory lies, on a device type ("cpu" or "cuda")."""
-    return config.memory.memory_planner or ("auto" if device == "cuda" else "off")
+    """Who decides where a step's memory lies, on a device type ("cpu" or "cuda").
+
+    By default nothing is planned on a CPU, nor for packed documents: each step then asks for other sizes than the one
+    that was recorded (docs/memory.md has figures).
+    """
+    is_planned = device == "cuda" and not config.data.packs_documents
+    return config.memory.memory_planner or ("auto" if is_planned else "off")
 
 
 def resolved_a2a_size(config: RunConfig) -> int:

@@ -4,6 +4,7 @@ If training fits, one layer fits: a layer is run on random input through the exe
 buffer of its own that keeps nothing but the layer's input and attention's output.
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
+from memo.executor.host_pool import HostPool
 from memo.executor.layer import Context, TokenwiseLayer
 from memo.executor.pieces import column_forward
 from memo.executor.slots import slot_tensors
@@ -95,16 +97,17 @@ def _link_rates(device: torch.device) -> tuple[float, float, float, float]:
     """(offload alone, prefetch alone, offload under compute, prefetch under compute), bytes per second."""
     on_cuda = device.type == "cuda"
     num_bytes = _LINK_BYTES if on_cuda else _LINK_BYTES // 8
-    host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
-    here = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    alone = [
-        num_bytes / median_s(lambda: host.copy_(here, non_blocking=True), device),
-        num_bytes / median_s(lambda: here.copy_(host, non_blocking=True), device),
-    ]
-    if not on_cuda:
-        return alone[0], alone[1], 0.0, 0.0
-    busy = [_rate_under_compute(host, here), _rate_under_compute(here, host)]
-    return alone[0], alone[1], busy[0], busy[1]
+    # Memory of the kind that training copies from and to; torch's own pinned memory would stay with its allocator.
+    with contextlib.closing(HostPool(1, num_bytes, device)) as pool:
+        host, here = pool.record(0), torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        alone = [
+            num_bytes / median_s(lambda: host.copy_(here, non_blocking=True), device),
+            num_bytes / median_s(lambda: here.copy_(host, non_blocking=True), device),
+        ]
+        if not on_cuda:
+            return alone[0], alone[1], 0.0, 0.0
+        busy = [_rate_under_compute(host, here), _rate_under_compute(here, host)]
+        return alone[0], alone[1], busy[0], busy[1]
 
 
 def _rate_under_compute(dst: Tensor, src: Tensor) -> float:

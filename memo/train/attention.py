@@ -41,7 +41,7 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Case,
     data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
     ring = config.parallel.cp // resolved_a2a_size(config)
     tokens = length_class(data.seq_length // ring)
-    packed = data.packing and data.data_path is not None if packed is None else packed
+    packed = data.packs_documents if packed is None else packed
     calls = {Case(head_dim, dtype, causal=True, packed=packed, tokens=tokens): 1.0}
     if ring > 1:
         calls[Case(head_dim, dtype, causal=False, packed=False, tokens=tokens)] = (ring - 1) / 2

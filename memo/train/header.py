@@ -1,11 +1,10 @@
 """What a run prints before its first step."""
 
-from memo.attention.select import Choice
 from memo.config import RunConfig
 from memo.data import PackedConversations, PackedDataset
 from memo.spec.parameters import count_parameters
 from memo.train.build import ParallelModel
-from memo.train.device import Peak
+from memo.train.setup import Prepared
 from memo.units import format_count
 
 
@@ -14,12 +13,12 @@ def describe_start(
     parts: ParallelModel,
     dataset: object,
     global_batch_size: int,
-    placement: str,
-    attention: Choice,
-    peak: Peak,
+    prepared: Prepared,
 ) -> str:
     """Sizes, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds."""
     model, grid = config.model, parts.mesh.grid
+    attention = prepared.attention
+    memory = f"memory: {prepared.allocator}\n" if prepared.allocator else ""
     pipeline = parts.pipeline
     text = (
         f"model: {format_count(count_parameters(config).total)} parameters, {model.num_layers} layers, "
@@ -32,9 +31,10 @@ def describe_start(
         f"batch: {global_batch_size} x {config.data.seq_length} tokens a step, "
         f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
         f"{_data(dataset)}"
-        f"host: {placement}\n"
+        f"host: {prepared.placement}\n"
+        f"{memory}"
         f"attention: {attention.name} ({attention.reason})\n"
-        f"MFU refers to {peak}"
+        f"MFU refers to {prepared.peak}"
     )
     if parts.chosen_swap is not None:
         text += f"\n\nactivations of one layer and microbatch on this rank:\n{parts.chosen_swap.describe()}\n"

@@ -193,7 +193,9 @@ def _snapshot(config: RunConfig, parts: ParallelModel) -> str:
         return ""
     log = default_log(config.checkpoint.save, config.logging.log_jsonl)
     if log is None:
-        return ". With --save or --log-jsonl there would be a memory snapshot"
+        # A simulated rank keeps nothing: --save fights with --simulate-world, and memo rehearse has no log either.
+        is_alone = config.parallel.simulate_world is not None
+        return "" if is_alone else ". With --save or --log-jsonl there would be a memory snapshot"
     path = Path(log).with_suffix(f".oom.rank{parts.mesh.rank}.pickle")
     try:
         torch.cuda.memory._dump_snapshot(str(path))

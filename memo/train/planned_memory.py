@@ -15,7 +15,7 @@ from memo.allocator.statistics import Statistics
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.trace import Trace
 from memo.config import RunConfig
-from memo.config.memory import MemoryConfig
+from memo.config.memory import MemoryConfig, MemoryPlanner
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.executor.phases import Phases
 from memo.planner.memory.trace_plan import plan_trace
@@ -30,25 +30,46 @@ _WARM_UP, _RECORDED = 1, 2
 _TORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables of the environment in which users configure torch's allocator."""
 
+PACKED = (
+    "documents are packed, so that no step asks for the sizes of the one that would be recorded; --memory-planner auto "
+    "plans all the same"
+)
 
-def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
+
+def prepare_allocator(config: MemoryConfig, device_type: str, wanted: MemoryPlanner | None) -> str:
     """Before the first memory of a CUDA device is taken: build and install what will serve the plan.
 
     What no plan places is served by torch's allocator, which fragments least with expandable_segments: states and the
-    buffers of streams, or all where the plan's allocator cannot be built. They are switched on, unless the user has
-    configured the allocator.
+    buffers of streams, or all where nothing is planned or the plan's allocator cannot be built. They are switched on,
+    unless the user has configured the allocator or given --memory-planner off.
+
+    Args:
+        config: with the planner that `wanted`, the flag as it was given, means here.
+
+    Returns what the header of a run says of who serves its memory; "" where the plan has words of its own, and where
+    nothing was decided for the user.
     """
-    if device_type != "cuda" or not config.plans:
-        return
+    if device_type != "cuda" or wanted == "off":
+        return ""
     if not any(os.environ.get(name) for name in _TORCH_SETTINGS):
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        _set_torch_allocator("expandable_segments:True")
+    if not config.plans:
+        return f"torch's own allocator{_segments()} ({PACKED})"
     with contextlib.suppress(AllocatorError):  # Transients tells the reason
         PlannedAllocator.install("cuda")
+    return ""
 
 
-def has_expandable_segments() -> bool:
-    """Whether torch's allocator for CUDA devices has them, as it says itself."""
-    return bool(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
+def _set_torch_allocator(settings: str) -> None:
+    """Under the name that it has in this release: torch.cuda's warns from 2.13 on, and torch 2.11 has no other."""
+    set_it = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (set_it or torch.cuda.memory._set_allocator_settings)(settings)
+
+
+def _segments() -> str:
+    """How torch's allocator for CUDA devices takes memory, as it says itself."""
+    is_expandable = torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
+    return " with expandable_segments" if is_expandable else ""
 
 
 def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:
@@ -159,7 +180,7 @@ class Transients:
     def describe(self) -> str:
         """What is reserved, or why nothing is planned."""
         if self.planned is None:
-            segments = " with expandable_segments" if self.on_cuda and has_expandable_segments() else ""
+            segments = _segments() if self.on_cuda else ""
             return f"not planned, torch's own allocator serves it{segments}: {self.reason}"
         note = f"\nsome requests will not be as planned: {self.reason}" if self.reason else ""
         return self.planned.describe() + note

@@ -32,6 +32,7 @@ from memo.errors import ConfigError, ResourceError, is_first_of_node
 from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
+from memo.estimate.memory import RUNTIME_BYTES
 from memo.mesh import Mesh, local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.search.states import resolve_states
@@ -47,7 +48,11 @@ DataSource = str | os.PathLike[str] | SampleDataset
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that has passed every check."""
+    """A run that has passed every check.
+
+    Attributes:
+        placement, allocator: for people: where it runs on its host, and who serves its memory ("": parts tell).
+    """
 
     config: RunConfig
     world_size: int
@@ -55,6 +60,7 @@ class Prepared:
     dtype: torch.dtype
     peak: Peak
     placement: str
+    allocator: str
     attention: Choice
     train_data: SampleDataset
     eval_data: SampleDataset | None
@@ -78,7 +84,7 @@ def prepare(
     world_size = run_world_size(config.parallel)
     if isinstance(train_data, str | os.PathLike):  # a path given in Python counts as if it were the flag
         config = config.override({"data_path": os.fspath(train_data)})
-    device_type = resolve_device_type(config.hardware)
+    device_type, wanted_planner = resolve_device_type(config.hardware), config.memory.memory_planner
     resolved = {
         "device": device_type,
         "params_dtype": resolved_dtype(config, device_type),
@@ -99,7 +105,7 @@ def prepare(
     check_files(config)
     _check_pretrained(config)
     device = local_device(device_type)
-    prepare_allocator(config.memory, device_type)
+    allocator = prepare_allocator(config.memory, device_type, wanted_planner)
     placement = place_on_host(config.hardware, device)
     dtype = torch_dtype(str(config.training.params_dtype))
     peak = device_peak(config.hardware, device, dtype)
@@ -116,6 +122,7 @@ def prepare(
         dtype,
         peak,
         placement,
+        allocator,
         attention,
         open_dataset(config, config.data.data_path if train_data is None else train_data, stream=0),
         _evaluation_data(config, eval_data),
@@ -225,13 +232,23 @@ def agreed(config: RunConfig, mesh: Mesh) -> RunConfig:
     return replace(config, memory=memory)
 
 
+def _device_room(device: torch.device) -> tuple[int, int]:
+    """Bytes of a CUDA device that a run may take, its context with them, and all bytes.
+
+    To ask makes this process's context, which is missing in what is free, and the account of a run counts it. So what
+    is taken already is this process's own up to what is assumed for a context, and other processes' beyond that.
+    """
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return min(free_bytes + RUNTIME_BYTES["cuda"], total_bytes), total_bytes
+
+
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak) -> None:
     """One rank of each node asks for all of them: its answer must not differ from its neighbours'."""
     if not is_first_of_node():
         return
     node_ranks = local_world_size_from_env()
     if device.type == "cuda":
-        (available_bytes, total_bytes), local_ranks = torch.cuda.mem_get_info(device), 1
+        (available_bytes, total_bytes), local_ranks = _device_room(device), 1
     else:
         available_bytes, total_bytes, local_ranks = available_host_bytes(), total_host_bytes(), node_ranks
     host_bytes = None

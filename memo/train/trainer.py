@@ -90,8 +90,8 @@ class Trainer:
         config = config.override(overrides, source="Trainer")
         with refusals_are_heard(config.parallel):
             prepared = prepare(config, train_data, eval_data, tokenizer)
-        self.config, self.peak, self.placement = prepared.config, prepared.peak, prepared.placement
-        self.attention = prepared.attention
+        self.config, self.peak, self.attention = prepared.config, prepared.peak, prepared.attention
+        self._prepared = prepared
         self.callbacks = list(callbacks)
         device = local_device(prepared.device_type)
         self.meter = Meter(device, self.config.logging.log_interval)
@@ -233,8 +233,8 @@ class Trainer:
     def print_header(self) -> None:
         """What is about to run: sizes, layout, and the peak that MFU refers to."""
         if self.mesh.tells:  # describing takes seconds
-            chosen = (self.placement, self.attention, self.peak)
-            text = describe_start(self.config, self.parts, self.feed.dataset, self.global_batch_size, *chosen)
+            sizes = (self.feed.dataset, self.global_batch_size)
+            text = describe_start(self.config, self.parts, *sizes, self._prepared)
             say(text)
 
     def close(self) -> None:

@@ -126,9 +126,18 @@ def test_an_alpha_that_is_neither_is_refused(capsys: pytest.CaptureFixture[str])
             RunConfig().override({"offload_alpha": value})
 
 
-@pytest.mark.parametrize(("flags", "on_cuda", "on_cpu"), [("", "auto", "off"), ("--memory-planner off", "off", "off")])
+@pytest.mark.parametrize(
+    ("flags", "on_cuda", "on_cpu"),
+    [
+        ("", "auto", "off"),
+        ("--memory-planner off", "off", "off"),
+        ("--data-path c", "off", "off"),
+        ("--data-path c --no-packing", "auto", "off"),
+        ("--data-path c --memory-planner flat", "flat", "flat"),
+    ],
+)
 def test_memory_is_planned_by_default_on_cuda(flags: str, on_cuda: str, on_cpu: str) -> None:
     config = parsed(flags)
     assert (resolved_memory_planner(config, "cuda"), resolved_memory_planner(config, "cpu")) == (on_cuda, on_cpu)
-    assert not config.memory.plans  # not yet, or not at all
-    assert config.override({"memory_planner": on_cuda}).memory.plans == (on_cuda == "auto")
+    assert config.memory.plans == (on_cpu != "off")  # the default is not known yet
+    assert config.override({"memory_planner": on_cuda}).memory.plans == (on_cuda != "off")

@@ -8,10 +8,13 @@ from typing import NamedTuple
 import pytest
 from own_process import run
 
-FLAGS = (
-    "--model llama-tiny --num-layers 2 --seq-len 64 --mock-data --train-iters 3 --device cuda --offload-alpha off "
-    "--attention-backend flash --num-threads 1 --peak-tflops 1 --no-progress --memory-planner-min-bytes 4096"
+from memo.data import build_corpus
+
+SMALL = (
+    "--model llama-tiny --num-layers 2 --seq-len 64 --train-iters 3 --device cuda --offload-alpha off "
+    "--attention-backend flash --num-threads 1 --peak-tflops 1 --no-progress"
 )
+FLAGS = f"{SMALL} --mock-data --memory-planner-min-bytes 4096"
 PROGRAM = """
     import json, os
     from memo.emulated_gpu.face import EmulatedGpu
@@ -83,5 +86,17 @@ def test_what_the_user_has_configured_stays(tmp_path: Path, name: str) -> None:
 def test_off_leaves_all_to_torch(tmp_path: Path) -> None:
     flags = FLAGS.replace("--memory-planner-min-bytes 4096", "--memory-planner off")
     found = train(tmp_path, flags, **without_compiler(tmp_path))
-    assert "planned" not in found.said
+    assert "planned" not in found.said and "\nmemory: " not in found.said
     assert not found.is_expandable
+
+
+def test_packed_documents_are_not_planned_and_the_run_says_why(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one sentence of a document\n" * 100)
+    build_corpus([tmp_path / "text.txt"], tmp_path / "corpus")
+    flags = f"{SMALL} --data-path {tmp_path}/corpus"
+    found = train(tmp_path, flags)
+    says = "\nmemory: torch's own allocator with expandable_segments (documents are packed, "
+    assert says in found.said and line(found) == []
+    assert found.is_expandable
+    asked = train(tmp_path, f"{flags} --memory-planner auto --memory-planner-min-bytes 4096")
+    assert "\nmemory: " not in asked.said and line(asked) != []

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
 from memo.estimate import admit, available_host_bytes, estimate_memory, estimate_step_s
 from memo.estimate.host_memory import total_host_bytes
-from memo.train.setup import prepare
+from memo.estimate.own_memory import own_memory
+from memo.train.device import Peak
+from memo.train.setup import _admit, prepare
 from memo.units import GIB, format_bytes
 
 LAPTOP_FLOPS = 1e11
@@ -72,6 +75,25 @@ def test_a_full_machine_is_told_who_holds_its_memory() -> None:
     admit(config, 1, needed, LAPTOP_FLOPS, 1, total_bytes=64 * GIB)
     with pytest.raises(ResourceError, match="--seq-length 56 is too large"):  # for this machine even when it is empty
         admit(config, 1, needed - 2, LAPTOP_FLOPS, 1, total_bytes=needed - 1)
+
+
+@pytest.mark.parametrize(
+    ("taken_bytes", "says"),
+    [(GIB, None), (GIB + 1, "other processes hold 1 B of "), (10 * GIB, "other processes hold 9.00 GiB of ")],
+)
+def test_the_context_of_this_process_is_no_other_process(
+    taken_bytes: int, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run needs has the context in it, which lies on the device already when the run asks what is free."""
+    config = run(device="cuda", params_dtype="bf16", seq_length=1 << 16, offload_alpha="off")
+    total = own_memory(config, 1, 0).total
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (total - taken_bytes, total))
+    asked = (config, 1, torch.device("cuda"), Peak(1e15, "assumed"))
+    if says is None:
+        _admit(*asked)
+        return
+    with pytest.raises(ResourceError, match=says):
+        _admit(*asked)
 
 
 def test_no_admission_warns_and_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
