@@ -54,10 +54,13 @@ def libraries() -> Path:
     torch = find_torch()
     folder = cache_folder() / build_key(torch)
     folder.mkdir(exist_ok=True)
+    complete = folder / "complete"
+    if complete.exists():  # nobody waits for libraries of another torch or of other sources that are being built
+        return folder
     with _locked(cache_folder() / "lock"):
-        if not (folder / "complete").exists():
+        if not complete.exists():
             _build(torch, folder)
-            (folder / "complete").touch()
+            complete.touch()
     return folder
 
 
