@@ -10,9 +10,11 @@ What torch's allocator is asked for is counted request by request (memo.estimate
 
 Known error: allocated bytes within 0.3 % on the emulated GPU (benchmarks/full_size.py, docs/memory.md), where cuDNN's
 workspaces do not show. context was not measured. What the allocator reserves beyond this depends on which it is
-(docs/memory.md): with a plan of memo's 13 to 51 MiB, with expandable_segments 1 to 5 %, by default up to 20 %.
+(docs/memory.md): with a plan of memo's 13 to 51 MiB, foreseen within 1.3 % of all it reserves (reserved_under_plan);
+with expandable_segments alone 1 to 5 %, by default up to 20 %.
 """
 
+import math
 from dataclasses import replace
 
 from memo.config import RunConfig
@@ -23,6 +25,7 @@ from memo.estimate.rank_memory import RankMemory
 from memo.estimate.swap_memory import swap_bytes
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved
+from memo.spec.torch_segments import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 
 
 def own_memory(config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None) -> RankMemory:
@@ -52,6 +55,19 @@ def own_memory(config: RunConfig, world_size: int, stage: int, *, moved: Moved |
         context=RUNTIME_BYTES["cuda"],
         host=host + states.host,
     )
+
+
+def reserved_under_plan(memory: RankMemory) -> int:
+    """What torch's allocator takes of the device for `memory` under a plan of memo's, beside which its segments are
+    expandable.
+
+    It takes whole pages, and a page stays while any block lies in it. So the end of a run of large blocks leaves a part
+    of a page unused, and there are several: what was made before the plan, around what recording it has left, and then
+    the plan's block. That was 1 to 3 pages at full size, and small blocks, of which the account has no more than their
+    sum, took 1 to 9 of theirs: two of each are foreseen, the first of the large ones by rounding up.
+    """
+    num_large = math.ceil(memory.allocated / LARGE_SEGMENT_BYTES) + 1
+    return num_large * LARGE_SEGMENT_BYTES + 2 * SMALL_SEGMENT_BYTES
 
 
 def worst_own_rank(config: RunConfig, world_size: int, *, moved: Moved | None = None) -> RankMemory:

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memo.artifacts.trace import Malloc, Trace
+from memo.spec.torch_segments import LARGE_SEGMENT_BYTES, SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES
 from memo.units import MIB
 
 Mode = Literal["default", "expandable"]
 
 _ROUND = 512
-_SMALL_REQUEST = 1 * MIB
-_SMALL_SEGMENT = 2 * MIB
-_LARGE_SEGMENT = 20 * MIB
 _OWN_SEGMENT = 10 * MIB
 _SEGMENT_ROUND = 2 * MIB
 _UNLIMITED = 1 << 62
@@ -127,7 +125,7 @@ class _Allocator:
 
     def malloc(self, num_bytes: int) -> _Block | None:
         size = max(_ROUND, -(-num_bytes // _ROUND) * _ROUND)
-        pool = self.small if size <= _SMALL_REQUEST else self.large
+        pool = self.small if size <= SMALL_REQUEST_BYTES else self.large
         block = self._best_fit(pool, size) or self._from_device(pool, size)
         if block is None:
             self.retries += 1
@@ -163,7 +161,7 @@ class _Allocator:
             return other or block
         if size < self.max_split <= block.size:
             return None
-        if size >= self.max_split and block.size >= size + _LARGE_SEGMENT:
+        if size >= self.max_split and block.size >= size + LARGE_SEGMENT_BYTES:
             return None
         return block
 
@@ -171,10 +169,10 @@ class _Allocator:
         """A free block of at least `size` in new memory of the device."""
         if self.expandable:
             return self._grown(pool, size)
-        if size <= _SMALL_REQUEST:
-            segment = _SMALL_SEGMENT
+        if size <= SMALL_REQUEST_BYTES:
+            segment = SMALL_SEGMENT_BYTES
         elif size < _OWN_SEGMENT:
-            segment = _LARGE_SEGMENT
+            segment = LARGE_SEGMENT_BYTES
         else:
             segment = -(-size // _SEGMENT_ROUND) * _SEGMENT_ROUND
         if not self._reserve(segment):
@@ -188,7 +186,7 @@ class _Allocator:
         """The range of a pool made longer until its last block, if free, or a new one has `size`."""
         end = pool.end
         have = end.size if end is not None and end.is_free else 0
-        unit = _SMALL_SEGMENT if pool.is_small else _LARGE_SEGMENT
+        unit = SMALL_SEGMENT_BYTES if pool.is_small else LARGE_SEGMENT_BYTES
         more = -(-(size - have) // unit) * unit
         if not self._reserve(more):
             return None
@@ -228,7 +226,7 @@ class _Allocator:
         """Cut what a request leaves over, if it is worth keeping, and make it free."""
         rest, pool = block.size - size, block.pool
         cuts_anything = pool.is_small or self.expandable
-        if rest < _ROUND or not (cuts_anything or (size < self.max_split and rest > _SMALL_REQUEST)):
+        if rest < _ROUND or not (cuts_anything or (size < self.max_split and rest > SMALL_REQUEST_BYTES)):
             return
         remainder = _Block(block.address + size, rest, pool)
         remainder.before, remainder.next = block, block.next

@@ -9,6 +9,7 @@ from memo.config import RunConfig
 from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.config.grid import rank_grid
 from memo.estimate.hardware import Hardware
+from memo.estimate.own_memory import reserved_under_plan
 from memo.estimate.verdict import Room, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
@@ -98,7 +99,9 @@ def _steady(run: Run, found: Rehearsed, steady: Steady) -> Iterator[tuple[str, s
         f"{format_bytes(steady.allocated_bytes)}, foreseen {format_bytes(foreseen.allocated)}",
     )
     there = format_bytes(found.device_bytes - foreseen.context)
-    yield "device, reserved", f"{format_bytes(steady.reserved_bytes)} of {there}"
+    in_pages = found.planned is not None and found.planned.arena_bytes > 0
+    expected = f", foreseen {format_bytes(reserved_under_plan(foreseen))}," if in_pages else ""
+    yield "device, reserved", f"{format_bytes(steady.reserved_bytes)}{expected} of {there}"
     pinned = f"{format_bytes(steady.pinned_bytes)}, foreseen {format_bytes(foreseen.host)}"
     yield "host, pinned", f"{pinned}, of {format_bytes(found.host_bytes)} that are this rank's"
     retries = f"; {steady.num_alloc_retries} times nothing was free and all that lay unused was given back"

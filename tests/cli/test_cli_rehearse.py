@@ -15,11 +15,11 @@ from memo.config import RunConfig
 from memo.config.run import CheckpointConfig
 from memo.emulated_gpu.launch import Device
 from memo.errors import EXIT_FAILED, EXIT_REFUSED, EmulatorError
-from memo.estimate.own_memory import own_memory
+from memo.estimate.own_memory import own_memory, reserved_under_plan
 from memo.rehearsal import start
 from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Times, Waits
 from memo.rehearsal.request import Request
-from memo.units import GIB
+from memo.units import GIB, format_bytes
 
 MACHINE = "--gpu h100-80 --gpus 8"
 SMALL = f"{MACHINE} --model llama-tiny"
@@ -183,6 +183,14 @@ def test_what_is_asked_and_found_come_back_from_their_files(stage: Stage, tmp_pa
     found = stage.start(*stage.asked[0])
     found.save(str(tmp_path / "found.json"))
     assert Rehearsed.load(str(tmp_path / "found.json")) == found
+
+
+def test_what_is_reserved_is_foreseen_under_a_plan(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    planned = Planned(hits=3, arena_bytes=5)
+    stage.answer = lambda found: dataclasses.replace(found, planned=planned)
+    assert main(["rehearse", *SMALL.split()]) == 0
+    expected = format_bytes(reserved_under_plan(stage.start(*stage.asked[0]).foreseen))
+    assert f"device, reserved    44.00 GiB, foreseen {expected}, of 78.00 GiB\n" in capsys.readouterr().out
 
 
 def test_lines_for_people(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
