@@ -61,7 +61,7 @@ def prepare_allocator(config: MemoryConfig, device_type: str, wanted: MemoryPlan
 
 
 def _set_torch_allocator(settings: str) -> None:
-    """Under the name that it has in this release: torch.cuda's warns from 2.13 on, and torch 2.11 has no other."""
+    """By the binding that torch 2.11 to 2.14 have: torch.cuda's function only calls it, and warns users of that."""
     set_it = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (set_it or torch.cuda.memory._set_allocator_settings)(settings)
 

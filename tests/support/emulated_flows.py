@@ -2,22 +2,32 @@
 
 Flows of one family have the same bits, on a CPU as on a GPU, whenever the work of the device runs: swapping, streaming,
 planning, and what is done between steps change nothing. Layers on tiles add up in another order than whole ones, so
-they are a family of their own. Run by tests/emulated_gpu/test_flows.py and by emulated_campaign.py.
+they are a family of their own. Run by tests/emulated_gpu/test_training.py and by emulated_campaign.py.
 """
 
+import dataclasses
 import json
+import pickle
 import tempfile
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
+
 import memo
+from memo.artifacts.attention_table import AttentionTable
+from memo.artifacts.layer_profile import LayerProfile
+from memo.artifacts.trace import Malloc, Trace
+from memo.config import RunConfig, preset
 from memo.data import MockDataset
+from memo.errors import OutOfMemory
 from memo.parallel.context import ContextAttention
 from memo.train.metrics import StepRecord
+from memo.train.profile import Recording, profile_run
 
 STEPS = 3
 SEQ_LENGTH = 64
@@ -84,19 +94,23 @@ class Injected(Exception):
 
 
 @contextmanager
-def failing_backward(at_call: int) -> Any:
-    """The attention's backward raises after its work, in the middle of a step."""
+def during_backward(at_call: int, act: Callable[[], object]) -> Iterator[None]:
+    """`act` is called after the work of the attention's backward, in the middle of a step."""
     function, calls = ContextAttention.backward, []
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         calls.append(None)
         if len(calls) == at_call:
-            raise Injected
+            act()
         return result
 
     with patch.object(ContextAttention, "backward", wrapper):
         yield
+
+
+def raise_injected() -> None:
+    raise Injected
 
 
 def interrupted(**options: Any) -> Numbers:
@@ -105,13 +119,73 @@ def interrupted(**options: Any) -> Numbers:
         steps = steps_of(trainer, 1)
         sampler = trainer.feed.sampler.state_dict()
         try:
-            with failing_backward(at_call=2):
+            with during_backward(2, raise_injected):
                 trainer.step()
         except Injected:
             trainer.feed.sampler.load_state_dict(sampler)
         else:
             raise AssertionError("nothing was raised")
         return Numbers(steps + steps_of(trainer, STEPS - 1), [])
+
+
+@contextmanager
+def no_memory_left() -> Iterator[None]:
+    """torch's allocator gets no more of the device, and what it has kept of it is taken."""
+    taken = []
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.0)
+    try:
+        for exponent in range(24, 8, -1):
+            with suppress(torch.OutOfMemoryError):
+                while True:
+                    taken.append(torch.empty(1 << exponent, dtype=torch.uint8, device="cuda"))
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def raise_memory_error() -> None:
+    raise MemoryError
+
+
+def out_of_memory(**options: Any) -> Numbers:
+    """Memory runs out in the second step. It ends with torch's snapshot of the memory, and is taken again."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as shortage:
+        log = Path(folder) / "log.jsonl"
+        with memo.Trainer("llama-tiny", log_jsonl=str(log), **options) as trainer:
+            steps, on_cuda = steps_of(trainer, 1), trainer.parts.device.type == "cuda"
+            sampler = trainer.feed.sampler.state_dict()
+            act = (lambda: shortage.enter_context(no_memory_left())) if on_cuda else raise_memory_error
+            try:
+                with during_backward(2, act):
+                    trainer.train()
+            except OutOfMemory as error:
+                assert "out of memory on rank 0 in iteration 2, in " in str(error), error
+                snapshot = log.with_suffix(".oom.rank0.pickle")
+                assert (f"Memory snapshot: {snapshot}, for " in str(error)) == on_cuda, error
+                assert not on_cuda or pickle.loads(snapshot.read_bytes())["segments"], "the snapshot is empty"
+            else:
+                raise AssertionError("memory did not run out")
+            shortage.close()
+            trainer.feed.sampler.load_state_dict(sampler)
+            return Numbers(steps + steps_of(trainer, STEPS - 1), [])
+
+
+def profiled(**options: Any) -> Numbers:
+    """`memo profile --attention --out --trace-out` measures on the device first; training plans from that."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, trace, cache = (Path(folder) / name for name in ("profile.json", "trace.json", "cache"))
+        config = dataclasses.replace(RunConfig(), model=preset("llama-tiny")).override(options)
+        # A planned allocator stays in its process, and tests on CPUs share theirs.
+        recording = Recording(str(trace)) if config.hardware.device == "cuda" else None
+        profile_run(config.override({"profile_cache": str(cache)}), str(out), recording, attention=True)
+        assert LayerProfile.load(out).backward_s > 0
+        for row in AttentionTable.load(next(cache.glob("attention-*.json"))).rows:
+            assert set(row.seconds) in ({"cpu"}, {"flash", "cudnn"}), row
+        if recording is not None:
+            requests = [event for phase in Trace.load(trace).phases for event in phase.events]
+            assert any(isinstance(event, Malloc) for event in requests), "no request was recorded"
+        return train(layer_profile=str(out), **options)
 
 
 def resumed(**options: Any) -> Numbers:
@@ -183,6 +257,9 @@ FLOWS: dict[str, Flow] = {
     "checkpoint": Flow("whole layers", act=resumed),
     "checkpoint, states": Flow("whole layers", {"offload_states": "all"}, resumed),
     "trace": Flow("whole layers", act=traced),
+    "out of memory": Flow("whole layers", act=out_of_memory),
+    # The layer is measured by the model that will train, and nothing has to move.
+    "alpha auto, measured": Flow("whole layers", {"offload_alpha": "auto", "profile_cache": "off"}),
     "alpha 1": Flow("tiles", {"offload_alpha": 1.0}),
     "alpha 0": Flow("tiles", {"offload_alpha": 0.0}),
     "alpha 1/8": Flow("tiles", {"offload_alpha": 0.125}),
@@ -198,6 +275,9 @@ FLOWS: dict[str, Flow] = {
     "alpha 1/2, states, exception": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all"}, interrupted),
     "alpha 1/2, checkpoint": Flow("tiles", {"offload_alpha": 0.5}, resumed),
     "alpha 1/2, trace": Flow("tiles", {"offload_alpha": 0.5}, traced),
+    "alpha 1/2, states, out of memory": Flow("tiles", {"offload_alpha": 0.5, "offload_states": "all"}, out_of_memory),
+    "alpha 1/2, planned, out of memory": Flow("tiles", {"offload_alpha": 0.5, **PLANNED}, out_of_memory),
+    "alpha 1/2, profiled": Flow("tiles", {"offload_alpha": 0.5}, profiled),
     "two tiles": Flow("two tiles", {"offload_alpha": 0.5, "offload_tiles": 2}),
     "two tiles, alpha 1": Flow("two tiles", {"offload_alpha": 1.0, "offload_tiles": 2}),
     "packed": Flow("packed", act=packed),
