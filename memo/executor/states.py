@@ -258,8 +258,8 @@ class StateStreamer(GradientStreamer):
             source, name = stage.flat[: shard.numel()], stage.name
             self.backend.access(Stream.HOST, name, "w", "cast of masters")
             source.copy_(bucket.master)
+        # The host has waited for whoever reads the old weights: for gradients and their norm, or to load others.
         self._follow(Stream.PREFETCH, Stream.HOST)
-        self._follow(Stream.PREFETCH, Stream.COMPUTE)  # whoever reads the old weights
         self.backend.copy(Stream.PREFETCH, shard, source, name_of("weights", bucket), name)
         event = self.backend.record(Stream.PREFETCH)
         if source is not bucket.master:
