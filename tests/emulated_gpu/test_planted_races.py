@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from order_campaign import ENGINE, Engine, start
+from order_flows import ENGINE, Engine, start
 from torch import Tensor
 
 from memo.allocator import build

@@ -212,6 +212,29 @@ def test_waits_that_order_nothing_new_are_known(gpu: EmulatedGpu, side: torch.cu
     assert found == [False, True, True, False, False, True, True]
 
 
+@pytest.mark.parametrize("hidden", [{"waits": True}, {"recordings": True}], ids=["wait", "recording"])
+def test_a_hidden_order_keeps_its_time_and_is_unknown_to_the_checker(
+    any_schedule: EmulatedGpu, side: torch.cuda.Stream, hidden: dict[str, bool]
+) -> None:
+    """On this thread alone, and for streams as for the host."""
+    tensor, host = torch.zeros(NUM, device="cuda"), torch.empty(NUM, pin_memory=True)
+    torch.cuda.synchronize()
+    tensor.fill_(1)
+    with any_schedule.hidden(**hidden):
+        side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        host.copy_(tensor, non_blocking=True)
+    written = side.record_event()
+    with any_schedule.hidden(waits=True):
+        written.synchronize()
+    assert host.sum() == NUM
+    found = reports(any_schedule)
+    assert [text.partition(":")[0] for text in found] == ["read after write"] * 2, found
+    torch.cuda.current_stream().wait_stream(side)
+    tensor.fill_(2)
+    assert reports(any_schedule) == []
+
+
 def test_a_race_that_eager_hides_changes_numbers_when_lazy(gpu: EmulatedGpu, side: torch.cuda.Stream) -> None:
     """Why there are schedules: the wait is missing in both, and the numbers tell in one."""
     sums = []

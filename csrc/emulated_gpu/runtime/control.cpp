@@ -150,6 +150,9 @@ EXPORTED int emulated_is_wait_redundant(uint64_t number) {
   return process().scheduler.is_wait_redundant(number);
 }
 
+// Of the calling thread, until it says otherwise.
+EXPORTED void emulated_hide(int waits, int recordings) { Scheduler::hide(waits != 0, recordings != 0); }
+
 EXPORTED void emulated_on_synchronization(void (*function)(const char* what)) {
   process().on_synchronization = function;
 }

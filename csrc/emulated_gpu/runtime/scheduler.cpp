@@ -20,7 +20,14 @@ constexpr auto kPause = std::chrono::microseconds(50);
 // Python, where it runs, writes the stacks of all its threads when this comes (memo/emulated_gpu/face.py).
 constexpr int kHangSignal = 40;
 
+thread_local bool hides_waits = false, hides_recordings = false;
+
 }  // namespace
+
+void Scheduler::hide(bool waits, bool recordings) {
+  hides_waits = waits;
+  hides_recordings = recordings;
+}
 
 Scheduler::Scheduler(const Settings& settings)
     : checks_races(settings.check_races), timeline_(settings), hang_s_(settings.hang_s) {
@@ -85,8 +92,10 @@ MarkPtr Scheduler::record(Lock& lock, Stream* stream) {
 
 void Scheduler::wait(Lock& lock, Stream* stream, const MarkPtr& mark) {
   order_with_legacy(lock, stream);
-  if (stream->waits.empty()) stream->clock_without_waits = stream->clock;
-  stream->waits.emplace_back(redundant_.size(), mark->clock);
+  if (!hides_waits) {
+    if (stream->waits.empty()) stream->clock_without_waits = stream->clock;
+    stream->waits.emplace_back(redundant_.size(), mark->clock);
+  }
   redundant_.push_back(false);
   append_wait(stream, mark);
   work_on(lock);
@@ -121,7 +130,7 @@ void Scheduler::order_with_legacy(Lock&, Stream* stream) {
 }
 
 void Scheduler::append_wait(Stream* stream, const MarkPtr& mark) {
-  stream->clock.join(mark->clock);
+  if (!hides_waits) stream->clock.join(mark->clock);
   if (timeline_.is_virtual()) stream->last = timeline_.joined(stream->last, mark->moment);
   if (!mark->is_done) stream->queue.push_back({"wait for an event", nullptr, mark});
 }
@@ -130,7 +139,7 @@ MarkPtr Scheduler::append_record(Stream* stream) {
   judge_waits(stream);
   auto mark = std::make_shared<Mark>();
   mark->stream = stream;
-  mark->clock = stream->clock;
+  if (!hides_recordings) mark->clock = stream->clock;
   mark->moment = timeline_.is_virtual() ? timeline_.joined(stream->last, nullptr) : std::make_shared<Moment>();
   if (stream->queue.empty()) {
     reach(mark.get());
@@ -271,7 +280,7 @@ void Scheduler::run_what_can(Lock& lock, Stream* stream, const bool* is_done) {
 void Scheduler::synchronize(Lock& lock, const MarkPtr& mark) {
   redundant_.push_back(host_.has_all(mark->clock));
   run_until_done(lock, mark);
-  host_.join(mark->clock);
+  if (!hides_waits) host_.join(mark->clock);
   timeline_.wait_for(*mark->moment);
 }
 

@@ -107,6 +107,10 @@ class Scheduler {
   bool is_wait_redundant(uint64_t number) const { return number < redundant_.size() && redundant_[number]; }
   void wait_for_nothing() { redundant_.push_back(true); }
 
+  // What the calling thread waits for, or records, from now on keeps its place in time and tells the clocks nothing: the
+  // race checker judges the program as if those calls were not in it, and its numbers stay what they are.
+  static void hide(bool waits, bool recordings);
+
   void set_policy(const std::string& name, uint64_t seed);
   bool is_idle(int device) const;
   Timeline& timeline() { return timeline_; }

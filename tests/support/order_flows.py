@@ -1,0 +1,201 @@
+"""What order_campaign.py takes apart: small runs whose every step makes the same calls."""
+
+import tempfile
+from collections import ChainMap
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from emulated_flows import SEQ_LENGTH, VOCABULARY, Injected, failing_backward
+from swap_runs import MOVED_BYTES, OWN_PLAN, SCHEDULES, make_swapper
+
+import memo
+from memo.data import MockDataset
+from memo.executor.streams import CudaStreams
+from memo.planner.swap import SwapPlan, swap_plan
+
+BASE: dict[str, Any] = {
+    "mock_data": True,
+    "num_layers": 3,
+    "seq_length": SEQ_LENGTH // 2,
+    "micro_batch_size": 1,
+    "global_batch_size": 2,
+    "train_iters": 1000,
+    "lr": 1e-3,
+    "num_threads": 1,
+    "progress": False,
+    "offload_alpha": "off",
+    "log_interval": 1000,  # reading numbers each step would hide races between steps
+    "attention_backend": "flash",
+    "device": "cuda",
+    "memory_planner": "off",
+}
+HALF = {"offload_alpha": 0.5, "offload_tiles": 2}
+ALL = {"offload_states": "all"}
+PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
+
+
+class Flow(Protocol):
+    def step(self) -> None: ...
+
+    def numbers(self) -> list[float]:
+        """What the steps so far have computed; the same of any two runs, to the bit."""
+
+    def close(self) -> None: ...
+
+
+class Training:
+    """Steps of a trainer."""
+
+    def __init__(self, **options: Any) -> None:
+        self.trainer = memo.Trainer("llama-tiny", **{**BASE, **options})
+        self.found: list[float] = []
+        is_planned = options.get("memory_planner") == "auto"
+        assert not is_planned or given(self.trainer.parts.transients).planned is not None, "no plan is obeyed"
+
+    def step(self) -> None:
+        self.found.append(self.trainer.step().lm_loss)
+
+    def numbers(self) -> list[float]:
+        return self.found
+
+    def close(self) -> None:
+        self.trainer.close()
+
+
+class Evaluating(Training):
+    """An evaluation follows each step."""
+
+    def __init__(self, **options: Any) -> None:
+        held_out = MockDataset(VOCABULARY, BASE["seq_length"], seed=5)
+        super().__init__(eval_data=held_out, vocab_size=VOCABULARY, **options)
+
+    def step(self) -> None:
+        super().step()
+        self.found.append(self.trainer.evaluate(1))
+
+
+class Interrupted(Training):
+    """Each step is taken again after an exception in its backward."""
+
+    def step(self) -> None:
+        sampler = self.trainer.feed.sampler.state_dict()
+        try:
+            with failing_backward(at_call=2):
+                self.trainer.step()
+        except Injected:
+            self.trainer.feed.sampler.load_state_dict(sampler)
+        super().step()
+
+
+class Saving(Training):
+    """A checkpoint is written beside each step, and loaded after it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        folder = self.folder.name
+        super().__init__(save=folder, load=folder, async_save=True, keep_latest_k=1, **options)
+
+    def step(self) -> None:
+        self.trainer.save()
+        super().step()
+        self.trainer.persistence.finish()
+        self.trainer.persistence.load()
+        self.trainer.step()
+
+    def close(self) -> None:
+        super().close()
+        self.folder.cleanup()
+
+
+class Engine:
+    """Layers that write a pattern of (step, microbatch, layer) and check it; the host waits for nothing."""
+
+    def __init__(self, plan: SwapPlan) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.swapper = make_swapper(plan, CudaStreams(device), device=device)
+        self.num_wrong = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_steps = 0
+
+    def step(self, stop_after: int | None = None) -> None:
+        self.num_steps += 1
+        for step in self.swapper.plan.steps[:stop_after]:
+            op = step.op
+            slot = self.swapper.slots[self.swapper.begin(op.kind, op.layer)].view(torch.int64)
+            pattern = 10**6 * self.num_steps + 1000 * op.microbatch + op.layer
+            if op.kind == "F":
+                slot.fill_(pattern)
+            else:
+                self.num_wrong += (slot[: MOVED_BYTES // 8] != pattern).sum()
+                slot.fill_(-1)  # backwards write into their slot: they rebuild what did not move
+            self.swapper.end(op.kind, op.layer)
+        if stop_after is None:
+            self.swapper.next_step()
+
+    def numbers(self) -> list[float]:
+        return [float(self.num_wrong)]
+
+    def close(self) -> None:
+        torch.cuda.synchronize()
+        self.swapper.pool.close()
+
+
+def given(value: Any) -> Any:
+    assert value is not None
+    return value
+
+
+def _training(*options: dict[str, Any], kind: Callable[..., Flow] = Training, **more: Any) -> Callable[[], Flow]:
+    return lambda: kind(**dict(ChainMap(more, *options)))
+
+
+def _engine(plan: SwapPlan) -> Callable[[], Flow]:
+    return lambda: Engine(plan)
+
+
+ENGINE = {"engine, own plan": OWN_PLAN, **{f"engine, {name}": swap_plan(ops) for name, ops in SCHEDULES.items()}}
+
+FLOWS: dict[str, Callable[[], Flow]] = {
+    "swap": _training(HALF, num_layers=5),
+    "states": _training(ALL),
+    "states, one microbatch": _training(ALL, global_batch_size=1),
+    "states, not clipped": _training(ALL, clip_grad=0.0, global_batch_size=1),
+    "optimizer": _training(offload_states="optimizer"),
+    "swap, states": _training(HALF, ALL),
+    "evaluation": _training(HALF, kind=Evaluating),
+    "evaluation, states": _training(ALL, kind=Evaluating),
+    "exception": _training(HALF, kind=Interrupted),
+    "exception, states": _training(ALL, kind=Interrupted),
+    "exception, swap, states": _training(HALF, ALL, kind=Interrupted),
+    "checkpoint": _training(kind=Saving),
+    "checkpoint, states": _training(ALL, kind=Saving),
+    **{name: _engine(plan) for name, plan in ENGINE.items()},
+}
+"""On one GPU."""
+
+TWO = {"num_layers": 2}
+SHARDED = {"data_parallel_sharding_strategy": "optim_grads_params", "global_batch_size": 4}
+LAYOUTS: dict[str, Callable[[], Flow]] = {
+    "tp": _training(TWO, tp=2),
+    "tp, swap": _training(TWO, HALF, tp=2),
+    "cp by p2p": _training(TWO, cp=2),
+    "cp by p2p, planned": _training(TWO, PLANNED, cp=2),
+    "cp by all_gather": _training(TWO, cp=2, cp_comm_type="all_gather"),
+    "cp by a2a": _training(TWO, cp=2, cp_comm_type="a2a"),
+    "pp": _training(TWO, pp=2),
+    "pp, planned": _training(TWO, PLANNED, pp=2),
+    "pp in chunks": _training(num_layers=4, pp=2, vpp=2),
+    "dp": _training(TWO),
+    "dp, not overlapped": _training(TWO, overlap_grad_reduce=False),
+    "dp, states": _training(TWO, ALL, global_batch_size=4),
+    "dp, states, one microbatch": _training(TWO, ALL, clip_grad=0.0),
+    "dp, weights in shards": _training(TWO, SHARDED),
+    "dp, weights in shards, states": _training(TWO, SHARDED, ALL),
+}
+"""On two GPUs, each with a process of its own."""
+
+NUM_RANKS = 2
+
+
+def start(name: str) -> Flow:
+    return (FLOWS | LAYOUTS)[name]()
