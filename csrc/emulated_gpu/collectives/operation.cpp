@@ -210,8 +210,12 @@ std::vector<char> Operation::read(const std::string& path) {
   file.read(reinterpret_cast<char*>(&header), sizeof header);
   std::string its_where(header.where_bytes, ' ');
   file.read(its_where.data(), static_cast<std::streamsize>(its_where.size()));
+  const auto begin = file.tellg();
+  file.seekg(0, std::ios::end);
+  std::vector<char> data(file ? static_cast<size_t>(file.tellg() - begin) : 0);
+  file.seekg(begin);
+  file.read(data.data(), static_cast<std::streamsize>(data.size()));
   if (!file) emulated_kernel_failed(("NCCL: " + path + " cannot be read").c_str());
-  std::vector<char> data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const bool same_kind = is_message(kind) || (header.kind == static_cast<uint64_t>(kind) &&
                                               header.peer == static_cast<uint64_t>(peer));
   if (!same_kind || header.count != count || header.type != static_cast<uint64_t>(type)) {

@@ -12,59 +12,55 @@ void RaceChecker::access(const Operation& operation, const Access& access) {
 }
 
 void RaceChecker::forget(const Range& range) {
-  split(range.begin);
-  split(range.end);
-  cells_.erase(cells_.lower_bound(range.begin), cells_.lower_bound(range.end));
+  const auto first = split(range.begin), last = split(range.end);
+  cells_.erase(first, last);
 }
 
-// Afterwards no cell reaches across the address.
-void RaceChecker::split(uintptr_t at) {
-  auto found = cells_.upper_bound(at);
-  if (found == cells_.begin()) return;
-  --found;
-  if (found->first == at || found->second.end <= at) return;
-  Cell right = found->second;
-  found->second.end = at;
-  cells_.emplace_hint(std::next(found), at, std::move(right));
+// The first cell at the address or behind it. None reaches across it any more.
+RaceChecker::Cells::iterator RaceChecker::split(uintptr_t at) {
+  const auto after = cells_.lower_bound(at);
+  if (after == cells_.begin()) return after;
+  Cell& left = std::prev(after)->second;
+  if (left.end <= at) return after;
+  Cell right = left;
+  left.end = at;
+  return cells_.emplace_hint(after, at, std::move(right));
 }
 
-// Calls act for cells that cover the range exactly; bytes that nobody used yet get one.
-void RaceChecker::visit(const Range& range, const std::function<void(Cell&)>& act) {
+// Bytes that nobody used yet get a cell.
+void RaceChecker::read(const Operation& operation, const Range& range) {
   if (range.begin >= range.end) return;
-  split(range.begin);
-  split(range.end);
-  auto cell = cells_.lower_bound(range.begin);
+  const Use use{operation.stream, operation.count, operation.name};
+  auto cell = split(range.begin);
+  const auto last = split(range.end);
   for (uintptr_t at = range.begin; at < range.end; at = cell->second.end, ++cell) {
-    if (cell == cells_.end() || cell->first > at) {
-      const uintptr_t end = cell == cells_.end() ? range.end : std::min(range.end, cell->first);
+    if (cell == last || cell->first > at) {
+      const uintptr_t end = cell == last ? range.end : cell->first;
       cell = cells_.emplace_hint(cell, at, Cell{end, {}, {}});
     }
-    act(cell->second);
+    expect_before(cell->second.write, operation, "read after write");
+    auto& reads = cell->second.reads;
+    const auto mine = std::find_if(reads.begin(), reads.end(),
+                                   [&](const Use& read) { return read.stream == use.stream; });
+    if (mine == reads.end()) {
+      reads.push_back(use);
+    } else {
+      *mine = use;
+    }
     if (cell->second.end >= range.end) return;
   }
 }
 
-void RaceChecker::read(const Operation& operation, const Range& range) {
-  const Use use{operation.stream, operation.count, operation.name};
-  visit(range, [&](Cell& cell) {
-    expect_before(cell.write, operation, "read after write");
-    const auto mine = std::find_if(cell.reads.begin(), cell.reads.end(),
-                                   [&](const Use& read) { return read.stream == use.stream; });
-    if (mine == cell.reads.end()) {
-      cell.reads.push_back(use);
-    } else {
-      *mine = use;
-    }
-  });
-}
-
+// However many cells the bytes had, they are one afterwards.
 void RaceChecker::write(const Operation& operation, const Range& range) {
-  visit(range, [&](Cell& cell) {
-    expect_before(cell.write, operation, "write after write");
-    for (const Use& read : cell.reads) expect_before(read, operation, "write after read");
-    cell.write = {operation.stream, operation.count, operation.name};
-    cell.reads.clear();
-  });
+  if (range.begin >= range.end) return;
+  const auto first = split(range.begin), last = split(range.end);
+  for (auto cell = first; cell != last; ++cell) {
+    expect_before(cell->second.write, operation, "write after write");
+    for (const Use& read : cell->second.reads) expect_before(read, operation, "write after read");
+  }
+  cells_.erase(first, last);
+  cells_.emplace_hint(last, range.begin, Cell{range.end, {operation.stream, operation.count, operation.name}, {}});
 }
 
 void RaceChecker::expect_before(const Use& earlier, const Operation& operation, const char* kind) {

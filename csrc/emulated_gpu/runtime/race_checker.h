@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -49,8 +48,7 @@ class RaceChecker {
   };
   using Cells = std::map<uintptr_t, Cell>;  // by where they begin; they never overlap
 
-  void split(uintptr_t at);
-  void visit(const Range& range, const std::function<void(Cell&)>& act);
+  Cells::iterator split(uintptr_t at);
   void read(const Operation& operation, const Range& range);
   void write(const Operation& operation, const Range& range);
   void expect_before(const Use& earlier, const Operation& operation, const char* kind);

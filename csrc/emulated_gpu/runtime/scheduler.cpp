@@ -16,7 +16,8 @@ namespace {
 constexpr int kMostQueries = 100;
 constexpr int kMostWaits = 64;            // of one stream for another for another
 constexpr uint64_t kMostRandomSteps = 3;  // after one call of the host
-constexpr auto kPause = std::chrono::microseconds(50);
+// Of the host, before it asks another process again: each is twice as long as the last, up to the longest.
+constexpr auto kFirstPause = std::chrono::microseconds(50), kLongestPause = std::chrono::microseconds(1600);
 // Python, where it runs, writes the stacks of all its threads when this comes (memo/emulated_gpu/face.py).
 constexpr int kHangSignal = 40;
 
@@ -166,12 +167,16 @@ void Scheduler::work_on(Lock& lock) {
 
 // The stream of the largest weight that can make a step makes it; now and then a weight changes.
 void Scheduler::step_randomly(Lock& lock) {
-  std::vector<Stream*> order;
-  for (const auto& stream : streams_) order.push_back(stream.get());
+  std::vector<Stream*> busy;
   for (uint64_t left = random_() % (kMostRandomSteps + 1); left > 0; --left) {
-    if (random_() % 8 == 0) order[random_() % order.size()]->weight = static_cast<double>(random_() % 1000);
-    std::stable_sort(order.begin(), order.end(), [](Stream* a, Stream* b) { return a->weight > b->weight; });
-    for (Stream* stream : order) {
+    busy.clear();
+    for (const auto& stream : streams_) {
+      if (!stream->queue.empty()) busy.push_back(stream.get());
+    }
+    if (busy.empty()) return;
+    if (random_() % 8 == 0) busy[random_() % busy.size()]->weight = static_cast<double>(random_() % 1000);
+    std::stable_sort(busy.begin(), busy.end(), [](Stream* a, Stream* b) { return a->weight > b->weight; });
+    for (Stream* stream : busy) {
       if (step(lock, stream)) break;
     }
   }
@@ -219,10 +224,15 @@ bool Scheduler::advance_towards(Lock& lock, Stream* stream) {
 
 void Scheduler::run_until_done(Lock& lock, const MarkPtr& mark) {
   const auto begin = std::chrono::steady_clock::now();
+  auto pause = kFirstPause;
   bool is_told = false;
   while (!mark->is_done) {
-    if (advance_towards(lock, mark->stream) || step_all(lock)) continue;
-    changed_.wait_for(lock, kPause);  // another thread or another process has to go on
+    if (advance_towards(lock, mark->stream) || step_all(lock)) {
+      pause = kFirstPause;
+      continue;
+    }
+    changed_.wait_for(lock, pause);  // another thread or another process has to go on
+    pause = std::min(2 * pause, kLongestPause);
     if (!is_told && std::chrono::steady_clock::now() - begin > std::chrono::duration<double>(hang_s_)) {
       is_told = true;
       tell_hang(*mark);

@@ -7,8 +7,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <map>
+#include <vector>
 
 namespace emulated {
 
@@ -18,26 +19,32 @@ class VectorClock {
  public:
   // Everything that happened before `other` happened before this, too.
   void join(const VectorClock& other) {
-    for (const auto& [stream, count] : other.counts_) advance(stream, count);
+    if (counts_.size() < other.counts_.size()) counts_.resize(other.counts_.size());
+    for (size_t i = 0; i < other.counts_.size(); ++i) counts_[i] = std::max(counts_[i], other.counts_[i]);
   }
 
   void advance(int stream, uint64_t count) {
-    uint64_t& mine = counts_[stream];
-    mine = std::max(mine, count);
+    const size_t i = index_of(stream);
+    if (counts_.size() <= i) counts_.resize(i + 1);
+    counts_[i] = std::max(counts_[i], count);
   }
 
   bool has_all(const VectorClock& other) const {
-    return std::all_of(other.counts_.begin(), other.counts_.end(),
-                       [this](const auto& entry) { return has(entry.first, entry.second); });
+    for (size_t i = 0; i < other.counts_.size(); ++i) {
+      if (other.counts_[i] > (i < counts_.size() ? counts_[i] : 0)) return false;
+    }
+    return true;
   }
 
   bool has(int stream, uint64_t count) const {
-    const auto found = counts_.find(stream);
-    return found != counts_.end() && found->second >= count;
+    const size_t i = index_of(stream);
+    return i < counts_.size() && counts_[i] >= count;
   }
 
  private:
-  std::map<int, uint64_t> counts_;
+  static size_t index_of(int stream) { return static_cast<size_t>(stream - kHost); }
+
+  std::vector<uint64_t> counts_;  // by stream, the host first; those that it does not reach have done nothing
 };
 
 }  // namespace emulated
