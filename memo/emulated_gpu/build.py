@@ -7,9 +7,11 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from memo.artifacts import cache_folder as cache
@@ -33,7 +35,7 @@ SOURCES = {
 """Our own sources of each library; what torch wants beyond them is a stub."""
 
 OPERATORS = "libemulated_operators.so"
-FLAGS = ("-std=c++17", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall")
+FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall")
 LIBRARY_FLAGS = ("-fvisibility=default",)
 TORCH_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
 """NDEBUG as torch itself is built: some of its classes have fields without it that they lack with it."""
@@ -132,10 +134,12 @@ def _build(torch: Path, folder: Path) -> None:
     wanted = symbols.needed(torch / "lib")
     objects = cache_folder() / "objects"
     objects.mkdir(exist_ok=True)
-    # The runtime comes first: the others link it.
-    for soname in sorted(wanted, key=lambda name: name != RUNTIME):
-        _build_library(soname, wanted[soname], objects, folder)
-    _build_operators(torch, objects, folder)
+    with ThreadPoolExecutor(1) as beside:
+        headers = beside.submit(_headers_ahead, torch, objects)
+        # The runtime comes first: the others link it.
+        for soname in sorted(wanted, key=lambda name: name != RUNTIME):
+            _build_library(soname, wanted[soname], objects, folder)
+        _build_operators(torch, headers.result(), objects, folder)
     metadata = folder / "memo_emulated_gpu-0.dist-info"
     metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: memo-emulated-gpu\nVersion: 0\n")
@@ -147,7 +151,7 @@ def _build_library(soname: str, wanted: dict[str, str | None], objects: Path, fo
     flags = [*FLAGS, f"-I{cuda_include()}"]
     if SOURCES.get(soname, "").startswith("libraries/"):
         flags += LIBRARY_FLAGS
-    compiled = [_object(objects, source, flags) for source in sources]
+    compiled = _objects(objects, sources, flags)
     have = set().union(*map(symbols.defined, compiled)) if compiled else set()
     if soname == "libcuda.so.1":  # the runtime has these, and libcuda depends on it
         have |= symbols.defined(folder / RUNTIME)
@@ -179,22 +183,35 @@ def _stub(soname: str, name: str) -> str:
     return f"long {name}(void) {{ return 0; }}\n"
 
 
-def _build_operators(torch: Path, objects: Path, folder: Path) -> None:
-    """torch's headers take most of the time, so they are compiled once, ahead of the files that include them."""
-    sources = sorted((source_root() / "operators").glob("*.cpp"))
+def _operator_flags(torch: Path) -> list[str]:
     includes = [torch / "include", torch / "include/torch/csrc/api/include", cuda_include()]
-    flags = [*TORCH_FLAGS, *(f"-I{include}" for include in includes)]
-    header = source_root() / "operators" / "torch_headers.h"
+    return [*TORCH_FLAGS, *(f"-I{include}" for include in includes)]
+
+
+def _headers_ahead(torch: Path, objects: Path) -> Path:
+    """torch's headers take most of the time, so they are compiled once, ahead of the files that include them."""
+    flags, header = _operator_flags(torch), source_root() / "operators" / "torch_headers.h"
     ahead = objects / _key(flags, header.read_bytes(), (torch / "version.py").read_bytes()) / header.name
     if not Path(f"{ahead}.gch").exists():
         ahead.parent.mkdir(exist_ok=True)
         shutil.copy(header, ahead)
         _compile(*flags, "-x", "c++-header", str(ahead), "-o", f"{ahead}.gch")
-    compiled = [_object(objects, source, [*flags, "-include", str(ahead)]) for source in sources]
+    return ahead
+
+
+def _build_operators(torch: Path, headers: Path, objects: Path, folder: Path) -> None:
+    sources = sorted((source_root() / "operators").glob("*.cpp"))
+    compiled = _objects(objects, sources, [*_operator_flags(torch), "-include", str(headers)])
     _compile(
         *("-shared", "-o", str(folder / OPERATORS), *map(str, compiled), str(folder / RUNTIME)),
         *(f"-L{torch / 'lib'}", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda", "-Wl,-rpath,$ORIGIN"),
     )
+
+
+def _objects(objects: Path, sources: list[Path], flags: list[str]) -> list[Path]:
+    """The object files of these sources, as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda source: _object(objects, source, flags), sources))
 
 
 def _object(objects: Path, source: Path, flags: list[str]) -> Path:
