@@ -1,6 +1,6 @@
 """Where the host waits for the device in a training step that is neither the first nor the last (memo.rehearsal.waits).
 
-As a program, one rank of torchrun: python steady_steps.py FLOW prints what `steady_waits` found there.
+As a program, one rank of several: python steady_steps.py FLOW prints what `steady_waits` found there.
 """
 
 import gc

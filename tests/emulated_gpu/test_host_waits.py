@@ -1,20 +1,18 @@
 """Where the host waits for the device: what is counted and for whom, and that a training step waits nowhere else."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import own_process
 import pytest
 import steady_steps
 import torch
 
 from memo.emulated_gpu.face import EmulatedGpu
-from memo.emulated_gpu.launch import Device, environment
+from memo.emulated_gpu.launch import Device
 from memo.executor.streams import CudaStreams, Stream
 
 TWO_RANKS = ("dp 2", "pp 2", "pp 2, planned memory")
-TIMEOUT_S = 280
 
 
 def test_waits_are_counted_with_the_functions_of_memo_that_wait(gpu: EmulatedGpu) -> None:
@@ -48,16 +46,8 @@ def test_a_steady_step_waits_for_what_has_a_reason(any_schedule: EmulatedGpu, fl
 @pytest.mark.parametrize("flow", TWO_RANKS)
 def test_a_steady_step_of_two_ranks_waits_for_nothing_else(tmp_path: Path, flow: str) -> None:
     device = Device(schedule="lazy", check_races=True)
-    env = environment(device, tmp_path / "gpu.txt") | {"OMP_NUM_THREADS": "1"}
-    program = Path(steady_steps.__file__)
-    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir", str(tmp_path / "out")]
-    command = [sys.executable, "-m", *command, "--redirects=1", str(program), flow]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr[-4000:]
-    logs = sorted((tmp_path / "out").rglob("stdout.log"))
-    assert len(logs) == 2
-    for log in logs:
-        told = json.loads(log.read_text().splitlines()[-1])
+    for out in own_process.run_ranks(tmp_path, 2, Path(steady_steps.__file__), device, [flow]):
+        told = json.loads(out.splitlines()[-1])
         assert told["found"] == [told["budget"]] * steady_steps.MEASURED
         assert not told["races"]
 

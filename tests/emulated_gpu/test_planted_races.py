@@ -2,12 +2,11 @@
 
 import contextlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import own_process
 import pytest
 import torch
 from order_flows import ENGINE, Engine, start
@@ -90,20 +89,19 @@ def test_a_race_planted_in_the_host_pool_is_told(
     assert any("copy device to host" in text for text in found) == is_planted, found
 
 
-def races_of_planned_memory(*sources: Path) -> str:
-    script = Path(__file__).with_name("planned_reader.py")
-    done = subprocess.run([sys.executable, script, *sources], capture_output=True, text=True, check=False)
+def races_of_planned_memory(tmp_path: Path, *sources: str) -> str:
+    done = own_process.run(tmp_path, Path(__file__).with_name("planned_reader.py"), None, sources)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def test_a_race_planted_in_the_cuda_allocator_is_told(tmp_path: Path) -> None:
     """A block that another stream reads is given on without the wait for that stream."""
-    assert races_of_planned_memory() == "no race, mean 1.0"
+    assert races_of_planned_memory(tmp_path) == "no race, mean 1.0"
     wait = "C10_CUDA_CHECK(cudaStreamWaitEvent(stream.load(), event.get(), 0));"
     shutil.copytree(build.source_root(), tmp_path / "csrc")
     source = tmp_path / "csrc" / build.BINDINGS["cuda"]
     whole = source.read_text()
     assert whole.count(wait) == 1
     source.write_text(whole.replace(wait, "(void)event;"))
-    assert "write after read: aten::mean" in races_of_planned_memory(tmp_path / "csrc")
+    assert "write after read: aten::mean" in races_of_planned_memory(tmp_path, str(tmp_path / "csrc"))

@@ -84,10 +84,9 @@ def test_an_error_of_a_kernel_sticks(tmp_path) -> None:
     ],
 )
 def test_settings_that_cannot_be_end_the_process(tmp_path, line: str, message: str) -> None:
-    env = environment(Device(), tmp_path / "gpu.txt")
-    (tmp_path / "gpu.txt").write_text(line + "\n")
+    (tmp_path / "faulty.txt").write_text(line + "\n")
     program = "import torch; torch.cuda.init(); torch.empty(1, device='cuda')"
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, env=env)
+    done = run(tmp_path, program, EMULATED_GPU=str(tmp_path / "faulty.txt"))
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -2,16 +2,13 @@
 has waited already: then an event would stand for later work of that stream, too."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from memo.emulated_gpu.face import EmulatedGpu
+import own_process
 
 
-def test_only_uses_that_nobody_waited_for_are_waited_for(gpu: EmulatedGpu) -> None:
-    program = Path(__file__).with_name("planned_uses.py")
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+def test_only_uses_that_nobody_waited_for_are_waited_for(tmp_path: Path) -> None:
+    done = own_process.run(tmp_path, Path(__file__).with_name("planned_uses.py"), None)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "waits": {

@@ -7,15 +7,14 @@ import dataclasses
 import json
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import virtual_time
-from own_process import run
+from own_process import run, start
 from virtual_time import MANY, NUM_BYTES, ROWS, SIZE, SLEEP_S
 
-from memo.emulated_gpu.launch import Device, environment
+from memo.emulated_gpu.launch import Device
 from memo.emulated_gpu.timing import Model
 from memo.estimate.machines import find_hardware
 
@@ -36,9 +35,7 @@ def by_schedule(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
     found = {}
     for policy, seed in SCHEDULES:
         device = dataclasses.replace(TIMED, schedule=policy, seed=seed)
-        env = environment(device, tmp_path_factory.mktemp("timed") / "gpu.txt")
-        program = [sys.executable, str(Path(virtual_time.__file__))]
-        done = subprocess.run(program, check=False, capture_output=True, text=True, env=env, timeout=240)
+        done = run(tmp_path_factory.mktemp("timed"), Path(virtual_time.__file__), device)
         assert done.returncode == 0, done.stderr
         found[f"{policy}{seed}"] = json.loads(done.stdout)
     return found
@@ -139,17 +136,10 @@ RANKS = """
 
 @pytest.mark.parametrize("schedule", ["eager", "lazy"])
 def test_collectives_begin_when_the_last_rank_comes(tmp_path: Path, schedule: str) -> None:
-    env = environment(dataclasses.replace(TIMED, schedule=schedule), tmp_path / "gpu.txt")
-    command = [sys.executable, "-c", textwrap.dedent(RANKS), str(tmp_path)]
-    ranks = [
-        subprocess.Popen(
-            command, env={**env, "RANK": str(rank)}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    clocks = [[float(line) for line in out.splitlines()] for out, _ in outputs]
+    device = dataclasses.replace(TIMED, schedule=schedule)
+    ranks = [start(tmp_path, RANKS, device, [str(tmp_path)], RANK=str(rank)) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.err for rank in ranks]
+    clocks = [[float(line) for line in rank.out.splitlines()] for rank in ranks]
     assert clocks[0] == pytest.approx(clocks[1], abs=2e-5)  # the watchdog's questions take the host some time
     begin_s, reduced_s, received_s = clocks[0]
     num_bytes = 4 << 20

@@ -1,0 +1,91 @@
+"""A server that forks programs from a process that has imported torch and memo: python fork_server.py DESCRIPTOR
+
+To import them takes three to five seconds of a core, and the tests beside this file start a hundred processes. The
+emulated GPU of a forked program is its own: the settings are read when they are first needed, which is never here (the
+server's own could not be read), and what torch runs when it is imported on an emulated GPU is run after the fork.
+
+The descriptor is a Unix socket of messages. Each asks for one process: JSON of `file` or `program`, `arguments`, and
+`environment`, with the descriptors of its standard output, of its standard errors, and of a pipe into which the server
+writes its process id, and its exit status when it has ended (own_process.py).
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from ranks import PRELOAD
+
+MOST_BYTES = 1 << 20
+"""Of a message."""
+
+
+def serve(requests: socket.socket) -> dict[str, Any]:
+    """Returns in forked processes alone: what they shall run. The server ends when nobody can ask any more."""
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is requests:
+                message, descriptors, _, _ = socket.recv_fds(requests, MOST_BYTES, 3)
+                if not message:
+                    os._exit(0)
+                if (process := os.fork()) == 0:
+                    selector.close()
+                    requests.close()
+                    return begin(json.loads(message), descriptors)
+                *outputs, told = descriptors
+                for output in outputs:
+                    os.close(output)
+                os.write(told, b"%d\n" % process)
+                selector.register(os.pidfd_open(process), selectors.EVENT_READ, (process, told))
+            else:
+                process, told = key.data
+                status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+                os.write(told, b"%d\n" % status)
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                os.close(told)
+
+
+def begin(request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    """The forked process gets what a fresh one has: its output, its environment, its arguments."""
+    output, errors, told = descriptors
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    for descriptor in (output, errors, told):
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = [request.get("file", "-c"), *request["arguments"]]
+    return request
+
+
+def run(request: dict[str, Any]) -> None:
+    from memo.emulated_gpu import face
+
+    face.autoload()
+    if "file" in request:
+        sys.path[0] = str(Path(request["file"]).parent)
+        runpy.run_path(request["file"], run_name="__main__")
+    else:
+        exec(compile(request["program"], "<string>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    for name in PRELOAD:
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        asked = serve(requests)
+    run(asked)
