@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from processes import free_port
+from torch.distributed import TCPStore
 
 from memo.emulated_gpu.launch import LIBRARIES, Device, environment
 
@@ -97,12 +97,13 @@ def run(
 
 
 def run_ranks(tmp_path: Path, num_ranks: int, program: Path, device: Device, arguments: Sequence[str]) -> list[str]:
-    """What each rank prints, started with the variables that torchrun gives its ranks.
+    """What each rank prints. Ranks get the variables that torchrun sets, and a store as torchrun keeps one.
 
     Raises AssertionError with the errors of the first that fails; the others are ended.
     """
-    world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
-    world |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    world |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     ranks = [
         start(tmp_path, program, device, arguments, RANK=str(rank), LOCAL_RANK=str(rank), **world)
         for rank in range(num_ranks)

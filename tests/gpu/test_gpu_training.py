@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_sizes import SHORTER
 
 from memo import Trainer
 
@@ -15,7 +16,7 @@ def losses(**overrides: object) -> list[float]:
         "llama-tiny",
         mock_data=True,
         vocab_size=1024,
-        seq_length=1024,
+        seq_length=1024 // SHORTER,
         micro_batch_size=2,
         train_iters=STEPS,
         lr=3e-3,
