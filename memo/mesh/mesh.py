@@ -30,10 +30,13 @@ REFUSAL_PATIENCE = timedelta(seconds=10)
 class Mesh:
     """Groups by purpose; a group of one rank is None, which every collective of memo takes as 'no-op'.
 
-    Groups of one axis that hold the same ranks share a communicator, as each takes device memory under NCCL and their
-    messages never need to overtake each other. The links of the pipeline do, and stay apart.
+    Each communicator takes device memory under NCCL. So groups of one axis that hold the same ranks share one, as their
+    messages never need to overtake each other, and what a layout does not use is not made. The links of the pipeline do
+    overtake each other, and stay apart.
 
     Args:
+        is_interleaved: the last stage sends to the first.
+        ties_embedding: the first and the last stage hold one matrix.
         timeout: how long a message of any of these groups may wait for a missing rank, except those of `world`, which
             init_distributed sets; None: as long as torch has it, 10 minutes under NCCL and 30 under gloo.
 
@@ -43,12 +46,12 @@ class Mesh:
         dp_cp: ranks that hold the same weights and see different tokens: gradients are summed
             and optimizer states sharded over them (ZeRO-1).
         cp_a2a, cp_ring: the two levels of context parallelism, `a2a_size` consecutive ranks and the rest.
-        embedding: first and last stage, which share a tied embedding (None elsewhere).
+        embedding: first and last stage, which share a tied embedding (None elsewhere, and where it is not tied).
         pp_forward, pp_backward: communicators of activations and of their gradients. They are
             apart because NCCL runs the messages of one pair in order: a send queued behind a
             receive of the other direction would deadlock.
         pp_wrap_forward, pp_wrap_backward: the same for the link from the last stage to the first in
-            interleaved schedules; with two stages it joins the same pair as the plain links.
+            interleaved schedules, else None; with two stages it joins the same pair as the plain links.
         background: all ranks over gloo, for the messages of a thread beside training; None unless asked for.
         watch: who is told of every message over these groups but `world` and `background`.
         is_alone: no other rank of the world exists (--simulate-world), or there is none.
@@ -60,6 +63,8 @@ class Mesh:
         rank: int,
         a2a_size: int = 1,
         *,
+        is_interleaved: bool = True,
+        ties_embedding: bool = True,
         background: bool = False,
         is_simulated: bool = False,
         timeout: timedelta | None = None,
@@ -80,11 +85,11 @@ class Mesh:
         cp_sets = grid.groups("cp")
         self.cp_a2a = self._join("cp", [s[i : i + a2a_size] for s in cp_sets for i in range(0, grid.cp, a2a_size)])
         self.cp_ring = self._join("cp", [s[i::a2a_size] for s in cp_sets for i in range(a2a_size)])
-        self.embedding = self._join_embedding()
+        self.embedding = self._join_embedding() if ties_embedding else None
         self.pp_forward = self._start("pp", grid.groups("pp"))
         self.pp_backward = self._start("pp", grid.groups("pp"))
-        self.pp_wrap_forward = self._start("pp", grid.groups("pp"))
-        self.pp_wrap_backward = self._start("pp", grid.groups("pp"))
+        self.pp_wrap_forward = self._start("pp", grid.groups("pp")) if is_interleaved else None
+        self.pp_wrap_backward = self._start("pp", grid.groups("pp")) if is_interleaved else None
         self.background = None
         if background and self.world is not None:
             self.background = dist.new_group(backend="gloo", timeout=timeout)

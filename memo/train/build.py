@@ -147,6 +147,8 @@ def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | Non
         rank_grid(config, world_size),
         rank,
         a2a_size=resolved_a2a_size(config),
+        is_interleaved=p.vpp > 1,
+        ties_embedding=not config.model.untie_embeddings_and_output_weights,
         background=config.checkpoint.async_save,
         is_simulated=p.simulate_world is not None,
         timeout=p.distributed_timeout,

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from memo.config import RunConfig
+from memo.config import RunConfig, preset
 from memo.mesh import Mesh, RankGrid
 from memo.mesh.group import torch_group
 from memo.parallel.collectives import all_reduce, exchange, receive, send
@@ -98,6 +98,40 @@ def _communicators() -> tuple[int, int]:
 
 def test_groups_of_one_axis_and_the_same_ranks_share_a_communicator() -> None:
     assert run_ranks(4, _communicators) == [(9, 7)] * 4
+
+
+def _made(layouts: list[dict[str, Any]]) -> list[int]:
+    """Communicators beside that of all ranks which building each mesh makes, on all ranks together."""
+    found, real = [], dist.new_subgroups_by_enumeration
+    for layout in layouts:
+        made: list[Any] = []
+
+        def counting(ranks: list[list[int]], made: list[Any] = made, **options: Any) -> Any:
+            made.append(ranks)
+            return real(ranks, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "new_subgroups_by_enumeration", counting)
+            build_mesh(RunConfig(model=preset("llama-tiny")).override(layout), dist.get_rank(), dist.get_world_size())
+        found.append(len(made))
+    return found
+
+
+def test_a_layout_makes_the_communicators_that_it_uses() -> None:
+    """tp, cp and dp one each, gradients another where there is cp; a pipeline three, with wrapped links two more.
+
+    A tied embedding takes one of its own where the ends are not the whole pipeline.
+    """
+    tied = {"untie_embeddings_and_output_weights": False}
+    numbers = {
+        1: {"tp": 4},
+        2: {"cp": 4},  # the ring, and gradients, which must not hold it up
+        3: {"pp": 4},
+        4: {"pp": 4, **tied},
+        5: {"pp": 4, "vpp": 2},
+    }
+    layouts = [*numbers.values(), {"pp": 2, **tied}, {"tp": 2, "cp": 2}, {}]
+    assert run_ranks(4, _made, layouts) == [[*numbers, 4, 3, 1]] * 4
 
 
 def _settled() -> list[list[str]]:
