@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from emulated_flows import SEQ_LENGTH, VOCABULARY, Injected, failing_backward
+from emulated_flows import SEQ_LENGTH, VOCABULARY, Injected, during_backward, raise_injected
 from swap_runs import MOVED_BYTES, OWN_PLAN, SCHEDULES, make_swapper
 
 import memo
@@ -81,7 +81,7 @@ class Interrupted(Training):
     def step(self) -> None:
         sampler = self.trainer.feed.sampler.state_dict()
         try:
-            with failing_backward(at_call=2):
+            with during_backward(2, raise_injected):
                 self.trainer.step()
         except Injected:
             self.trainer.feed.sampler.load_state_dict(sampler)
