@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.executor.pieces import (
+    Gathering,
     GradientSink,
     Linear,
     Replayed,
@@ -161,7 +162,9 @@ class TokenwiseLayer(nn.Module):
         residual, normed = self.layer.mlp_norm.of_sum(kept["input"][tile.shard], self._projected(kept, tile))
         self._keep("residual", residual, kept, tile)
         self._keep("mlp_norm", normed, kept, tile)
-        inner = self._keep("fc1", column_forward(all_gather(normed, self.group), self.layer.mlp.fc1), kept, tile)
+        gathered = all_gather(normed, self.group)
+        inner = column_forward(gathered, self.layer.mlp.fc1, out=self._recall("fc1", kept, tile))
+        del gathered
         active = self._keep("activation", self.layer.mlp.activate(inner), kept, tile)
         return residual, row_forward(active, self.layer.mlp.fc2, self.group)
 
@@ -196,31 +199,42 @@ class TokenwiseLayer(nn.Module):
     def _mlp_backward(
         self, kept: dict[str, Tensor], tile: Tile, grad: Tensor, grad_residual: Tensor, grad_out: Tensor
     ) -> None:
-        """From the layer's output back to the residual and to attention's output, in the rows of one tile."""
+        """From the layer's output back to the residual and to attention's output, in the rows of one tile.
+
+        Messages of a group queue, so the first to start is the one that is waited for first.
+        """
         mlp, group, sink = self.layer.mlp, self.group, self.sink
+        inner = self._recall("fc1", kept, tile)
+        if inner is not None:
+            gradients = Gathering(grad[tile.shard], group)
         residual = self._recall("residual", kept, tile)
         residual = self.compute_residual(kept, tile) if residual is None else residual
         norm = Replayed(self.layer.mlp_norm, residual, self.layer.mlp_norm.parameters())
         normed = self._recall("mlp_norm", kept, tile)
-        gathered = all_gather(norm.output if normed is None else normed, group)
-        inner = self._recall("fc1", kept, tile)
-        inner = column_forward(gathered, mlp.fc1) if inner is None else inner
+        inputs = Gathering(norm.output if normed is None else normed, group)
+        if inner is None:
+            gradients = Gathering(grad[tile.shard], group)
+            inner = column_forward(inputs.wait(), mlp.fc1)
         activation = Replayed(mlp.activate, inner, ())
         active = self._recall("activation", kept, tile)
         active = activation.output if active is None else active
-        grad_active = row_backward(grad[tile.shard], active, mlp.fc2, group, sink)
+        grad_active = row_backward(grad[tile.shard], gradients, active, mlp.fc2, sink)
+        del gradients
         grad_inner = activation.backward(sink, grad_active)
-        grad_normed = column_backward(grad_inner, gathered, mlp.fc1, group, sink)
+        grad_normed = column_backward(grad_inner, inputs, mlp.fc1, group, sink)
         torch.add(norm.backward(sink, grad_normed), grad[tile.shard], out=grad_residual[tile.shard])
-        grad_out[tile.full] = row_backward(
-            grad_residual[tile.shard], kept["attention_out"][tile.full], self.layer.attention.projection, group, sink
-        )
+        sums, projection = grad_residual[tile.shard], self.layer.attention.projection
+        attended = kept["attention_out"][tile.full]
+        grad_out[tile.full] = row_backward(sums, Gathering(sums, group), attended, projection, sink)
 
     def _qkv_backward(
         self, kept: dict[str, Tensor], tile: Tile, grads: tuple[Tensor, Tensor, Tensor], context: Context
     ) -> Tensor:
         """From the gradients of q, k and v back to the layer's input, [n / T, b, h]."""
         attention, norm_module = self.layer.attention, self.layer.attention_norm
+        norm = Replayed(norm_module, kept["input"][tile.shard], norm_module.parameters())
+        normed = self._recall("attention_norm", kept, tile)
+        inputs = Gathering(norm.output if normed is None else normed, self.group)
         grad_q, grad_k, grad_v = (grad[tile.full] for grad in grads)
         attention.rotate_(grad_q, grad_k, self._rope_rows(context, tile), back=True)  # nobody else has these gradients
         # Where the slot holds rotated heads no norm is there to need them raw: heads are only put side by side.
@@ -228,10 +242,7 @@ class TokenwiseLayer(nn.Module):
             attention.normed_heads, kept["qkv"][tile.full], _parameters(attention.q_norm, attention.k_norm)
         )
         grad_qkv = heads.backward(self.sink, grad_q, grad_k, grad_v)
-        norm = Replayed(norm_module, kept["input"][tile.shard], norm_module.parameters())
-        normed = self._recall("attention_norm", kept, tile)
-        gathered = all_gather(norm.output if normed is None else normed, self.group)
-        grad_normed = column_backward(grad_qkv, gathered, attention.qkv, self.group, self.sink)
+        grad_normed = column_backward(grad_qkv, inputs, attention.qkv, self.group, self.sink)
         return norm.backward(self.sink, grad_normed)
 
     # What forward and recompute share.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from memo.parallel.collectives import all_gather, reduce_scatter, reduce_scatter_async
+from memo.parallel.collectives import all_gather_async, reduce_scatter, reduce_scatter_async
 
 
 class GradientSink(Protocol):
@@ -27,6 +27,20 @@ class Linear(Protocol):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+
+
+class Gathering:
+    """x [n, ...] of all tp ranks on its way to [s, ...], while the device computes something else."""
+
+    def __init__(self, x: Tensor, group: ProcessGroup | None) -> None:
+        self._whole, self._work = all_gather_async(x, group)
+
+    def wait(self) -> Tensor:
+        """What is computed from here on finds all of it."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None  # it holds x
+        return self._whole
 
 
 class Replayed:
@@ -54,9 +68,9 @@ class Replayed:
 
 
 def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-    """x [s, b, in] W^T + bias -> [s, b, out/tp], written to `out` if given."""
+    """x [s, b, in] W^T + bias -> [s, b, out/tp], written to `out` if given: the same call and bits without."""
     if out is None:
-        return torch.nn.functional.linear(gathered, linear.weight, linear.bias)
+        out = gathered.new_empty((*gathered.shape[:-1], linear.weight.shape[0]))
     flat_out, flat_x = out.flatten(0, 1), gathered.flatten(0, 1)
     if linear.bias is None:
         torch.mm(flat_x, linear.weight.t(), out=flat_out)
@@ -66,11 +80,11 @@ def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) 
 
 
 def column_backward(
-    grad_out: Tensor, gathered: Tensor, linear: Linear, group: ProcessGroup | None, sink: GradientSink
+    grad_out: Tensor, gathering: Gathering, linear: Linear, group: ProcessGroup | None, sink: GradientSink
 ) -> Tensor:
-    """Gradient [n, b, in] of the sharded input of a column-parallel matrix."""
+    """Gradient [n, b, in] of the sharded input of a column-parallel matrix, which is being gathered."""
     grad_x, work = reduce_scatter_async(grad_out @ linear.weight, group)
-    _add_weight_gradient(sink, linear, grad_out, gathered)
+    _add_weight_gradient(sink, linear, grad_out, gathering.wait())
     if linear.bias is not None:
         sink.main_gradient(linear.bias).add_(grad_out.flatten(0, 1).sum(0))
     if work is not None:
@@ -84,11 +98,11 @@ def row_forward(x: Tensor, linear: Linear, group: ProcessGroup | None) -> Tensor
     return y if linear.bias is None else y + linear.bias
 
 
-def row_backward(grad: Tensor, x: Tensor, linear: Linear, group: ProcessGroup | None, sink: GradientSink) -> Tensor:
-    """Gradient [s, b, in/tp] of the input of a row-parallel matrix; grad is [n, b, out]."""
+def row_backward(grad: Tensor, gathering: Gathering, x: Tensor, linear: Linear, sink: GradientSink) -> Tensor:
+    """Gradient [s, b, in/tp] of the input of a row-parallel matrix; grad is [n, b, out], and is being gathered."""
     if linear.bias is not None:
         sink.main_gradient(linear.bias).add_(grad.flatten(0, 1).sum(0))
-    gathered = all_gather(grad, group)
+    gathered = gathering.wait()
     _add_weight_gradient(sink, linear, gathered, x)
     return gathered @ linear.weight
 

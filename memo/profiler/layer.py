@@ -79,11 +79,10 @@ def profile_layer(
     with torch.no_grad():
         forward_s = seconds(lambda: layer.run_forward(x, context))
         normed = layer.layer.attention_norm(kept["input"][tiles[0].shard])
-        gathered = all_gather(normed, layer.group)
         recompute_s = {
             "qkv": seconds(lambda: layer.compute_qkv(kept, tiles[0], context)),
             "residual": seconds(lambda: layer.compute_residual(kept, tiles[0])),
-            "fc1": seconds(lambda: column_forward(gathered, layer.layer.mlp.fc1)),
+            "fc1": seconds(lambda: column_forward(all_gather(normed, layer.group), layer.layer.mlp.fc1)),
         }
         backward_s = seconds(lambda: layer.run_backward(grad, context))
     whole = {group: tile_s * len(tiles) for group, tile_s in recompute_s.items()}

@@ -2,7 +2,8 @@
 
 Follows `memo.model.layer`, `memo.parallel.tensor` and `memo.parallel.context`, and `memo.executor.layer` where a
 swap plan runs. Collectives count where the runtime waits for them: those of a column-parallel matrix hide under
-its two products in backward, ring messages under the attention of their step, all others under nothing.
+its two products in backward, ring messages under the attention of their step, all others under nothing. Under a swap
+plan backward starts each gather as early as what it gathers is there (`LayerModel.swapped_backward`).
 
 Shapes on one rank: t = s b / cp tokens gathered, n = t / tp tokens between matrices; q, kv, fc1, ffn widths / tp.
 Known error: documents are not packed, attention is that of one causal document. Elementwise work counts as fused
@@ -65,6 +66,10 @@ class LayerModel:
         return self.config.model.kv_heads * self.config.model.head_dim / self.tp.size
 
     @cached_property
+    def qkv(self) -> float:
+        return self.q + 2 * self.kv
+
+    @cached_property
     def ffn(self) -> float:
         return self.config.model.ffn_size / self.tp.size
 
@@ -121,7 +126,7 @@ class LayerModel:
     def qkv_forward(self) -> Cost:
         hidden = self.config.model.hidden_size
         return Cost(
-            matmul=self.product(self.q + 2 * self.kv, hidden),
+            matmul=self.product(self.qkv, hidden),
             elementwise=self.hidden_s(2) + self.rope_s(),
             tensor=self.gather_s(),
         )
@@ -146,34 +151,58 @@ class LayerModel:
         return self.qkv_forward + attention + self.residual_forward + self.fc1_forward + rest
 
     @cached_property
-    def plain_backward(self) -> Cost:
+    def backward_work(self) -> Cost:
+        """Backward without its messages over tp: attention, both products of each matrix, norms, RoPE, activation."""
         hidden = self.config.model.hidden_size
-        column = self._column_backward(self.q + 2 * self.kv) + self._column_backward(self.fc1)
-        row = Cost(tensor=2 * self.gather_s())
-        for width in (self.q, self.ffn):
-            row += Cost(
+        elementwise = self.hidden_s(3 * 2 + 3 * 2, 4) + self.rope_s() + self.activation_backward_s()
+        work = attention_cost(self, backward=True) + Cost(elementwise=elementwise)
+        for width in (self.qkv, self.q, self.fc1, self.ffn):
+            work += Cost(
                 matmul=self.product(width, hidden) + self.weight_product(hidden, width),
                 elementwise=self.weight_sum(hidden, width),
             )
-        elementwise = self.hidden_s(3 * 2 + 3 * 2, 4) + self.rope_s() + self.activation_backward_s()
-        return attention_cost(self, backward=True) + column + row + Cost(elementwise=elementwise)
+        return work
 
-    def _column_backward(self, width: float) -> Cost:
-        """Gathering hides under the product of the input's gradient, scattering under that of the weight's."""
-        hidden = self.config.model.hidden_size
-        to_input, to_weight = self.product(hidden, width), self.weight_product(width, hidden)
-        gather_s = self.gather_s()
-        return Cost(
-            matmul=to_input + to_weight,
-            elementwise=self.weight_sum(width, hidden),
-            tensor=max(0.0, gather_s - to_input) + max(0.0, gather_s - to_weight),
-        )
+    def left_s(self, *beside_s: float) -> float:
+        """What is left of a gather or scatter of [t, h] beside work of so many seconds."""
+        return max(0.0, self.gather_s() - sum(beside_s))
 
     @cached_property
-    def replays(self) -> Cost:
-        """What a backward under a swap plan does again in any case: norms, heads, activation; two gathers wait."""
-        elementwise = self.hidden_s(4, 2) + self.rope_s() + self.activation_s()
-        return Cost(elementwise=elementwise, tensor=2 * self.gather_s())
+    def plain_backward(self) -> Cost:
+        """Gathering hides under the product of a column's input gradient, scattering under that of the weight's."""
+        hidden, rows_s = self.config.model.hidden_size, 2 * self.gather_s()
+        columns_s = sum(2 * self.left_s(self.product(width, hidden)) for width in (self.qkv, self.fc1))
+        return self.backward_work + Cost(tensor=rows_s + columns_s)
+
+    @cached_property
+    def swapped_backward(self) -> Cost:
+        """Where all was moved: norms, heads and activation are replayed in any case, while messages are under way."""
+        hidden = self.config.model.hidden_size
+        norm_s, activation_s, heads_s = self.hidden_s(2), self.activation_s(), self.rope_s()
+        fc1_s, qkv_s = self.product(self.fc1, hidden), self.product(self.qkv, hidden)
+        tensor = [
+            self.left_s(norm_s, activation_s),  # the output's gradient
+            self._fc1_inputs_left_s,
+            self.left_s(fc1_s, self.weight_sum(self.fc1, hidden)),  # scattered
+            self.gather_s(),  # the gradient at attention's projection: nothing else is to be done
+            self.left_s(heads_s, qkv_s),  # qkv's inputs
+            self.left_s(qkv_s, self.weight_sum(self.qkv, hidden)),  # scattered
+        ]
+        replays = Cost(elementwise=2 * norm_s + activation_s + heads_s, tensor=sum(tensor))
+        return self.backward_work + replays
+
+    @cached_property
+    def _fc1_inputs_left_s(self) -> float:
+        """They are waited for after both products of fc2, and the one that needs none of them."""
+        hidden = self.config.model.hidden_size
+        return self.left_s(2 * self.product(self.ffn, hidden), self.product(self.fc1, hidden))
+
+    @cached_property
+    def fc1_again(self) -> Cost:
+        """fc1 waits for its inputs; the output's gradient comes beside it."""
+        instead_s = self.left_s(self.fc1_forward.matmul, self.activation_s()) + self.gather_s()
+        hidden_s = self.left_s(self.hidden_s(2), self.activation_s()) + self._fc1_inputs_left_s
+        return self.fc1_forward + Cost(tensor=instead_s - hidden_s)
 
 
 def plain_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
@@ -190,13 +219,13 @@ def plain_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
 def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
     """A layer under a swap plan, in tiles; `recompute` by group."""
     model = LayerModel(config, kernels, resolved_offload_tiles(config))
-    recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_forward}
+    recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_again}
     if config.memory.offload_policy == "paper":
         recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved
     copies = Cost(
         elementwise=model.hidden_s(4, 2) + model.kernels.memory_s(2 * model.tokens * model.q * kernels.narrow)
     )
-    return LayerCost(model.forward + copies, model.plain_backward + model.replays, recompute)
+    return LayerCost(model.forward + copies, model.swapped_backward, recompute)
 
 
 def attention_cost(model: LayerModel, backward: bool) -> Cost:

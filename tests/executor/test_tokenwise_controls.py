@@ -199,11 +199,11 @@ def offload_forgotten(model: ParallelModel) -> AbstractContextManager[object]:
 
 
 def write_forgotten(model: ParallelModel) -> AbstractContextManager[object]:
-    """Forward leaves fc1 of the first tile out of the slot."""
+    """Forward leaves the residual of the first tile out of the slot."""
     right = TokenwiseLayer._keep
 
     def keep(layer: TokenwiseLayer, name: str, value: Tensor, kept: dict[str, Tensor], tile: Tile) -> Tensor:
-        return value if (name, tile.index) == ("fc1", 0) else right(layer, name, value, kept, tile)
+        return value if (name, tile.index) == ("residual", 0) else right(layer, name, value, kept, tile)
 
     return patch.object(TokenwiseLayer, "_keep", keep)
 

@@ -86,6 +86,21 @@ def test_collectives_of_tp_wait_where_nothing_hides_them() -> None:
     assert plain_layer(config("gpt-7b"), kernels()).forward.tensor == 0.0
 
 
+def test_a_swapped_backward_gathers_each_input_once_and_beside_its_work() -> None:
+    """Two gradients are gathered beside little or nothing, fc1's inputs alone where fc1 waits for them."""
+    run = config("gpt-7b", tp=4, offload_alpha=0.0)
+    model = LayerModel(run, kernels(), tiles=8)
+    one_s, beside_s = model.gather_s(), model.hidden_s(2) + model.activation_s()
+    assert 0.0 < beside_s < one_s < model.product(model.qkv, run.model.hidden_size)
+    layer = swapped_layer(run, kernels())
+    assert layer.backward.tensor == pytest.approx(one_s + one_s - beside_s)
+    assert layer.recompute["fc1"].tensor == pytest.approx(beside_s)
+    assert layer.recompute["qkv"].tensor == layer.recompute["residual"].tensor == pytest.approx(one_s)
+    slow = kernels(replace(IDEAL, node_gb_per_s=IDEAL.node_gb_per_s / 1000))
+    assert swapped_layer(run, slow).backward.tensor == pytest.approx(6 * 1000 * one_s, rel=0.02)
+    assert swapped_layer(config("gpt-7b", offload_alpha=0.0), kernels()).backward.tensor == 0.0
+
+
 def test_ring_messages_hide_under_attention() -> None:
     hidden = attention_cost(LayerModel(config(cp=4), kernels()), backward=False)
     assert hidden.context == 0.0

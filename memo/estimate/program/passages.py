@@ -98,7 +98,7 @@ class _Ways:
         """(output, its backward, whether x stays)."""
         z, slot = self.z, self.slot
         if slot is not None:
-            return tiled_forward(ledger, z, x), lambda grad, held: tiled_backward(ledger, z, slot, grad), False
+            return tiled_forward(ledger, z, slot, x), lambda grad, held: tiled_backward(ledger, z, slot, grad), False
         if self.recomputes:
             y = unkept_forward(ledger, z)
             return y, lambda grad, held: recomputed_backward(ledger, z, x, grad, held=held), True

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from memo.estimate.program.attention import attention_backward, attention_forward_placed
 from memo.estimate.program.layer import matrices, normed_heads_backward, normed_heads_forward
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import Matrix, column_forward, hidden_bytes, multiply, row_forward
+from memo.estimate.program.matrices import Matrix, hidden_bytes, multiply, row_forward
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.products import Product
 from memo.estimate.program.sizes import LayerSizes
@@ -42,7 +42,7 @@ def slot_of(moved: Moved, tiles: int) -> Slot:
     return Slot(qkv=whole("qkv"), residual=whole("residual"), fc1=whole("fc1"))
 
 
-def tiled_forward(ledger: Ledger, z: LayerSizes, x: Block) -> Block:
+def tiled_forward(ledger: Ledger, z: LayerSizes, slot: Slot, x: Block) -> Block:
     """Output; x is dropped."""
     tile = z.tokens // z.tiles
     hidden = hidden_bytes(z, z.tokens) // z.tp
@@ -56,7 +56,9 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, x: Block) -> Block:
     residual = ledger.make("residual", projected.num_bytes)
     normed = norm_forward(ledger, z, "mlp_norm", tile // z.tp, z.hidden, graph=False).out
     ledger.free(projected)
-    inner = column_forward(ledger, z, fc1, "fc1", normed, tile)
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+    inner = _fc1(ledger, z, slot, fc1, tile)
+    ledger.free(gathered)
     active, _ = activation_forward(ledger, z, tile, graph=False)
     added = row_forward(ledger, z, fc2, tile)
     ledger.free(normed, inner, active, residual, added, x)
@@ -106,41 +108,51 @@ def _residual(ledger: Ledger, z: LayerSizes, projection: Matrix, tile: int) -> B
     return residual
 
 
+def _fc1(ledger: Ledger, z: LayerSizes, slot: Slot, fc1: Matrix, tile: int) -> Block | None:
+    """A tensor of its own where the slot has no room for it."""
+    inner = None if slot.fc1 else ledger.make("fc1", tile * fc1.inside * z.narrow)
+    multiply(ledger, z, fc1.column(z).forward(tile))
+    return inner
+
+
 def _mlp_backward(ledger: Ledger, z: LayerSizes, slot: Slot, tile: int) -> None:
     """Locals of the function live to its end."""
     _, projection, fc1, fc2 = matrices(z)
     rows = tile // z.tp
+    whole = hidden_bytes(z, tile)
+    gradients = all_gather(ledger, z.tp, "gathered gradient", whole) if slot.fc1 else None
     residual = None if slot.residual else _residual(ledger, z, projection, tile)
     norm = norm_forward(ledger, z, "mlp_norm", rows, z.hidden, graph=True)
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+    inputs = all_gather(ledger, z.tp, "gathered", whole)
     inner = None
     if not slot.fc1:
-        inner = ledger.make("fc1", tile * fc1.inside * z.narrow)
-        multiply(ledger, z, fc1.column(z).forward(tile))
+        gradients = all_gather(ledger, z.tp, "gathered gradient", whole)
+        inner = _fc1(ledger, z, slot, fc1, tile)
     active, silu = activation_forward(ledger, z, tile, graph=True)
-    grad_active = _row_backward(ledger, z, fc2, tile)
+    grad_active = _row_backward(ledger, z, fc2, tile, gradients)
     grad_inner = activation_backward(ledger, z, tile, silu, None, None)
     grad_normed = _column_backward(ledger, z, fc1, tile)
     grad_x = norm_backward(ledger, z, norm, None, None, adds=False)
     ledger.free(grad_x)
-    ledger.free(_row_backward(ledger, z, projection, tile))
-    ledger.free(residual, norm.out, gathered, inner, active, grad_active, grad_inner, grad_normed)
+    gradients = all_gather(ledger, z.tp, "gathered gradient", whole)
+    ledger.free(_row_backward(ledger, z, projection, tile, gradients))
+    ledger.free(residual, norm.out, inputs, inner, active, grad_active, grad_inner, grad_normed)
 
 
 def _qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
+    norm = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=True)
+    inputs = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
     if z.rope:
         rope_in_place(ledger, z, tile)
     heads = normed_heads_forward(ledger, z, tile, graph=True)
     grad_qkv = normed_heads_backward(ledger, z, tile, heads)
-    norm = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=True)
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
     grad_normed = _column_backward(ledger, z, matrices(z)[0], tile)
     grad_x = norm_backward(ledger, z, norm, None, None, adds=False)
-    ledger.free(heads.q, heads.k, grad_qkv, norm.out, gathered, grad_normed, grad_x)
+    ledger.free(heads.q, heads.k, grad_qkv, norm.out, inputs, grad_normed, grad_x)
 
 
-def _row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -> Block:
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+def _row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int, gathered: Block | None) -> Block:
+    """`gathered`, the output's gradient, is dropped."""
     _weight_gradient(ledger, z, matrix.row(z).weight_gradient(tile))
     grad_x = ledger.make("row gradient", tile * matrix.inside * z.narrow)
     multiply(ledger, z, matrix.row(z).input_gradient(tile))
