@@ -162,12 +162,12 @@ class GradientStreamer:
             else:
                 bucket.gradient_shard.add_(shard)
             if step.is_last:
-                data_parallel.complete(bucket, bucket.gradient_shard)
+                data_parallel.complete([(bucket, bucket.gradient_shard)])
             return
         if adds_up(step):
             shard = self._summed(bucket, shard)
         if step.is_last:
-            data_parallel.complete(bucket, shard)
+            data_parallel.complete([(bucket, shard)])
         holder = pending.reduced or pending.source
         self._offload(bucket, shard, holder.name if holder is not None else name_of("gradient", bucket))
 

@@ -80,6 +80,21 @@ def all_reduce(x: Tensor, group: ProcessGroup | None, op: str = "sum") -> Tensor
     return x
 
 
+def add_up(tensors: Sequence[Tensor], group: ProcessGroup | None) -> None:
+    """Sum small tensors of one dtype over the group, each in place, all in one message.
+
+    Ranks are added in their order. An all-reduce's order depends on where in a message an element lies, so a sum's
+    last bit would depend on what else is summed with it. Every rank receives the parts of all.
+    """
+    if not tensors or group_size(group) == 1:
+        return
+    parts = all_gather(torch.cat([tensor.flatten() for tensor in tensors]), group).chunk(group_size(group))
+    for part in parts[1:]:
+        parts[0].add_(part)
+    for tensor, total in zip(tensors, parts[0].split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))
+
+
 def all_to_all(x: Tensor, group: ProcessGroup | None) -> Tensor:
     """Send block i of ``x`` [size * n0, ...] to rank i; block i of the result came from rank i."""
     if group is None or group.size() == 1:

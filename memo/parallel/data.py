@@ -19,10 +19,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from memo.mesh import Mesh
-from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
+from memo.parallel.collectives import add_up, all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
 from memo.parallel.shards import Shard, ShardedParameter, initialize
 from memo.parallel.unit_plans import make_units, plan_units
 from memo.parallel.units import Bucket, HostMemory, HostRules, Unit, nothing, wide_dtype
@@ -206,6 +205,7 @@ class ShardedDataParallel:
             self.mover.finish_gradients()
         for bucket in self._reduced_here[self._next_bucket :]:
             self._start_reduction(bucket)
+        reduced = []
         for bucket in self._reduced_here:
             if bucket.pending is not None:
                 bucket.pending.wait()
@@ -215,16 +215,25 @@ class ShardedDataParallel:
             if bucket.reduced is not None:
                 shard.copy_(bucket.reduced)
                 bucket.reduced = None
-            self.complete(bucket, shard)
+            reduced.append((bucket, shard))
+        self.complete(reduced)
+        for bucket, shard in reduced:
             if bucket.places.optimizer_on_host:
                 assert self.mover is not None
                 self.mover.offload_gradient(bucket, shard)
 
-    def complete(self, bucket: Bucket, shard: Tensor) -> None:
-        """`shard`, reduced over dp x cp, becomes the gradient of the whole global batch."""
-        all_reduce(shard, self._replica_group(bucket))
-        if bucket.places.optimizer_on_host:
-            bucket.squared_norm = self._squared_norm(shard)
+    def complete(self, reduced: Sequence[tuple[Bucket, Tensor]]) -> None:
+        """Shards, reduced over dp x cp, become gradients of the whole global batch.
+
+        Each tp rank has seen a part of the tokens: gradients of norms and late biases are summed over all, in one
+        message a step. Those that leave the device are summed before they do, in one message a layer.
+        """
+        add_up([shard for bucket, shard in reduced if bucket.plan.replicated == "tp"], self.mesh.tp)
+        for bucket, shard in reduced:
+            if bucket.plan.replicated == "embedding":
+                all_reduce(shard, self.mesh.embedding)
+            if bucket.places.optimizer_on_host:
+                bucket.squared_norm = self._squared_norm(shard)
 
     def gradient_norm(self) -> Tensor:
         """L2 norm over every weight of the model, each counted once; fp64 scalar, the same on all ranks."""
@@ -335,10 +344,6 @@ class ShardedDataParallel:
         if group_size(self.group) > 1:
             assert bucket.gradients is not None
             bucket.reduced, bucket.pending = reduce_scatter_async(bucket.gradients, self.group)
-
-    def _replica_group(self, bucket: Bucket) -> ProcessGroup | None:
-        groups = {"": None, "tp": self.mesh.tp, "embedding": self.mesh.embedding}
-        return groups[bucket.plan.replicated]
 
     def _counts_here(self, bucket: Bucket) -> bool:
         if bucket.plan.replicated == "tp":

@@ -30,6 +30,7 @@ class UpdateCost:
     Attributes:
         bucket_s: to reduce-scatter the gradients of one layer.
         rest_s: to reduce-scatter those of the ends, which come last or first.
+        replicas_s: to sum over tp what all its ranks hold, of shards that are reduced.
         overlaps: a bucket is reduced while backward goes on with the layers below (--overlap-grad-reduce).
         optimizer_s: norm of the gradients, AdamW, weights cast, of what the device updates.
         gather_s: all-gather of the new weights of that, and of the ends.
@@ -37,18 +38,18 @@ class UpdateCost:
 
     bucket_s: float
     rest_s: float
+    replicas_s: float
     overlaps: bool
     optimizer_s: float
     gather_s: float
 
     def exposed_s(self, num_layers: int, backward_s: float) -> float:
         """Reduction that is left when the last backward, through `num_layers` of `backward_s` each, has ended."""
-        total_s = num_layers * self.bucket_s + self.rest_s
+        layers_s, last_s = num_layers * self.bucket_s, self.rest_s + self.replicas_s
         if not self.overlaps:
-            return total_s
+            return layers_s + last_s
         # Buckets queue: either the last one starts when its layer is done, or the queue never empties.
-        queued_s = total_s - self.rest_s - (num_layers - 1) * backward_s
-        return self.rest_s + max(self.bucket_s, queued_s)
+        return last_s + max(self.bucket_s, layers_s - (num_layers - 1) * backward_s)
 
 
 def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
@@ -109,10 +110,21 @@ def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int
     return UpdateCost(
         bucket_s=kernels.gather_s(per_layer * kernels.wide, group),
         rest_s=kernels.gather_s(rest * kernels.wide, group) + _tied_s(config, kernels, world_size, stage),
+        replicas_s=_replicas_s(config, kernels, world_size),
         overlaps=parallel.overlap_grad_reduce,
         optimizer_s=kernels.memory_s(adam, 8) + 3 * kernels.all_reduce_s(8, Group(world_size, 1)),
         gather_s=kernels.gather_s(gathered * kernels.narrow, group),
     )
+
+
+def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
+    """Gradients of norms and late biases: one message, and one for each layer whose gradients leave the device."""
+    parallel, placement = config.parallel, placement_of(config, world_size)
+    shards, tp = data_parallel_size(config, world_size) * parallel.cp, Group(parallel.tp, 1)
+    layer_bytes = layer_parameters(config.model).replicated / shards * kernels.wide * tp.size
+    leaving = placement.layers if placement.shards_gradients else placement.optimizer
+    rest_s = kernels.gather_s((placement.layers - leaving) * layer_bytes, tp)
+    return leaving * kernels.gather_s(layer_bytes, tp) + rest_s
 
 
 def _tied_s(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> float:

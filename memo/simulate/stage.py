@@ -46,7 +46,7 @@ class Stage:
         updated on the host is there."""
         for layer in self._waiting:
             self._reduce(layer, computed_s)
-        reduced_s = max(computed_s, self._data("reduce ends", computed_s, self.update.rest_s))
+        reduced_s = max(computed_s, self._data("reduce ends", computed_s, self.update.rest_s)) + self.update.replicas_s
         if self.states is None:
             return reduced_s
         self._ends_there_s = self.states.bring_ends(reduced_s)

@@ -1,14 +1,19 @@
 """ZeRO-1's reduction: overlap changes no bit, replicas and norm are right, missing gradients are named."""
 
+import functools
 import re
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from layouts import assemble, global_pieces, make, one_step_backward, tiny
 from ranks import run_ranks
 from torch import Tensor
 
 from memo.config import RunConfig
+from memo.mesh.group import OpenSpan
+from memo.parallel.collectives import add_up
 
 
 def _gradients(config: RunConfig, world_size: int) -> list[tuple[dict[str, Tensor], float, int]]:
@@ -75,3 +80,57 @@ def test_parameters_are_views_of_the_buckets_and_shared_ones_stay_shared() -> No
     untied, _ = make(tiny("llama-tiny"), 1)
     head, embedding = untied.chunks[0].head, untied.chunks[0].embedding
     assert head is not None and embedding is not None and head.weight is not embedding.tokens.weight
+
+
+class _Messages:
+    """A listener that counts messages by axis."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def begin(self, row: str, name: str, num_bytes: int) -> OpenSpan:
+        self.seen.append((row, name))
+        return self
+
+    def waits(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+def _finish_reduction(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
+    model, feed = make(config, world_size)
+    messages, finish = _Messages(), model.data_parallel.finish_reduction
+
+    def watched() -> None:
+        model.mesh.watch.listener = messages
+        finish()
+        model.mesh.watch.listener = None
+
+    with patch.object(model.data_parallel, "finish_reduction", watched):
+        one_step_backward(model, feed)
+    return messages.seen
+
+
+def test_gradients_that_all_tp_ranks_hold_are_summed_in_one_message() -> None:
+    """Norms and late biases of all layers."""
+    config = tiny("gpt2-tiny", tp=2, num_layers=4)
+    assert run_ranks(2, _finish_reduction, config, 2) == [[("tp", "all_gather")]] * 2
+
+
+def _sums() -> list[Tensor]:
+    """Of three tensors: summed together, summed one by one, and as they should be."""
+    torch.manual_seed(1)
+    ranks = [[torch.randn(numel) for numel in (7, 14, 21)] for _ in range(dist.get_world_size())]
+    together, alone = ([tensor.clone() for tensor in ranks[dist.get_rank()]] for _ in range(2))
+    add_up(together, dist.group.WORLD)
+    for tensor in alone:
+        add_up([tensor], dist.group.WORLD)
+    expected = [functools.reduce(torch.add, parts) for parts in zip(*ranks, strict=True)]
+    return [torch.cat(parts) for parts in (together, alone, expected)]
+
+
+def test_a_sum_over_ranks_does_not_depend_on_what_is_summed_beside_it() -> None:
+    for together, alone, expected in run_ranks(4, _sums):
+        assert torch.equal(together, alone) and torch.equal(together, expected)

@@ -97,3 +97,13 @@ def test_a_tied_matrix_is_added_up_between_first_and_last_stage() -> None:
     assert first.rest_s - untied[0].rest_s == pytest.approx(table_bytes / 100e9)  # all-reduce of two: once the bytes
     assert last.rest_s > untied[2].rest_s
     assert middle.rest_s == untied[1].rest_s
+
+
+def test_replicated_gradients_are_summed_in_one_message_and_one_for_each_layer_that_leaves() -> None:
+    hardware = replace(IDEAL.hardware, efficiency=replace(IDEAL.hardware.efficiency, collective_s=1.0))
+    slow = Kernels(hardware, "bf16")
+    for leaving, values in {0: {}, 32: {"offload_states": "all"}, 16: {"offload_states": "optimizer"}}.items():
+        fraction = {"optimizer_offload_fraction": 0.5} if leaving == 16 else {}
+        update = update_cost(config(tp=4, **values, **fraction), slow, 4, stage=0)
+        assert update.replicas_s == pytest.approx(leaving + 1, rel=1e-3)
+    assert update_cost(config(), slow, 4, stage=0).replicas_s == 0.0

@@ -123,10 +123,11 @@ def test_reductions_hide_under_the_last_backward_only_if_asked() -> None:
     )
     assert overlapped.seconds["data"] < not_overlapped.seconds["data"]
     update = step_model(config(tp=4), 32, A800).updates[0]
-    assert update.exposed_s(32, backward_s=1e9) == pytest.approx(update.bucket_s + update.rest_s)
-    assert update.exposed_s(32, backward_s=0.0) == pytest.approx(32 * update.bucket_s + update.rest_s)
+    last_s = update.rest_s + update.replicas_s
+    assert update.exposed_s(32, backward_s=1e9) == pytest.approx(update.bucket_s + last_s)
+    assert update.exposed_s(32, backward_s=0.0) == pytest.approx(32 * update.bucket_s + last_s)
     late = replace(update, overlaps=False)
-    assert late.exposed_s(32, backward_s=1e9) == pytest.approx(32 * update.bucket_s + update.rest_s)
+    assert late.exposed_s(32, backward_s=1e9) == pytest.approx(32 * update.bucket_s + last_s)
 
 
 def problem_for(run: RunConfig, ranks: int, hardware: Hardware) -> SwapProblem:
