@@ -40,6 +40,10 @@ PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 COPIES = ("copy host to device", "copy device to host")
 MESSAGES = "simulated message"
 TIMEOUT_S = 3600
+KEPT = "all kept"
+WAYS: dict[str, dict[str, object]] = {KEPT: {"offload_alpha": "off"}, **full_size.WAYS}
+DEVICES = {KEPT: dataclasses.replace(full_size.ROOMY, memory_gib=2000), "alpha auto": full_size.H100}
+"""By way: what no device holds is what swapping is held against, and alpha auto decides by what there is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,18 +59,17 @@ class Case:
 
     @property
     def flags(self) -> dict[str, object]:
-        return {**full_size.BASE, "seq_length": self.seq_length, **full_size.WAYS[self.way]}
+        return {**full_size.BASE, "seq_length": self.seq_length, **WAYS[self.way]}
 
     @property
     def device(self) -> Device:
-        roomy = full_size.H100 if self.way == "alpha auto" else full_size.ROOMY
-        return dataclasses.replace(roomy, timed=self.hardware)
+        return dataclasses.replace(DEVICES.get(self.way, full_size.ROOMY), timed=self.hardware)
 
 
 def cases(hardware: str) -> Iterator[Case]:
     for model in ("gpt-7b", "llama-3.1-8b"):
-        for length in (64, 256, 1024):
-            for way in full_size.WAYS:
+        for length in (64, 192, 256, 1024):
+            for way in WAYS:
                 yield Case(model, length * 1024, way, hardware)
 
 
@@ -160,6 +163,19 @@ def table(kept: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def ratios(kept: list[dict[str, Any]]) -> str:
+    """Markdown: the program's step with swapping against all kept on a device that holds it, and full recomputation."""
+    seconds = {(row["model"], row["seq_length"], row["way"]): row["step_time_s"] for row in kept}
+    heads = ("run", *WAYS, "alpha auto / all kept", "full recompute / alpha auto")
+    lines = [heads, ("---",) * len(heads)]
+    for model, length in dict.fromkeys((row["model"], row["seq_length"]) for row in kept if row["way"] == KEPT):
+        step_s = {way: seconds[model, length, way] for way in WAYS}
+        swapped_s = step_s["alpha auto"]
+        cells = (*step_s.values(), swapped_s / step_s[KEPT], step_s["full recompute"] / swapped_s)
+        lines.append((f"{model}, {length // 1024}K", *(f"{cell:.3f}" for cell in cells)))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help="cases whose name holds one of these")
@@ -168,7 +184,8 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="print the rows that are kept beside what memo foresees")
     options = parser.parse_args()
     if options.table:
-        print(table(rows.read("timed_accuracy")))
+        kept = rows.read("timed_accuracy")
+        print(table(kept), ratios(kept), sep="\n\n")
         return 0
     if options.run:
         print(json.dumps(emulate(Case(**json.loads(options.run)))))
