@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memo.config import RunConfig, preset
+from memo.estimate.accounts import Account
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.rank_memory import node_host_bytes, worst_rank
 from memo.estimate.verdict import Room, Verdict, judge
@@ -84,7 +85,7 @@ class Mark:
         """The same of memo's own system, on an a800-80."""
         config = replace(self.config, memory=replace(self.config.memory, offload_policy="auto"))
         shape, machine = shape_of(config.model, self.model, config.data.seq_length), HARDWARE["a800-80"]
-        gpu = worst_rank(config, shape, self.gpus, moved=self.alpha).total
+        gpu = Account("memo", shape, self.gpus).worst(config, self.alpha).total
         host = 0 if self.alpha is None else node_host_bytes(config, self.gpus, GPUS_PER_NODE, self.alpha)
         return judge(gpu, host, Room(machine.memory_bytes, machine.host_memory_bytes)), gpu, host
 

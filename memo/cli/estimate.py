@@ -18,19 +18,19 @@ from tyro.conf import arg
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.config import RunConfig
 from memo.errors import ConfigError, HostMemoryError, PlanError
+from memo.estimate.accounts import Account
 from memo.estimate.answer import Answer, answer
-from memo.estimate.cases import COLUMNS, Case, read_case
+from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.estimate.hardware import Hardware
 from memo.estimate.timing import Timing
 from memo.estimate.verdict import Room
 from memo.papers.methods import answer_by_paper
-from memo.spec.shapes import ModelShape
 from memo.units import GIB
 
 SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib")
 TIMES = tuple(field.name for field in fields(Timing))
 ADDED = (*SIZES, "verdict", *TIMES)
-"""Columns of the output; those of time are filled for the method memo."""
+"""Columns of the output; those of time are filled for the methods memo and megatron-lm."""
 
 Evaluate = Callable[[Case], Answer]
 
@@ -39,8 +39,9 @@ Evaluate = Callable[[Case], Answer]
 class _Options:
     """Estimate memory of training, and say whether it fits: fits, unsure, oom or oohm (out of host memory).
 
-    The method memo also simulates the time of a step. TFLOP/s and MFU count model FLOPs with the causal half of
-    attention, as `memo train` prints them; papers that count attention in full print more for the same speed.
+    The methods memo and megatron-lm also simulate the time of a step. TFLOP/s and MFU count model FLOPs with the
+    causal half of attention, as `memo train` prints them; papers that count attention in full print more for the
+    same speed.
 
     Each flag below --trace-out is also a column of the CSV file; an empty cell takes the default.
     """
@@ -56,9 +57,9 @@ class _Options:
     memory_plan: Optional[str] = None
     """Plan of `memo solve` for this case: what it reserves takes the place of the estimate of what a step allocates."""
     trace_out: Optional[str] = None
-    """File for the simulated step, which https://ui.perfetto.dev opens; method memo."""
+    """File for the simulated step, which https://ui.perfetto.dev opens; methods memo and megatron-lm."""
     method: Optional[str] = None
-    """memo (default), or a paper's: eq18, llmem, dnnmem."""
+    """Whose runs: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem."""
     model: Optional[str] = None
     """A preset, or the path of a config.json of Hugging Face."""
     seq_len: Annotated[Optional[str], arg(aliases=["--seq-length"])] = None
@@ -87,7 +88,7 @@ class _Options:
     recompute: Optional[str] = None
     """none (default), selective or full; fights with alpha."""
     loss_chunk_size: Optional[str] = None
-    """Tokens whose logits exist at once: 1024 (memo's trainer) with alpha, else 0: all, as in Megatron-LM."""
+    """Tokens whose logits exist at once, default 1024, the trainer's; for megatron-lm without alpha 0: all."""
     host_memory_gib: Optional[str] = None
     """Host memory of one node; default: the hardware's."""
 
@@ -105,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
     arena_bytes = None if options.memory_plan is None else MemoryPlan.load(options.memory_plan).arena_bytes
 
     def evaluate(case: Case) -> Answer:
-        if case.method != "memo":
+        if case.method not in COUNTED:
             return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
         return answer(case, time_model=time_model, arena_bytes=arena_bytes)
 
@@ -135,12 +136,12 @@ def _require_memo(method: str, options: _Options) -> None:
         "--trace-out": (options.trace_out, "simulates no step"),
     }
     for flag, (value, reason) in reasons.items():
-        if value is not None and method != "memo":
+        if value is not None and method not in COUNTED:
             raise ConfigError(f"{flag} fights with --method {method}, which {reason}: drop one")
 
 
 class _Simulation:
-    """The model of time for the method memo: `memo.simulate`, loaded when the first case asks.
+    """The model of time: `memo.simulate`, loaded when the first case asks.
 
     Each step that it times is also written to `trace_out`, where that is given.
     """
@@ -162,12 +163,10 @@ class _Simulation:
             return None
         return Timing(step.step_time_s, step.tflops_per_gpu, step.mfu_percent, step.tgs)
 
-    def moved(
-        self, config: RunConfig, shape: ModelShape, world_size: int, hardware: Hardware, room: Room, whole_logits: bool
-    ) -> Mapping[str, int]:
+    def moved(self, config: RunConfig, account: Account, hardware: Hardware, room: Room) -> Mapping[str, int]:
         from memo.search.moving import plan_moving
 
-        return plan_moving(config, shape, world_size, hardware, room, whole_logits=whole_logits).tiles
+        return plan_moving(config, account, hardware, room).tiles
 
 
 def _table(source: Path, target: Path, evaluate: Evaluate) -> None:

@@ -10,17 +10,24 @@ from memo.config.check_model import check_model
 from memo.config.data import DataConfig
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
+from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.memory import RUNTIME_BYTES
 from memo.estimate.program.memory import program_memory
-from memo.estimate.rank_memory import components, node_host_bytes, worst_rank
+from memo.estimate.rank_memory import components, node_host_bytes
 from memo.estimate.timing import TimeModel, Timing
 from memo.estimate.verdict import Room, Verdict, judge, judge_capacity
 from memo.spec.shapes import model_config_of
 from memo.units import GIB
 
-_BOUND = (
+_OWN_BOUND = (
+    "counted request by request, within 0.1 % of what the emulated GPU allocates; of what torch does not see, "
+    f"{RUNTIME_BYTES['cuda'] / GIB:.0f} GiB is assumed; unsure from {FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable "
+    f"{USABLE_SHARE:.1%} of the device"
+)
+
+_MEGATRON_BOUND = (
     f"calibrated on 232 measured runs: unsure from {FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable "
     f"{USABLE_SHARE:.1%} of the device"
 )
@@ -39,7 +46,7 @@ class Answer:
         parts: bytes by component, as the method names them.
         bound: what the verdict rests on.
         moved: tiles by group that alpha auto moves; None: nothing moves, or alpha is given.
-        timing: method memo alone, where a model of time was given.
+        timing: where a model of time was given.
     """
 
     states_bytes: float
@@ -59,7 +66,7 @@ def answer(
     time_model: TimeModel | None = None,
     arena_bytes: int | None = None,
 ) -> Answer:
-    """Memo's own answer, whatever method the case names.
+    """By memo's account of its own runs, or of Megatron-LM's for that method.
 
     Raises ConfigError where memo cannot run the case, or needs a model of time for alpha auto.
 
@@ -67,6 +74,8 @@ def answer(
         arena_bytes: what a memory plan of this case reserves; it then stands for all that a step allocates.
     """
     room = Room(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
+    if case.hardware.device == "cpu" and case.method != "memo":
+        raise ConfigError(f"--method {case.method} knows GPUs alone, but the hardware is cpu: use --method memo")
     if case.hardware.device == "cpu":
         return _on_cpu(case, room, time_model, arena_bytes)
     return _on_gpu(case, room, time_model, arena_bytes)
@@ -111,18 +120,23 @@ def _filling_batch(case: Case) -> int:
 
 
 def _on_gpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
-    config, whole_logits = run_config(case), not case.loss_chunk_size
+    config, is_own = run_config(case), case.method == "memo"
+    if is_own and not case.loss_chunk_size:
+        raise ConfigError(
+            "loss_chunk_size is 0, but memo's loss never has all logits at once: give a number of tokens, such as "
+            f"{MEMO_LOSS_CHUNK}, leave it out, or ask about Megatron-LM with --method megatron-lm"
+        )
+    account = Account("memo" if is_own else "megatron-lm", case.shape, case.gpus, not case.loss_chunk_size)
     moved = None
     if case.alpha == "auto":
         if time_model is None:
             raise ConfigError("alpha is 'auto', which is solved from times: give a time_model, or a number")
-        plain = worst_rank(config, case.shape, case.gpus, whole_logits=whole_logits)
-        if judge(plain.total, 0, room) != Verdict.FITS:
-            moved = time_model.moved(config, case.shape, case.gpus, case.hardware, room, whole_logits)
+        if judge(account.worst(config).total, 0, room) != Verdict.FITS:
+            moved = time_model.moved(config, account, case.hardware, room)
         else:  # nothing moves
             config = replace(config, memory=replace(config.memory, offload_alpha="off"))
     what = case.alpha if isinstance(case.alpha, float) else moved
-    rank = worst_rank(config, case.shape, case.gpus, whole_logits=whole_logits, moved=what)
+    rank = account.worst(config, what)
     if arena_bytes is not None:  # what is kept lies there too, unless it lies in rounding buffers
         rank = replace(rank, skeletal=0, transient=arena_bytes)
     host = 0 if what is None else node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, what)
@@ -133,7 +147,7 @@ def _on_gpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
         host_bytes=host,
         verdict=judge(rank.total, host, room),
         parts={**components(rank)},
-        bound=_BOUND,
+        bound=_OWN_BOUND if is_own else _MEGATRON_BOUND,
         moved=moved,
         timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, moved),
     )

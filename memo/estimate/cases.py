@@ -22,7 +22,9 @@ from memo.estimate.hf_config import read_hf_config
 from memo.estimate.machines import find_hardware
 from memo.spec.shapes import ModelShape, shape_of
 
-METHODS = ("memo", "eq18", "llmem", "dnnmem")
+COUNTED = ("memo", "megatron-lm")
+"""Programs whose runs are counted, and timed."""
+METHODS = (*COUNTED, "eq18", "llmem", "dnnmem")
 RECOMPUTE = ("none", "selective", "full")
 _COUNT = re.compile("[0-9]{1,15}")
 
@@ -35,7 +37,8 @@ class Case:
         global_batch_size: None: enough microbatches to fill the pipeline.
         gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
         alpha: share of the tokens that moves to the host; auto: what limits and times allow; None: nothing moves.
-        loss_chunk_size: tokens whose logits exist at once; 0: all of them, as in Megatron-LM.
+        method: memo and megatron-lm: whose runs are asked about; else a paper's formulas.
+        loss_chunk_size: tokens whose logits exist at once; 0: all of them, as in Megatron-LM, whose default it is.
     """
 
     method: str
@@ -83,7 +86,7 @@ COLUMNS = (
 
 DEFAULT_SEQ_LEN = 8192
 MEMO_LOSS_CHUNK = 1024
-"""The trainer's default, and the estimate's where a swap plan runs, and on CPUs."""
+"""The trainer's default, and the estimate's for memo's runs and where a swap plan runs."""
 
 
 def read_case(cells: Mapping[str, str | None], where: str) -> Case:
@@ -99,13 +102,13 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
     memory_gib = read.size("gpu_memory_gib")
     hardware = read.using("hardware", lambda name: HARDWARE[name] if name == "cpu" else find_hardware(name, memory_gib))
     alpha = read.alpha()
-    recompute = read.choice("recompute", RECOMPUTE)
+    method, recompute = read.choice("method", METHODS), read.choice("recompute", RECOMPUTE)
     if alpha is not None and recompute != "none":
         raise read.refusal(
             "recompute", f"fights with alpha {alpha}, which decides what is recomputed: empty one of both"
         )
     return Case(
-        method=read.choice("method", METHODS),
+        method=method,
         model=read.text["model"],
         seq_len=seq_len,
         tp=tp,
@@ -119,7 +122,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         alpha=alpha,
         vpp=read.count("vpp", 1),
         recompute=recompute,
-        loss_chunk_size=read.loss_chunk(0 if alpha is None and hardware.device == "cuda" else MEMO_LOSS_CHUNK),
+        loss_chunk_size=read.loss_chunk(0 if method == "megatron-lm" and alpha is None else MEMO_LOSS_CHUNK),
         host_memory_gib=read.size("host_memory_gib") or hardware.host_memory_gib,
         shape=read.using("model", lambda name: model_shape(name, seq_len)),
     )

@@ -1,4 +1,6 @@
-"""What one rank takes of its device, as a run is judged by: calibrated on GPUs, to the byte on CPUs.
+"""What one rank of memo's own program takes of its device, as a run is judged by, counted request by request.
+
+On a GPU what torch does not see is with it (memo.estimate.own_memory).
 
 On a CPU the device is what torch's allocator is asked for: host records and the states in the host arena lie outside,
 and scratch memory of matrix products in bf16 and fp16, which depends on the CPU, is not counted.
@@ -7,9 +9,8 @@ and scratch memory of matrix products in bf16 and fp16, which depends on the CPU
 from dataclasses import replace
 
 from memo.config import RunConfig
+from memo.estimate.own_memory import own_memory
 from memo.estimate.program.memory import program_memory
-from memo.estimate.rank_memory import rank_memory
-from memo.spec.shapes import shape_of
 from memo.spec.slots import Moved
 
 
@@ -22,8 +23,7 @@ def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | 
         config = replace(config, memory=replace(config.memory, offload_alpha="off"))
     if config.hardware.device != "cuda":
         return program_memory(config, world_size, stage, moved).total
-    shape = shape_of(config.model, "", config.data.seq_length)
-    return rank_memory(config, shape, world_size, stage, moved=moved).total
+    return own_memory(config, world_size, stage, moved=moved).total
 
 
 def least_device_bytes(config: RunConfig, world_size: int, stage: int) -> int:

@@ -15,11 +15,12 @@ with expandable_segments alone 1 to 5 %, by default up to 20 %.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
 from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import RankMemory
 from memo.estimate.swap_memory import swap_bytes
@@ -35,12 +36,9 @@ def own_memory(config: RunConfig, world_size: int, stage: int, *, moved: Moved |
         config: checked, with a vocabulary and --device cuda.
         moved: what a swap plan moves; default: a number in --offload-alpha. auto without it counts as off.
     """
-    if moved is None and config.memory.swaps and isinstance(config.memory.offload_alpha, str):
-        config = replace(config, memory=replace(config.memory, offload_alpha="off"))
-    if moved is None and config.memory.swaps:
-        moved = float(config.memory.offload_alpha)
+    config, moved = _moving(config, moved)
     program = program_memory(config, world_size, stage, moved)
-    states, moment = program.states, program.moment
+    states = program.states
     kept = (layers_in_flight(config, num_microbatches(config, world_size), stage) - 1) * program.kept_bytes
     host = 0 if moved is None else swap_bytes(config, world_size, stage, moved).host
     return RankMemory(
@@ -50,7 +48,7 @@ def own_memory(config: RunConfig, world_size: int, stage: int, *, moved: Moved |
         state_slots=states.slots + states.staging,
         skeletal=kept,
         rounding_buffers=program.rounding_buffers,
-        transient=moment.num_bytes - kept,
+        transient=program.moment_bytes - kept,
         communication=0,
         context=RUNTIME_BYTES["cuda"],
         host=host + states.host,
@@ -70,7 +68,48 @@ def reserved_under_plan(memory: RankMemory) -> int:
     return num_large * LARGE_SEGMENT_BYTES + 2 * SMALL_SEGMENT_BYTES
 
 
-def worst_own_rank(config: RunConfig, world_size: int, *, moved: Moved | None = None) -> RankMemory:
-    """The stage with the highest total: the first, which has most in flight, or the last, which has the head."""
-    ranks = [own_memory(config, world_size, stage, moved=moved) for stage in sorted({0, config.parallel.pp - 1})]
-    return max(ranks, key=lambda rank: rank.total)
+@dataclass(frozen=True)
+class OwnBounds:
+    """Of the worst stage: its components at least, and its total at most.
+
+    That is the first stage, which has most in flight, or the last, which has the head.
+    """
+
+    least: RankMemory
+    most: int
+
+
+def worst_own_bounds(config: RunConfig, world_size: int, *, moved: Moved | None = None) -> OwnBounds:
+    """Between what `own_memory` of the worst stage lies, at a twentieth of its cost; arguments as there."""
+    config, moved = _moving(config, moved)
+    stages = sorted({0, config.parallel.pp - 1})
+    found = [_bounds(config, world_size, stage, moved) for stage in stages]
+    return OwnBounds(max((each.least for each in found), key=lambda rank: rank.total), max(each.most for each in found))
+
+
+def _bounds(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> OwnBounds:
+    bounds, context = memory_bounds(config, world_size, stage, moved), RUNTIME_BYTES["cuda"]
+    states, kept = bounds.states, bounds.kept
+    host = 0 if moved is None else swap_bytes(config, world_size, stage, moved).host
+    least = RankMemory(
+        weights=states.weights,
+        gradients=states.gradients,
+        optimizer=states.optimizer,
+        state_slots=states.slots + states.staging,
+        skeletal=kept,
+        rounding_buffers=bounds.rounding_buffers,
+        transient=bounds.least - states.device - bounds.rounding_buffers - kept,
+        communication=0,
+        context=context,
+        host=host + states.host,
+    )
+    return OwnBounds(least, bounds.most + context)
+
+
+def _moving(config: RunConfig, moved: Moved | None) -> tuple[RunConfig, Moved | None]:
+    """With --offload-alpha off where nothing is known to move, and what moves where it is given."""
+    if moved is not None or not config.memory.swaps:
+        return config, moved
+    if isinstance(config.memory.offload_alpha, str):
+        return replace(config, memory=replace(config.memory, offload_alpha="off")), None
+    return config, float(config.memory.offload_alpha)

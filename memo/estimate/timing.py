@@ -1,6 +1,6 @@
 """Where a model of time plugs into estimates: given from above, because `memo.estimate` knows none.
 
-`memo estimate` hands one in for the method `memo`; without one the columns of time stay empty.
+`memo estimate` hands one in; without one the columns of time stay empty.
 """
 
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memo.config import RunConfig
+from memo.estimate.accounts import Account
 from memo.estimate.hardware import Hardware
 from memo.estimate.verdict import Room
-from memo.spec.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,5 @@ class TimeModel(Protocol):
     ) -> Timing | None:
         """One step; `moved` gives tiles by group under --offload-alpha auto. None where it cannot tell."""
 
-    def moved(
-        self, config: RunConfig, shape: ModelShape, world_size: int, hardware: Hardware, room: Room, whole_logits: bool
-    ) -> Mapping[str, int]:
+    def moved(self, config: RunConfig, account: Account, hardware: Hardware, room: Room) -> Mapping[str, int]:
         """Tiles by group that --offload-alpha auto moves where not all activations fit on the GPU."""

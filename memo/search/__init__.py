@@ -2,8 +2,8 @@
 
 Pure functions of a `Question` (`ask` reads one); nothing here imports torch.
 
-Known error: that of `memo.estimate.rank_memory`, whose estimate of layers under a swap plan was not measured, and of
-`memo.simulate` (benchmarks/simulator_accuracy.py). Among the layouts measured in the 4D paper's tables 3 and 4 the
+Known error: that of `memo.estimate.own_memory` (docs/memory.md) and of `memo.simulate`
+(benchmarks/simulator_accuracy.py). Among the layouts measured in the 4D paper's tables 3 and 4 the
 first choice was within 5 % of the best in ten columns of eleven; in the other the best is 6 % faster and called unsure.
 """
 

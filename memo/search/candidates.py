@@ -147,7 +147,7 @@ def batches(question: Question, pipeline: Layout) -> Iterator[Layout]:
 
 
 def exchanges(question: Question, layout: Layout) -> list[Layout]:
-    """The ways of attention under cp that differ for these heads. Memory is the same for all."""
+    """The ways of attention under cp that differ for these heads, in time and in memory."""
     if layout.cp == 1:
         return [layout]
     heads, groups = question.model.sizes.num_attention_heads // layout.tp, question.model.sizes.kv_heads // layout.tp

@@ -51,8 +51,7 @@ def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
         question.gpus,
         question.hardware,
         room,
-        question.model.shape,
-        question.whole_logits,
+        question.account,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
-from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, grids
+from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids
 from memo.search.crowded import costs_of, strategies
 from memo.search.question import Question
 from memo.search.sizing import size
@@ -102,8 +102,8 @@ def _at(question: Question, seq_len: int) -> Question | None:
 def _frugal(question: Question, places: bool) -> Iterator[tuple[Layout, Strategy]]:
     """Micro-batches of 1, and stages of one chunk: several hold more."""
     for grid, why in grids(question):
-        if not why:
-            yield from ((grid, strategy) for strategy in (strategies(question, grid) if places else _FRUGAL))
+        for layout in () if why else exchanges(question, grid):
+            yield from ((layout, strategy) for strategy in (strategies(question, layout) if places else _FRUGAL))
 
 
 def _limit(question: Question, seq_len: int, places: bool) -> str:
@@ -118,7 +118,6 @@ def _limit(question: Question, seq_len: int, places: bool) -> str:
         index = min(range(len(pairs)), key=lambda index: nearest(costs[index]).excess)
         why, (layout, strategy) = shortage(costs[index]), pairs[index]
     else:
-        sized = [size(at, *pair) for pair in pairs]
-        index = min(range(len(pairs)), key=lambda index: sized[index].excess)
-        why, (layout, strategy) = sized[index].shortage(at), pairs[index]
+        layout, strategy = min(pairs, key=lambda pair: size(at, *pair).excess)
+        why = size(at, layout, strategy, exactly=True).shortage(at)
     return f"{why} with {seq_len:,} tokens under {layout}, {strategy}"

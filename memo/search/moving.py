@@ -1,20 +1,19 @@
-"""What --offload-alpha auto moves on GPUs that hold what the calibrated estimate of memory says they hold."""
+"""What --offload-alpha auto moves on GPUs that hold what the account of memory says they hold."""
 
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
 from memo.errors import HostMemoryError, PlanError
+from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
-from memo.estimate.rank_memory import rank_memory
 from memo.estimate.verdict import Room
 from memo.planner.problem import Limit
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.swapping import choose, swap_problem
-from memo.spec.shapes import ModelShape
 from memo.spec.slots import SLOT_ALIGNMENT_BYTES
 
 
@@ -35,9 +34,7 @@ class Moving:
     link_s: float
 
 
-def plan_moving(
-    config: RunConfig, shape: ModelShape, world_size: int, hardware: Hardware, room: Room, *, whole_logits: bool = False
-) -> Moving:
+def plan_moving(config: RunConfig, account: Account, hardware: Hardware, room: Room) -> Moving:
     """Decide what a rank moves that has to swap, from the simulator's times.
 
     Device memory and the host's are taken up to where the verdict is still "fits". Where even nothing but what
@@ -46,12 +43,13 @@ def plan_moving(
     Args:
         config: with --offload-alpha auto and --device cuda.
     """
+    world_size = account.world_size
     layer = swapped_layer(config, Kernels(hardware, resolved_dtype(config, "cuda")))
     asked = swap_problem(config, world_size, hardware, layer)
     nothing = asked.uniform(0)
     others = []
     for stage in {0, config.parallel.pp - 1}:
-        rank = rank_memory(config, shape, world_size, stage, whole_logits=whole_logits, moved=nothing)
+        rank = account.stage(config, stage, nothing)
         others.append(rank.total - rank.rounding_buffers)
     padding = 2 * len(asked.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
     problem = replace(

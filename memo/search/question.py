@@ -14,6 +14,7 @@ from memo.config.hugging_face import CONFIG_FILE, model_of
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
+from memo.estimate.accounts import Account, Program
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
@@ -55,7 +56,7 @@ class Question:
         place_states: ZeRO-2, ZeRO-3 and host memory for states: where nothing fits without (needed), for all layouts
             that do not fit without (always), or never.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
-        whole_logits: judge memory as of Megatron-LM, whose loss keeps all logits; memo's own does not.
+        program: whose memory is judged; Megatron-LM's loss keeps all logits at once, memo's own does not.
     """
 
     model: PlannedModel
@@ -66,13 +67,17 @@ class Question:
     gpu_memory_gib: float
     host_memory_gib: float
     host_is_given: bool = False
-    whole_logits: bool = False
+    program: Program = "memo"
     place_states: PlaceStates = "needed"
     clip_grad: float = TrainingConfig.clip_grad
 
     @cached_property
     def room(self) -> Room:
         return Room(self.gpu_memory_gib * GIB, self.host_memory_gib * GIB)
+
+    @cached_property
+    def account(self) -> Account:
+        return Account(self.program, self.model.shape, self.gpus)
 
     @cached_property
     def base(self) -> RunConfig:

@@ -168,12 +168,12 @@ def evaluate(question: Question, layout: Layout, strategy: Strategy, moving: Mov
         moving = moving or _moving(question, layout)
         moved, limit = moving.tiles, str(moving.limit)
     step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
-    return Choice(layout, strategy, size(question, layout, strategy, moved), step, limit, moved)
+    return Choice(layout, strategy, size(question, layout, strategy, moved, exactly=True), step, limit, moved)
 
 
 def _choice_of(question: Question, found: PlacedChoice) -> Choice:
     moved = None if found.moved is None else dict(found.moved)
-    sized = size(question, found.layout, found.strategy, moved)
+    sized = size(question, found.layout, found.strategy, moved, exactly=True)
     return Choice(found.layout, found.strategy, sized, found.step, "device memory", moved)
 
 
@@ -201,9 +201,7 @@ def _after_placing(refused: list[Refusal], crowd: Crowd) -> tuple[Refusal, ...]:
 
 
 def _moving(question: Question, layout: Layout) -> Moving:
-    config, shape = config_of(question, layout, AUTO), question.model.shape
-    machine, room = question.hardware, question.room
-    return plan_moving(config, shape, question.gpus, machine, room, whole_logits=question.whole_logits)
+    return plan_moving(config_of(question, layout, AUTO), question.account, question.hardware, question.room)
 
 
 def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
@@ -231,14 +229,17 @@ def _sorted_by_memory(question: Question, everything: bool) -> _Pools:
             pools.num_candidates += 1
             continue
         for pipeline in pipelines(question, grid):
-            smaller: Refusal | None = None
-            for layout in batches(question, pipeline):
-                if smaller is not None:  # memory grows with the micro-batch
-                    pools.crowded += exchanges(question, layout) if layout.vpp == 1 else []
-                    pools.refused.append(replace(smaller, layout=layout))
-                    pools.num_candidates += 1
-                    continue
-                smaller = _place(question, layout, pools)
+            smaller: dict[str, Refusal] = {}  # by the way of attention under cp: memory grows with the micro-batch
+            for batch in batches(question, pipeline):
+                for layout in exchanges(question, batch):
+                    if layout.cp_comm_type in smaller:
+                        pools.crowded += [layout] if layout.vpp == 1 else []
+                        pools.refused.append(replace(smaller[layout.cp_comm_type], layout=layout))
+                        pools.num_candidates += 1
+                        continue
+                    refused = _place(question, layout, pools)
+                    if refused is not None:
+                        smaller[layout.cp_comm_type] = refused
     return pools
 
 
@@ -247,20 +248,19 @@ def _place(question: Question, layout: Layout, pools: _Pools) -> Refusal | None:
 
     Returns the refusal where not even an unsure one is left, so that larger micro-batches need no look.
     """
-    ways = exchanges(question, layout)
     tried: list[tuple[Strategy, Sized]] = []
     for strategy in pools.strategies if can_tile(question, layout) else _STRATEGIES:
         tried.append((strategy, size(question, layout, strategy)))
         if strategy == KEEP and tried[0][1].verdict == Verdict.FITS:
             break
-    pools.num_candidates += len(ways) * len(tried)
+    pools.num_candidates += len(tried)
     fitting = [strategy for strategy, sized in tried if sized.verdict == Verdict.FITS]
     unsure = [strategy for strategy, sized in tried if sized.verdict == Verdict.UNSURE]
-    pools.fits += [(way, strategy) for strategy in fitting for way in ways]
-    pools.unsure += [(way, strategy) for strategy in unsure for way in ways]
+    pools.fits += [(layout, strategy) for strategy in fitting]
+    pools.unsure += [(layout, strategy) for strategy in unsure]
     if fitting:
         return None
-    pools.crowded += ways if layout.vpp == 1 else []
+    pools.crowded += [layout] if layout.vpp == 1 else []
     least = min((sized for _, sized in tried), key=lambda sized: sized.excess)
     reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
     refused = Refusal(layout, reasons[least.verdict], least.shortage(question))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
-from memo.estimate.rank_memory import RankMemory, components, node_host_bytes, worst_rank
+from memo.estimate.rank_memory import RankMemory, components, node_host_bytes
 from memo.estimate.verdict import Verdict, judge
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question
@@ -19,11 +19,13 @@ class Sized:
 
     Attributes:
         memory: of the worst rank, bytes.
+        is_exact: else that is the least that it takes, on the same side of every limit.
         host_bytes: of one node.
         gpu_excess, host_excess: what is needed over what surely fits.
     """
 
     memory: RankMemory
+    is_exact: bool
     host_bytes: int
     verdict: Verdict
     gpu_excess: float
@@ -44,24 +46,36 @@ class Sized:
         largest = sorted(parts, key=lambda name: parts[name], reverse=True)[:2]
         shown = ", ".join(f"{name} {parts[name] / GIB:,.1f}" for name in largest)
         sure_gib = FITS_SHARE * USABLE_SHARE * question.gpu_memory_gib
-        return f"GPU memory: {self.memory.total / GIB:,.2f} GiB needed, {sure_gib:.2f} GiB sure to fit ({shown})"
+        least = "" if self.is_exact else "at least "
+        return f"GPU memory: {least}{self.memory.total / GIB:,.2f} GiB needed, {sure_gib:.2f} GiB sure to fit ({shown})"
 
 
-def size(question: Question, layout: Layout, strategy: Strategy, moved: Mapping[str, int] | None = None) -> Sized:
-    """Memory of a layout under a strategy.
+def size(
+    question: Question,
+    layout: Layout,
+    strategy: Strategy,
+    moved: Mapping[str, int] | None = None,
+    *,
+    exactly: bool = False,
+) -> Sized:
+    """Memory of a layout under a strategy: counted in full where its bounds leave the verdict open.
 
     Args:
         moved: tiles by group, for alpha auto; default: none, the least that a swap plan can do with.
+        exactly: count it in full in any case, to show it.
     """
     config = config_of(question, layout, strategy)
     what: Moved | None = None
     if strategy.swaps:
         what = (moved or {}) if isinstance(strategy.alpha, str) else strategy.alpha
-    memory = worst_rank(config, question.model.shape, question.gpus, whole_logits=question.whole_logits, moved=what)
     host = 0
     if what is not None or strategy.placement is not None:
         host = node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, what)
     room = question.room
+    memory, most = question.account.bounds(config, what)
+    if most != memory.total and (exactly or judge(memory.total, host, room) != judge(most, host, room)):
+        memory = question.account.worst(config, what)
+        most = memory.total
     gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * room.gpu_bytes)
-    verdict = judge(memory.total, host, room)
-    return Sized(memory, host, verdict, gpu_excess, host / max(1, node_budget_bytes(room.host_bytes, None)))
+    host_excess = host / max(1, node_budget_bytes(room.host_bytes, None))
+    return Sized(memory, most == memory.total, host, judge(memory.total, host, room), gpu_excess, host_excess)

@@ -15,9 +15,10 @@ from math import ceil, inf
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
+from memo.estimate.accounts import Account
 from memo.estimate.device_memory import device_bytes
 from memo.estimate.hardware import Hardware
-from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, rank_memory, shape_units
+from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, shape_units
 from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.swap_memory import num_records
 from memo.simulate.kernels import Kernels
@@ -27,7 +28,7 @@ from memo.simulate.states import state_times
 from memo.simulate.swapping import swap_problem, ways_to_move
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import StatePlacement, placement_of, with_placement
-from memo.spec.shapes import ModelShape, shape_of
+from memo.spec.shapes import shape_of
 from memo.spec.slots import Moved, slot_layout
 
 _MOST_WAYS = 8
@@ -93,16 +94,14 @@ class Costs:
 
     Args:
         config: its --offload-states is not read.
-        shape: whose parameters are counted on a GPU; default: the configuration's own.
-        whole_logits: as of `memo.estimate.rank_memory.rank_memory`.
+        account: of memory on a GPU; default: memo's own.
     """
 
     config: RunConfig
     world_size: int
     hardware: Hardware
     room: Room
-    shape: ModelShape | None = None
-    whole_logits: bool = False
+    account: Account | None = None
 
     def __post_init__(self) -> None:
         self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
@@ -213,16 +212,19 @@ class Costs:
     @cached_property
     def _units(self) -> dict[int, RankUnits]:
         """By stage."""
-        if self.hardware.device == "cpu":
+        account = self._account
+        if account.program == "memo":
             return {stage: rank_units(self.config, self.world_size, stage) for stage in self._kinds}
-        shape = self._counted
-        return {stage: shape_units(self.config, shape, stage, self.sizes.shards) for stage in self._kinds}
+        return {stage: shape_units(self.config, account.shape, stage, self.sizes.shards) for stage in self._kinds}
 
     @cached_property
-    def _counted(self) -> ModelShape:
-        return self.shape or shape_of(self.config.model, "", self.config.data.seq_length)
+    def _account(self) -> Account:
+        shape = shape_of(self.config.model, "", self.config.data.seq_length)
+        return self.account or Account("memo", shape, self.world_size)
 
     def _placed(self, placement: StatePlacement, stage: int) -> int:
+        if self._account.program == "memo":
+            return placed_bytes(self._units[stage], placement, self.sizes).device
         return placed_device_bytes(self._units[stage], placement, self.sizes)
 
     def _device_bytes(self, config: RunConfig, moved: Moved | None) -> Callable[[StatePlacement], int]:
@@ -234,8 +236,31 @@ class Costs:
                     for stage in self._ends
                 )
             )
-        rest = {stage: self._total(config, stage, moved) - self._placed(self.none, stage) for stage in self._ends}
-        return cache(lambda placement: max(self._placed(placement, stage) + rest[stage] for stage in self._ends))
+        rests = {stage: self._rests(config, stage, moved) for stage in self._ends}
+
+        def needed(placement: StatePlacement) -> int:
+            driven = placement.layers if placement.shards_gradients else placement.optimizer
+            share = driven / placement.layers
+            return max(
+                self._placed(placement, stage) + ceil(none + share * (every - none))
+                for stage, (none, every) in rests.items()
+            )
+
+        return cache(needed)
+
+    def _rests(self, config: RunConfig, stage: int, moved: Moved | None) -> tuple[int, int]:
+        """What a rank takes besides its states: with all of them on the device, and with all optimizers off it.
+
+        Between them memo's own account falls with the reduced gradients that wait on the device for their update. Each
+        moment of a step takes as many of them as layers are left, or none; so what the worst moment takes lies below
+        the line from one to the other.
+        """
+        none = self._account.stage(config, stage, moved).total - self._placed(self.none, stage)
+        if self._account.program != "memo" or self.none.shards_gradients:
+            return none, none
+        placement = replace(self.none, optimizer=self.none.layers)
+        every = self._account.stage(with_placement(config, placement), stage, moved).total
+        return none, every - self._placed(placement, stage)
 
     def _way(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> Way:
         record = 0 if moved is None else slot_layout(config, moved).moved_bytes
@@ -249,7 +274,3 @@ class Costs:
             },
             lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
         )
-
-    def _total(self, config: RunConfig, stage: int, moved: Moved | None) -> int:
-        rank = rank_memory(config, self._counted, self.world_size, stage, whole_logits=self.whole_logits, moved=moved)
-        return rank.total

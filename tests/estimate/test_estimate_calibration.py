@@ -31,7 +31,7 @@ def runs(table: str) -> list[dict[str, str]]:
 
 
 def verdicts(table: str) -> list[tuple[Verdict, str]]:
-    return [(answer(read_case(p4d_cells(row, "memo"), "test")).verdict, row["status"]) for row in runs(table)]
+    return [(answer(read_case(p4d_cells(row, "megatron-lm"), "test")).verdict, row["status"]) for row in runs(table)]
 
 
 def test_232_runs_none_called_wrong_and_seven_undecided() -> None:
@@ -78,7 +78,7 @@ class Runs:
 
     def __init__(self) -> None:
         rows = [(table, row) for table in TABLES for row in runs(table)]
-        self.needs = Needs([p4d_cells(row, "memo") for _, row in rows])
+        self.needs = Needs([p4d_cells(row, "megatron-lm") for _, row in rows])
         self.ran = np.array([row["status"] == "ok" for _, row in rows])
         of = {name: np.array([int(row[name]) for _, row in rows]) for name in ("tp", "cp", "pp", "mbs", "gpus")}
         layout = 100 * of["tp"] + 10 * of["cp"] + of["pp"]

@@ -190,7 +190,7 @@ def test_what_megatron_ran_with_full_recomputation_fits() -> None:
 
 def test_batches_fill_the_pipeline_unless_told() -> None:
     """Fewer microbatches than stages keep fewer activations, so a case that names none must not assume few."""
-    cells = {"model": "llama-3.1-8b", "pp": "4", "gpus": "8", "hardware": "h100-94gb"}
+    cells = {"model": "llama-3.1-8b", "pp": "4", "gpus": "8", "hardware": "h100-94gb", "method": "megatron-lm"}
     named = answer(read_case({**cells, "global_batch_size": "1024"}, "t"))
     assert answer(read_case(cells, "t")).total_bytes == named.total_bytes
     assert answer(read_case({**cells, "global_batch_size": "2"}, "t")).total_bytes < named.total_bytes

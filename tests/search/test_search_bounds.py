@@ -24,7 +24,7 @@ def layouts(question: Question) -> list[Layout]:
 
 def moving(question: Question, layout: Layout) -> Moving:
     config = config_of(question, layout, AUTO)
-    return plan_moving(config, question.model.shape, question.gpus, question.hardware, question.room)
+    return plan_moving(config, question.account, question.hardware, question.room)
 
 
 @pytest.mark.parametrize(

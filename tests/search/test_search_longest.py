@@ -15,8 +15,8 @@ from memo.search.ranking import search
 @pytest.mark.parametrize(
     ("model", "gpus", "changes", "binds"),
     [
-        ("gpt-7b", 8, {}, "GPU memory: 77."),
-        ("llama-3.1-8b", 8, {"host_memory_gib": 400}, "host memory: "),
+        ("gpt-7b", 8, {}, "host memory: 1,84"),
+        ("llama-3.1-8b", 8, {"host_memory_gib": 400}, "GPU memory: 77."),
         ("llama-3.1-8b", 6, {"gpu_memory_gib": 60}, "GPU memory: "),
     ],
 )

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from memo.config import RunConfig, preset
+from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware_table import HARDWARE
-from memo.estimate.rank_memory import node_host_bytes, worst_rank
+from memo.estimate.rank_memory import node_host_bytes
 from memo.estimate.verdict import Room
 from memo.planner.problem import Limit
 from memo.search.moving import plan_moving
@@ -34,15 +35,15 @@ def run(**values: object) -> RunConfig:
 def test_each_limit_binds_to_the_last_tile(seq_k: int, gpu_gib: float, host_gib: float, limit: Limit) -> None:
     """All that is planned fits; a tile more of everything breaks the limit that is named."""
     config, room = run(seq_length=seq_k << 10, tp=4, cp=2), Room(gpu_gib * GIB, host_gib * GIB)
-    shape = shape_of(config.model, "gpt-7b", seq_k << 10)
-    moving = plan_moving(config, shape, 8, MACHINE, room)
+    account = Account("memo", shape_of(config.model, "gpt-7b", seq_k << 10), 8)
+    moving = plan_moving(config, account, MACHINE, room)
     assert moving.limit == limit and moving.layer_s > 0 and moving.link_s > 0
     more = {name: count + 1 for name, count in moving.tiles.items()}
     gpu, host = FITS_SHARE * USABLE_SHARE * room.gpu_bytes, 0.9 * room.host_bytes
-    assert worst_rank(config, shape, 8, moved=moving.tiles).total <= gpu
+    assert account.worst(config, moving.tiles).total <= gpu
     assert node_host_bytes(config, 8, 8, moving.tiles) <= host
     if limit == Limit.DEVICE:
-        assert worst_rank(config, shape, 8, moved=more).total > gpu
+        assert account.worst(config, more).total > gpu
     elif limit == Limit.HOST:
         assert node_host_bytes(config, 8, 8, more) > host
     elif limit == Limit.EVERYTHING:
@@ -55,14 +56,14 @@ def test_padding_of_slots_counts() -> None:
     """Tensors whose sizes are no multiple of 512 bytes, in memory that grows a few bytes at a time."""
     config = run(seq_length=40, offload_tiles=4)
     config = replace(config, model=replace(preset("gpt2-tiny"), vocab_size=257))
-    shape = shape_of(config.model, "gpt2-tiny", 40)
+    account = Account("memo", shape_of(config.model, "gpt2-tiny", 40), 1)
     machine = replace(MACHINE, offload_gb_per_s=1e6, prefetch_gb_per_s=1e6)
-    least = worst_rank(config, shape, 1, moved={}).total
+    least = account.worst(config, {}).total
     seen = set()
     for extra in range(0, 300_000, 1000):
         sure = least + 4096 + extra
-        moving = plan_moving(config, shape, 1, machine, Room(sure / FITS_SHARE / USABLE_SHARE, 1e12))
-        assert worst_rank(config, shape, 1, moved=moving.tiles).total <= sure
+        moving = plan_moving(config, account, machine, Room(sure / FITS_SHARE / USABLE_SHARE, 1e12))
+        assert account.worst(config, moving.tiles).total <= sure
         seen.add(tuple(moving.tiles.values()))
     assert len(seen) > 3
 
@@ -73,15 +74,15 @@ def test_both_ends_of_a_pipeline_must_fit(share: float) -> None:
     config = replace(
         config, model=replace(config.model, untie_embeddings_and_output_weights=True, vocab_size=1_000_000)
     )
-    shape = shape_of(config.model, "gpt-7b", 1 << 18)
-    sure = share * worst_rank(config, shape, 8, moved={}).total
-    moving = plan_moving(config, shape, 8, MACHINE, Room(sure / FITS_SHARE / USABLE_SHARE, 1e14))
-    assert worst_rank(config, shape, 8, moved=moving.tiles).total <= sure
+    account = Account("memo", shape_of(config.model, "gpt-7b", 1 << 18), 8)
+    sure = share * account.worst(config, {}).total
+    moving = plan_moving(config, account, MACHINE, Room(sure / FITS_SHARE / USABLE_SHARE, 1e14))
+    assert account.worst(config, moving.tiles).total <= sure
 
 
 def test_what_cannot_fit_names_the_memory() -> None:
     config = run(seq_length=1 << 20, tp=4, cp=2)
-    shape = shape_of(config.model, "gpt-7b", 1 << 20)
+    account = Account("memo", shape_of(config.model, "gpt-7b", 1 << 20), 8)
     for room, limit in ((Room(20 * GIB, 2048 * GIB), Limit.DEVICE), (Room(80 * GIB, 100 * GIB), Limit.HOST)):
-        moving = plan_moving(config, shape, 8, MACHINE, room)
+        moving = plan_moving(config, account, MACHINE, room)
         assert moving.limit == limit and set(moving.tiles.values()) == {0}

@@ -207,7 +207,7 @@ def test_the_first_choice_among_measured_layouts(table: str, hardware: str, trie
     found = []
     for gpus in sorted({int(row["gpus"]) for row in rows}):
         question = replace(
-            ask("llama-3.1-8b", gpus, hardware=hardware, global_batch_size=1024), whole_logits=True
+            ask("llama-3.1-8b", gpus, hardware=hardware, global_batch_size=1024), program="megatron-lm"
         )  # Megatron-LM's
         measured = {layout_of(row): row for row in rows if int(row["gpus"]) == gpus}
         ranked = sorted((evaluate(question, layout, KEEP) for layout in measured), key=lambda c: c.step.step_time_s)

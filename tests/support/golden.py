@@ -19,7 +19,14 @@ def p4d_cells(row: dict[str, str], method: str) -> dict[str, str]:
 
 
 def memo_case(row: dict[str, str]) -> dict[str, str]:
-    """A row of MEMO's table 7 that ran, as a case of `memo estimate`."""
+    """A row of MEMO's table 7 that ran, as a case of `memo estimate`; the paper's system is built on Megatron-LM."""
     sizes = {name: row[name] for name in ("tp", "cp", "pp", "gpus", "alpha")}
     length, model = str(int(row["seq_k"]) << 10), f"gpt-{row['model'].lower()}"
-    return {**sizes, "model": model, "seq_len": length, "hardware": "a800-80", "gpu_memory_gib": "80"}
+    return {
+        **sizes,
+        "method": "megatron-lm",
+        "model": model,
+        "seq_len": length,
+        "hardware": "a800-80",
+        "gpu_memory_gib": "80",
+    }

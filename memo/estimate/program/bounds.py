@@ -7,22 +7,14 @@ Both follow memo.estimate.program.step, whose walk tells the peak to the byte; t
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_offload_tiles
 from memo.estimate.program.ends import (
-    EndSizes,
-    embedding_backward,
-    embedding_forward,
     end_sizes,
-    loss_backward,
-    loss_forward,
-    rope_table,
 )
 from memo.estimate.program.ledger import Ledger
-from memo.estimate.program.matrices import hidden_bytes
-from memo.estimate.program.passages import LayerPassages, layer_passages
+from memo.estimate.program.passages import LayerPassages, Passage, end_passages, layer_passages
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
 from memo.estimate.program.step import NORM_CHUNK, make_lasting
 from memo.estimate.program.tiles import slot_of
@@ -63,21 +55,32 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
     lasting = Ledger(never=first.never)
     make_lasting(lasting, config, first, num_microbatches(config, world_size))
     base = states.device + buffers + lasting.live_bytes
-    ends = _end_peaks(first, end_sizes(config, first), stage == config.parallel.pp - 1)
+    is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
+    ends = end_passages(first, end_sizes(config, first), not is_breadth_first)
+    has_loss = stage == config.parallel.pp - 1
+    loss, waiting = (_end_bytes(ends.loss_backward), ends.of_head_bytes) if has_loss else (0, 0)
+    others = max(map(_end_bytes, (ends.rope, ends.embedding, ends.embedding_backward)))
+    if has_loss:
+        others = max(others, _end_bytes(ends.loss))
     kept = least = most = 0
     for ring_rank in {0, first.ring - 1}:
         layer = layer_passages(config, replace(first, ring_rank=ring_rank), slot)
-        flights = _flights(config, world_size, stage, layer, ends.rope)
+        flights = _flights(config, world_size, stage, layer, ends.rope_bytes)
         backwards = layer.backward.transient_bytes, layer.held_backward.transient_bytes
-        at_work = max(layer.hidden_bytes + ends.waiting + min(backwards), ends.loss)
+        at_work = max(layer.hidden_bytes + waiting + min(backwards), loss)
         messages = _MESSAGES if config.parallel.pp > 1 else 1
-        beside = ends.waiting + messages * layer.hidden_bytes
-        beside += max(*backwards, layer.forward.transient_bytes, ends.loss, ends.others)
+        beside = waiting + messages * layer.hidden_bytes
+        beside += max(*backwards, layer.forward.transient_bytes, loss, others)
         reduced = _reduced_bytes(first, units, sizes.shards)
         kept = flights.kept
         least = max(least, base + flights.in_flight + at_work)
         most = max(most, base + beside + max(flights.in_flight_at_most, flights.last + reduced))
     return MemoryBounds(states, buffers, kept, least, most)
+
+
+def _end_bytes(passage: Passage) -> int:
+    """All of its own at its worst moment."""
+    return passage.peak.num_bytes
 
 
 @dataclass(frozen=True)
@@ -127,29 +130,3 @@ def _reduced_bytes(z: LayerSizes, units: RankUnits, shards: int) -> int:
     copies = 0 if z.on_cuda else sum(sizes) * z.wide  # gloo's
     largest = max(units.layer.largest, *(end.largest for end in units.ends)) if units.ends else units.layer.largest
     return norm + sum(sizes) * z.wide // shards + copies + 2 * largest * z.narrow
-
-
-@dataclass(frozen=True)
-class _EndPeaks:
-    """Bytes: a microbatch's RoPE table; the loss at its worst with the last layer's output; what a tied head's gradient
-    keeps until the embedding's; and the worst of the embedding and of making the table."""
-
-    rope: int
-    loss: int
-    waiting: int
-    others: int
-
-
-@lru_cache(maxsize=4096)
-def _end_peaks(z: LayerSizes, ends: EndSizes, has_loss: bool) -> _EndPeaks:
-    ledger = Ledger(never=z.never)
-    rope = rope_table(ledger, z).num_bytes if z.rope else 0
-    embedding_forward(ledger, z, ends)
-    embedding_backward(ledger, z, ends, ledger.make("gradient", 0), None)
-    others = ledger.peak_bytes
-    if not has_loss:
-        return _EndPeaks(rope, 0, 0, others)
-    ledger = Ledger(never=z.never)
-    kept = loss_forward(ledger, z, ends, ledger.make("input", hidden_bytes(z, z.tokens) // z.tp))
-    _, of_head = loss_backward(ledger, z, ends, kept)
-    return _EndPeaks(rope, ledger.peak_bytes, of_head.num_bytes if of_head else 0, others)

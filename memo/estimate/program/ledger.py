@@ -80,7 +80,7 @@ class Ledger:
 
     def pulse(self, *sizes: tuple[str, int]) -> None:
         """Made one after the other and freed the other way round, as the scratch memory of a kernel is."""
-        blocks = [self.make(name, num_bytes) for name, num_bytes in sizes]
+        blocks = [self.make(name, num_bytes) for name, num_bytes in sizes if num_bytes and name not in self.never]
         self.free(*reversed(blocks))
 
     @property

@@ -15,12 +15,13 @@ benchmarks/memory_accuracy.py (CPU, torch 2.13, gloo) and of benchmarks/full_siz
 kernels of torch). Sequences are taken as one document each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
-from memo.estimate.program.ledger import Moment
+from memo.estimate.program.ledger import Ledger, Moment
 from memo.estimate.program.products import Scratch, uncounted
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.states import States, rank_states
@@ -35,17 +36,24 @@ class ProgramMemory:
     """Bytes of one rank at the peak of a step.
 
     Attributes:
+        moment_bytes: of the moment.
         kept_bytes: of one layer and microbatch, between its forward and its backward; a part of the moment.
+        step: all requests, from which the moment is put together when it is asked for.
     """
 
     states: States
     rounding_buffers: int
-    moment: Moment
+    moment_bytes: int
     kept_bytes: int
+    step: Ledger = field(repr=False)
 
     @property
     def total(self) -> int:
-        return self.states.total + self.rounding_buffers + self.moment.num_bytes
+        return self.states.total + self.rounding_buffers + self.moment_bytes
+
+    @cached_property
+    def moment(self) -> Moment:
+        return self.step.peak
 
     @property
     def components(self) -> dict[str, int]:
@@ -104,4 +112,4 @@ def program_memory(
     sizes = [layer_sizes(config, rank, threads, scratch) for rank in ranks]
     steps = [Step(config, world_size, stage, z, states, slot) for z in sizes]
     worst = max((step.run() for step in steps), key=lambda ledger: ledger.peak_bytes)
-    return ProgramMemory(states, buffers, worst.peak, steps[0].kept_bytes)
+    return ProgramMemory(states, buffers, worst.peak_bytes, steps[0].kept_bytes, worst)

@@ -1,11 +1,20 @@
-"""A layer's forward and its backward as a whole, for whoever runs many of them: what stays, and the worst moment."""
+"""Passes through a layer and the model's ends as a whole, for whoever has many: what stays, and the worst moment."""
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 from memo.config import RunConfig
+from memo.estimate.program.ends import (
+    EndSizes,
+    embedding_backward,
+    embedding_forward,
+    loss_backward,
+    loss_forward,
+    rope_table,
+)
 from memo.estimate.program.layer import Kept, layer_backward, layer_forward, recomputed_backward, unkept_forward
 from memo.estimate.program.ledger import Block, Ledger, Moment
 from memo.estimate.program.matrices import hidden_bytes
@@ -83,6 +92,69 @@ def _passages(z: LayerSizes, slot: Slot | None, recomputes: bool) -> LayerPassag
     return LayerPassages(forward, backwards[0], backwards[1], kept, keeps_input, hidden)
 
 
+@dataclass(frozen=True)
+class EndPassages:
+    """Both ends of the model, for one microbatch on one rank.
+
+    Attributes:
+        rope, embedding, loss: what makes RoPE's table, the first hidden states, and the loss from the last ones.
+        loss_backward, embedding_backward: to the gradient of the last layer's output; from that of the first one's
+            input, with what a tied head's gradient has kept until then.
+        rope_bytes, of_head_bytes: that table's, and that gradient's; 0 where there is none.
+        loss_kept: bytes by name between the loss and its backward, without the hidden states.
+        keeps_hidden: whether they stay, too.
+    """
+
+    rope: Passage
+    embedding: Passage
+    loss: Passage
+    loss_backward: Passage
+    embedding_backward: Passage
+    rope_bytes: int
+    of_head_bytes: int
+    loss_kept: dict[str, int]
+    keeps_hidden: bool
+
+
+@lru_cache(maxsize=4096)
+def end_passages(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPassages:
+    """Whether or not a stage has both; `head_waits`: a tied head's gradient is kept for the embedding's backward."""
+    hidden = hidden_bytes(z, z.tokens) // z.tp
+
+    def record(work: Callable[[Ledger], _Made]) -> tuple[Passage, _Made]:
+        ledger = Ledger(never=z.never)
+        made = work(ledger)
+        return Passage({}, ledger.peak), made
+
+    rope, table = record(lambda ledger: rope_table(ledger, z).num_bytes if z.rope else 0)
+    embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
+    ledger = Ledger(never=z.never)
+    kept = loss_forward(ledger, z, ends, ledger.make("input", hidden))
+    loss = Passage({"input": hidden}, ledger.peak)
+    start = ledger.alive
+    ledger.restart()
+    grad, of_head = loss_backward(ledger, z, ends, kept)
+    backward = Passage(start, ledger.peak)
+    if not head_waits:
+        ledger.free(of_head)
+        of_head = None
+    start = ledger.alive
+    ledger.restart()
+    embedding_backward(ledger, z, ends, grad, of_head)
+    return EndPassages(
+        rope,
+        embedding,
+        loss,
+        backward,
+        Passage(start, ledger.peak),
+        table,
+        of_head.num_bytes if of_head else 0,
+        {name: num_bytes for name, num_bytes in backward.start.items() if name != "input"},
+        kept.x is not None,
+    )
+
+
+_Made = TypeVar("_Made")
 _Back = Callable[[Block, bool], Block]
 
 

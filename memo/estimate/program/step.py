@@ -10,27 +10,20 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
 from memo.estimate.program.ends import (
-    EndSizes,
-    LossKept,
     batch_bytes,
-    embedding_backward,
-    embedding_forward,
     end_sizes,
-    loss_backward,
-    loss_forward,
     order_bytes,
     rope_frequency_bytes,
-    rope_table,
 )
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.passages import LayerPassages, Passage, layer_passages
+from memo.estimate.program.passages import EndPassages, LayerPassages, Passage, end_passages, layer_passages
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.states import Bucket, States
 from memo.estimate.program.tiles import Slot
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.units import MIB
 
-_STEADY_ROUNDS = 4
+_STEADY_ROUNDS = 2
 """Microbatches for each stage after which a schedule repeats itself: all others only wait in the batch."""
 
 CUBLAS_WORKSPACE_BYTES = 32 * MIB
@@ -57,7 +50,7 @@ class _Flight:
     output: Block | None
     rope: Block | None
     layers: list[tuple[int, list[Block]]]  # of groups of layers, bottom up: how many, and what they keep
-    loss: LossKept | None
+    loss: list[Block]
 
 
 class Step:
@@ -70,7 +63,9 @@ class Step:
         parallel = config.parallel
         self.pp, self.vpp = parallel.pp, parallel.vpp
         self.layers = config.model.num_layers // (self.pp * self.vpp)
-        self.ends: EndSizes = end_sizes(config, z)
+        self.ends: EndPassages = end_passages(
+            z, end_sizes(config, z), parallel.gradient_accumulation_order != "breadth_first"
+        )
         self.passages: LayerPassages = layer_passages(config, z, slot)
         self.microbatches = num_microbatches(config, world_size)
         self.ledger = Ledger(never=z.never)
@@ -120,10 +115,9 @@ class Step:
 
     def _run_breadth_first(self) -> None:
         """memo.train.breadth_first: every microbatch through one module before the next."""
-        ledger, z, each = self.ledger, self.z, range(self.microbatches)
-        ledger.at = "embedding forward"
-        ropes = [rope_table(ledger, z) if z.rope else None for _ in each]
-        hidden = [embedding_forward(ledger, z, self.ends) for _ in each]
+        ledger, each = self.ledger, range(self.microbatches)
+        ropes = [self._rope_table() for _ in each]
+        hidden = [self._embed() for _ in each]
         kept: list[list[Block]] = []
         for owner in range(1, self.layers + 1):
             self._fill_weights(owner)
@@ -131,12 +125,8 @@ class Step:
                 hidden[m] = self._layer_forward(hidden[m], kept)
         grads = []
         for m in each:
-            ledger.at = "loss forward"
-            loss = loss_forward(ledger, z, self.ends, hidden[m])
-            ledger.at = "loss backward"
-            grad, of_head = loss_backward(ledger, z, self.ends, loss)
-            ledger.free(of_head)  # nothing waits for the embedding's: each goes to the main gradient
-            grads.append(grad)
+            # No head's gradient waits for the embedding's: each goes to the main gradient.
+            grads.append(self._loss_backward(self._loss(hidden[m]))[0])
             self._reduce_from(self.layers + 1, m == each[-1])
         for owner in range(self.layers, 0, -1):
             self._fill_weights(owner)
@@ -146,8 +136,7 @@ class Step:
                 self._reduce_slot(owner, m == each[-1])
                 self._reduce_from(owner, m == each[-1])
         for m in each:
-            ledger.at = "embedding backward"
-            embedding_backward(ledger, z, self.ends, grads[m], None)
+            self._embedding_backward(grads[m], None)
             self._reduce_from(0, m == each[-1])
         ledger.free(*ropes)
 
@@ -176,11 +165,9 @@ class Step:
         return [self.layers - 2, 1, 1]
 
     def _forward(self, action: Action, received: Block | None, groups: list[int]) -> None:
-        ledger, z, hidden_bytes = self.ledger, self.z, self.passages.hidden_bytes
-        ledger.at = "embedding forward"
-        x = received if received is not None else embedding_forward(ledger, z, self.ends)
-        rope = rope_table(ledger, z) if z.rope else None
-        flight = _Flight(received, None, rope, [], None)
+        ledger, hidden_bytes = self.ledger, self.passages.hidden_bytes
+        x = received if received is not None else self._embed()
+        flight = _Flight(received, None, self._rope_table(), [], [])
         self._hold(received)
         owner = action.chunk * (self.layers + 2) + 1
         for count in groups:
@@ -199,9 +186,8 @@ class Step:
             x = output
         self._flights[action.microbatch, action.chunk] = flight
         if self._virtual(action) == self.pp * self.vpp - 1:
-            ledger.at = "loss forward"
             self._name("output", None)
-            flight.loss = loss_forward(ledger, z, self.ends, x)
+            flight.loss = self._loss(x)
         else:
             flight.output = x
             self._hold(x)
@@ -209,7 +195,7 @@ class Step:
             self._send(action, x)
 
     def _backward(self, action: Action, received: Block | None, *, is_last_microbatch: bool) -> None:
-        ledger, z = self.ledger, self.z
+        ledger = self.ledger
         flight = self._flights.pop((action.microbatch, action.chunk))
         self._name("entered", flight.entered)
         self._name("gradient of entered", None)
@@ -217,9 +203,8 @@ class Step:
         self._drop(flight.entered)
         self._drop(flight.output)
         grad, of_head = received, None
-        if flight.loss is not None:
-            ledger.at = "loss backward"
-            grad, of_head = loss_backward(ledger, z, self.ends, flight.loss)
+        if flight.loss:
+            grad, of_head = self._loss_backward(flight.loss)
         owner = action.chunk * (self.layers + 2) + self.layers + 1
         self._reduce_from(owner, is_last_microbatch)
         for count, blocks in reversed(flight.layers):
@@ -235,12 +220,41 @@ class Step:
         ledger.free(flight.rope)
         assert grad is not None
         if flight.entered is None:
-            ledger.at = "embedding backward"
-            embedding_backward(ledger, z, self.ends, grad, of_head)
+            self._embedding_backward(grad, of_head)
             self._reduce_from(0, is_last_microbatch)
         else:
             self._name("gradient of entered", grad)
             self._send(action, grad)
+
+    def _rope_table(self) -> Block | None:
+        self._play(self.ends.rope, "embedding forward")
+        return self.ledger.make("rope table", self.ends.rope_bytes) if self.ends.rope_bytes else None
+
+    def _embed(self) -> Block:
+        self._play(self.ends.embedding, "embedding forward")
+        return self.ledger.make("input", self.passages.hidden_bytes)
+
+    def _loss(self, x: Block) -> list[Block]:
+        """What stays; x stays with it, or goes."""
+        self._play(self.ends.loss, "loss forward")
+        kept = [self.ledger.make_all(self.ends.loss_kept)]
+        if self.ends.keeps_hidden:
+            return [*kept, x]
+        self.ledger.free(x)
+        return kept
+
+    def _loss_backward(self, kept: list[Block]) -> tuple[Block, Block | None]:
+        """(gradient of the last layer's output, the head's where a tied embedding waits for it)."""
+        ledger, ends = self.ledger, self.ends
+        self._play(ends.loss_backward, "loss backward")
+        ledger.free(*kept)
+        of_head = ledger.make("head gradient", ends.of_head_bytes) if ends.of_head_bytes else None
+        return ledger.make("gradient", self.passages.hidden_bytes), of_head
+
+    def _embedding_backward(self, grad: Block, of_head: Block | None) -> None:
+        """Drops both."""
+        self._play(self.ends.embedding_backward, "embedding backward")
+        self.ledger.free(grad, of_head)
 
     def _kept(self, count: int) -> dict[str, int]:
         """Of so many layers, by name: with the inputs of all but the lowest, which is not the group's own."""
@@ -318,9 +332,9 @@ class Step:
     def _norm(self) -> None:
         """Of what is updated on the device; the squares of all else were summed before it left."""
         self.ledger.at = "gradient norm"
-        for bucket in self.states.buckets:
-            if not self.states.places[bucket.owner].optimizer_on_host:
-                self.ledger.pulse(self._squares(bucket))
+        here = [bucket for bucket in self.states.buckets if not self.states.places[bucket.owner].optimizer_on_host]
+        if here:
+            self.ledger.pulse(self._squares(max(here, key=lambda bucket: bucket.size)))
 
     def _squares(self, bucket: Bucket) -> tuple[str, int]:
         """A chunk of a shard in fp64; fp64 needs no copy of itself."""
@@ -328,16 +342,13 @@ class Step:
         return "squares", 0 if self.z.wide == 8 else 8 * elements
 
     def _publish(self) -> None:
-        """Updated weights: each rank gives a copy of its shard, and gloo gathers into one of its own."""
+        """Updated weights, bucket by bucket: each rank gives a copy of its shard, gloo gathers into one of its own."""
         self.ledger.at = "weights"
-        shards = self.states.num_shards
-        if shards > 1:
-            for bucket in self.states.buckets:
-                if self.states.places[bucket.owner].weights_in_slot:
-                    continue
-                shard = self.ledger.make("weights to send", bucket.size // shards * self.z.narrow)
-                self.ledger.pulse(("gloo", bucket.size * self.z.narrow))
-                self.ledger.free(shard)
+        states = self.states
+        whole = [bucket.size for bucket in states.buckets if not states.places[bucket.owner].weights_in_slot]
+        if states.num_shards > 1 and whole:
+            largest = max(whole) * self.z.narrow
+            self.ledger.pulse(("weights to send", largest // states.num_shards), ("gloo", largest))
 
     # Messages, and who holds a tensor.
 

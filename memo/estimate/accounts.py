@@ -1,0 +1,62 @@
+"""Whose memory is asked about: memo's own program's, counted request by request, or Megatron-LM's, fitted to its runs.
+
+memo          memo.estimate.own_memory: what a run of memo takes                     nothing fitted
+megatron-lm   memo.estimate.rank_memory: what published runs of Megatron-LM took     memo.estimate.calibration
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from memo.config import RunConfig
+from memo.estimate.own_memory import own_memory, worst_own_bounds
+from memo.estimate.rank_memory import RankMemory, rank_memory, worst_rank
+from memo.spec.shapes import ModelShape
+from memo.spec.slots import Moved
+
+Program = Literal["memo", "megatron-lm"]
+
+
+@dataclass(frozen=True)
+class Account:
+    """Memory of runs of one model, with --device cuda.
+
+    Attributes:
+        shape: whose parameters are counted for Megatron-LM; memo's own are those of the configuration.
+        whole_logits: Megatron-LM's loss, which keeps logits of all tokens at once; memo's own never does.
+    """
+
+    program: Program
+    shape: ModelShape
+    world_size: int
+    whole_logits: bool = True
+
+    def stage(self, config: RunConfig, stage: int, moved: Moved | None = None) -> RankMemory:
+        """The worst rank of a pipeline stage; `moved`: by a swap plan, default: a number in --offload-alpha."""
+        if self.program == "memo":
+            return _own(config, self.world_size, stage, tuple(moved.items()) if isinstance(moved, Mapping) else moved)
+        return rank_memory(config, self.shape, self.world_size, stage, whole_logits=self.whole_logits, moved=moved)
+
+    def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
+        """Of the stage that needs most."""
+        if self.program == "memo":
+            ranks = [self.stage(config, stage, moved) for stage in sorted({0, config.parallel.pp - 1})]
+            return max(ranks, key=lambda rank: rank.total)
+        return worst_rank(config, self.shape, self.world_size, whole_logits=self.whole_logits, moved=moved)
+
+    def bounds(self, config: RunConfig, moved: Moved | None = None) -> tuple[RankMemory, int]:
+        """Of `worst`: at least these components, at most so many bytes in all; where it is cheap, it itself."""
+        if self.program == "memo":
+            found = worst_own_bounds(config, self.world_size, moved=moved)
+            return found.least, found.most
+        memory = self.worst(config, moved)
+        return memory, memory.total
+
+
+@lru_cache(maxsize=1024)
+def _own(
+    config: RunConfig, world_size: int, stage: int, moved: float | tuple[tuple[str, int], ...] | None
+) -> RankMemory:
+    """A search asks about one run when it plans what moves, when it ranks, and when it shows."""
+    return own_memory(config, world_size, stage, moved=dict(moved) if isinstance(moved, tuple) else moved)
