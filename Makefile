@@ -17,7 +17,9 @@ NEEDS_WITHOUT_TORCH = import tomllib; project = tomllib.load(open("pyproject.tom
 demo: install
 	$(BIN)/python examples/demo.py
 
-test: lint types contracts unit
+# Lint, types and contracts run beside the tests, which wait now and then; what any of them finds does not stop the rest.
+test: install
+	$(MAKE) --no-print-directory --jobs 2 --keep-going unit lint types contracts
 
 lint: install
 	$(BIN)/ruff check .
