@@ -60,8 +60,8 @@ def config_of(model: str, **layout: object) -> RunConfig:
 
 
 @functools.cache
-def one_process(model: str) -> Outcome:
-    return train(config_of(model))
+def one_process(model: str, dtype: str = "fp64", steps: int = 3) -> Outcome:
+    return train(config_of(model, dtype=dtype), steps=steps)
 
 
 @pytest.mark.parametrize(("model", "world_size", "layout"), LAYOUTS, ids=str)
@@ -85,8 +85,7 @@ def test_training_changes_every_weight() -> None:
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"cp": 2}, {"pp": 2}, {}], ids=str)
 def test_bf16_layouts_stay_within_bf16_of_fp64(layout: dict[str, object]) -> None:
     """bf16 has 8 bits: gradients of a sharded run may be at most twice as far from fp64 as those of one process are."""
-    exact = train(config_of(LLAMA), steps=1)
-    alone = train(config_of(LLAMA, dtype="bf16"), steps=1)
+    exact, alone = one_process(LLAMA, "fp64", 1), one_process(LLAMA, "bf16", 1)
     spread = train(config_of(LLAMA, dtype="bf16", **layout), 2, steps=1)
 
     def error(outcome: Outcome) -> float:
