@@ -1,6 +1,6 @@
 """After an exception, or a step that is skipped, streamed states are as if it had not been."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -134,10 +134,11 @@ def skipped_step(config: RunConfig, world_size: int) -> list[str]:
     """One rank's gradients of a step are infinite: no rank's states change, and training goes on."""
     right = ShardedDataParallel.complete
 
-    def spoilt(data_parallel: ShardedDataParallel, bucket: Bucket, shard: torch.Tensor) -> None:
+    def spoilt(data_parallel: ShardedDataParallel, reduced: Sequence[tuple[Bucket, torch.Tensor]]) -> None:
         if data_parallel.mesh.rank == world_size - 1:
-            shard.fill_(float("inf"))
-        right(data_parallel, bucket, shard)
+            for _, shard in reduced:
+                shard.fill_(float("inf"))
+        right(data_parallel, reduced)
 
     (clean, batches), (model, _) = (started(config, world_size=world_size) for _ in range(2))
     expected, found = [step(clean, batches[0])], [step(model, batches[0])]

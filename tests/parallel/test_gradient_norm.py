@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from memo.estimate.program.step import _NORM_CHUNK
+from memo.estimate.program.step import NORM_CHUNK
 from memo_kernels.squared_norm.reference import CHUNK, squared_norm
 
 NUM_ELEMENTS = 40_000_000
@@ -56,6 +56,6 @@ def bytes_taken(size: int) -> int:
 @pytest.mark.parametrize("size", [1000, CHUNK, 20 * CHUNK])
 def test_it_takes_one_chunk_in_fp64_however_much_there_is(size: int) -> None:
     """Beside the chunk: some scalars for each. The account of a rank on a CPU knows the same chunk."""
-    assert _NORM_CHUNK == CHUNK
+    assert NORM_CHUNK == CHUNK
     chunk_bytes = 8 * min(size, CHUNK)
     assert chunk_bytes <= run_ranks(1, bytes_taken, size)[0] <= chunk_bytes + 4096
