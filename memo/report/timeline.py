@@ -8,10 +8,10 @@ from typing import Literal
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.simulate.streams import LayerTimes, StageStreams
 
-ROWS: tuple["Row", ...] = ("compute", "offload", "prefetch")
-
 Row = Literal["compute", "offload", "prefetch", "wait"]
 """A stream at work, or the compute stream standing still until a copy has ended."""
+
+ROWS: tuple[Row, ...] = ("compute", "offload", "prefetch")
 
 
 @dataclass(frozen=True)

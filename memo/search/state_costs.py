@@ -219,8 +219,9 @@ class Costs:
 
     @cached_property
     def _account(self) -> Account:
-        shape = shape_of(self.config.model, "", self.config.data.seq_length)
-        return self.account or Account("memo", shape, self.world_size)
+        if self.account is not None:
+            return self.account
+        return Account("memo", shape_of(self.config.model, "", self.config.data.seq_length), self.world_size)
 
     def _placed(self, placement: StatePlacement, stage: int) -> int:
         if self._account.program == "memo":

@@ -1,4 +1,4 @@
-"""Between which bytes the peak of a step lies: what a search asks first, a hundred times cheaper than the whole walk.
+"""Between which bytes the peak of a step lies: what a search asks first, at a twentieth of the walk's cost.
 
     at least   states, buffers, batches, what is in flight at the first backward, and the worst moment of that backward
     at most    the same with every message, output and transient that might live beside it, and all reduced gradients
@@ -62,7 +62,7 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
     others = max(map(_end_bytes, (ends.rope, ends.embedding, ends.embedding_backward)))
     if has_loss:
         others = max(others, _end_bytes(ends.loss))
-    kept = least = most = 0
+    least = most = 0
     for ring_rank in {0, first.ring - 1}:
         layer = layer_passages(config, replace(first, ring_rank=ring_rank), slot)
         flights = _flights(config, world_size, stage, layer, ends.rope_bytes)
@@ -72,10 +72,9 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
         beside = waiting + messages * layer.hidden_bytes
         beside += max(*backwards, layer.forward.transient_bytes, loss, others)
         reduced = _reduced_bytes(first, units, sizes.shards)
-        kept = flights.kept
         least = max(least, base + flights.in_flight + at_work)
         most = max(most, base + beside + max(flights.in_flight_at_most, flights.last + reduced))
-    return MemoryBounds(states, buffers, kept, least, most)
+    return MemoryBounds(states, buffers, flights.kept, least, most)  # the same for all ranks of a ring
 
 
 def _end_bytes(passage: Passage) -> int:
