@@ -2,30 +2,34 @@
 
 Importing this package loads nothing heavy: planning, estimating and `memo --help` must answer
 on a laptop in milliseconds, so torch is imported only when a name that needs it is first used.
+docs/python.md has an example of each name.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["RunConfig", "Trainer", "__version__", "plan"]
+__all__ = ["Choice", "Plan", "RunConfig", "StepRecord", "Trainer", "__version__", "plan"]
 
 if TYPE_CHECKING:
+    from memo.artifacts.run_log import StepRecord
     from memo.config import RunConfig
+    from memo.search import Choice, Plan
     from memo.search.planning import plan
     from memo.train.trainer import Trainer
 
+_MODULE_OF = {
+    "Choice": "memo.search",
+    "Plan": "memo.search",
+    "RunConfig": "memo.config",
+    "StepRecord": "memo.artifacts.run_log",
+    "Trainer": "memo.train.trainer",
+    "plan": "memo.search.planning",
+}
+"""Where each public name is defined; the module is imported when the name is first used."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Trainer":
-        from memo.train.trainer import Trainer
-
-        return Trainer
-    if name == "RunConfig":
-        from memo.config import RunConfig
-
-        return RunConfig
-    if name == "plan":
-        from memo.search.planning import plan
-
-        return plan
-    raise AttributeError(f"module 'memo' has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'memo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
