@@ -11,7 +11,7 @@ from memo.executor.streams import Event
 from memo.parallel.collectives import group_size
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Unit, wide_dtype
-from memo.planner.state_plan import StatePlan, StateStep
+from memo.planner.state_plan import StatePlan
 
 
 @dataclass
@@ -55,7 +55,7 @@ class StateBuffers:
         num_driven = sum(unit.is_driven for unit in layers)
         arrives = is_split and any(u.places.optimizer_on_host and u.places.weights_in_slot for u in layers)
         cast = [b.plan.shard_size for u in layers for b in u.buckets if b.source is b.master and narrow != wide]
-        adds = any(adds_up(step) and units[step.op.layer].places.optimizer_on_host for step in plan.steps)
+        adds = any(step.adds_up and units[step.op.layer].places.optimizer_on_host for step in plan.steps)
         uploaded = [b for b in buckets if b.places.optimizer_on_host and b.weights is not None and narrow != wide]
         self.weights = self._slots("weights slot", plan.num_weight_slots, size, narrow, shard if arrives else 0)
         self.gradients = self._slots("gradient slot", plan.num_gradient_slots, size, wide)
@@ -102,8 +102,3 @@ class StateBuffers:
         self._arena = make(2 * numel * dtype.itemsize)  # kept: the stages are views of it
         parts = self._arena.record(0).view(dtype).chunk(2)
         return [StateSlot(f"host staging {i}", part) for i, part in enumerate(parts)]
-
-
-def adds_up(step: StateStep) -> bool:
-    """Whether earlier microbatches were reduced already, so that their sum lies in the shard."""
-    return step.end == "reduce" and step.start == "zero" and not step.is_first

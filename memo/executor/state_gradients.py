@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from memo.errors import PlanError
-from memo.executor.state_buffers import StateBuffers, StateSlot, adds_up
+from memo.executor.state_buffers import StateBuffers, StateSlot
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.parallel.collectives import group_size, reduce_scatter_async
 from memo.parallel.data import ShardedDataParallel
@@ -112,8 +112,20 @@ class GradientStreamer:
             works += [] if work is None else [work]
         self._pending = _Reduction(unit, step, parts, works, slot, reduced)
 
+    def _settle_slots(self, step: StateStep) -> None:
+        """Before an operation: a reduction that is on its way ends first where its slot is given to somebody else.
+
+        So does one that is no message, on a single rank: nothing would hide under the operation.
+        """
+        if self._pending is None:
+            return
+        taken = [fetch.slot for fetch in step.fetches if fetch.kind == "gradient"]
+        taken += [] if step.gradient_slot is None else [step.gradient_slot]
+        if not self._pending.works or any(self._pending.source is self._buffers.gradients[slot] for slot in taken):
+            self.finish_gradients()
+
     def finish_gradients(self) -> None:
-        """The reduction that was begun when the last backward ended: its shard goes where the masters are."""
+        """The reduction that was begun when a backward ended: its shard goes where the masters are."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -164,7 +176,7 @@ class GradientStreamer:
             if step.is_last:
                 data_parallel.complete([(bucket, bucket.gradient_shard)])
             return
-        if adds_up(step):
+        if step.adds_up:
             shard = self._summed(bucket, shard)
         if step.is_last:
             data_parallel.complete([(bucket, shard)])

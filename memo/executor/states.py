@@ -116,7 +116,7 @@ class StateStreamer(GradientStreamer):
     def begin(self, kind: str, layer: int) -> None:
         """The layer has weights, and before a backward a main gradient, for what the compute stream does next."""
         step, unit = self._expect(kind, layer), self._units[layer]
-        self.finish_gradients()
+        self._settle_slots(step)
         # Before anything is waited for: what orders copies of slots must not pass for the order of these.
         for bucket in unit.buckets:
             self._touch_weights(bucket, str(step.op))
@@ -135,6 +135,7 @@ class StateStreamer(GradientStreamer):
         self._position += 1
         if step.weight_slot is not None:
             self._buffers.weights[step.weight_slot].free = self.backend.record(Stream.COMPUTE)
+        self.finish_gradients()  # of a backward before this operation, which has hidden its reduction
         slot = None if step.gradient_slot is None else self._buffers.gradients[step.gradient_slot]
         if step.end == "reduce":
             self._start_reduction(unit, step, slot)

@@ -140,7 +140,7 @@ class Unit:
     @property
     def is_driven(self) -> bool:
         """Whether its gradients are reduced and moved layer by layer (memo.executor.states)."""
-        return self.layer is not None and (self.places.optimizer_on_host or self.places.gradients_in_slot)
+        return self.layer is not None and self.places.is_driven
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from memo.spec.layer_ops import LayerOp
-from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces
+from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces, StatePlacement
 
 Start = Literal["zero", "fetched", "kept"]
 End = Literal["keep", "offload", "reduce"]
@@ -56,6 +56,11 @@ class StateStep:
     end: End | None = None
     is_first: bool = False
     is_last: bool = False
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether earlier microbatches were reduced already, so that what is reduced now is added to their sum."""
+        return self.end == "reduce" and self.start == "zero" and not self.is_first
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,13 @@ def state_plan(
     return StatePlan(tuple(steps), used_weights, used_gradients)
 
 
+def placed_state_plan(ops: Sequence[LayerOp], placement: StatePlacement) -> StatePlan:
+    """Plans one training step of a rank whose layers, in the order of their indices, have the places of `placement`."""
+    order = sorted({op.layer for op in ops})
+    places = {layer: placement.of_layer(position) for position, layer in enumerate(order)}
+    return state_plan(ops, places, reduces_each=placement.shards_gradients)
+
+
 def _weights(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int
 ) -> tuple[dict[int, int], dict[int, tuple[Fetch, ...]]]:
@@ -178,7 +190,7 @@ class _Gradient:
 def _gradients(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int, reduces_each: bool
 ) -> dict[int, _Gradient]:
-    backwards = [index for index, op in enumerate(ops) if op.kind == "B" and _is_driven(places[op.layer])]
+    backwards = [index for index, op in enumerate(ops) if op.kind == "B" and places[op.layer].is_driven]
     last_of = {ops[index].layer: index for index in backwards}
     first_of = {ops[index].layer: index for index in reversed(backwards)}
     found: dict[int, _Gradient] = {}
@@ -203,7 +215,3 @@ def _gradients(
         found[index] = _Gradient(slot, start, end, is_first, is_last, fetch_at, layer)
         users[slot] = before[layer] = index
     return found
-
-
-def _is_driven(places: LayerPlaces) -> bool:
-    return places.optimizer_on_host or places.gradients_in_slot

@@ -11,7 +11,6 @@ not yet known what moves, gradients that are reduced late, and every wait of one
 
 from dataclasses import dataclass, replace
 
-from memo.config.derived import num_microbatches
 from memo.search.candidates import KEEP, Layout, Strategy, config_of
 from memo.search.moving import Moving
 from memo.search.question import Question
@@ -65,8 +64,7 @@ class Bounds:
         if key not in self._gathers:
             config = config_of(question, layout, replace(KEEP, sharding=strategy.sharding))
             times = state_times(config, self.kernels, question.gpus, 0)
-            count = num_microbatches(config, question.gpus)
-            self._gathers[key] = 0.0 if times is None else times.least_dp_s(count)
+            self._gathers[key] = 0.0 if times is None else times.dp_s
         return (1.0 - _ROUNDING) * max(computed_s, self._gathers[key])
 
     def _pipeline_s(self, layout: Layout, strategy: Strategy, moving: Moving | None) -> float:

@@ -194,15 +194,14 @@ class Costs:
         host = {stage: found.host for stage, found in bytes_of.items()}
         if not placement.streams:
             return PlacementCosts(host, 0.0, 0.0, 0.0, 0.0, 0.0)
-        count = num_microbatches(self.config, self.world_size)
         found = (state_times(self.config, self.kernels, self.world_size, stage, placement) for stage in self._ends)
         times = [stage for stage in found if stage is not None]
         return PlacementCosts(
             host,
-            max(stage.least_h2d_s(count) for stage in times),
-            max(stage.least_d2h_s(count) for stage in times),
-            max(stage.least_d2h_s(1) for stage in times),
-            max(stage.least_dp_s(count) for stage in times),
+            max(stage.h2d_s for stage in times),
+            max(stage.d2h_s for stage in times),
+            max(stage.last_d2h_s for stage in times),
+            max(stage.dp_s for stage in times),
             max(stage.cpu_s for stage in times),
         )
 

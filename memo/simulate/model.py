@@ -14,8 +14,8 @@ from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
-from memo.simulate.swapping import choose, layer_times, pipeline_of, swap_problem
-from memo.spec.schedule import Action, Pipeline
+from memo.simulate.swapping import choose, layer_times, swap_problem
+from memo.spec.schedule import Action, Pipeline, pipeline_of
 
 _Of = TypeVar("_Of")
 

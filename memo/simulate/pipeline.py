@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from memo.errors import ScheduleError
-from memo.spec.schedule import Action, Link, Pipeline, link_of, one_f_one_b
+from memo.spec.schedule import Action, Link, Pipeline, link_of, stage_actions
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ Execute = Callable[[int, Op, float], float]
 
 @dataclass(frozen=True)
 class Program:
-    """The 1F1B schedules of all stages with their messages resolved."""
+    """The schedules of all stages with their messages resolved."""
 
     stages: tuple[tuple[Op, ...], ...]
     num_messages: int
@@ -53,8 +53,8 @@ class Clock:
 
 @lru_cache(maxsize=256)
 def program(pipeline: Pipeline) -> Program:
-    """1F1B, interleaved where a stage has several chunks."""
-    schedules = [one_f_one_b(pipeline, stage) for stage in range(pipeline.stages)]
+    """The schedules of all stages; one stage alone sends no messages."""
+    schedules = [stage_actions(pipeline, stage) for stage in range(pipeline.stages)]
     messages: dict[tuple[int, Action], int] = {}
     links: dict[Link, int] = {}
     stages = []
@@ -62,9 +62,9 @@ def program(pipeline: Pipeline) -> Program:
         ops = []
         for action in actions:
             receives = sends = link = -1
-            if pipeline.source(stage, action) is not None:
+            if pipeline.stages > 1 and pipeline.source(stage, action) is not None:
                 receives = messages.setdefault((stage, action), len(messages))
-            target = pipeline.target(stage, action)
+            target = pipeline.target(stage, action) if pipeline.stages > 1 else None
             if target is not None:
                 sends = messages.setdefault(target, len(messages))
                 name = link_of(stage, action, *target)
@@ -158,7 +158,13 @@ class _Run:
 
 def steady_microbatches(pipeline: Pipeline) -> int:
     """Microbatches after which more of them only repeat the steady phase."""
-    return min(pipeline.microbatches, 3 * pipeline.stages if pipeline.chunks > 1 else 2 * pipeline.stages + 2)
+    is_interleaved = pipeline.chunks > 1 and not pipeline.breadth_first
+    return min(pipeline.microbatches, 3 * pipeline.stages if is_interleaved else 2 * pipeline.stages + 2)
+
+
+def repeats_after(pipeline: Pipeline) -> int:
+    """Microbatches of one period of the steady phase: their layer operations come in the same order again."""
+    return pipeline.stages if pipeline.chunks > 1 else 1
 
 
 def steady_period_s(pipeline: Pipeline, clock: Clock, skip: int = 0) -> float:
@@ -176,5 +182,5 @@ def steady_period_s(pipeline: Pipeline, clock: Clock, skip: int = 0) -> float:
     ]
     # Interleaved schedules repeat every `stages` microbatches; two slots may make others repeat every second one.
     step = pipeline.stages if pipeline.chunks > 1 else 2
-    last = -1 - skip if pipeline.stages == 1 else -1
+    last = -1 - skip
     return (ends[last] - ends[last - step]) / step

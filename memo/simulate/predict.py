@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
@@ -10,9 +11,12 @@ from memo.planner.problem import SwapSolution
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.pipeline import Clock, Op, program, run, steady_microbatches, steady_period_s
 from memo.simulate.stage import Stage, streams_of
-from memo.simulate.swapping import always_hidden, copies_s, steady_plan
+from memo.simulate.swapping import always_hidden, copies_s
 from memo.spec.flops import model_flops_per_token
 from memo.spec.schedule import Pipeline
+
+_MOST_BREADTH_FIRST = 64
+"""Microbatches that are run breadth first before the rest is added as multiples of the last one."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +118,43 @@ class _Timed:
 
 
 def _time_pipeline(model: StepModel) -> _Timed:
-    full = model.pipeline
-    steady = steady_microbatches(full) + (2 * full.stages if any(model.states) else 0)  # copies lag behind
-    short = replace(full, microbatches=min(full.microbatches, steady))
-    timed = _simulated if any(model.states) or not always_hidden(model.times, full) else _constantly
-    found = timed(model, short)
+    full, timed = model.pipeline, _constantly
+    if any(model.states) or not always_hidden(model.times, full):
+        timed = _simulated
+    if full.breadth_first:
+        found = _breadth_first(model, timed)
+    else:
+        steady = steady_microbatches(full) + (2 * full.stages if any(model.states) else 0)  # copies lag behind
+        found = timed(model, replace(full, microbatches=min(full.microbatches, steady)))
     if not (model.times.offload_s or model.times.prefetch_s):
         return found
-    per_microbatch = [copies_s(short, stage, model.num_layers, model.times) for stage in range(full.stages)]
-    share = full.microbatches / (model.times.offload_s + model.times.prefetch_s) * max(per_microbatch)
+    moved_s = [copies_s(full, stage, model.num_layers, model.times) for stage in range(full.stages)]
+    share = max(moved_s) / (model.times.offload_s + model.times.prefetch_s)
     return replace(
         found,
-        copies_s=found.copies_s + sum(per_microbatch) * full.microbatches / full.stages,
+        copies_s=found.copies_s + sum(moved_s) / full.stages,
         activations_s=(share * model.times.offload_s, share * model.times.prefetch_s),
+    )
+
+
+def _breadth_first(model: StepModel, timed: Callable[[StepModel, Pipeline], _Timed]) -> _Timed:
+    """From as many microbatches as a layer's states take to hide under; each one more adds what the last one added."""
+    full, times = model.pipeline, model.times
+    state_s = max((max(states.most_of_a_layer_s) for states in model.states if states is not None), default=0.0)
+    spare_s = max(1e-9, times.forward_s - max(times.offload_s, times.prefetch_s))
+    short = replace(full, microbatches=min(full.microbatches, _MOST_BREADTH_FIRST, 3 + ceil(state_s / spare_s)))
+    found = timed(replace(model, pipeline=short), short)
+    missing = full.microbatches - short.microbatches
+    if not missing:
+        return found
+    fewer = replace(short, microbatches=short.microbatches - 1)
+    before = timed(replace(model, pipeline=fewer), fewer)
+    return _Timed(
+        found.seconds + missing * (found.seconds - before.seconds),
+        found.data_s,
+        found.optimizer_s,
+        found.stall_s + missing * (found.stall_s - before.stall_s),
+        found.copies_s + missing * (found.copies_s - before.copies_s),
     )
 
 
@@ -148,9 +176,7 @@ def _with_update(model: StepModel, pipeline_s: float, stall_s: float = 0.0) -> _
 def _simulated(model: StepModel, short: Pipeline) -> _Timed:
     """Layer by layer, on the streams of each stage."""
     full, stages = model.pipeline, range(model.pipeline.stages)
-    streams = [
-        streams_of(model, steady_plan(short, stage, model.num_layers), stage, short.microbatches) for stage in stages
-    ]
+    streams = [streams_of(model, short, stage) for stage in stages]
     workers = [Stage(stage, model, streams[stage], short.microbatches) for stage in stages]
     clock = run(program(short), lambda stage, op, ready_s: workers[stage].execute(op.action, ready_s), model.message_s)
     stall_s = sum(stream.stall_s for stream in streams) / short.microbatches * full.microbatches / full.stages
@@ -160,26 +186,25 @@ def _simulated(model: StepModel, short: Pipeline) -> _Timed:
     reduced = [worker.finish_reduction(clock.ends[stage][-1]) for stage, worker in enumerate(workers)]
     end_s = max(worker.optimize(max(reduced)) for worker in workers)
     copied_s = sum(stream.rows.busy_s.get(row, 0.0) for stream in streams for row in ("offload", "prefetch"))
-    moved_s = sum(copies_s(short, stage, model.num_layers, model.times) for stage in stages) * short.microbatches
+    moved_s = sum(copies_s(short, stage, model.num_layers, model.times) for stage in stages)
     states_s = max(0.0, copied_s - moved_s) / short.microbatches * full.microbatches / full.stages
     return _Timed(pipeline_s, max(reduced) - clock.makespan_s, end_s - max(reduced), stall_s, states_s)
 
 
 def _resources(model: StepModel, timed: _Timed, compute_s: float) -> dict[str, float]:
-    count = model.pipeline.microbatches
     states = [times for times in model.states if times is not None]
     offload_s, prefetch_s = timed.activations_s
     reduced = [
-        update.bucket_s * model.layers_per_stage * (times is None)
+        update.bucket_s * (model.layers_per_stage if times is None else times.num_reduced_apart)
         for update, times in zip(model.updates, model.states, strict=True)
     ]
     data_s = [whole + update.rest_s + update.gather_s for whole, update in zip(reduced, model.updates, strict=True)]
     return {
         "compute": compute_s + max(update.optimizer_s for update in model.updates),
-        "h2d": prefetch_s + max((times.least_h2d_s(count) for times in states), default=0.0),
-        "d2h": offload_s + max((times.least_d2h_s(count) for times in states), default=0.0),
+        "h2d": prefetch_s + max((times.h2d_s for times in states), default=0.0),
+        "d2h": offload_s + max((times.d2h_s for times in states), default=0.0),
         "cpu optimizer": max((times.cpu_s for times in states), default=0.0),
-        "dp link": max(data_s) + max((times.least_dp_s(count) for times in states), default=0.0),
+        "dp link": max(data_s) + max((times.dp_s for times in states), default=0.0),
     }
 
 

@@ -20,12 +20,13 @@ class Rows:
 
     def take(self, row: str, ready_s: float, duration_s: float) -> tuple[float, float]:
         """(start, end) of work that is ready at `ready_s`."""
-        start_s = max(self.free[row], ready_s)
+        takes_turns = not self.overlap and row in ("offload", "prefetch")
+        start_s = max(self.free[row], ready_s, self.free["compute"] if takes_turns else 0.0)
         end_s = start_s + duration_s
         if not duration_s:
             return start_s, end_s
         self.free[row] = end_s
         self.busy_s[row] = self.busy_s.get(row, 0.0) + duration_s
-        if not self.overlap and row in ("offload", "prefetch"):
-            self.free["compute"] = max(self.free["compute"], end_s)
+        if takes_turns:
+            self.free["compute"] = end_s
         return start_s, end_s

@@ -1,20 +1,22 @@
 """One stage at work: its actions become layers on the streams of its swap plan, and reductions beside them."""
 
-from memo.planner.swap import SwapPlan
 from memo.simulate.model import StepModel
 from memo.simulate.rows import Record, Rows
 from memo.simulate.state_streams import StateStreams
+from memo.simulate.state_traffic import stage_state_plan
 from memo.simulate.streams import StageStreams
-from memo.spec.schedule import Action
+from memo.simulate.swapping import steady_plan
+from memo.spec.schedule import Action, Pipeline
 
 
-def streams_of(model: StepModel, plan: SwapPlan, stage: int, microbatches: int) -> StageStreams:
-    """The rows of one stage over `microbatches` of its plan."""
+def streams_of(model: StepModel, pipeline: Pipeline, stage: int) -> StageStreams:
+    """The rows of one stage and the plans that they execute, for as many microbatches as `pipeline` has."""
+    plan = steady_plan(pipeline, stage, model.num_layers)
     rows, times = Rows(model.times.copies_overlap), model.states[stage]
     if times is None:
         return StageStreams(plan, model.times, rows)
-    ops = [step.op for step in plan.steps]
-    return StageStreams(plan, model.times, rows, StateStreams(times, ops, microbatches, rows))
+    states = stage_state_plan(pipeline, stage, times.placement)
+    return StageStreams(plan, model.times, rows, StateStreams(times, states, rows))
 
 
 class Stage:
@@ -44,6 +46,8 @@ class Stage:
     def finish_reduction(self, computed_s: float) -> float:
         """What is left of the reduction of gradients when the last backward has ended; returns its end, when what is
         updated on the host is there."""
+        if self.states is not None:
+            computed_s = max(computed_s, self.states.finish_gradients())
         for layer in self._waiting:
             self._reduce(layer, computed_s)
         reduced_s = max(computed_s, self._data("reduce ends", computed_s, self.update.rest_s)) + self.update.replicas_s
@@ -71,7 +75,7 @@ class Stage:
                     self.record(copy.row, f"{copy.step.op.microbatch}:{copy.step.op.layer}", copy.start_s, copy.end_s)
         end_s = self.streams.free["compute"]
         if action.kind == "B" and action.microbatch == self._last_microbatch:
-            if self.states is not None and self.states.is_reduced_in_slot(step.op.layer):
+            if self.states is not None and self.states.drives(step.op.layer):
                 return end_s
             if self.update.overlaps:
                 self._reduce(step.op.layer, end_s)
@@ -80,9 +84,7 @@ class Stage:
         return end_s
 
     def _reduce(self, layer: int, ready_s: float) -> None:
-        reduced_s = max(ready_s, self._data(f"reduce layer {layer}", ready_s, self.update.bucket_s))
-        if self.states is not None:
-            self.states.arrive(layer, reduced_s)
+        self._data(f"reduce layer {layer}", ready_s, self.update.bucket_s)
 
     def _work(self, work: tuple[str, float], action: Action, ready_s: float) -> float:
         name, duration_s = work

@@ -1,141 +1,127 @@
-"""Weights and gradients of one stage in their slots: when they arrive and leave, beside the layers.
+"""Weights and gradients of one stage in their slots: when the copies of its state plan run, beside the layers.
 
     compute    | F0        | F1        | F2        | ...     | B2        | B1        |
     h2d          W1 -> b     W2 -> a     W3 -> b               W1 -> b     W0 -> a          (weights, two slots)
     dp           gather W1   gather W2   ...                   .. | reduce 2  | reduce 1
     d2h                                                             | G2        | G1        (gradients, two slots)
 
-The next user of a weight slot is fetched as soon as its user ends; a slot that the layer before uses is never taken, of
-others the one that is needed last (Belady). A gradient slot is free once its content is reduced and away.
+What is copied when is decided by `memo.planner.state_plan`; the waits are those of `memo.executor.states`: a copy into
+a slot waits until its last user has ended or its content has left, an operation for the copies into its slots, and a
+reduction that was begun when a backward ended is waited for when the next operation has ended.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memo.planner.state_plan import Fetch, StatePlan, StateStep
 from memo.simulate.rows import Record, Rows
 from memo.simulate.states import StateTimes
-from memo.spec.layer_ops import LayerOp
-from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces
+from memo.spec.placement import NUM_STATE_SLOTS
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Seconds until when its content may not be used, and until when it may not be overwritten."""
+
+    filled_s: float = 0.0
+    free_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class WeightStep:
-    """One operation of a layer whose weights come and go.
+class _Reduction:
+    """Of one layer's gradient, begun when its backward ended.
 
     Attributes:
-        fills: the weights are not in the slot yet.
-        next_fill: operation whose weights are fetched into the slot as soon as this one ends.
+        slot: whose content is reduced; None where the gradient stays on the device.
+        shard: index of the buffer that takes the shard of this rank; it is free again when the shard has left.
     """
 
-    slot: int
-    fills: bool
-    next_fill: int | None = None
-
-
-def weight_steps(keys: Sequence[int | None], num_slots: int = NUM_STATE_SLOTS) -> list[WeightStep | None]:
-    """Slots for a sequence of operations; `keys`: which layer's weights each needs in a slot, None for none."""
-    uses: dict[int, list[int]] = {}
-    for index in reversed(range(len(keys))):
-        key = keys[index]
-        if key is not None:
-            uses.setdefault(key, []).append(index)
-    content: list[int | None] = [None] * num_slots
-    last_user: list[int] = [-2] * num_slots
-    found: list[tuple[int, bool] | None] = []
-    follower: dict[int, int] = {}
-    for index, key in enumerate(keys):
-        if key is None:
-            found.append(None)
-            continue
-        uses[key].pop()
-        fills = key not in content
-        if fills:
-            free = [slot for slot in range(num_slots) if last_user[slot] != index - 1] or list(range(num_slots))
-            slot = max(free, key=lambda slot: _next_use(uses, content[slot], len(keys)))
-            follower[last_user[slot]] = index
-            content[slot] = key
-        else:
-            slot = content.index(key)
-        last_user[slot] = index
-        found.append((slot, fills))
-    return [None if step is None else WeightStep(*step, follower.get(i)) for i, step in enumerate(found)]
-
-
-def _next_use(uses: dict[int, list[int]], key: int | None, never: int) -> int:
-    if key is None:
-        return never + 1
-    return uses[key][-1] if uses[key] else never
+    step: StateStep
+    reduced_s: float
+    slot: _Slot | None
+    shard: int
 
 
 class StateStreams:
-    """States of the layers of `ops`, one stage in schedule order, on the rows that activations use too."""
+    """Executes the steps of a state plan on the rows that activations use too."""
 
-    def __init__(self, times: StateTimes, ops: Sequence[LayerOp], microbatches: int, rows: Rows) -> None:
-        self.times, self.ops, self.rows, self.microbatches = times, ops, rows, microbatches
+    def __init__(self, times: StateTimes, plan: StatePlan, rows: Rows) -> None:
+        self.times, self.plan, self.rows = times, plan, rows
         self.record: Record | None = None
-        order = sorted({op.layer for op in ops})
-        self._places = {layer: times.places[index] for index, layer in enumerate(order)}
-        self._steps = weight_steps([op.layer if self._of(op).weights_in_slot else None for op in ops])
-        self._weights_s: dict[int, float] = {}  # by operation: when its weights are there
-        self._slotted = [i for i, op in enumerate(ops) if op.kind == "B" and self._of(op).gradients_in_slot]
-        self._num_back = 0
-        self._gradient_slot_s = [0.0] * NUM_STATE_SLOTS
-        self._shard_s = [0.0] * NUM_STATE_SLOTS
+        order = sorted({step.op.layer for step in plan.steps})
+        self._places = {layer: times.placement.of_layer(position) for position, layer in enumerate(order)}
+        self._weights = [_Slot() for _ in range(plan.num_weight_slots)]
+        self._gradients = [_Slot() for _ in range(plan.num_gradient_slots)]
+        self._shard_free_s = [0.0] * NUM_STATE_SLOTS
+        self._num_reduced = 0
+        self._sum_free_s = 0.0  # of the buffer where a shard comes back to be added to
+        self._pending: _Reduction | None = None
         self._away_s: dict[int, float] = {}  # by layer: when its gradient so far is in host memory
         self.arrivals: dict[int, float] = {}  # by layer: when its reduced gradient is in host memory
         self.updated: dict[int, float] = {}  # by layer: when the CPU has updated it
         self._index = 0
 
-    def _of(self, op: LayerOp) -> LayerPlaces:
-        return self._places[op.layer]
+    def drives(self, layer: int) -> bool:
+        """Whether the layer's gradient is reduced and moved here."""
+        return self._places[layer].is_driven
 
-    def ready_s(self) -> float:
-        """When the next operation has its weights, and room for its gradients."""
-        op, index = self.ops[self._index], self._index
-        if index == 0:
-            self._begin()
-        ready_s = self._weights_s.pop(index, 0.0)
-        if op.kind == "B" and self._of(op).gradients_in_slot:
-            ready_s = max(ready_s, self._gradient_slot_s[self._num_back % NUM_STATE_SLOTS])
+    def begin(self) -> float:
+        """Issues the copies before the next operation; returns when it has its weights, and a slot for its gradient."""
+        step = self.plan.steps[self._index]
+        for fetch in step.fetches:
+            self._fetch(fetch)
+        ready_s = 0.0
+        if step.weight_slot is not None:
+            ready_s = self._weights[step.weight_slot].filled_s
+        if step.gradient_slot is not None:
+            slot = self._gradients[step.gradient_slot]
+            self._settle(slot)
+            if step.start != "kept":
+                ready_s = max(ready_s, slot.free_s if step.start == "zero" else slot.filled_s)
         return ready_s
 
-    def _begin(self) -> None:
-        """What the first users of each slot need comes at once."""
-        firsts: set[int] = set()
-        for index, step in enumerate(self._steps):
-            if step is not None and step.fills and step.slot not in firsts:
-                firsts.add(step.slot)
-                self._fill(index, 0.0)
-        self._prepare_gradients(range(NUM_STATE_SLOTS))
-
-    def finish(self, end_s: float) -> None:
-        """The next operation has ended: its slots are for others."""
-        op, step = self.ops[self._index], self._steps[self._index]
+    def end(self, end_s: float) -> None:
+        """The operation has ended: its slots are for others, its gradient goes on its way."""
+        step = self.plan.steps[self._index]
         self._index += 1
-        if step is not None and step.next_fill is not None:
-            self._fill(step.next_fill, end_s)
-        if op.kind == "B" and self._of(op).gradients_in_slot:
-            self._leave(op, self._num_back % NUM_STATE_SLOTS, end_s)
-            self._num_back += 1
-            self._prepare_gradients([self._num_back + NUM_STATE_SLOTS - 1])
+        if step.weight_slot is not None:
+            self._weights[step.weight_slot].free_s = end_s
+        self.finish_gradients()
+        slot = None if step.gradient_slot is None else self._gradients[step.gradient_slot]
+        if step.end == "reduce":
+            self._start_reduction(step, slot, end_s)
+        elif step.end == "offload" and slot is not None:
+            left_s = self._work("offload", f"gradient {step.op.layer}", end_s, self.times.whole_out_s)
+            self._away_s[step.op.layer] = slot.free_s = left_s
 
-    def is_reduced_in_slot(self, layer: int) -> bool:
-        return self._places[layer].gradients_in_slot
-
-    def is_on_host(self, layer: int) -> bool:
-        return self._places[layer].optimizer_on_host
-
-    def arrive(self, layer: int, reduced_s: float) -> None:
-        """The reduced gradient of a layer that keeps its own goes to where it is updated."""
-        if self.is_on_host(layer):
-            self._bring(layer, reduced_s)
+    def finish_gradients(self) -> float:
+        """The reduction that is on its way is waited for, and its shard goes where the masters are; when it ended."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return 0.0
+        times, step, layer = self.times, pending.step, pending.step.op.layer
+        ready_s = pending.reduced_s
+        free_s = gone_s = self._hold_compute(ready_s)
+        if self._places[layer].optimizer_on_host:
+            if step.adds_up:
+                asked_s = max(self._sum_free_s, self._away_s[layer])
+                ready_s = max(ready_s, self._work("prefetch", f"gradient {layer}", asked_s, times.shard_in_s))
+                self._sum_free_s = free_s = self._hold_compute(ready_s)
+            if step.is_last:
+                gone_s = self._bring(layer, ready_s)
+            else:
+                gone_s = self._work("offload", f"gradient {layer}", ready_s, times.shard_out_s)
+            self._away_s[layer] = gone_s
+        if pending.slot is not None:
+            pending.slot.free_s = free_s if times.scatter_s else gone_s
+        self._shard_free_s[pending.shard] = gone_s
+        return pending.reduced_s
 
     def bring_ends(self, reduced_s: float) -> float:
-        """The same of embedding and head; returns when they are there."""
+        """The reduced gradients of embedding and head go to host memory; returns when they are there."""
         return self._work("offload", "gradients of ends", reduced_s, self.times.ends_out_s)
 
     def update_on_host(self, ready_s: float, ends_ready_s: float) -> float:
-        """AdamW on the CPU, layer after layer as gradients came; new weights follow where they stay whole.
+        """AdamW on the CPU, the first layer first, where it had to wait; new weights follow where they stay whole.
 
         Args:
             ready_s: when all gradients of the model are clipped; counts only where they are.
@@ -143,9 +129,9 @@ class StateStreams:
         """
         times, end_s = self.times, 0.0
         if times.clips:
-            order = sorted(self.arrivals, key=lambda layer: self.arrivals[layer])
+            order = sorted(self.arrivals)
             self.updated = {layer: self._work("cpu", f"update {layer}", ready_s, times.update_s) for layer in order}
-        for layer, updated_s in self.updated.items():
+        for layer, updated_s in sorted(self.updated.items()):
             if not self._places[layer].weights_in_slot:
                 uploaded_s = self._work("prefetch", f"weights {layer}", updated_s, times.upload_s)
                 updated_s = self._work("data", f"gather {layer}", uploaded_s, times.gather_s)
@@ -155,41 +141,35 @@ class StateStreams:
             end_s = max(end_s, self._work("prefetch", "weights of ends", updated_s, times.ends_upload_s))
         return end_s
 
-    def _fill(self, index: int, ready_s: float) -> None:
-        op, times = self.ops[index], self.times
-        if self._of(op).optimizer_on_host:
-            ready_s = self._work("prefetch", f"weights {op.layer}", ready_s, times.fill_s)
-        self._weights_s[index] = self._work("data", f"gather {op.layer}", ready_s, times.gather_s)
-
-    def _prepare_gradients(self, order: Sequence[int]) -> None:
-        """What other microbatches left comes into the slot before it is added to."""
-        for position in order:
-            if position < len(self._slotted) and self.times.whole_in_s:
-                op, slot = self.ops[self._slotted[position]], position % NUM_STATE_SLOTS
-                if op.microbatch > 0:
-                    ready_s = max(self._gradient_slot_s[slot], self._away_s.get(op.layer, 0.0))
-                    name = f"gradient {op.layer}"
-                    self._gradient_slot_s[slot] = self._work("prefetch", name, ready_s, self.times.whole_in_s)
-
-    def _leave(self, op: LayerOp, slot: int, end_s: float) -> None:
-        times, is_last = self.times, op.microbatch == self.microbatches - 1
-        if not (is_last or times.reduces_each):
-            self._away_s[op.layer] = self._work("offload", f"gradient {op.layer}", end_s, times.whole_out_s)
-            self._gradient_slot_s[slot] = self._away_s[op.layer]
+    def _fetch(self, fetch: Fetch) -> None:
+        times, layer = self.times, fetch.layer
+        if fetch.kind == "gradient":
+            slot = self._gradients[fetch.slot]
+            self._settle(slot)
+            ready_s = max(slot.free_s, self._away_s[layer])
+            slot.filled_s = self._work("prefetch", f"gradient {layer}", ready_s, times.whole_in_s)
             return
-        ready_s = max(end_s, self._shard_s[slot]) if times.scatter_s else end_s
-        reduced_s = free_s = self._work("data", f"reduce {op.layer}", ready_s, times.scatter_s)
-        if self._of(op).optimizer_on_host:
-            if times.reduces_each and op.microbatch > 0:
-                there_s = max(reduced_s, self._away_s.get(op.layer, 0.0))
-                reduced_s = self._work("prefetch", f"gradient {op.layer}", there_s, times.shard_in_s)
-            if is_last:
-                left_s = self._bring(op.layer, reduced_s)
-            else:
-                left_s = self._work("offload", f"gradient {op.layer}", reduced_s, times.shard_out_s)
-            self._away_s[op.layer] = self._shard_s[slot] = left_s
-            free_s = free_s if times.scatter_s else left_s
-        self._gradient_slot_s[slot] = free_s
+        slot = self._weights[fetch.slot]
+        ready_s = slot.free_s
+        if self._places[layer].optimizer_on_host:
+            ready_s = self._work("prefetch", f"weights {layer}", ready_s, times.fill_s)
+        slot.filled_s = self._work("data", f"gather {layer}", ready_s, times.gather_s)
+
+    def _settle(self, slot: _Slot) -> None:
+        """Who overwrites a slot first awaits the reduction of what is in it."""
+        if self._pending is not None and self._pending.slot is slot:
+            self.finish_gradients()
+
+    def _start_reduction(self, step: StateStep, slot: _Slot | None, end_s: float) -> None:
+        shard = self._num_reduced % NUM_STATE_SLOTS
+        self._num_reduced += 1
+        ready_s = end_s
+        if self.times.scatter_s:
+            ready_s = self._hold_compute(max(end_s, self._shard_free_s[shard]))
+        reduced_s = self._work("data", f"reduce {step.op.layer}", ready_s, self.times.scatter_s)
+        self._pending = _Reduction(step, reduced_s, slot, shard)
+        if not self.times.scatter_s:  # on a single rank no message is waited for
+            self.finish_gradients()
 
     def _bring(self, layer: int, ready_s: float) -> float:
         """The reduced gradient to host memory, where without clipping the CPU is next; returns when it is there."""
@@ -200,6 +180,11 @@ class StateStreams:
         if not times.clips:
             self.updated[layer] = self._work("cpu", f"update {layer}", self.arrivals[layer], times.update_s)
         return self.arrivals[layer]
+
+    def _hold_compute(self, until_s: float) -> float:
+        """The compute stream waits for an event; returns when it goes on at the earliest."""
+        self.rows.free["compute"] = max(self.rows.free["compute"], until_s)
+        return until_s
 
     def _work(self, row: str, name: str, ready_s: float, duration_s: float) -> float:
         start_s, end_s = self.rows.take(row, ready_s, duration_s)

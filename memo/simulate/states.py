@@ -19,8 +19,10 @@ from memo.config import RunConfig
 from memo.config.derived import data_parallel_size
 from memo.estimate.state_memory import accumulates_whole, rings_gradients, state_sizes
 from memo.simulate.kernels import Group, Kernels
+from memo.simulate.state_traffic import StateTraffic, state_traffic
 from memo.spec.parameters import layer_parameters, stage_parameters
-from memo.spec.placement import LayerPlaces, StatePlacement, placement_of
+from memo.spec.placement import StatePlacement, placement_of
+from memo.spec.schedule import Pipeline, pipeline_of
 
 ADAM_BYTES = 28
 """A parameter in fp32: weight, gradient and two moments read, all but the gradient written."""
@@ -31,21 +33,20 @@ class StateTimes:
     """One stage. Seconds of one layer where nothing else is said; 0 on a link that is not needed.
 
     Attributes:
-        places: by position of a layer on the rank, counted over its chunks.
-        layers_per_chunk: of the stage.
+        traffic: how often layers are moved in one step.
         fill_s, gather_s: weights of a layer from host memory, and from all shards.
         scatter_s: reduction of a layer's gradients.
         whole_out_s, whole_in_s: main gradient to the host and back, between microbatches (0: not needed).
         shard_out_s, shard_in_s: reduced gradients to the host, and back to be added to.
-        reduces_each: each microbatch's gradients are reduced (ZeRO-2/3), not their sum.
         update_s, upload_s: AdamW on the CPU, and the new weights back to a layer that stays whole.
         ends_out_s, ends_update_s, ends_upload_s: the same of embedding and head; 0 where the device updates them.
         clips: no update before the norm of all gradients.
         rings: else, two host records serve the reduced gradients of all layers.
     """
 
-    places: tuple[LayerPlaces, ...]
-    layers_per_chunk: int
+    pipeline: Pipeline
+    stage: int
+    placement: StatePlacement
     fill_s: float
     gather_s: float
     scatter_s: float
@@ -53,7 +54,6 @@ class StateTimes:
     whole_in_s: float
     shard_out_s: float
     shard_in_s: float
-    reduces_each: bool
     update_s: float
     upload_s: float
     ends_out_s: float
@@ -62,43 +62,49 @@ class StateTimes:
     clips: bool
     rings: bool
 
-    @cached_property
-    def num_on_host(self) -> int:
-        return sum(place.optimizer_on_host for place in self.places)
-
-    @cached_property
+    @property
     def cpu_s(self) -> float:
-        """Of the whole stage."""
-        return self.num_on_host * self.update_s + self.ends_update_s
+        """The CPU's work in one step."""
+        return self.placement.optimizer * self.update_s + self.ends_update_s
 
     @cached_property
-    def _streamed_by_chunk(self) -> list[list[LayerPlaces]]:
-        step = self.layers_per_chunk
-        chunks = [self.places[first : first + step] for first in range(0, len(self.places), step)]
-        return [[place for place in chunk if place.weights_in_slot] for chunk in chunks]
-
-    def least_h2d_s(self, microbatches: int) -> float:
-        """Of one step: two layers at most are found in their slots at the beginning of an action."""
-        fills = sum(max(0, sum(p.optimizer_on_host for p in chunk) - 2) for chunk in self._streamed_by_chunk)
-        again = (microbatches - 1) * self._num_slotted * self.whole_in_s
-        if self.reduces_each:
-            again += (microbatches - 1) * self.num_on_host * self.shard_in_s
-        whole = sum(place.optimizer_on_host and not place.weights_in_slot for place in self.places)
-        return 2 * microbatches * fills * self.fill_s + again + whole * self.upload_s + self.ends_upload_s
-
-    def least_d2h_s(self, microbatches: int) -> float:
-        again = (microbatches - 1) * self._num_slotted * self.whole_out_s
-        times = microbatches if self.reduces_each else 1
-        return times * self.num_on_host * self.shard_out_s + again + self.ends_out_s
-
-    def least_dp_s(self, microbatches: int) -> float:
-        gathers = sum(max(0, len(chunk) - 2) for chunk in self._streamed_by_chunk)
-        times = microbatches if self.reduces_each else 1
-        return 2 * microbatches * gathers * self.gather_s + times * self._num_slotted * self.scatter_s
+    def traffic(self) -> StateTraffic:
+        return state_traffic(self.pipeline, self.stage, self.placement)
 
     @property
-    def _num_slotted(self) -> int:
-        return sum(place.gradients_in_slot for place in self.places)
+    def num_reduced_apart(self) -> int:
+        """Layers whose gradients data parallelism reduces bucket by bucket, as if nothing streamed."""
+        return sum(not self.placement.of_layer(position).is_driven for position in range(self.placement.layers))
+
+    @property
+    def most_of_a_layer_s(self) -> tuple[float, float, float]:
+        """Host to device, to the host, and over dp x cp: the most that one layer's states take in a step, if each moves
+        once."""
+        return self.fill_s + self.whole_in_s, self.whole_out_s + self.shard_out_s, self.gather_s + self.scatter_s
+
+    @property
+    def h2d_s(self) -> float:
+        """Copies to the device in one step."""
+        count, at = self.traffic, self.placement
+        whole = 0 if at.shards_weights else at.optimizer - at.weights
+        again_s = count.sums_in * self.whole_in_s + count.shards_in * self.shard_in_s
+        return count.fills * self.fill_s + again_s + whole * self.upload_s + self.ends_upload_s
+
+    @property
+    def d2h_s(self) -> float:
+        """Copies to host memory in one step."""
+        count = self.traffic
+        return count.shards_out * self.shard_out_s + count.sums_out * self.whole_out_s + self.ends_out_s
+
+    @property
+    def last_d2h_s(self) -> float:
+        """Of these, the copies of the last microbatch's backward."""
+        return self.placement.optimizer * self.shard_out_s + self.ends_out_s
+
+    @property
+    def dp_s(self) -> float:
+        """Gathers of weights into slots and reductions of gradients, layer by layer."""
+        return self.traffic.gathers * self.gather_s + self.traffic.reductions * self.scatter_s
 
 
 def state_times(
@@ -120,8 +126,9 @@ def state_times(
     )
     whole_s = layer * kernels.wide if accumulates_whole(placement, sizes) else 0
     return StateTimes(
-        places=_places(placement),
-        layers_per_chunk=placement.layers // parallel.vpp,
+        pipeline=pipeline_of(config, world_size),
+        stage=stage,
+        placement=placement,
         fill_s=shard * (kernels.narrow if placement.weight_copy else kernels.wide) / h2d,
         gather_s=kernels.gather_s(layer * kernels.narrow, group),
         scatter_s=kernels.gather_s(layer * kernels.wide, group),
@@ -129,7 +136,6 @@ def state_times(
         whole_in_s=whole_s / h2d,
         shard_out_s=shard * kernels.wide / d2h,
         shard_in_s=shard * kernels.wide / h2d,
-        reduces_each=placement.shards_gradients,
         update_s=shard * update,
         upload_s=shard * kernels.narrow / h2d,
         ends_out_s=ends / sizes.shards * kernels.wide / d2h,
@@ -151,8 +157,3 @@ def resident_elements(config: RunConfig, stage: int, placement: StatePlacement, 
     here = placement.layers - placement.optimizer
     updated = 0 if placement.ends_on_host else here * layer + ends
     return updated / shards, ends + (0 if placement.shards_weights else here * layer)
-
-
-def _places(placement: StatePlacement) -> tuple[LayerPlaces, ...]:
-    """By position."""
-    return tuple(placement.of_layer(position) for position in range(placement.layers))

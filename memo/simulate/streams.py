@@ -66,14 +66,14 @@ class StageStreams:
         step = next(self._steps)
         duration_s = self.times.forward_s if step.op.kind == "F" else self.times.backward_s
         could_start_s = max(ready_s, self.free["compute"])
-        states_s = 0.0 if self.states is None else self.states.ready_s()  # whose first copies may hold compute up
+        states_s = 0.0 if self.states is None else self.states.begin()  # whose first copies may hold compute up
         start_s = max(could_start_s, self.free["compute"], self.slot_ready[step.slot], states_s)
         end_s = self.free["compute"] = start_s + duration_s
         self.stall_s += start_s - could_start_s
         copies = self._copies(step, end_s) if self._moves else []
         if self.states is not None:
             before_s = self.free["compute"]
-            self.states.finish(end_s)
+            self.states.end(end_s)
             self.stall_s += self.free["compute"] - before_s
         return step, start_s, end_s, copies
 

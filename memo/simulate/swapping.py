@@ -1,11 +1,10 @@
 """Which share of the activations a simulated run moves, and what its layers and copies take then."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches
 from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
@@ -15,21 +14,17 @@ from memo.planner.problem import Limit, Link, SwapGroup, SwapProblem, SwapSoluti
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.simulate.layer import LayerCost
-from memo.simulate.pipeline import steady_microbatches
+from memo.simulate.pipeline import repeats_after, steady_microbatches
 from memo.simulate.streams import LayerTimes
-from memo.spec.layer_ops import layer_ops
-from memo.spec.schedule import Pipeline, one_f_one_b
+from memo.spec.layer_ops import stage_ops
+from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.skeleton import layer_bytes
 from memo.spec.slots import slot_dims, whole_tiles
 
 
-def pipeline_of(config: RunConfig, world_size: int) -> Pipeline:
-    return Pipeline(config.parallel.pp, config.parallel.vpp, num_microbatches(config, world_size))
-
-
 def stage_plan(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:
     """The swap plan of one stage over all microbatches of `pipeline`."""
-    return swap_plan(layer_ops(pipeline, stage, num_layers, one_f_one_b(pipeline, stage)))
+    return swap_plan(stage_ops(pipeline, stage, num_layers))
 
 
 @lru_cache(maxsize=256)
@@ -43,6 +38,17 @@ def shortened(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, microbatches=steady_microbatches(pipeline))
 
 
+def _of_all(pipeline: Pipeline, stage: int, num_layers: int, count: Callable[[SwapPlan], int]) -> int:
+    """A count of a stage's plan over all microbatches, from those that the steady phase takes to show."""
+    short, period = shortened(pipeline), repeats_after(pipeline)
+    found = count(steady_plan(short, stage, num_layers))
+    missing = pipeline.microbatches - short.microbatches
+    if not missing:
+        return found
+    fewer = replace(short, microbatches=short.microbatches - period)
+    return found + missing * (found - count(steady_plan(fewer, stage, num_layers))) // period
+
+
 def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: LayerCost) -> SwapProblem:
     """What `memo.train.swap` would profile and plan on the first stage, which holds most, from modelled times.
 
@@ -51,8 +57,7 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
     """
     parallel, memory = config.parallel, config.memory
     pipeline = pipeline_of(config, world_size)
-    short = shortened(pipeline)
-    plan = steady_plan(short, 0, config.model.num_layers)
+    plan = steady_plan(shortened(pipeline), 0, config.model.num_layers)
     on_device = replace(config, hardware=replace(config.hardware, device=hardware.device))
     dims = slot_dims(on_device)
     sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
@@ -71,8 +76,8 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
         offload=_link(hardware.offload_gb_per_s, hardware),
         prefetch=_link(hardware.prefetch_gb_per_s, hardware),
         num_passes=passes,
-        num_moves=plan.num_offloads * pipeline.microbatches // short.microbatches,
-        num_records=plan.num_records,
+        num_moves=_of_all(pipeline, 0, config.model.num_layers, lambda plan: plan.num_offloads),
+        num_records=_of_all(pipeline, 0, config.model.num_layers, lambda plan: plan.num_records),
         host_bytes=max(0, host_bytes_of_rank(config, world_size, hardware) - estimate.host),
         device_bytes=max(0, hardware.memory_bytes - states - estimate.ends - estimate.workspace),
         fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, plan.num_slots),
@@ -147,10 +152,10 @@ def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware
     )
 
 
-def copies_s(short: Pipeline, stage: int, num_layers: int, times: LayerTimes) -> float:
-    """Seconds that the copies of one microbatch take on a stage, both directions."""
-    plan = steady_plan(short, stage, num_layers)
-    return plan.num_offloads / short.microbatches * (times.offload_s + times.prefetch_s)
+def copies_s(pipeline: Pipeline, stage: int, num_layers: int, times: LayerTimes) -> float:
+    """Seconds that the copies of activations take on a stage, both directions."""
+    num_moves = _of_all(pipeline, stage, num_layers, lambda plan: plan.num_offloads)
+    return num_moves * (times.offload_s + times.prefetch_s)
 
 
 def always_hidden(times: LayerTimes, pipeline: Pipeline) -> bool:

@@ -18,7 +18,6 @@ from memo.simulate.model import StepModel, step_model
 from memo.simulate.pipeline import program, run
 from memo.simulate.rows import ROWS
 from memo.simulate.stage import Stage, streams_of
-from memo.simulate.swapping import stage_plan
 
 MOST_PASSES = 1 << 19
 """Forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""
@@ -84,9 +83,8 @@ def simulate(model: StepModel) -> SimulatedStep:
     def record(stage: int, row: str, name: str, start_s: float, end_s: float) -> None:
         spans.append(Span(stage, row, name, start_s, end_s))
 
-    plans = [stage_plan(pipeline, index, model.num_layers) for index in range(pipeline.stages)]
     count = pipeline.microbatches
-    streams = [streams_of(model, plan, index, count) for index, plan in enumerate(plans)]
+    streams = [streams_of(model, pipeline, index) for index in range(pipeline.stages)]
     stages = [Stage(index, model, streams[index], count, partial(record, index)) for index in range(pipeline.stages)]
     clock = run(
         program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.action, ready_s), model.message_s

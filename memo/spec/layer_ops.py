@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.errors import PlanError
-from memo.spec.schedule import Action, Kind, Pipeline, most_in_flight
+from memo.spec.schedule import Action, Kind, Pipeline, most_in_flight, stage_actions
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,9 @@ def layer_ops(pipeline: Pipeline, stage: int, num_layers: int, actions: Iterable
     return ops
 
 
-def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
-    """All microbatches through one layer before the next, on one stage (memo.train.breadth_first)."""
-    layers, each = range(num_layers), range(microbatches)
-    forwards = [LayerOp("F", microbatch, layer) for layer in layers for microbatch in each]
-    return forwards + [LayerOp("B", microbatch, layer) for layer in reversed(layers) for microbatch in each]
+def stage_ops(pipeline: Pipeline, stage: int, num_layers: int) -> list[LayerOp]:
+    """All layer operations of one stage in one training step, in order; raises as `layer_ops`."""
+    return layer_ops(pipeline, stage, num_layers, stage_actions(pipeline, stage))
 
 
 def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:

@@ -41,6 +41,11 @@ class LayerPlaces:
     def in_slot(self) -> bool:
         return self.gradients_in_slot or self.weights_in_slot
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether its gradient is reduced and moved by itself, beside the backwards (memo.executor.states)."""
+        return self.optimizer_on_host or self.gradients_in_slot
+
 
 @dataclass(frozen=True)
 class StatePlacement:

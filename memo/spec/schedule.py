@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: 1F1B and interleaved 1F1B (Narayanan et al., 2021), no torch.
+"""Schedules as data: 1F1B, interleaved 1F1B (Narayanan et al., 2021), and breadth first on one stage; no torch.
 
 A schedule is, for each stage, a list of actions. It can be printed, simulated and checked before
 anything runs; the runtime (`memo.parallel.pipeline`), and later the swap plan, obey the same list.
@@ -10,6 +10,8 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import Literal
 
+from memo.config import RunConfig
+from memo.config.derived import num_microbatches
 from memo.errors import ScheduleError
 
 Kind = Literal["F", "B"]
@@ -31,11 +33,17 @@ class Action:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Sizes of a pipeline: stages p, chunks a stage, microbatches a step."""
+    """Sizes of a pipeline: stages p, chunks a stage, microbatches a step.
+
+    Attributes:
+        breadth_first: all microbatches pass one layer before the next; then there is one stage, whose chunks are its
+            layers.
+    """
 
     stages: int
     chunks: int
     microbatches: int
+    breadth_first: bool = False
 
     def virtual_stage(self, stage: int, chunk: int) -> int:
         return chunk * self.stages + stage
@@ -65,6 +73,29 @@ class Pipeline:
         if not 0 <= virtual <= self.last_virtual_stage:
             return None
         return virtual % self.stages, Action(action.kind, action.microbatch, virtual // self.stages)
+
+
+def pipeline_of(config: RunConfig, world_size: int) -> Pipeline:
+    """The pipeline whose `actions` a configuration runs."""
+    parallel, microbatches = config.parallel, num_microbatches(config, world_size)
+    if parallel.gradient_accumulation_order == "breadth_first":
+        return Pipeline(1, config.model.num_layers, microbatches, breadth_first=True)
+    return Pipeline(parallel.pp, parallel.vpp, microbatches)
+
+
+def stage_actions(pipeline: Pipeline, stage: int) -> list[Action]:
+    """What a stage does in one training step, in order."""
+    return breadth_first(pipeline) if pipeline.breadth_first else one_f_one_b(pipeline, stage)
+
+
+def breadth_first(pipeline: Pipeline) -> list[Action]:
+    """All microbatches through one chunk before the next, on one stage (memo.train.breadth_first).
+
+    Order of Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022.
+    """
+    chunks, each = range(pipeline.chunks), range(pipeline.microbatches)
+    forwards = [Action("F", microbatch, chunk) for chunk in chunks for microbatch in each]
+    return forwards + [Action("B", microbatch, chunk) for chunk in reversed(chunks) for microbatch in each]
 
 
 def one_f_one_b(pipeline: Pipeline, stage: int) -> list[Action]:

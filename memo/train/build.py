@@ -30,10 +30,10 @@ from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
 from memo.parallel.pipeline import Enter, PipelineStage, Wire
 from memo.parallel.units import wide_dtype
-from memo.planner.state_plan import state_plan
-from memo.spec.layer_ops import LayerOp, breadth_first_ops, layer_ops
+from memo.planner.state_plan import placed_state_plan
+from memo.spec.layer_ops import LayerOp, stage_ops
 from memo.spec.placement import StatePlacement, placement_of
-from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b
+from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b, pipeline_of
 from memo.train import swap
 from memo.train.agreement import Agreement
 from memo.train.breadth_first import run_breadth_first, tied_weight
@@ -238,10 +238,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     # 6. Swapping wraps the layers: it adds to gradients whose place must be known. What streams states comes around it.
     actions = one_f_one_b(pipeline, mesh.at.pp)
     is_breadth_first = parallel.gradient_accumulation_order == "breadth_first"
-    if is_breadth_first:
-        ops = breadth_first_ops(pipeline.microbatches, config.model.num_layers)
-    else:
-        ops = layer_ops(pipeline, mesh.at.pp, config.model.num_layers, actions)
+    ops = stage_ops(pipeline_of(config, mesh.grid.world_size), mesh.at.pp, config.model.num_layers)
     backend = make_backend(memory.offload_backend, device, check=memory.offload_check_races)
     chosen = runtime = None
     if memory.swaps:
@@ -286,9 +283,7 @@ def stream_states(
     """Plan for the layers of a rank, take the slots, and wrap every layer."""
     layers = [index for chunk in chunks for index in chunk.layer_indices]
     positions = {layer: position for position, layer in enumerate(layers)}
-    places = {layer: placement.of_layer(position) for layer, position in positions.items()}
-    plan = state_plan(ops, places, reduces_each=placement.shards_gradients)
-    states = StateStreamer(plan, data_parallel, positions, backend)
+    states = StateStreamer(placed_state_plan(ops, placement), data_parallel, positions, backend)
     for chunk in chunks:
         for place, layer in enumerate(chunk.layers):
             chunk.layers[place] = StreamedLayer(layer, chunk.layer_indices[place], states)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from state_plan_replay import Replay, WrongPlan, fewest_fetches
-from swap_runs import SCHEDULES, stage_ops
+from swap_runs import SCHEDULES, breadth_first_ops, stage_ops
 
 from memo.planner.state_plan import Fetch, StatePlan, StateStep, state_plan
-from memo.spec.layer_ops import LayerOp, breadth_first_ops
+from memo.spec.layer_ops import LayerOp
 from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces, StatePlacement, count_of
 
 RESIDENT = LayerPlaces()

@@ -8,13 +8,14 @@ from layouts import tiny
 from swap_runs import CPU
 from torch import Tensor, nn
 
+from memo.config import TrainingConfig
 from memo.executor.host_pool import HostPool
 from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.shards import Shard, ShardedParameter, empty_parameter, whole
-from memo.planner.state_plan import state_plan
+from memo.planner.state_plan import placed_state_plan
 from memo.spec.layer_ops import LayerOp
 from memo.spec.placement import StatePlacement
 from memo.train.optimizer import Optimizer
@@ -39,10 +40,10 @@ class _Part(nn.Module):
 class _Chunk(nn.Module):
     """An end and some layers, named as a model's."""
 
-    def __init__(self, num_layers: int, dtype: torch.dtype) -> None:
+    def __init__(self, num_layers: int, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
         self.embedding = _Part("embedding", (70,), dtype)
-        self.layers = nn.ModuleList(_Part(f"layer{i}", (70, 130, 33), dtype) for i in range(num_layers))
+        self.layers = nn.ModuleList(_Part(f"layer{i}", sizes, dtype) for i in range(num_layers))
 
 
 @dataclass
@@ -69,6 +70,7 @@ class StateRun:
     Args:
         ops: of one stage; their layers are numbered as they lie on this rank.
         backend: None keeps all states on the device.
+        sizes: elements of a layer's weights, cut into buckets of `bucket_size`.
     """
 
     def __init__(
@@ -78,29 +80,33 @@ class StateRun:
         backend: StreamBackend | None,
         mesh: Mesh,
         dtype: torch.dtype = torch.bfloat16,
+        *,
+        sizes: tuple[int, ...] = (70, 130, 33),
+        bucket_size: int = BUCKET_SIZE,
+        training: TrainingConfig = TRAINING,
     ) -> None:
         layers = sorted({op.layer for op in ops})
         self.positions = {layer: position for position, layer in enumerate(layers)}
         self.ops = ops
         self.num_microbatches = len({op.microbatch for op in ops})
-        self.chunk = _Chunk(len(layers), dtype)
+        self.chunk = _Chunk(len(layers), sizes, dtype)
         self.data_parallel = ShardedDataParallel(
             nn.ModuleList([self.chunk]),
             mesh,
             dtype=dtype,
             device=CPU,
-            bucket_size=BUCKET_SIZE,
+            bucket_size=bucket_size,
             overlap=True,
             placement=None if backend is None else placement,
             host_memory=lambda num_bytes: HostPool(1, num_bytes, CPU, contents="states"),
             accumulates=self.num_microbatches > 1,
+            consumes_gradients=training.clip_grad == 0,
         )
         self.data_parallel.initialize(seed=3)
-        self.optimizer = Optimizer(self.data_parallel, TRAINING)
+        self.optimizer = Optimizer(self.data_parallel, training)
         self.states: StateStreamer | None = None
         if backend is not None:
-            places = {layer: placement.of_layer(position) for layer, position in self.positions.items()}
-            plan = state_plan(ops, places, reduces_each=placement.shards_gradients)
+            plan = placed_state_plan(ops, placement)
             self.states = StateStreamer(plan, self.data_parallel, self.positions, backend, poison=True)
         self.seen = Seen()
 

@@ -12,7 +12,7 @@ from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.spec.layer_ops import LayerOp, layer_ops
-from memo.spec.schedule import Pipeline, one_f_one_b
+from memo.spec.schedule import Pipeline, breadth_first, one_f_one_b
 
 SLOT_BYTES = 64
 MOVED_BYTES = 40
@@ -23,6 +23,12 @@ def stage_ops(stages: int, chunks: int, microbatches: int, num_layers: int, stag
     """The layer operations of one stage under (interleaved) 1F1B."""
     pipeline = Pipeline(stages, chunks, microbatches)
     return layer_ops(pipeline, stage, num_layers, one_f_one_b(pipeline, stage))
+
+
+def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
+    """The layer operations of one stage when all microbatches pass one layer before the next."""
+    pipeline = Pipeline(1, num_layers, microbatches, breadth_first=True)
+    return layer_ops(pipeline, 0, num_layers, breadth_first(pipeline))
 
 
 SCHEDULES: dict[str, list[LayerOp]] = {
