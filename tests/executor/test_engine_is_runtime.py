@@ -20,7 +20,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "pp 3": {"pp": 3, "microbatches": 5, "num_layers": 9},
     "pp 2 vpp 2": {"pp": 2, "vpp": 2, "microbatches": 4, "num_layers": 8},
     "pp 3 vpp 2": {"pp": 3, "vpp": 2, "microbatches": 3, "num_layers": 6},
-    "breadth first, 1 microbatch": {"pp": 1, "microbatches": 1, "num_layers": 4, "breadth_first": True},
+    "breadth first, 1 microbatch": {"pp": 1, "microbatches": 1, "num_layers": 6, "breadth_first": True},
     "breadth first, 5 microbatches": {"pp": 1, "microbatches": 5, "num_layers": 4, "breadth_first": True},
 }
 SHARES = ("none", "1 0 0", "1 1 0", "1 1 1", "0.75 0.5 0.25", "0.25 0.25 0.25")
