@@ -16,6 +16,7 @@ from memo.errors import GradientError
 from memo.executor.states import StateStreamer
 from memo.parallel.data import MasterSegment, ShardedDataParallel
 from memo.parallel.units import Bucket, Unit
+from memo.train.adamw import AdamW
 
 
 class _Part:
@@ -145,9 +146,9 @@ class Optimizer:
         self.segment_states()  # moments outlive every step: they must not be made in one
         adams = [part.adam for part in self.parts]
         for part in self.parts:
-            if isinstance(part.adam, torch.optim.AdamW):
+            if isinstance(part.adam, AdamW):
                 found = torch.ones((), dtype=torch.float32, device=part.segments[0].weight.device)
-                part.adam.found_inf = found  # type: ignore[attr-defined]
+                part.adam.found_inf = found
             else:
                 part.adam = None
         try:
@@ -155,8 +156,8 @@ class Optimizer:
         finally:
             for part, adam in zip(self.parts, adams, strict=True):
                 part.adam = adam
-                if isinstance(adam, torch.optim.AdamW):
-                    del adam.found_inf  # type: ignore[attr-defined]
+                if isinstance(adam, AdamW):
+                    adam.found_inf = None
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
         """Master values and moments of every segment, 1-D, as they lie in memory (zeros before step 1)."""
@@ -216,14 +217,14 @@ def _nothing() -> None:
     pass
 
 
-def _adam(groups: list[dict[str, object]], config: TrainingConfig) -> torch.optim.Optimizer:
+def _adam(groups: list[dict[str, object]], config: TrainingConfig) -> AdamW | torch.optim.Optimizer:
     betas, device = (config.adam_beta1, config.adam_beta2), groups[0]["params"][0].device  # type: ignore[index]
     if device.type == "cuda" and _has_apex():
         from apex.optimizers import FusedAdam
 
         apex_adam: torch.optim.Optimizer = FusedAdam(groups, lr=config.lr, betas=betas, eps=config.adam_eps)
         return apex_adam
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
+    return AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps)
 
 
 def _has_apex() -> bool:

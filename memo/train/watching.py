@@ -51,8 +51,8 @@ class MemoryUse:
         gradients = [b.gradients if b.gradients is not None else b.gradient_shard for b in buckets]
         optimizer = [b.master for b in buckets if b.has_own_master]
         for part in parts.optimizer.parts:
-            adam_states = [] if part.adam is None else part.adam.state.values()
-            optimizer += [value for state in adam_states for value in state.values()]
+            if part.adam is not None:
+                optimizer += [value for state in part.adam.state.values() for value in state.values()]
         host = parts.data_parallel.host
         arena = [] if host is None else [host.record(0)]
         return cls(

@@ -25,11 +25,8 @@ from typing import Any, NamedTuple
 PRELOAD = [
     "pytest",
     "torch",
-    "torch._dynamo",  # every optimizer of torch imports it when it is made: 0.8 s of each rank
     "torch.distributed",
-    "torch.distributed._functional_collectives",
-    "torch.distributed.device_mesh",
-    "torch.distributed.tensor",
+    "torch.fx.experimental.symbolic_shapes",  # torch.autograd.grad imports it, and with it sympy
     "memo.train.trainer",
 ]
 STACK_DUMP_S = 30.0

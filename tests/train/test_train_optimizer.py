@@ -11,6 +11,7 @@ from ranks import run_ranks
 from torch import Tensor
 
 from memo.config import RunConfig
+from memo.train.adamw import AdamW
 from memo.train.build import ParallelModel
 
 torch.set_num_threads(1)
@@ -71,6 +72,33 @@ def test_sharded_adamw_equals_torch_on_whole_weights(
         adam.step()
         for name, parameter in whole.items():
             torch.testing.assert_close(weights[step + 1][name], parameter.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_adamw_has_the_bits_of_torch_and_changes_nothing_where_a_gradient_overflowed() -> None:
+    """Five steps, at other rates, of which the third is told of an overflow; the third parameter has no gradient."""
+    torch.manual_seed(0)
+    weights = [torch.randn(n) for n in (1000, 7, 3)]
+    ours, theirs = ([torch.nn.Parameter(weight.clone()) for weight in weights] for _ in range(2))
+    groups = [[{"params": p[:1], "weight_decay": 0.3}, {"params": p[1:], "weight_decay": 0.0}] for p in (ours, theirs)]
+    how = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}
+    adam, torch_adam = AdamW(groups[0], **how), torch.optim.AdamW(groups[1], **how, fused=True)
+    for step, lr in enumerate([*RATES, 5e-4]):
+        for mine, other in zip(ours[:2], theirs, strict=False):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        for optimizer in (adam, torch_adam):
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.found_inf = torch.ones(()) if step == 2 else None  # type: ignore[union-attr]
+            optimizer.step()
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.equal(mine, other)
+            state, expected = adam.state.get(mine, {}), torch_adam.state.get(other, {})
+            assert (
+                state.keys() == expected.keys() == (set() if mine.grad is None else {"step", "exp_avg", "exp_avg_sq"})
+            )
+            assert all(torch.equal(value, expected[kind]) for kind, value in state.items())
+    assert [adam.state[p]["step"].item() for p in ours[:2]] == [4, 4]
 
 
 def test_norms_and_biases_do_not_decay() -> None:

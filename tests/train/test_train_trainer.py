@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,21 @@ def test_losses_and_evaluations_in_a_layout_are_those_of_one_process() -> None:
     assert all(result == results[0] for result in results)  # every rank is told the same
     assert results[0][0] == pytest.approx(expected_losses, rel=1e-9)
     assert results[0][1] == pytest.approx(expected, rel=1e-9)
+
+
+def _slow_imports(layout: dict[str, object], save: str) -> set[str]:
+    rank = str(dist.get_rank())
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}
+    small_trainer(save=save, train_iters=1, **layout).train()
+    return {"torch._dynamo", "torch.distributed.tensor", "torch.onnx"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tp": 2, "offload_alpha": 0.5}, {"pp": 2}, {"offload_states": "optimizer"}], ids=str
+)
+def test_training_imports_nothing_that_is_for_compilers(layout: dict[str, object], tmp_path: Path) -> None:
+    """torch._dynamo takes as long to import as torch; the optimizers of torch, DTensor and checkpoint() need it."""
+    assert run_ranks(2, _slow_imports, layout, str(tmp_path)) == [set(), set()]
 
 
 def test_saved_configuration_gives_the_same_run(corpus: Path, tmp_path: Path) -> None:
