@@ -121,6 +121,10 @@ def _check(options: _Options) -> None:
         given += [f"--objective {options.objective}"] if options.objective != "tgs" else []
         if given:
             raise ConfigError(f"--explain {options.explain} only explains: leave {given[0]} out, or --explain")
+    if options.plot is not None:
+        from memo.report.drawing import check_suffix
+
+        check_suffix(options.plot)
 
 
 def _write(plan: Plan, options: _Options) -> Commands:

@@ -105,10 +105,15 @@ def _microbatches(spans: Sequence[Span]) -> int:
     return len({span.step.op.microbatch for span in spans})
 
 
-def new_figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
-    """A figure outside of pyplot, which would keep it."""
+def check_suffix(path: str | Path) -> None:
+    """Raises ConfigError for a file that no drawing can be written to."""
     if Path(path).suffix not in _FORMATS:
         raise ConfigError(f"a drawing goes to {path}, but its suffix must be one of {', '.join(_FORMATS)}")
+
+
+def new_figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
+    """A figure outside of pyplot, which would keep it."""
+    check_suffix(path)
     return blank_figure(path, width_inches, height_inches)
 
 
