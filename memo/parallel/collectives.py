@@ -1,8 +1,8 @@
-"""Collectives on tensors, without autograd: what each axis of the mesh is built from.
+"""Collectives and messages on tensors, without autograd; every axis of the mesh is built from them.
 
-Every function takes the process group as an argument and returns its input unchanged when the group is None
-or holds a single rank, so callers need no case of their own. Blocks always lie along dim 0 and are equal on
-all ranks. All messages of memo are issued here, so whoever watches a group (memo.mesh.group) hears of each.
+Every function takes the process group as an argument, and returns its input unchanged when the group is None or has
+one rank, so callers need no special case. Blocks always lie along dim 0 and have the same size on all ranks. memo
+issues all its messages here, so a listener of a group (memo.mesh.group) is notified of each.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def all_gather(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None)
 
 
 def all_gather_async(x: Tensor, group: ProcessGroup | None, out: Tensor | None = None) -> tuple[Tensor, Work | None]:
-    """As all_gather, but returns at once.
+    """As all_gather, without waiting: the tensor is valid after ``work.wait()``.
 
-    The tensor is valid after ``work.wait()``; work is None if none is needed.
+    The work is None where nothing has to be waited for.
     """
     if group is None or group.size() == 1:
         return _passed_through(x, out), None
@@ -60,7 +60,7 @@ def reduce_scatter(x: Tensor, group: ProcessGroup | None, out: Tensor | None = N
 def reduce_scatter_async(
     x: Tensor, group: ProcessGroup | None, out: Tensor | None = None
 ) -> tuple[Tensor, Work | None]:
-    """As reduce_scatter, but returns at once; see all_gather_async."""
+    """As reduce_scatter, without waiting; see all_gather_async."""
     if group is None or group.size() == 1:
         return _passed_through(x, out), None
     _require_blocks(x, group.size(), "reduce_scatter")
@@ -75,16 +75,17 @@ def all_reduce(x: Tensor, group: ProcessGroup | None, op: str = "sum") -> Tensor
     if op not in _REDUCE_OPS:
         raise ValueError(f"all_reduce op is {op!r}; known are {', '.join(_REDUCE_OPS)}")
     if group is not None and group.size() > 1:
-        with _standing_still(group, "all_reduce", x):
+        with _blocking(group, "all_reduce", x):
             dist.all_reduce(x, op=_REDUCE_OPS[op], group=torch_group(group))
     return x
 
 
 def add_up(tensors: Sequence[Tensor], group: ProcessGroup | None) -> None:
-    """Sum small tensors of one dtype over the group, each in place, all in one message.
+    """Sum small tensors of one dtype over the group, each in place, with one message for all of them.
 
-    Ranks are added in their order. An all-reduce's order depends on where in a message an element lies, so a sum's
-    last bit would depend on what else is summed with it. Every rank receives the parts of all.
+    Every rank gathers the tensors of all ranks and adds them in the order of the ranks. In an all-reduce the order of
+    the additions depends on where in the message an element lies, so the last bit of a sum would depend on which other
+    tensors are in the message.
     """
     if not tensors or group_size(group) == 1:
         return
@@ -96,13 +97,13 @@ def add_up(tensors: Sequence[Tensor], group: ProcessGroup | None) -> None:
 
 
 def all_to_all(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Send block i of ``x`` [size * n0, ...] to rank i; block i of the result came from rank i."""
+    """Send block i of ``x`` [size * n0, ...] to rank i; block i of the result is what rank i sent here."""
     if group is None or group.size() == 1:
         return x
     _require_blocks(x, group.size(), "all_to_all")
     x = x.contiguous()
     out = torch.empty_like(x)
-    with _standing_still(group, "all_to_all", x):
+    with _blocking(group, "all_to_all", x):
         dist.all_to_all_single(out, x, group=torch_group(group))
     return out
 
@@ -110,10 +111,11 @@ def all_to_all(x: Tensor, group: ProcessGroup | None) -> Tensor:
 def exchange(
     sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], group: ProcessGroup
 ) -> list[Work]:
-    """Start point-to-point transfers as one batch; leave the tensors alone until every work is waited for.
+    """Start point-to-point transfers as one batch; no tensor may be read or written before every work is waited for.
 
-    Each entry is (contiguous tensor, peer's rank within the group). Messages between two ranks match in the
-    order given, never by tag: NCCL ignores tags, and unbatched two-way transfers can deadlock there.
+    Each entry is (contiguous tensor, peer's rank within the group). Messages between two ranks are matched in the
+    order given and never by tag, because NCCL ignores tags; it can also deadlock in transfers in both directions that
+    are not batched.
     """
     within = torch_group(group)
     operations = [dist.P2POp(dist.isend, x, group=within, group_peer=peer) for x, peer in sends]
@@ -128,7 +130,7 @@ def exchange(
 
 
 def send(x: Tensor, group: ProcessGroup, peer: int) -> Work:
-    """Start sending a contiguous tensor to a rank of the group; leave it alone until the work is waited for."""
+    """Start sending a contiguous tensor to a rank of the group; do not write to it before the work is waited for."""
     span = begin_message(group, "send", x)
     work = dist.isend(x, group=torch_group(group), group_dst=peer)
     assert work is not None, "this rank is of the group"
@@ -144,7 +146,7 @@ def receive(x: Tensor, group: ProcessGroup, peer: int) -> Work:
 
 
 @contextlib.contextmanager
-def _standing_still(group: ProcessGroup, name: str, x: Tensor) -> Iterator[None]:
+def _blocking(group: ProcessGroup, name: str, x: Tensor) -> Iterator[None]:
     span = begin_message(group, name, x)
     if span is not None:
         span.waits()

@@ -4,7 +4,7 @@ Layout. The sequence is cut into 2 cp chunks and rank r holds chunks r and 2 cp 
 rank has the same share of the causal triangle, early and late queries alike. The types are Megatron's
 --cp-comm-type:
 
-  p2p          K/V travel round a ring while each rank's queries meet them block by block
+  p2p          K/V are passed round a ring, and each rank computes attention with one rank's K/V at a time
   all_gather   every rank gathers all K/V; their gradients are reduce-scattered
   a2a          heads are split instead of tokens during attention (Ulysses, https://arxiv.org/abs/2309.14509)
   a2a+p2p      a2a inside groups of A consecutive ranks, rings across them
@@ -108,10 +108,10 @@ class ContextAttention:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As __call__, without autograd.
+        """As __call__, without autograd -> out [s, b, n, d] and lse [b, n / A, A s], which backward takes.
 
-        -> out [s, b, n, d] and lse [b, n / A, A s], which backward wants back. ``out``: where the output belongs, such
-        as a buffer of the caller's; it is overwritten and returned. Its last dim must be contiguous.
+        ``out``: the tensor to write the output to, such as a buffer of the caller's, which is then returned. Its last
+        dim must be contiguous.
         """
         self._check(q, k, documents)
         if self._a2a_size == 1:
@@ -131,7 +131,7 @@ class ContextAttention:
         lse: Tensor,
         documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """grad_out [s, b, n, d], what forward took and gave -> dq [s, b, n, d], dk and dv [s, b, n_kv, d]."""
+        """grad_out [s, b, n, d], with the inputs and outputs of forward -> dq [s, b, n, d], dk, dv [s, b, n_kv, d]."""
         self._check(q, k, documents)
         if self._a2a_size == 1:
             return self._backward(grad_out, Saved(q, k, v, out, lse), documents)
@@ -156,7 +156,7 @@ class ContextAttention:
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)
 
-    # p2p: at step t this rank's queries meet the keys of ring rank (rank - t).
+    # p2p: at step t this rank has the keys and values of ring rank (rank - t).
 
     def _ring_forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
@@ -173,7 +173,7 @@ class ContextAttention:
     def _ring_backward(
         self, grad_out: Tensor, saved: Saved, documents: Documents | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dk and dv follow their k and v round the ring, one step behind, and end with one more hop home."""
+        """dk and dv are passed round the ring one step behind their k and v; one more message brings them home."""
         kv = torch.stack((saved.k, saved.v))
         dtype = accumulator_dtype(kv)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
@@ -213,7 +213,7 @@ class ContextAttention:
         dk, dv = own.chunk(2, dim=-1)
         return dq.to(k.dtype), dk, dv
 
-    # a2a: all tokens of the group for a share of the heads, and back.
+    # a2a: exchanges tokens of all heads for all tokens of some heads, and back.
 
     def _split_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Each [s, b, heads, d] -> [A s, b, heads / A, d] in natural order.
@@ -229,7 +229,7 @@ class ContextAttention:
     def _join_heads(self, *tensors: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """The inverse of _split_heads: each [A s, b, heads / A, d] -> [s, b, heads, d].
 
-        ``out``: where the result belongs if there is only one.
+        ``out``: the tensor to write the result to; allowed for a single input.
         """
         shares = [x.shape[2] for x in tensors]
         mine = zigzag_from_natural(torch.cat(tensors, dim=2), self._a2a_size)
@@ -272,7 +272,7 @@ class ContextAttention:
 
 
 def natural_from_zigzag(x: Tensor, size: int) -> Tensor:
-    """Reorder dim 0 from ``size`` zigzag shards, one after the other, to the order of positions (a copy)."""
+    """Reorder dim 0 from ``size`` concatenated zigzag shards to the order of positions; returns a copy."""
     chunks = x.chunk(2 * size)
     return torch.cat([*chunks[0::2], *chunks[::-2]])
 
@@ -284,12 +284,12 @@ def zigzag_from_natural(x: Tensor, size: int) -> Tensor:
 
 
 class _Shift:
-    """A tensor on its way to the next rank of the ring, while the previous rank's is on its way here."""
+    """One message of the ring: sends a tensor to the next rank and receives the previous rank's."""
 
     def __init__(self, x: Tensor, ring: ContextAttention) -> None:
         group, rank, size = ring._ring, ring._ring_rank, ring._ring_size
         assert group is not None
-        self._sent: Tensor | None = x  # must live until the transfer has ended
+        self._sent: Tensor | None = x  # its memory must not be freed before the transfer has ended
         self._received = torch.empty_like(x)
         self._works: list[Work] = exchange([(x, (rank + 1) % size)], [(self._received, (rank - 1) % size)], group)
 

@@ -1,14 +1,15 @@
 """Data parallelism with sharded states (Rajbhandari et al., ZeRO, 2020).
 
-Weights live in flat buffers, one a bucket; beside each lies a buffer of gradients in fp32 (fp64 for fp64
-weights) into which every microbatch adds. After the last microbatch each rank of dp x cp receives
-the sum of its shard (reduce-scatter, started as soon as a bucket is complete), updates its shard of
-the fp32 master weights, and all ranks gather the new weights: ZeRO-1.
+The weights of a bucket lie in one flat buffer. Beside it lies a buffer of main gradients in fp32 (fp64 for fp64
+weights), to which every microbatch adds. After the last microbatch, each rank of dp x cp receives the sum of its shard
+by a reduce-scatter, which starts as soon as the bucket is complete. The rank then updates its shard of the fp32 master
+weights, and all ranks gather the new weights: ZeRO-1.
 
-Layers whose states are not resident on the device (memo.spec.placement) have no flat buffers: `StateMover`
-(memo.executor.states) lends them slots while they run, and brings their gradients where their masters are.
+Layers whose states are not resident on the device (memo.spec.placement) have no flat buffers there. `StateMover`
+(memo.executor.states) gives them slots while they run, and copies their gradients to the memory that holds their
+masters.
 
-Gradients add up without any factor: the loss is already divided by the tokens of the global batch.
+Gradients are summed without a factor, because the loss is already divided by the number of tokens of the global batch.
 """
 
 import contextlib
@@ -32,13 +33,14 @@ from memo_kernels.squared_norm.reference import squared_norm
 
 @dataclass
 class MasterSegment:
-    """A part of one parameter in this rank's shard, as the optimizer sees it.
+    """The part of one parameter that lies in this rank's shard, as the optimizer sees it.
 
     Attributes:
-        segment: which flat range of the local parameter it is.
-        shard: the local parameter's description.
-        weight: master values (a leaf whose .grad is the reduced gradient), 1-D.
-        moments: where the first and second must lie, 1-D; None where the optimizer makes them.
+        segment: the range of the flattened local parameter.
+        shard: the description of the local parameter.
+        weight: the master values, 1-D; a leaf of autograd whose .grad is the reduced gradient.
+        moments: the tensors, 1-D, that must hold the first and the second moment; None where the optimizer allocates
+            them.
     """
 
     segment: Segment
@@ -51,19 +53,19 @@ class StateMover(Protocol):
     """Copies states between device and host beside the computation (memo.executor.states)."""
 
     def finish_gradients(self) -> None:
-        """Every gradient of a driven unit has been reduced, and is on its way to its shard."""
+        """Wait for the last reduction that was started, and issue the copy of its result."""
 
     def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
-        """Host gradient shard <- reduced gradient on the device."""
+        """Issue the copy of a reduced gradient from the device to the bucket's gradient shard in host memory."""
 
     def await_gradients(self) -> None:
-        """Returns when the host may read gradients and write masters."""
+        """Block the host until it may read the gradients in host memory and write the masters."""
 
     def upload_weights(self, bucket: Bucket) -> None:
-        """Resident weights' shard <- masters on the host."""
+        """Issue the copy of the masters in host memory to this rank's shard of the resident weights."""
 
     def forget(self) -> None:
-        """Weights have changed."""
+        """Treat the weights in slots as invalid: the weights have changed."""
 
 
 class ShardedDataParallel:
@@ -72,11 +74,14 @@ class ShardedDataParallel:
     `model` must be built of `empty_parameter`s (no memory); here they become views of the buffers.
 
     Args:
-        placement: where each layer's states are; default: all on the device.
-        host_memory: makes the host arena of a number of bytes, for what `placement` puts there.
+        placement: where the states of each layer are stored; default: all on the device.
+        host_memory: allocates an arena of a given number of bytes in host memory, for the states that `placement`
+            puts there.
         accumulates: whether a step has several microbatches.
-        consumes_gradients: the CPU updates a layer as soon as its gradient has come, so that few are in host memory.
-        squared_norm: the kernel for gradients on the device (memo_kernels); those in host memory had theirs there.
+        consumes_gradients: whether the CPU updates a layer as soon as its gradient has arrived in host memory, so that
+            two records are enough for the gradients of all layers.
+        squared_norm: the kernel (memo_kernels) for the sum of the squares of a gradient on the device. The gradients
+            in host memory went through it before they left the device (`complete`).
     """
 
     def __init__(
@@ -98,14 +103,14 @@ class ShardedDataParallel:
         self.group, self.device, self.dtype = mesh.dp_cp, device, dtype
         self._squared_norm = squared_norm
         self.mover: StateMover | None = None
-        # Gradients appear from the last layer to the first.
+        # Backward produces gradients from the last layer to the first.
         named: dict[str, ShardedParameter] = {}
         for name, parameter in reversed(list(model.named_parameters())):
             assert isinstance(parameter, ShardedParameter), f"{name} has no Shard"
             named[name] = parameter
         plans = plan_units(named, bucket_size, group_size(self.group), placement)
         self.host_memory = host_memory
-        is_sharded = placement is not None and placement.shards_gradients  # then each microbatch is reduced
+        is_sharded = placement is not None and placement.shards_gradients  # then every microbatch is reduced
         self.rules = HostRules(
             weight_copy=placement is None or placement.weight_copy,
             keeps_partial=accumulates and not is_sharded,
@@ -123,8 +128,8 @@ class ShardedDataParallel:
         self._missing: dict[str, int] = {}
         self._reduced_here = [b for unit in self.units if not unit.is_driven for b in unit.buckets]
         self._next_bucket = 0
-        # Autograd holds hooks where the garbage collector cannot look: a strong one would keep model, gradients
-        # and process groups for ever.
+        # The garbage collector does not see the references that autograd's hooks hold. A hook with a strong reference
+        # to this object would keep the model, its gradients and the process groups alive for ever.
         accumulate = weakref.WeakMethod(self._accumulate)
 
         def on_gradient(parameter: Tensor) -> None:
@@ -136,7 +141,7 @@ class ShardedDataParallel:
             parameter.register_post_accumulate_grad_hook(on_gradient)
 
     def initialize(self, seed: int) -> None:
-        """Initial weights, the same for every layout and placement; also the master copy."""
+        """Set the initial weights and their masters, which are the same for every layout and placement."""
         for unit in self.units:
             with self.scratch(unit) as weights:
                 for parameter in self._parameters_of(unit):
@@ -148,9 +153,9 @@ class ShardedDataParallel:
 
     @contextlib.contextmanager
     def scratch(self, unit: Unit) -> Iterator[list[Tensor]]:
-        """Memory for the weights and gradients that a unit has only in slots: zeros, forgotten at the end.
+        """Give a unit temporary memory, filled with zeros, for the weights and gradients that it has only in slots.
 
-        Yields the flat weights of each bucket, resident ones where they are.
+        Yields the flat weights of each bucket; where they are resident, these.
         """
         weights = [_resident_or_zeros(b.weights, b.plan.size, self.dtype, self.device) for b in unit.buckets]
         wide = wide_dtype(self.dtype)
@@ -165,7 +170,7 @@ class ShardedDataParallel:
             self.bind_gradients(unit, None)
 
     def master_segments(self) -> list[MasterSegment]:
-        """This rank's share of the optimizer's work; gradients are attached by `finish_reduction`."""
+        """What this rank's optimizer updates; the gradients are valid after `finish_reduction`."""
         return [segment for bucket in self.buckets for segment in self.segments_of(bucket)]
 
     def segments_of(self, bucket: Bucket) -> list[MasterSegment]:
@@ -180,9 +185,9 @@ class ShardedDataParallel:
         return segments
 
     def begin_step(self, num_microbatches: int, used_twice: nn.Parameter | None = None) -> None:
-        """Zero the gradients and expect `num_microbatches` of them from every parameter.
+        """Zero the main gradients, and expect `num_microbatches` contributions to the gradient of every parameter.
 
-        `used_twice`: one whose two uses in a microbatch give a gradient each, as they are not of one graph.
+        `used_twice`: a parameter that contributes twice in a microbatch, because its two uses are in different graphs.
         """
         for bucket in self.buckets:
             if bucket.gradients is not None:
@@ -194,7 +199,10 @@ class ShardedDataParallel:
         self._next_bucket = 0
 
     def finish_reduction(self) -> None:
-        """After the last backward: every shard holds the gradient of the whole global batch."""
+        """Call it after the last backward; then every shard holds the gradient of the whole global batch.
+
+        Raises RuntimeError if a parameter got fewer gradients than there are microbatches.
+        """
         late = [name for name, missing in self._missing.items() if missing]
         if late:
             raise RuntimeError(
@@ -209,7 +217,7 @@ class ShardedDataParallel:
         for bucket in self._reduced_here:
             if bucket.pending is not None:
                 bucket.pending.wait()
-                bucket.pending = None  # gloo's work holds a copy of all gradients
+                bucket.pending = None  # gloo's work holds a copy of the whole bucket
             assert bucket.gradients is not None
             shard = bucket.gradients[bucket.mine]
             if bucket.reduced is not None:
@@ -223,10 +231,11 @@ class ShardedDataParallel:
                 self.mover.offload_gradient(bucket, shard)
 
     def complete(self, reduced: Sequence[tuple[Bucket, Tensor]]) -> None:
-        """Shards, reduced over dp x cp, become gradients of the whole global batch.
+        """Turn shards that are reduced over dp x cp into gradients of the whole global batch.
 
-        Each tp rank has seen a part of the tokens: gradients of norms and late biases are summed over all, in one
-        message a step. Those that leave the device are summed before they do, in one message a layer.
+        Each tp rank has seen only a part of the tokens, so the gradients of norms, and of biases that are added after
+        the sum over tp, are summed over tp. All shards given are summed in one message: in a step there is one message
+        for the gradients that stay on the device, and one for each layer whose gradient leaves it.
         """
         add_up([shard for bucket, shard in reduced if bucket.plan.replicated == "tp"], self.mesh.tp)
         for bucket, shard in reduced:
@@ -236,25 +245,25 @@ class ShardedDataParallel:
                 bucket.squared_norm = self._squared_norm(shard)
 
     def gradient_norm(self) -> Tensor:
-        """L2 norm over every weight of the model, each counted once; fp64 scalar, the same on all ranks."""
+        """L2 norm of the gradient of the whole model, every weight counted once; an fp64 scalar, equal on all ranks."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for bucket in self.buckets:
             if self._counts_here(bucket):
-                told = bucket.squared_norm
-                total += self._squared_norm(bucket.gradient_shard) if told is None else told
+                known = bucket.squared_norm
+                total += self._squared_norm(bucket.gradient_shard) if known is None else known
         for group in (self.group, self.mesh.tp, self.mesh.pp):
             all_reduce(total, group)
         return total.sqrt()
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply this rank's gradient shards by a scalar of their dtype, which lies on the host wherever they are."""
+        """Multiply this rank's gradient shards by a scalar of their dtype, on the CPU even if the shards are not."""
         for bucket in self.buckets:
             bucket.gradient_shard.mul_(factor)
 
     def publish_weights(self, buckets: Sequence[Bucket] | None = None) -> None:
-        """Weights from the updated master shards, of all buckets or these: cast, then gathered over dp x cp.
+        """Cast the updated masters of these buckets (default: of all) to the weights' dtype, and gather over dp x cp.
 
-        Whoever names buckets has refreshed their sources.
+        A caller that names buckets must have called their `refresh_source` before.
         """
         for bucket in self.buckets if buckets is None else buckets:
             if buckets is None:
@@ -270,12 +279,15 @@ class ShardedDataParallel:
             self.mover.upload_weights(bucket)
         elif bucket.has_own_master:
             shard.copy_(bucket.master)
-        # A copy: input and output of a collective must not overlap.
+        # Cloned, because the input and the output of a collective must not overlap.
         if group_size(self.group) > 1:
             all_gather(shard.clone(), self.group, out=weights)
 
     def bind_weights(self, unit: Unit, flats: list[Tensor] | None) -> None:
-        """Parameters of a unit become views of these buckets; None: of the resident ones, or they show NaN."""
+        """Make a unit's parameters views of these flat tensors, one for each bucket.
+
+        None: of the resident weights; parameters without any show NaN.
+        """
         parts = [bucket.weights for bucket in unit.buckets] if flats is None else flats
         for bucket, part in zip(unit.buckets, parts, strict=True):
             for slot in bucket.plan.slots:
@@ -286,7 +298,10 @@ class ShardedDataParallel:
                     parameter.data = bucket.view(slot, part)
 
     def bind_gradients(self, unit: Unit, flats: list[Tensor] | None) -> None:
-        """Main gradients of a unit become views of these buckets; None: of the resident ones, or none at all."""
+        """Make a unit's main gradients views of these flat tensors, one for each bucket.
+
+        None: of the resident gradients; parameters without any have no main gradient.
+        """
         parts = [bucket.gradients for bucket in unit.buckets] if flats is None else flats
         for bucket, part in zip(unit.buckets, parts, strict=True):
             for slot in bucket.plan.slots:
@@ -314,25 +329,25 @@ class ShardedDataParallel:
         return placed
 
     def main_gradient(self, parameter: nn.Parameter) -> Tensor:
-        """The wide gradient of a parameter, in its shape, for code that adds to it directly."""
+        """The main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it directly."""
         return self._main_gradients[id(parameter)]
 
     def gradient_done(self, parameter: nn.Parameter) -> None:
-        """One microbatch has been added to a parameter's main gradient."""
+        """Call it once for each contribution that has been added to a parameter's main gradient."""
         name = self._names[id(parameter)]
         self._missing[name] -= 1
         if self.overlap and self._missing[name] == 0:
             self._start_ready_buckets()
 
     def _accumulate(self, parameter: Tensor) -> None:
-        """Hook of autograd: move .grad into the main gradient."""
+        """Hook of autograd: add .grad to the main gradient, and free it."""
         assert parameter.grad is not None and isinstance(parameter, nn.Parameter)
         self.main_gradient(parameter).add_(parameter.grad)
         parameter.grad = None
         self.gradient_done(parameter)
 
     def _start_ready_buckets(self) -> None:
-        """Start complete buckets in their fixed order: every rank must issue collectives alike."""
+        """Start the reductions of complete buckets in a fixed order: all ranks must issue the same collectives."""
         while self._next_bucket < len(self._reduced_here):
             bucket = self._reduced_here[self._next_bucket]
             if any(self._missing[slot.name] for slot in bucket.plan.slots):

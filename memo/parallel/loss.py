@@ -4,7 +4,7 @@ For hidden size h = 4096, a vocabulary of 50K and 1M tokens, fp32 logits alone w
 `chunk_size` tokens at a time are gathered, multiplied with the local vocabulary rows, and reduced
 to one log-sum-exp; backward recomputes the logits of each chunk (one more head GEMM, about
 2 h v of the 6 P FLOPs a token) instead of keeping anything of size s x v. Softmax is in fp32.
-Logits and their gradient, which takes their place, are of the model's dtype (memo_kernels.cross_entropy).
+The logits are in the model's dtype, and their gradient overwrites them (memo_kernels.cross_entropy).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from memo_kernels import Ops, select_ops
 
 @dataclass(frozen=True)
 class VocabSlice:
-    """Which vocabulary rows this rank holds: [first, first + num_rows), of which num_valid are real."""
+    """The vocabulary rows of this rank, [first, first + num_rows); those after the first num_valid are padding."""
 
     first: int
     num_rows: int
@@ -45,15 +45,15 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Negative log-likelihood of every token of this context-parallel rank.
 
-    Which tokens count, and how much, is for the caller: the gradient of a loss that is multiplied by zero is zero.
+    The caller multiplies each token's loss by its weight; a weight of zero excludes a token.
 
     Args:
         hidden: [n, b, h], this tp rank's tokens (n = s / tp).
         weight: [v_local, h], this rank's vocabulary rows, padding included.
         labels: [s, b] int64, all tokens of the context-parallel rank.
-        vocab_size: real rows of the whole vocabulary.
-        chunk_size: tokens whose logits exist at one time.
-        ops: what computes softmax and its gradient; None: torch.
+        vocab_size: rows of the whole vocabulary, without padding.
+        chunk_size: number of tokens whose logits exist at one time.
+        ops: the kernels of softmax and its gradient; None: torch's.
 
     Returns:
         [s, b] in fp32 (fp64 for fp64 inputs), the same on every tp rank.
@@ -84,7 +84,7 @@ def greedy_tokens(
 
 @dataclass(frozen=True)
 class _How:
-    """What both ways through the loss are told beside tensors."""
+    """The settings that forward and backward of the loss share."""
 
     vocab: VocabSlice
     chunk_size: int
@@ -139,7 +139,7 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _row_ranges(hidden: Tensor, chunk_size: int, group: ProcessGroup | None) -> list[slice]:
-    """Ranges of local rows whose gathered tokens number at most chunk_size (at least one row each)."""
+    """Ranges of local rows, at least one row each, that give at most chunk_size tokens once they are gathered."""
     num_rows, batch = hidden.shape[:2]
     step = max(1, chunk_size // (group_size(group) * batch))
     return [slice(i, min(i + step, num_rows)) for i in range(0, num_rows, step)]
@@ -151,7 +151,7 @@ def _by_rank(tokens: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def _logits(gathered: Tensor, weight: Tensor) -> Tensor:
-    """[c * b, v_local]; what padding rows of the vocabulary give means nothing."""
+    """[c * b, v_local]; the logits of padding rows have no meaning."""
     return gathered.flatten(0, 1) @ weight.t()
 
 
@@ -162,7 +162,7 @@ def _local_labels(labels: Tensor, vocab: VocabSlice) -> Tensor:
 
 
 def _reduce(logits: Tensor, labels: Tensor, how: _How) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp over the whole vocabulary and the label's logit, both [c * b]; destroys logits."""
+    """Log-sum-exp over the whole vocabulary and the logit of the label, both [c * b]; overwrites `logits`."""
     maximum, total, target = how.ops.logit_sums(
         logits,
         _local_labels(labels, how.vocab),

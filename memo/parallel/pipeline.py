@@ -1,9 +1,9 @@
 """Runs a pipeline schedule: forwards, backwards, and the messages between stages.
 
-Every activation and every gradient on its way has one shape, [n, b, h], known before the step, so no
-metadata travels. At most two receives and one send a link are in flight: the buffers of a step
-do not grow with the number of microbatches. `memo.spec.schedule.simulate` proves the absence of
-deadlock under exactly these rules.
+Every activation and every gradient that is sent has the same shape, [n, b, h], which is known before the step, so no
+metadata is sent. At most two receives are posted and one send per link is in flight, so the buffers of a step do not
+grow with the number of microbatches. `memo.spec.schedule.simulate` checks that a schedule does not deadlock under
+exactly these rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ ChunkForward = Callable[[Tensor | None, int], Tensor]
 """(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], at the last the loss."""
 
 Enter = Callable[[Action], None]
-"""Told which action is next, before anything is done for it."""
+"""Called with each action before anything is done for it."""
 
 
 @dataclass(frozen=True)
 class Wire:
-    """What travels between stages."""
+    """Shape, dtype and device of the tensors that stages send to each other."""
 
     shape: tuple[int, int, int]
     dtype: torch.dtype
@@ -41,10 +41,10 @@ class PipelineStage:
         self.stage = mesh.at.pp
 
     def run(self, actions: Sequence[Action], chunks: Sequence[ChunkForward], enter: Enter | None = None) -> Tensor:
-        """Execute one step; returns the detached sum of this rank's losses (0 where it has no head).
+        """Execute one step; returns the detached sum of this rank's losses (0 on a stage without the head).
 
-        Gradients are left where autograd puts them. Without any backward among the actions the
-        forwards keep no graph.
+        Gradients of parameters are left to autograd and its hooks. If there is no backward among the actions, the
+        forwards run without a graph.
         """
         training = any(action.kind == "B" for action in actions)
         links = _Links(self.pipeline, self.mesh, self.wire)
@@ -71,7 +71,7 @@ class PipelineStage:
                     links.send(action, output.detach())
             else:
                 entered, output = live.pop(key)
-                # A loss has no incoming gradient: autograd takes 1.
+                # For a loss nothing was received, and autograd starts from a gradient of 1.
                 torch.autograd.backward(output, received)
                 if entered is not None:
                     assert entered.grad is not None
@@ -81,13 +81,13 @@ class PipelineStage:
 
 
 class _Links:
-    """Messages of one stage in one step."""
+    """The messages of one stage in one step."""
 
     def __init__(self, pipeline: Pipeline, mesh: Mesh, wire: Wire) -> None:
         self.pipeline, self.mesh, self.wire = pipeline, mesh, wire
         self.stage = mesh.at.pp
         self.receives: dict[Action, tuple[Tensor, Work]] = {}
-        # The tensor is held with its work: its memory must live until the message has gone.
+        # The tensor is kept with its work, because its memory must not be freed before the message is sent.
         self.sends: dict[tuple[int, ProcessGroup], tuple[Tensor, Work]] = {}
 
     def post_receive(self, action: Action) -> None:
@@ -99,7 +99,7 @@ class _Links:
         self.receives[action] = (buffer, receive(buffer, self._group(action, at), peer))
 
     def receive(self, action: Action) -> Tensor | None:
-        """The input of an action, or None where the model begins or ends."""
+        """The input of an action; None for the first forward and the last stage's backward, which receive none."""
         if action not in self.receives:
             return None
         buffer, work = self.receives.pop(action)

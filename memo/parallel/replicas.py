@@ -1,11 +1,12 @@
-"""Do ranks that should hold the same weights hold the same bits?
+"""Checks that ranks which should hold equal weights hold equal bits.
 
-    dp x cp      the weights that each rank gathered after the last update
-    tp           norms and late biases: weights and masters, which every tp rank updates for itself
-    first, last  a tied embedding, on both ends of the pipeline
+    compared over   what
+    dp x cp         the weights that each rank gathered after the last update
+    tp              norms, and biases added after the sum over tp: weights and masters, updated by each tp rank
+    embedding       a tied embedding, on the first and the last pipeline stage
 
-A bit that flips in memory or on the way changes one copy and no message says so. Layers whose weights exist in slots
-alone have no copies on dp x cp ranks: nothing is compared there.
+A bit that flips in memory or on the network changes one copy, and nothing else reports it. Layers whose weights exist
+only in slots have no copies on the ranks of dp x cp, so they are not compared there.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_
 from memo.parallel.data import ShardedDataParallel
 
 _CHUNK = 1 << 20
-"""Words hashed at a time: 16 MiB of memory beside them."""
+"""Words that are hashed at a time, which takes 16 MiB of temporary memory."""
 _MIXER = -7046029254386353131
 """2^64 divided by the golden ratio, as a signed number; odd."""
 _FOLD = 6364136223846793005
@@ -29,9 +30,9 @@ _FOLD = 6364136223846793005
 
 
 def check_replicas(data_parallel: ShardedDataParallel, iteration: int) -> None:
-    """Compare all copies of weights; collective over all ranks, and waits for the device.
+    """Compare all copies of the weights. Collective over all ranks; waits for the device.
 
-    Raises ReplicaError, on every rank, that names tensors and ranks.
+    Raises ReplicaError on every rank if copies differ, with the names of the tensors and the ranks.
     """
     mesh, found = data_parallel.mesh, list[str]()
     if mesh.world is None or mesh.is_alone:
@@ -43,21 +44,22 @@ def check_replicas(data_parallel: ShardedDataParallel, iteration: int) -> None:
         return
     everyone: list[list[str]] = [[] for _ in range(mesh.grid.world_size)]
     dist.all_gather_object(everyone, found, group=mesh.world)
-    told = sorted({text for texts in everyone for text in texts})
-    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    reported = sorted({text for texts in everyone for text in texts})
+    more = f", and {len(reported) - 3} more" if len(reported) > 3 else ""
     raise ReplicaError(
-        f"copies of the weights differ at iteration {iteration}: {'; '.join(told[:3])}{more}. Memory or network of a "
-        "rank named here has changed bits: this state is not saved; go on from the last checkpoint with --load, and "
+        f"copies of the weights differ at iteration {iteration}: {'; '.join(reported[:3])}{more}. Memory or network of "
+        "a rank named here has changed bits: this state is not saved; go on from the last checkpoint with --load, and "
         "without that machine"
     )
 
 
 def fingerprint(values: Tensor) -> Tensor:
-    """A hash of the bytes of a flat tensor, int64 scalar on its device: exact, whatever the order of summation.
+    """A hash of the bytes of a flat tensor, as an int64 scalar on its device.
 
-    The sum of words times odd numbers that depend on their places, modulo 2^64: a change of one word always shows.
+    It is the sum, modulo 2^64, of each word times an odd number that depends on the word's index. Integer sums do not
+    depend on their order, and a change of one word always changes the hash.
     """
-    words = values.view(torch.int16 if values.element_size() == 2 else torch.int32)  # far narrower than the sum
+    words = values.view(torch.int16 if values.element_size() == 2 else torch.int32)  # much narrower than the sum
     places = torch.arange(min(_CHUNK, words.numel()), dtype=torch.int64, device=values.device)
     factors = (2 * places + 1) * _MIXER
     total = torch.zeros((), dtype=torch.int64, device=values.device)
@@ -67,7 +69,7 @@ def fingerprint(values: Tensor) -> Tensor:
 
 
 def _copies(data_parallel: ShardedDataParallel, group: ProcessGroup) -> Iterator[tuple[str, Tensor]]:
-    """What each rank of the group holds alike, by name."""
+    """The tensors, with their names, of which each rank of the group should hold an equal copy."""
     mesh = data_parallel.mesh
     for bucket in data_parallel.buckets:
         replica_group = {"tp": mesh.tp, "embedding": mesh.embedding}.get(bucket.plan.replicated)
@@ -87,7 +89,7 @@ def _name(data_parallel: ShardedDataParallel, local: str) -> str:
 
 
 def _differences(copies: dict[str, Tensor], group: ProcessGroup) -> list[str]:
-    """A sentence a tensor that is not the same on all ranks of the group."""
+    """One sentence for each tensor that differs between ranks of the group."""
     if not copies:
         return []
     device = next(iter(copies.values())).device
@@ -104,7 +106,7 @@ def _differences(copies: dict[str, Tensor], group: ProcessGroup) -> list[str]:
 
 
 def _sentence(name: str, hash_of: dict[int, int]) -> str:
-    """Who differs, where most agree; else who holds the copies."""
+    """Names the ranks that differ from the majority, or all ranks if there is no majority."""
     values = list(hash_of.values())
     common = max(set(values), key=values.count)
     if 2 * values.count(common) > len(values):

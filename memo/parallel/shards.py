@@ -1,9 +1,8 @@
-"""What a local parameter holds of the global weights.
+"""Which part of the global weights a local parameter holds.
 
-A local parameter is a set of rectangles of named global tensors: a fused qkv weight on one tensor-
-parallel rank holds a row range of each of q, k and v. Initialisation, gradient bookkeeping,
-checkpoints and Hugging Face import all read this one description, so none of them knows how a
-layer fuses or splits its matrices.
+A local parameter is a set of rectangles of named global tensors. A fused qkv weight on one tensor-parallel rank, for
+example, holds a range of rows of each of q, k and v. Initialisation, gradients, checkpoints and Hugging Face files all
+read this one description, so none of them needs to know how a layer fuses or splits its matrices.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from memo.spec.weights import Init, Replicated, Weight
 
 @dataclass(frozen=True)
 class Piece:
-    """The rectangle `shape` at `offset` of global tensor `name`, lying at `local_offset` here."""
+    """The rectangle of `shape` at `offset` in the global tensor `name`, and at `local_offset` in the local one."""
 
     name: str
     global_shape: tuple[int, ...]
@@ -36,13 +35,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Shard:
-    """Description of one local parameter.
+    """The description of one local parameter.
 
     Attributes:
-        pieces: where its values come from; rows that no piece covers are padding and stay zero.
-        init, std: initial distribution.
-        replicated: ranks that hold the same values but compute gradients from different tokens or
-            uses: the gradient is summed over them after the data-parallel reduction.
+        pieces: the rectangles that it holds; rows that no piece covers are padding and stay zero.
+        init, std: the distribution of the initial values.
+        replicated: names the ranks that hold the same values but compute the gradient from other tokens, or from
+            another use of the parameter; the gradient is summed over them after the data-parallel reduction.
         decay: whether weight decay applies.
     """
 
@@ -54,7 +53,7 @@ class Shard:
 
 
 class ShardedParameter(nn.Parameter):
-    """A parameter that knows its Shard."""
+    """A parameter with the description of what it holds."""
 
     shard: Shard
 
@@ -65,18 +64,18 @@ class ShardedParameter(nn.Parameter):
 
 
 def empty_parameter(shape: tuple[int, ...], shard: Shard, dtype: torch.dtype) -> ShardedParameter:
-    """A parameter without memory: the flat buffers of `memo.parallel.data` give it a place later."""
+    """A parameter without memory; later it becomes a view of a flat buffer of `memo.parallel.data`."""
     return ShardedParameter(torch.empty(shape, dtype=dtype, device="meta"), shard)
 
 
 def sharded_parameter(
     weight: Weight, dtype: torch.dtype, group: ProcessGroup | None, *, std: float, prefix: str = ""
 ) -> ShardedParameter:
-    """What this rank of `group` (None: tp 1) holds of `weight`, without memory.
+    """The part of `weight` that this rank of `group` (None: tp 1) holds, without memory.
 
     Args:
-        std: of the initial values, where they are drawn.
-        prefix: of the names of its global tensors, such as "layers.3.".
+        std: standard deviation of the initial values, where they are random.
+        prefix: put before the names of its global tensors, such as "layers.3.".
     """
     size, rank = group_size(group), group_rank(group)
     pieces: list[Piece] = []
@@ -96,7 +95,7 @@ def sharded_parameter(
 
 
 def _vocabulary_rows(name: str, shape: tuple[int, ...], rows: int, rank: int) -> list[Piece]:
-    """The `rank`-th `rows` rows of a table; none where all of them are padding, which belongs to no global tensor."""
+    """Block number `rank` of `rows` rows of a table; nothing if all of them are padding."""
     first = min(rank * rows, shape[0])
     own = (min(rows, shape[0] - first), *shape[1:])
     zeros = (0,) * len(shape)
@@ -112,17 +111,17 @@ def split(name: str, global_shape: tuple[int, ...], dim: int, size: int, rank: i
 
 
 def whole(name: str, global_shape: tuple[int, ...]) -> Piece:
-    """All of a global tensor."""
+    """A whole global tensor."""
     zeros = (0,) * len(global_shape)
     return Piece(name, global_shape, zeros, zeros, global_shape)
 
 
 @torch.no_grad()
 def initialize(parameter: ShardedParameter, seed: int) -> None:
-    """Fill with the initial values that (seed, global name) decide, whatever the layout.
+    """Set the initial values, which depend on the seed and the global name alone, not on the layout.
 
-    Each rank draws the whole global tensor in fp32 and keeps its rectangle: any layout then
-    starts from the same weights, at the price of drawing tp times too many numbers once.
+    Each rank draws the whole global tensor in fp32 and keeps its rectangle. So every layout starts from the same
+    weights, and each rank draws tp times as many numbers as it needs, once.
     """
     parameter.zero_()
     for piece in parameter.shard.pieces:

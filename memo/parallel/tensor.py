@@ -26,7 +26,7 @@ from memo.parallel.collectives import (
 )
 
 _EMBEDDING_CHUNK = 8192
-"""Tokens whose embeddings exist in full width at one time."""
+"""Number of tokens whose unsharded embeddings exist at one time."""
 
 
 def weight_gradient(grad_out: Tensor, x: Tensor) -> Tensor:
@@ -37,8 +37,8 @@ def weight_gradient(grad_out: Tensor, x: Tensor) -> Tensor:
 class _ColumnParallel(torch.autograd.Function):
     """y [s, b, out/tp] = gather(x [n, b, h]) W^T + bias.
 
-    Only the sharded x is kept; backward gathers it again while the input gradient is computed, and
-    reduce-scatters that while the weight gradient is computed.
+    Only the sharded x is saved. Backward gathers it again while it computes the gradient of the input, and
+    reduce-scatters that gradient while it computes the gradient of the weight.
     """
 
     @staticmethod
@@ -80,10 +80,10 @@ class _RowParallel(torch.autograd.Function):
 
 
 class _VocabParallelEmbedding(torch.autograd.Function):
-    """y [n, b, h] = reduce_scatter(rows of the table for tokens [s, b], 0 where another rank has them).
+    """y [n, b, h] = reduce_scatter(rows of the table for tokens [s, b], 0 where another rank has the row).
 
-    A chunk of tokens at a time: all s in full width would be tp times the output, the largest tensor of a
-    long-sequence step.
+    Works on one chunk of tokens at a time: the unsharded embeddings of all s tokens would be tp times as large as the
+    output, and so the largest tensor of a step on long sequences.
     """
 
     @staticmethod
@@ -113,7 +113,8 @@ class _VocabParallelEmbedding(torch.autograd.Function):
 def _embedding_chunks(
     tokens: Tensor, first_row: int, num_rows: int, group: ProcessGroup | None
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """(own rows, [c, b] rows of the table for the tokens that gathering them gives, which of them are foreign)."""
+    """For each chunk: the range of this rank's tokens, the [c, b] rows of the table for these tokens of all ranks, and
+    a mask of the rows that another rank holds."""
     by_rank = tokens.unflatten(0, (group_size(group), -1))
     step = max(1, _EMBEDDING_CHUNK // (group_size(group) * tokens.shape[1]))
     for start in range(0, by_rank.shape[1], step):
@@ -124,7 +125,7 @@ def _embedding_chunks(
 
 
 class ColumnParallelLinear(nn.Module):
-    """One or several fused matrices with a common input, split by output rows (of each matrix in turn).
+    """One matrix, or several fused ones with a common input; each of them is split by its rows, the outputs.
 
     Input [n, b, in], output [s, b, out/tp].
     """
@@ -139,7 +140,9 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A matrix split by input columns; its bias is added after the sum, to local tokens, and is the same on all ranks.
+    """A matrix split by its columns, the inputs.
+
+    Its bias is the same on all ranks, and is added to this rank's tokens after the sum over the ranks.
 
     Input [s, b, in/tp], output [n, b, out].
     """
@@ -154,10 +157,10 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """A table split by vocabulary rows, padded so that every rank has the same number.
+    """A table split by the rows of the vocabulary, padded so that every rank has the same number of rows.
 
-    Padding rows belong to no global tensor: they stay zero, and the loss leaves them out, so the
-    model is the same at any tp. Input tokens [s, b], output [n, b, h].
+    Padding rows are not part of the model: they stay zero, and the loss leaves them out, so the model does not depend
+    on tp. Input tokens [s, b], output [n, b, h].
     """
 
     def __init__(self, weight: nn.Parameter, group: ProcessGroup | None) -> None:

@@ -1,4 +1,4 @@
-"""From the parameters of a model to its units with their memory: which layer each is of, its buckets, its places."""
+"""Groups the parameters of a model into units, plans their buckets, and allocates the memory of both."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from memo.spec.placement import LayerPlaces, StatePlacement
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """A unit before it has memory."""
+    """A unit without memory."""
 
     layer: int | None
     places: LayerPlaces
@@ -25,9 +25,9 @@ class UnitPlan:
 def plan_units(
     named: Mapping[str, ShardedParameter], bucket_size: int, num_shards: int, placement: StatePlacement | None
 ) -> list[UnitPlan]:
-    """Units in the order of the names, which should be the order their gradients appear in.
+    """Units in the order of `named`, which should be the order in which backward produces gradients.
 
-    Buckets end with their layer: what is reduced and moved together then depends on no placement.
+    No bucket spans two layers, so that which gradients are reduced together does not depend on the placement.
     """
     plans = []
     for layer, names in in_units(list(named), _layer_positions(list(named))):
@@ -47,7 +47,7 @@ def make_units(
     device: torch.device,
     host_memory: Callable[[int], HostMemory] | None,
 ) -> tuple[list[Unit], HostMemory | None]:
-    """The units of one of the ranks that share states, and the arena in host memory, where they need one."""
+    """The units of rank `rank` of those that shard the states, and their arena in host memory if they need one."""
     needed_bytes = host_bytes(plans, dtype, rules)
     host, carver, rings = None, None, list[Tensor]()
     if needed_bytes:
@@ -72,14 +72,14 @@ def make_units(
 
 
 def ring_sizes(plans: list[UnitPlan]) -> list[int]:
-    """Elements of the records that hold reduced gradients in turn: one arrives while the CPU consumes the other."""
+    """Elements of each record of the ring of reduced gradients: one is written while the CPU reads the other."""
     layers = [unit for unit in plans if unit.layer is not None and unit.places.optimizer_on_host]
     largest = max((sum(bucket.shard_size for bucket in unit.buckets) for unit in layers), default=0)
     return [largest] * min(2, len(layers))
 
 
 def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> int:
-    """Of the arena that these units need."""
+    """Bytes of the arena in host memory that these units need."""
     wide, narrow = wide_dtype(dtype).itemsize, dtype.itemsize
     total = sum(aligned_bytes(size * wide) for size in ring_sizes(plans)) if rules.consumes else 0
     for unit in plans:
@@ -96,7 +96,7 @@ def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> i
 
 
 def in_units(names: list[str], layer_of: Callable[[str], int | None]) -> Iterator[tuple[int | None, list[str]]]:
-    """Consecutive names of one layer, or of one end, together."""
+    """Groups of consecutive names of one layer, the embedding or the head, each with its layer's position or None."""
     group: list[str] = []
     for name in names:
         if group and _key(group[-1], layer_of) != _key(name, layer_of):
@@ -113,7 +113,7 @@ def _key(name: str, layer_of: Callable[[str], int | None]) -> object:
 
 
 def _layer_positions(names: list[str]) -> Callable[[str], int | None]:
-    """Parameter's name -> position of its layer among all layers of the rank, chunk by chunk; None at the ends."""
+    """A function from a parameter's name to the position of its layer among the rank's; None outside of layers."""
     found = {match.groups() for name in names if (match := _IN_LAYER.match(name))}
     order = sorted((int(chunk), int(layer)) for chunk, layer in found)
     positions = {key: position for position, key in enumerate(order)}

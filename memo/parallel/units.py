@@ -1,10 +1,12 @@
-"""The states of one layer, or of one end of the model, and where this rank keeps them.
+"""The states of one layer, of the embedding or of the head, and the memory in which this rank keeps them.
 
-    resident    weights | gradients | masters (shard)                      all on the device
-    host        masters | reduced gradient | moments (shard)               in host memory, with a copy of the weights
-    slot        weights or gradients exist only while the layer runs       a rounding buffer of memo.executor.states
+    kind        holds                                          in
+    resident    weights, gradients, masters (shard)            the device
+    host        masters, reduced gradient, moments (shard)     host memory, with a copy of the weights where they stream
+    slot        weights or gradients, while the layer runs     a rounding buffer of memo.executor.states
 
-`memo.spec.placement` says which, `memo.spec.buckets` where each parameter lies in the flat buffers.
+`memo.spec.placement` decides which kind a layer has, and `memo.spec.buckets` where each parameter lies in the flat
+buffers.
 """
 
 from dataclasses import dataclass
@@ -17,24 +19,24 @@ from torch.distributed import Work
 from memo.spec.buckets import BucketPlan, Slot
 from memo.spec.placement import LayerPlaces
 
-_HOST_ALIGNMENT = 64
+_HOST_ALIGNMENT_BYTES = 64
 
 
 class HostMemory(Protocol):
-    """An arena of exact size in host memory (memo.executor.host_pool)."""
+    """One arena of host memory (memo.executor.host_pool)."""
 
     def record(self, index: int) -> Tensor:
-        """uint8, all of it, for index 0."""
+        """The whole arena, uint8, for index 0."""
 
 
 class Carver:
-    """Cuts flat tensors from the host arena, one behind the other."""
+    """Allocates flat tensors from the host arena, one after the other; they are never freed singly."""
 
     def __init__(self, arena: Tensor) -> None:
         self._arena, self._used = arena, 0
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeros."""
+        """A tensor of zeros, 1-D."""
         num_bytes = numel * dtype.itemsize
         part = self._arena[self._used : self._used + num_bytes].view(dtype)
         self._used += aligned_bytes(num_bytes)
@@ -45,12 +47,13 @@ class Bucket:
     """The memory of one bucket on one rank.
 
     Attributes:
-        weights, gradients: flat, of the whole bucket; None while they exist in slots alone.
-        master, gradient_shard: this rank's shard as the optimizer sees it, on the side where it is updated.
-        moments: of the shard, where they must lie in the host arena; None where the optimizer makes them.
-        source: what fills a weight slot with this rank's shard; None where weights are resident.
-        partial: host record of the whole gradient between two microbatches.
-        squared_norm: of the reduced gradient, fp64, told when it left the device.
+        weights, gradients: flat tensors of the whole bucket on the device; None where they exist only in slots.
+        master, gradient_shard: this rank's shard as the optimizer sees it, on the device or in host memory, where it
+            is updated.
+        moments: the first and second moment of the shard, in the host arena; None where the optimizer allocates them.
+        source: this rank's shard of the weights, from which a weight slot is filled; None where weights are resident.
+        partial: where the sum of the whole bucket's gradient waits in host memory between two microbatches.
+        squared_norm: of the reduced gradient, fp64, computed before the gradient left the device; None if it stays.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Bucket:
         rules: "HostRules",
         ring: Tensor | None = None,
     ) -> None:
-        """`ring`: where the reduced gradient lies until the CPU has consumed it, shared with other layers."""
+        """`ring`: memory shared with other layers, for the reduced gradient until the CPU has used it."""
         self.plan, self.places, self.device = plan, places, device
         wide = wide_dtype(dtype)
         self.mine = slice(rank * plan.shard_size, (rank + 1) * plan.shard_size)
@@ -92,7 +95,7 @@ class Bucket:
 
     def _on_device(self, dtype: torch.dtype, wide: torch.dtype) -> None:
         shard, device = self.plan.shard_size, self.device
-        # Weights that are as wide as their gradients are their own master copy.
+        # Weights that are as wide as their gradients need no master copy.
         if dtype == wide and self.weights is not None:
             self.master = self.weights[self.mine]
         else:
@@ -106,31 +109,31 @@ class Bucket:
 
     @property
     def weight_shard(self) -> Tensor | None:
-        """This rank's part of the resident weights."""
+        """This rank's shard of the resident weights; None where they are not resident."""
         return None if self.weights is None else self.weights[self.mine]
 
     @property
     def has_own_master(self) -> bool:
-        """Whether the master is memory of its own, not the weights."""
+        """Whether the master does not share its memory with the weights."""
         shard = self.weight_shard
         return shard is None or shard.data_ptr() != self.master.data_ptr()
 
     def refresh_source(self) -> None:
-        """After masters changed: what weight slots are filled from."""
+        """Call it after the masters have changed: casts them to the copy that fills weight slots, if there is one."""
         if self.source is not None and self.source is not self.master:
             self.source.copy_(self.master)
 
     def view(self, slot: Slot, flat: Tensor) -> Tensor:
-        """One parameter in a flat tensor of the bucket's size."""
+        """The view of one parameter in a flat tensor of the bucket's size."""
         return flat[slot.offset : slot.offset + slot.numel].view(slot.shape)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Parameters that come and go together.
+    """Parameters whose states are moved together: a layer's, the embedding's or the head's.
 
     Attributes:
-        layer: position among the rank's layers; None for an end of the model.
+        layer: position among the rank's layers; None for the embedding and the head.
     """
 
     layer: int | None
@@ -139,12 +142,12 @@ class Unit:
 
     @property
     def is_driven(self) -> bool:
-        """Whether its gradients are reduced and moved layer by layer (memo.executor.states)."""
+        """Whether memo.executor.states reduces its gradients when its backward ends, instead of bucket by bucket."""
         return self.layer is not None and self.places.is_driven
 
     @property
     def size(self) -> int:
-        """Elements of all buckets, with padding."""
+        """Elements of all buckets, padding included."""
         return sum(bucket.plan.size for bucket in self.buckets)
 
     @property
@@ -152,24 +155,24 @@ class Unit:
         return sum(bucket.plan.shard_size for bucket in self.buckets)
 
     def parts(self, flat: Tensor) -> list[Tensor]:
-        """A flat tensor, bucket by bucket."""
+        """Split a flat tensor of `size` elements into one part for each bucket."""
         sizes = [bucket.plan.size for bucket in self.buckets]
         return list(flat[: sum(sizes)].split(sizes))
 
     def shard_parts(self, flat: Tensor) -> list[Tensor]:
-        """A flat tensor of this rank's shards, bucket by bucket."""
+        """Split a flat tensor of `shard_size` elements into one part for each bucket."""
         sizes = [bucket.plan.shard_size for bucket in self.buckets]
         return list(flat[: sum(sizes)].split(sizes))
 
 
 @dataclass(frozen=True)
 class HostRules:
-    """What layers in host memory keep there beside masters and moments.
+    """What a layer whose optimizer is in host memory keeps there, besides masters and moments.
 
     Attributes:
-        weight_copy: streamed weights in the dtype of training.
-        keeps_partial: whole gradients between two microbatches.
-        consumes: each gradient is used up as it arrives (memo.train.optimizer): two records serve all layers.
+        weight_copy: weights that stream have a copy in the dtype of training, instead of being cast from the masters.
+        keeps_partial: the sum of the whole gradient goes there between two microbatches.
+        consumes: memo.train.optimizer uses each gradient as soon as it arrives, so two records serve all layers.
     """
 
     weight_copy: bool = True
@@ -178,14 +181,15 @@ class HostRules:
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of gradients, masters and moments."""
+    """The dtype of gradients, masters and moments of weights of `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One NaN: expanded to its shape, what a parameter shows while it has no memory."""
+    """A scalar NaN. Expanded to a parameter's shape, it is the parameter's value while that has no memory."""
     return torch.full((), float("nan"), dtype=dtype, device=device)
 
 
 def aligned_bytes(num_bytes: int) -> int:
-    return -(-num_bytes // _HOST_ALIGNMENT) * _HOST_ALIGNMENT
+    """Rounded up to the alignment of tensors in the host arena."""
+    return -(-num_bytes // _HOST_ALIGNMENT_BYTES) * _HOST_ALIGNMENT_BYTES
