@@ -138,12 +138,12 @@ def exit_on_error(print_errors: bool = True) -> Iterator[None]:
         yield
     except MemoError as error:
         if print_errors or (error.teller is not None and not error.is_known):
-            print(told(error), file=sys.stderr, flush=True)
+            print(error_line(error), file=sys.stderr, flush=True)
         raise SystemExit(error.exit_status) from None
 
 
-def told(error: MemoError) -> str:
-    """The line for people: `error: ...`, with the rank before it where there are several."""
+def error_line(error: MemoError) -> str:
+    """The line that is printed: `error: ...`, after the name of the rank where there are several."""
     return f"error: {error}" if error.teller is None else f"{error.teller}: error: {error}"
 
 

@@ -68,9 +68,9 @@ def kept_library(name: str, key: str, compile_into: Callable[[Path], None]) -> P
                 f"the native allocator cannot be kept in {folder}, where others could exchange it: {fault}; or set "
                 "XDG_CACHE_HOME to a folder of your own"
             )
-        if not _may_be_loaded(target, key, tells=False):
+        if not _may_be_loaded(target, key, warns=False):
             with _locked(target.with_suffix(".lock")):
-                if not _may_be_loaded(target, key, tells=True):
+                if not _may_be_loaded(target, key, warns=True):
                     compile_into(target)
     except OSError as error:
         raise AllocatorError(
@@ -80,12 +80,12 @@ def kept_library(name: str, key: str, compile_into: Callable[[Path], None]) -> P
     return target
 
 
-def _may_be_loaded(target: Path, key: str, *, tells: bool) -> bool:
+def _may_be_loaded(target: Path, key: str, *, warns: bool) -> bool:
     try:
         fault = file_fault(target) or seal_fault(target, key)
     except FileNotFoundError:
         return False
-    if fault and tells:
+    if fault and warns:
         warnings.warn(f"{target} is not loaded but built again: {fault}", stacklevel=2)
     return fault is None
 

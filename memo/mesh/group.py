@@ -1,10 +1,10 @@
-"""Process groups that know their axis, and the one place from which a rank's work can be watched.
+"""Process groups that know the axis of the mesh they belong to, and a hook that observes a rank's work.
 
-    mesh.watch.listener = recorder      # from here on the recorder is told of every message and every piece of work
-    mesh.watch.listener = None          # as always else: a message is only noted as the last one
+    mesh.watch.listener = recorder      # the recorder is notified of every message and every piece of work
+    mesh.watch.listener = None          # the default: only the last message is noted
 
-Groups are passed to where messages are issued, so what hears of them travels with the groups: nothing has to be
-looked up, and two trainers of one process do not hear each other.
+Functions that issue messages receive the group as an argument, so the observer is an attribute of the group. There is
+no global registry, and two trainers in one process do not observe each other.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from memo.units import format_bytes
 
 
 class OpenSpan(Protocol):
-    """Something that has begun."""
+    """A message or piece of work that has begun."""
 
     def waits(self) -> None:
-        """From here on the rank stands still until it ends."""
+        """The rank now blocks until the end of this span."""
 
     def end(self) -> None:
-        """It is over; of several calls the last counts."""
+        """The span has ended; if called several times, the last call counts."""
 
 
 class Listener(Protocol):
-    """Looks on; called by the thread that works, which on CUDA may be autograd's."""
+    """An observer; called by the thread that does the work, which on CUDA may be autograd's."""
 
     def begin(self, row: str, name: str, num_bytes: int) -> OpenSpan:
-        """`row` is "compute" or an axis of the mesh; `num_bytes` of a message, the larger of its two ends."""
+        """`row` is "compute" or an axis of the mesh; `num_bytes` is a message's, the larger of its input and output."""
 
 
 class Watch:
-    """Who looks on at the work of one rank: nobody, unless a step is traced.
+    """Observes the work of one rank. There is no listener unless a step is traced.
 
     Attributes:
-        settle: told of each tensor of a message between two ranks when the current stream waits for its end.
-        microbatch: whose forward or backward runs.
+        settle: called with each tensor of a point-to-point message when the current stream waits for its end.
+        microbatch: the microbatch whose forward or backward runs.
         last, last_s: axis, name and bytes of the message that was issued last, and when (time.monotonic).
     """
 
@@ -55,19 +55,19 @@ class Watch:
         self.last_s = 0.0
 
     def last_message(self) -> str:
-        """For people."""
+        """The last message as text."""
         if self.last is None:
             return "none yet over an axis of the mesh"
         axis, name, num_bytes = self.last
         return f"{name} over {axis} of {format_bytes(num_bytes)}, {time.monotonic() - self.last_s:.0f} s ago"
 
     def work(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Around a piece of the rank's own work."""
-        return contextlib.nullcontext() if self.listener is None else _told(self.listener, name)
+        """A context around a piece of the rank's own work."""
+        return contextlib.nullcontext() if self.listener is None else _span(self.listener, name)
 
 
 @contextlib.contextmanager
-def _told(listener: Listener, name: str) -> Iterator[None]:
+def _span(listener: Listener, name: str) -> Iterator[None]:
     span = listener.begin("compute", name, 0)
     try:
         yield
@@ -76,10 +76,10 @@ def _told(listener: Listener, name: str) -> Iterator[None]:
 
 
 class AxisGroup(ProcessGroup):
-    """A process group with the name of its axis, watched together with all others of its mesh.
+    """A process group with the name of its axis and the observer of its mesh.
 
-    It is a ProcessGroup so that it can stand wherever one is asked for, but it cannot communicate itself:
-    memo.parallel.collectives hands `inner` to torch. torch refuses the wrapper with "not initialized".
+    It is a ProcessGroup, so that it can be passed wherever one is expected, but it cannot communicate itself:
+    memo.parallel.collectives passes `inner` to torch. torch refuses the wrapper with "not initialized".
     """
 
     def __init__(self, inner: ProcessGroup, axis: str, watch: Watch) -> None:
@@ -88,12 +88,12 @@ class AxisGroup(ProcessGroup):
 
 
 def torch_group(group: ProcessGroup) -> ProcessGroup:
-    """What torch.distributed takes: the group within an AxisGroup, any other as it is."""
+    """The group that torch.distributed accepts: `inner` of an AxisGroup, any other group unchanged."""
     return group.inner if isinstance(group, AxisGroup) else group
 
 
 def begin_message(group: ProcessGroup, name: str, x: Tensor) -> OpenSpan | None:
-    """Note that a message of x's size is issued, and tell who watches the group, if anybody."""
+    """Note that a message of x's size is issued; returns the listener's span, or None without a listener."""
     if not isinstance(group, AxisGroup):
         return None
     watch = group.watch
@@ -102,12 +102,12 @@ def begin_message(group: ProcessGroup, name: str, x: Tensor) -> OpenSpan | None:
 
 
 def watched(work: Work, span: OpenSpan | None) -> Work:
-    """A message under way whose span ends when it has been waited for; without a span the message itself."""
+    """Wrap a message so that waiting for it ends the span; without a span, the message itself."""
     return work if span is None else _WatchedWork(work, span)
 
 
 def settling(work: Work, group: ProcessGroup, tensors: Sequence[Tensor]) -> Work:
-    """A message between two ranks under way: `Watch.settle` is told of its tensors when it has been waited for."""
+    """Wrap a point-to-point message so that waiting for it calls `Watch.settle` with its tensors."""
     settle = group.watch.settle if isinstance(group, AxisGroup) else None
     return work if settle is None else _SettlingWork(work, settle, tensors)
 
@@ -116,7 +116,7 @@ class _SettlingWork(Work):
     def __init__(self, work: Work, settle: Callable[[Tensor], None], tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self._work, self._settle = work, settle
-        self._tensors = tensors  # held until then: another block may lie at the address of one that is freed
+        self._tensors = tensors  # kept until then, or another tensor could be allocated at the same address
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         done = self._work.wait()

@@ -24,21 +24,21 @@ from memo.mesh.roll_call import Member, call_roll, open_store
 from memo.mesh.simulated import init_simulated
 
 REFUSAL_PATIENCE = timedelta(seconds=10)
-"""How long a rank whose input is refused stays to tell the others, which may still be loading torch."""
+"""How long a rank that refuses its input waits to tell the others so, which may still be importing torch."""
 
 
 class Mesh:
-    """Groups by purpose; a group of one rank is None, which every collective of memo takes as 'no-op'.
+    """Process groups by purpose. A group of one rank is None, for which every collective of memo does nothing.
 
-    Each communicator takes device memory under NCCL. So groups of one axis that hold the same ranks share one, as their
-    messages never need to overtake each other, and what a layout does not use is not made. The links of the pipeline do
-    overtake each other, and stay apart.
+    Under NCCL each communicator takes device memory. So groups of one axis with the same ranks share a communicator,
+    and groups that the layout does not use are not created. The links of the pipeline do not share one, because their
+    messages may overtake each other.
 
     Args:
-        is_interleaved: the last stage sends to the first.
-        ties_embedding: the first and the last stage hold one matrix.
-        timeout: how long a message of any of these groups may wait for a missing rank, except those of `world`, which
-            init_distributed sets; None: as long as torch has it, 10 minutes under NCCL and 30 under gloo.
+        is_interleaved: whether the last stage sends to the first.
+        ties_embedding: whether the first and the last stage hold the same embedding matrix.
+        timeout: how long a message of these groups may wait for a missing rank; None: torch's default, 10 minutes
+            under NCCL and 30 under gloo. The timeout of `world` is set by init_distributed.
 
     Attributes:
         world: all ranks.
@@ -53,8 +53,8 @@ class Mesh:
         pp_wrap_forward, pp_wrap_backward: the same for the link from the last stage to the first in
             interleaved schedules, else None; with two stages it joins the same pair as the plain links.
         background: all ranks over gloo, for the messages of a thread beside training; None unless asked for.
-        watch: who is told of every message over these groups but `world` and `background`.
-        is_alone: no other rank of the world exists (--simulate-world), or there is none.
+        watch: is notified of every message over these groups, except over `world` and `background`.
+        is_alone: whether no other rank exists, because the world has one rank or is simulated (--simulate-world).
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Mesh:
             self.background = dist.new_group(backend="gloo", timeout=timeout)
 
     @property
-    def tells(self) -> bool:
-        """Whether this process speaks for all: it prints, and reads and keeps what ranks have in common."""
+    def is_main_rank(self) -> bool:
+        """Whether this rank prints, and reads and writes files, for all ranks: it is rank 0, or the only process."""
         return self.rank == 0 or self.is_alone
 
     @property
@@ -114,14 +114,14 @@ class Mesh:
         return joined if self.is_first_stage or self.is_last_stage else None
 
     def _join(self, axis: str, rank_sets: list[list[int]]) -> AxisGroup | None:
-        """Our group of one kind; one that this axis has already is taken again."""
+        """This rank's group among `rank_sets`; an existing group of the same axis and ranks is reused."""
         key = f"{axis} {rank_sets}"
         if key not in self._joined:
             self._joined[key] = self._start(axis, rank_sets)
         return self._joined[key]
 
     def _start(self, axis: str, rank_sets: list[list[int]]) -> AxisGroup | None:
-        """Create all groups of one kind (every rank must call this in the same order), return ours."""
+        """Create a group for each of `rank_sets`, and return this rank's. All ranks call this in the same order."""
         if len(rank_sets[0]) == 1:
             return None
         group, _ = dist.new_subgroups_by_enumeration(rank_sets, timeout=self._timeout)
@@ -129,18 +129,18 @@ class Mesh:
 
 
 def local_device(device_type: str) -> torch.device:
-    """This process's device: torchrun numbers the ranks of a node."""
+    """This process's device: on CUDA, the one with the number of the rank within its node, which torchrun sets."""
     if device_type == "cuda":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 
 
 class World(NamedTuple):
-    """The ranks that have met.
+    """The ranks of a run.
 
     Attributes:
-        members: by rank; empty where this process runs alone, or somebody else started the process groups.
-        store: of this run alone, where there are members.
+        members: by rank; empty if this process runs alone, or if the process groups existed before.
+        store: a part of the store for this run alone; None without members.
     """
 
     rank: int
@@ -152,8 +152,8 @@ class World(NamedTuple):
 def init_distributed(device: torch.device, parallel: ParallelConfig) -> World:
     """Start the default process group from torchrun's environment.
 
-    A single process without torchrun starts no group at all, but for --simulate-world one of which nobody else exists.
-    Raises RankLost when a rank does not come, or comes to say that it refuses to run.
+    A single process without torchrun starts no group; under --simulate-world it starts one in which no other rank
+    exists. Raises RankLost when a rank does not join in time, or reports that it refuses to run.
     """
     rank, world_size = rank_from_env(), world_size_from_env()
     on_cuda = device.type == "cuda"
@@ -180,9 +180,10 @@ def init_distributed(device: torch.device, parallel: ParallelConfig) -> World:
 
 @contextlib.contextmanager
 def refusals_are_heard(parallel: ParallelConfig | None = None) -> Iterator[None]:
-    """Around what may refuse a run on this rank alone, before init_distributed: the others then do not wait for it.
+    """A context for checks before init_distributed that may fail on this rank alone: it tells the other ranks of the
+    failure, so that they do not wait for this rank.
 
-    `parallel`: None while the flags themselves are read, whose refusal is a SystemExit that has been told.
+    `parallel`: None while the flags themselves are parsed; then the failure is a SystemExit whose message is printed.
     """
     try:
         yield
@@ -193,7 +194,7 @@ def refusals_are_heard(parallel: ParallelConfig | None = None) -> Iterator[None]
         world_size = world_size_from_env()
         is_simulated = parallel is not None and parallel.simulate_world is not None
         if world_size > 1 and not is_simulated and not dist.is_initialized():
-            with contextlib.suppress(MemoError, RuntimeError):  # nobody may have come: there is nothing more to do
+            with contextlib.suppress(MemoError, RuntimeError):  # the others may not have started
                 rank = rank_from_env()
                 call_roll(open_store(rank, REFUSAL_PATIENCE), rank, world_size, REFUSAL_PATIENCE, words)
         raise

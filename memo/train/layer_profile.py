@@ -105,7 +105,7 @@ def obtain(
 def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
     """Put a measured profile into the cache of rank 0; returns where it came from, for people."""
     path = cache_file(config.memory.profile_cache, profile.key)
-    if path is None or not mesh.tells:
+    if path is None or not mesh.is_main_rank:
         return "measured now"
     try:
         profile.save(path)
@@ -157,7 +157,7 @@ def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: 
     """What rank 0 has kept, if it fits every rank: nodes may differ in their devices."""
     found: list[LayerProfile | None] = [None]
     path = cache_file(config.memory.profile_cache, key)
-    if mesh.tells and path is not None:
+    if mesh.is_main_rank and path is not None:
         try:
             found[0] = read_cached(path, key)
         except ArtifactError as error:

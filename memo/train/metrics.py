@@ -1,4 +1,4 @@
-"""What a step tells: one record, written as Megatron's log line, as JSON, and to the optional trackers."""
+"""The results of a step: one record, written as Megatron's log line, as JSON, and to the optional trackers."""
 
 import contextlib
 import dataclasses
@@ -48,10 +48,10 @@ class BenchmarkResult:
 
 
 class Sink(Protocol):
-    """Where records go. Any call may raise: the Reporter tells it once, and tries again with the next record."""
+    """A destination of records. Any call may raise: the Reporter prints that once and goes on with the next record."""
 
     name: str
-    """What the user called it by."""
+    """The flag or name by which the user knows it."""
 
     def write(self, record: StepRecord) -> None: ...
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None: ...
@@ -195,10 +195,10 @@ class Reporter:
         self._told: set[str] = set()
 
     @classmethod
-    def for_rank(cls, tells: bool, config: RunConfig, done: int, header: Callable[[], RunHeader]) -> "Reporter":
+    def for_rank(cls, is_main_rank: bool, config: RunConfig, done: int, header: Callable[[], RunHeader]) -> "Reporter":
         """`done`: iterations before this start. `header` is asked for where a log is written."""
         reporter = cls()
-        if not tells:
+        if not is_main_rank:
             return reporter
         logging, train_iters = config.logging, config.training.train_iters
         reporter.sinks.append(Console(train_iters, done, logging.log_interval, logging.progress))

@@ -9,9 +9,9 @@ from pathlib import Path
 from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, resolve_checkpoint, save_checkpoint
 from memo.checkpoint.background import BackgroundWriter
 from memo.checkpoint.directory import LATEST, has_pointer, remove_older
+from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.finite import check_finite
 from memo.checkpoint.owner import Claim, claim
-from memo.checkpoint.room import check_room
 from memo.checkpoint.store import SegmentState, from_rank_zero
 from memo.config import RunConfig
 from memo.config.identity import accepted_changes, differences, model_identity
@@ -38,7 +38,7 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Claim | None:
         try:
             owned.append(claim(save, say))
             num_bytes = checkpoint_bytes(config, mesh.grid.world_size)
-            check_room(save, num_bytes, config.checkpoint.keep_latest_k)
+            check_disk_space(save, num_bytes, config.checkpoint.keep_latest_k)
         except OSError as error:
             raise _unwritable(save, error) from None
 

@@ -28,11 +28,11 @@ from memo.train.build import build, build_attention, build_mesh
 from memo.train.ending import shutdown
 from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure
-from memo.train.lookout import Lookout
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
 from memo.train.setup import Prepared, prepare
 from memo.train.swap import Room, decide, free_bytes
+from memo.train.watchdog import Watchdog
 from memo_kernels import select_ops
 
 
@@ -79,10 +79,10 @@ def profile_run(
             "records the same requests here"
         )
     world = init_distributed(device, config.parallel)
-    lookout = Lookout(config, world, rank_grid(config, world.size))
+    watchdog = Watchdog(config, world, rank_grid(config, world.size))
     try:
-        with lookout.telling(has_started=False):
-            mesh = build_mesh(config, world.rank, world.size, lookout.watch)
+        with watchdog.reporting_errors(has_started=False):
+            mesh = build_mesh(config, world.rank, world.size, watchdog.watch)
             if attention:
                 config = _with_measured_attention(config, wanted, mesh, device)
             _profile(config, mesh, device, out)
@@ -90,25 +90,25 @@ def profile_run(
                 _record(prepared, mesh, device, recording)
     finally:
         shutdown()
-        lookout.close()
+        watchdog.close()
 
 
 def _with_measured_attention(config: RunConfig, wanted: str, mesh: Mesh, device: torch.device) -> RunConfig:
     """Time kernels on one device of each node; `config` with the backend that `wanted` now is."""
     if is_first_of_node():
         rows, path = measure_attention(config, device)
-        if mesh.tells:
+        if mesh.is_main_rank:
             print(f"{describe_rows(rows)}\nkept in {path}", flush=True)
     all_reduce(torch.zeros(1, device=device), mesh.world)  # the others wait: their work would be in the figures
     choice = choose_attention(config.override({"attention_backend": wanted}), device)
-    if mesh.tells:
+    if mesh.is_main_rank:
         print(f"attention: {choice.name} ({choice.reason})\n", flush=True)
     return config.override({"attention_backend": choice.name})
 
 
 def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | None) -> None:
     def tell(text: str) -> None:
-        if mesh.tells:
+        if mesh.is_main_rank:
             print(text, flush=True)
 
     # A run without swapping has no tiles and no plan, but its layer has times.
@@ -118,7 +118,7 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     tell(describe_profile(profile))
     origin = keep(profile, config, mesh)
     if out is not None:
-        if mesh.tells:
+        if mesh.is_main_rank:
             profile.save(out)
         origin += f" and written to {out}"
     if not config.memory.swaps:
@@ -150,7 +150,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Rec
         transients.foresee(lambda: parts.train_step(batches, lr=0.0), run)
     if transients.planned is None:
         raise AllocatorError(f"--trace-out {recording.out}: nothing was recorded: {transients.reason}")
-    if mesh.tells:
+    if mesh.is_main_rank:
         transients.planned.trace.save(recording.out)
         traced = f"\nmemory that a step allocates on this rank, traced to {recording.out}:"
         print(f"{traced}\n{transients.describe()}", flush=True)

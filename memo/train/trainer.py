@@ -29,7 +29,6 @@ from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
 from memo.train.header import describe_start
-from memo.train.lookout import Lookout
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, say, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
@@ -40,6 +39,7 @@ from memo.train.setup import DataSource, Prepared, agreed, open_dataset, prepare
 from memo.train.skips import check_skips
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
+from memo.train.watchdog import Watchdog
 from memo.train.watching import CopyTimes, Meter, run_header
 
 Callback = Callable[[StepRecord], None]
@@ -102,11 +102,11 @@ class Trainer:
         self._owned: Claim | None = None
         self._persistence: Persistence | None = None
         self._agreement: Agreement | None = None
-        self._lookout: Lookout | None = None
+        self._watchdog: Watchdog | None = None
         try:
             world = init_distributed(device, self.config.parallel)
-            self._lookout = Lookout(self.config, world, rank_grid(self.config, world.size))
-            with self._lookout.telling(has_started=False):
+            self._watchdog = Watchdog(self.config, world, rank_grid(self.config, world.size))
+            with self._watchdog.reporting_errors(has_started=False):
                 check_same_flags(self.config, world)
                 self._build(prepared, device, world)
         except BaseException:
@@ -115,7 +115,7 @@ class Trainer:
 
     def _build(self, prepared: Prepared, device: torch.device, world: World) -> None:
         self.global_batch_size = global_batch_size(self.config, world.size)
-        mesh = build_mesh(self.config, world.rank, world.size, self.lookout.watch)
+        mesh = build_mesh(self.config, world.rank, world.size, self.watchdog.watch)
         self.config = agreed(self.config, mesh)
         self._owned = own_directory(self.config, mesh)
         self._parts = build(self.config, mesh, prepared.dtype, device)
@@ -149,7 +149,7 @@ class Trainer:
     def step(self) -> StepRecord:
         """One optimizer step on the next global batch; collective over all ranks."""
         start_s = time.perf_counter()
-        self.lookout.begin(f"step {self.iteration + 1}")
+        self.watchdog.begin(f"step {self.iteration + 1}")
         batches, agreement = self.feed.next_global_batch(), _open(self._agreement)
         lr = learning_rate(self.config, self.iteration + 1)
         with self.meter.step(self.parts, self.iteration + 1) as copies:
@@ -162,7 +162,7 @@ class Trainer:
         if agreement.failed:
             self.persistence.finish()
         self.nan += math.isnan(loss)
-        self.lookout.complete(self.iteration)
+        self.watchdog.complete(self.iteration)
         return self._record(loss, grad_norm, lr, time.perf_counter() - start_s, copies)
 
     def evaluate(self, iters: int | None = None) -> float:
@@ -227,12 +227,12 @@ class Trainer:
 
     def print(self, text: str) -> None:
         """On rank 0 alone (or the only rank there is)."""
-        if self.mesh.tells:
+        if self.mesh.is_main_rank:
             say(text)
 
     def print_header(self) -> None:
         """What is about to run: sizes, layout, and the peak that MFU refers to."""
-        if self.mesh.tells:  # describing takes seconds
+        if self.mesh.is_main_rank:  # describing takes seconds
             sizes = (self.feed.dataset, self.global_batch_size)
             text = describe_start(self.config, self.parts, *sizes, self._prepared)
             say(text)
@@ -244,10 +244,10 @@ class Trainer:
         Where several Trainers live in one process, close the first of them last: it owns the groups.
         """
         persistence, self._persistence = self._persistence, None
-        lookout, self._lookout = self._lookout, None
+        watchdog, self._watchdog = self._watchdog, None
         try:
-            if persistence is not None and lookout is not None:
-                with lookout.telling(), self._stop.listening():
+            if persistence is not None and watchdog is not None:
+                with watchdog.reporting_errors(), self._stop.listening():
                     persistence.finish()
         finally:
             persistence = self._parts = self._train_feed = self._agreement = None
@@ -256,14 +256,14 @@ class Trainer:
             if self._owns_groups:
                 self._owns_groups = False
                 shutdown()
-            if lookout is not None:
-                lookout.close()
+            if watchdog is not None:
+                watchdog.close()
 
     def __enter__(self) -> "Trainer":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        told = error if error is None or self._lookout is None else self._lookout.explain(error)
+        told = error if error is None or self._watchdog is None else self._watchdog.explain(error)
         with contextlib.suppress(*() if kind is None else (MemoError,)):  # the first error is the one to tell
             self.close()
         if told is not None and told is not error:
@@ -285,9 +285,9 @@ class Trainer:
         return _open(self._persistence)
 
     @property
-    def lookout(self) -> Lookout:
+    def watchdog(self) -> Watchdog:
         """Over this rank and the others."""
-        return _open(self._lookout)
+        return _open(self._watchdog)
 
     @property
     def mesh(self) -> Mesh:
@@ -301,7 +301,7 @@ class Trainer:
         training, checkpoint = self.config.training, self.config.checkpoint
         self.persistence.write_config()
         reporter = Reporter.for_rank(
-            self.mesh.tells,
+            self.mesh.is_main_rank,
             self.config,
             self.iteration,
             lambda: run_header(self.config, self.parts, self.peak, self.attention, self.meter),
@@ -366,7 +366,7 @@ class Trainer:
             self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
             self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
             self.consecutive_skips = state.consecutive_skips
-        self.lookout.complete(self.iteration)
+        self.watchdog.complete(self.iteration)
 
     def _plan_transients(self) -> None:
         """The requests of the next step, planned: nothing is updated, and no sample is consumed."""

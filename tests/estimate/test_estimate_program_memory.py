@@ -21,7 +21,7 @@ from memo.estimate.cases import read_case
 from memo.estimate.memory import RUNTIME_BYTES
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.memory import program_memory
-from memo.estimate.program.passages import layer_passages
+from memo.estimate.program.passes import layer_passes
 from memo.estimate.program.products import Scratch
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.states import rank_states
@@ -166,12 +166,12 @@ def scratch(config: RunConfig) -> Scratch:
 
 def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
     slot = Slot(**SLOT_GROUPS) if config.memory.swaps else None
-    passages = layer_passages(config, layer_sizes(config, 0, torch.get_num_threads(), scratch(config)), slot)
-    x = passages.hidden_bytes  # the test holds it, whatever the layer does
+    passes = layer_passes(config, layer_sizes(config, 0, torch.get_num_threads(), scratch(config)), slot)
+    x = passes.hidden_bytes  # the test holds it, whatever the layer does
     return {
-        "forward": passages.forward.peak.num_bytes - x,
-        "kept": sum(passages.kept.values()),
-        "backward": passages.backward.peak.num_bytes - sum(passages.backward.start.values()),
+        "forward": passes.forward.peak.num_bytes - x,
+        "kept": sum(passes.kept.values()),
+        "backward": passes.backward.peak.num_bytes - sum(passes.backward.start.values()),
     }
 
 

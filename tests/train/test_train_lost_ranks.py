@@ -11,7 +11,7 @@ import pytest
 from processes import SMALL, Ranks, by_hand, by_torchrun
 
 from memo.errors import EXIT_FAILED, EXIT_REFUSED
-from memo.train.lookout import message_failure
+from memo.train.watchdog import message_failure
 
 TRAIN = ["-m", "memo", "train", *SMALL.split()]
 RANK_1 = r"rank 1 \(\S+, tp 1 cp 0 pp 0 dp 0\)"

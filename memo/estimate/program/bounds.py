@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_offload_tiles
-from memo.estimate.program.ends import (
+from memo.estimate.program.embedding_and_loss import (
     end_sizes,
 )
 from memo.estimate.program.ledger import Ledger
-from memo.estimate.program.passages import LayerPassages, Passage, end_passages, layer_passages
+from memo.estimate.program.passes import LayerPasses, Pass, end_passes, layer_passes
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
 from memo.estimate.program.step import NORM_CHUNK, make_lasting
 from memo.estimate.program.tiles import slot_of
@@ -56,7 +56,7 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
     make_lasting(lasting, config, first, num_microbatches(config, world_size))
     base = states.device + buffers + lasting.live_bytes
     is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
-    ends = end_passages(first, end_sizes(config, first), not is_breadth_first)
+    ends = end_passes(first, end_sizes(config, first), not is_breadth_first)
     has_loss = stage == config.parallel.pp - 1
     loss, waiting = (_end_bytes(ends.loss_backward), ends.of_head_bytes) if has_loss else (0, 0)
     others = max(map(_end_bytes, (ends.rope, ends.embedding, ends.embedding_backward)))
@@ -64,7 +64,7 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
         others = max(others, _end_bytes(ends.loss))
     least = most = 0
     for ring_rank in {0, first.ring - 1}:
-        layer = layer_passages(config, replace(first, ring_rank=ring_rank), slot)
+        layer = layer_passes(config, replace(first, ring_rank=ring_rank), slot)
         flights = _flights(config, world_size, stage, layer, ends.rope_bytes)
         backwards = layer.backward.transient_bytes, layer.held_backward.transient_bytes
         at_work = max(layer.hidden_bytes + waiting + min(backwards), loss)
@@ -77,9 +77,9 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
     return MemoryBounds(states, buffers, flights.kept, least, most)  # the same for all ranks of a ring
 
 
-def _end_bytes(passage: Passage) -> int:
+def _end_bytes(recorded: Pass) -> int:
     """All of its own at its worst moment."""
-    return passage.peak.num_bytes
+    return recorded.peak.num_bytes
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Flights:
     last: int
 
 
-def _flights(config: RunConfig, world_size: int, stage: int, layer: LayerPassages, rope: int) -> _Flights:
+def _flights(config: RunConfig, world_size: int, stage: int, layer: LayerPasses, rope: int) -> _Flights:
     parallel, hidden = config.parallel, layer.hidden_bytes
     pp, vpp = parallel.pp, parallel.vpp
     layers = config.model.num_layers // (pp * vpp)

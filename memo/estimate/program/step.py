@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
-from memo.estimate.program.ends import (
+from memo.estimate.program.embedding_and_loss import (
     batch_bytes,
     end_sizes,
     order_bytes,
     rope_frequency_bytes,
 )
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.passages import EndPassages, LayerPassages, Passage, end_passages, layer_passages
+from memo.estimate.program.passes import EndPasses, LayerPasses, Pass, end_passes, layer_passes
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.states import Bucket, States
 from memo.estimate.program.tiles import Slot
@@ -63,10 +63,10 @@ class Step:
         parallel = config.parallel
         self.pp, self.vpp = parallel.pp, parallel.vpp
         self.layers = config.model.num_layers // (self.pp * self.vpp)
-        self.ends: EndPassages = end_passages(
+        self.ends: EndPasses = end_passes(
             z, end_sizes(config, z), parallel.gradient_accumulation_order != "breadth_first"
         )
-        self.passages: LayerPassages = layer_passages(config, z, slot)
+        self.passes: LayerPasses = layer_passes(config, z, slot)
         self.microbatches = num_microbatches(config, world_size)
         self.ledger = Ledger(never=z.never)
         self._holders: Counter[Block] = Counter()
@@ -82,8 +82,8 @@ class Step:
     @property
     def kept_bytes(self) -> int:
         """Of one layer and microbatch, between forward and backward."""
-        passages = self.passages
-        return sum(passages.kept.values()) + (passages.hidden_bytes if passages.keeps_input else 0)
+        passes = self.passes
+        return sum(passes.kept.values()) + (passes.hidden_bytes if passes.keeps_input else 0)
 
     def run(self) -> Ledger:
         make_lasting(self.ledger, self.config, self.z, self.microbatches)
@@ -131,7 +131,7 @@ class Step:
         for owner in range(self.layers, 0, -1):
             self._fill_weights(owner)
             for m in each:
-                self._play(self.passages.backward, "layer backward")
+                self._play(self.passes.backward, "layer backward")
                 ledger.free(*kept[(owner - 1) * self.microbatches + m])
                 self._reduce_slot(owner, m == each[-1])
                 self._reduce_from(owner, m == each[-1])
@@ -142,11 +142,11 @@ class Step:
 
     def _layer_forward(self, x: Block, kept: list[list[Block]]) -> Block:
         """x goes, or stays with what the layer keeps, which is added to `kept`."""
-        self._play(self.passages.forward, "layer forward")
+        self._play(self.passes.forward, "layer forward")
         self.ledger.at = "layer forward"
-        output = self.ledger.make("input", self.passages.hidden_bytes)
-        kept.append([self.ledger.make_all(self.passages.kept)])
-        if self.passages.keeps_input:
+        output = self.ledger.make("input", self.passes.hidden_bytes)
+        kept.append([self.ledger.make_all(self.passes.kept)])
+        if self.passes.keeps_input:
             kept[-1].append(x)
         else:
             self.ledger.free(x)
@@ -165,19 +165,19 @@ class Step:
         return [self.layers - 2, 1, 1]
 
     def _forward(self, action: Action, received: Block | None, groups: list[int]) -> None:
-        ledger, hidden_bytes = self.ledger, self.passages.hidden_bytes
+        ledger, hidden_bytes = self.ledger, self.passes.hidden_bytes
         x = received if received is not None else self._embed()
         flight = _Flight(received, None, self._rope_table(), [], [])
         self._hold(received)
         owner = action.chunk * (self.layers + 2) + 1
         for count in groups:
             self._fill_weights(owner)
-            self._play(self.passages.forward, "layer forward")
+            self._play(self.passes.forward, "layer forward")
             ledger.at = "layer forward"
             output = ledger.make("input", hidden_bytes)
             blocks = [ledger.make_all(self._kept(count))]
             if x is not received:
-                if self.passages.keeps_input:
+                if self.passes.keeps_input:
                     blocks.append(x)
                 else:
                     ledger.free(x)
@@ -209,11 +209,11 @@ class Step:
         self._reduce_from(owner, is_last_microbatch)
         for count, blocks in reversed(flight.layers):
             self._fill_weights(owner - 1)
-            self._play(self.passages.held_backward if grad is received else self.passages.backward, "layer backward")
+            self._play(self.passes.held_backward if grad is received else self.passes.backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
             if grad is received:
-                grad = ledger.make("gradient", self.passages.hidden_bytes)
+                grad = ledger.make("gradient", self.passes.hidden_bytes)
             owner -= count
             self._reduce_slot(owner, is_last_microbatch)
             self._reduce_from(owner, is_last_microbatch)
@@ -232,7 +232,7 @@ class Step:
 
     def _embed(self) -> Block:
         self._play(self.ends.embedding, "embedding forward")
-        return self.ledger.make("input", self.passages.hidden_bytes)
+        return self.ledger.make("input", self.passes.hidden_bytes)
 
     def _loss(self, x: Block) -> list[Block]:
         """What stays; x stays with it, or goes."""
@@ -249,7 +249,7 @@ class Step:
         self._play(ends.loss_backward, "loss backward")
         ledger.free(*kept)
         of_head = ledger.make("head gradient", ends.of_head_bytes) if ends.of_head_bytes else None
-        return ledger.make("gradient", self.passages.hidden_bytes), of_head
+        return ledger.make("gradient", self.passes.hidden_bytes), of_head
 
     def _embedding_backward(self, grad: Block, of_head: Block | None) -> None:
         """Drops both."""
@@ -259,18 +259,18 @@ class Step:
     def _kept(self, count: int) -> dict[str, int]:
         """Of so many layers, by name: with the inputs of all but the lowest, which is not the group's own."""
         if count == 1:
-            return self.passages.kept
-        kept = {name: count * num_bytes for name, num_bytes in self.passages.kept.items()}
-        if self.passages.keeps_input:
-            kept["input"] = kept.get("input", 0) + (count - 1) * self.passages.hidden_bytes
+            return self.passes.kept
+        kept = {name: count * num_bytes for name, num_bytes in self.passes.kept.items()}
+        if self.passes.keeps_input:
+            kept["input"] = kept.get("input", 0) + (count - 1) * self.passes.hidden_bytes
         return kept
 
-    def _play(self, passage: Passage, at: str) -> None:
+    def _play(self, recorded: Pass, at: str) -> None:
         """The worst moment of a layer, whose own tensors at its start are in the ledger already."""
         ledger = self.ledger
-        if ledger.live_bytes + passage.transient_bytes > ledger.peak_bytes:
+        if ledger.live_bytes + recorded.transient_bytes > ledger.peak_bytes:
             ledger.at = at
-            ledger.free(ledger.make_all(passage.transient))
+            ledger.free(ledger.make_all(recorded.transient))
 
     # Weights and gradients that come and go, whose slots are the caller's like all states: what gloo takes beside them.
 
@@ -360,7 +360,7 @@ class Step:
         ends = 0 if action.kind == "F" else self.pp * self.vpp - 1
         if virtual == ends or action in self._posted or self.pp == 1:
             return
-        block = self.ledger.make("received", self.passages.hidden_bytes)
+        block = self.ledger.make("received", self.passes.hidden_bytes)
         self._hold(block)
         self._posted[action] = block
 

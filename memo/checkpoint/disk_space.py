@@ -1,4 +1,4 @@
-"""Is there room for what a run will save? Asked before the first step, not at the last save."""
+"""Checks before the first step that the disk has space for the checkpoints of a run."""
 
 import os
 import shutil
@@ -9,14 +9,15 @@ from memo.errors import ResourceError
 from memo.units import format_bytes
 
 CHECKPOINTS_AHEAD = 2
-"""A run must find room for so many: an older one goes only when a newer one is whole, and any run may be stopped and
-go on, which saves once more."""
+"""Number of checkpoints for which a run must find space: an older one is deleted only when a newer one is whole, and
+any run may be stopped and resumed, which saves once more."""
 
 
-def check_room(directory: str | Path, checkpoint_bytes: int, keep_latest_k: int) -> None:
-    """Raises ResourceError when the file system of `directory`, which is there, has no room for the next checkpoints.
+def check_disk_space(directory: str | Path, checkpoint_bytes: int, keep_latest_k: int) -> None:
+    """Raises ResourceError when the file system of `directory`, which exists, lacks space for the next checkpoints.
 
-    With keep_latest_k the older ones that go meanwhile make room; what a save left unfinished goes in any case.
+    With keep_latest_k, the space of older checkpoints that will be deleted counts as free; so does, in any case, the
+    space of checkpoints that an interrupted save left unfinished.
     """
     root = Path(directory)
     num_whole = len(whole_checkpoints(root))

@@ -1,11 +1,14 @@
-"""The watch that a rank keeps over itself and the others, beside training.
+"""Two threads beside training that detect lost ranks and steps that hang.
 
-    pulse thread (several ranks)    every second: I live; does anybody tell of a loss; do my neighbours live
-    guard thread                    heartbeat file; a step that hangs; the end of a process that cannot end by itself
+    pulse thread (several ranks)    every second: signals that this rank lives, reads whether a rank was lost, and
+                                    checks two neighbours
+    guard thread                    writes the heartbeat file, reports a step that hangs, and ends a process that cannot
+                                    end by itself
 
-A rank that waits for a lost one is stuck in native code, where no exception reaches it: under gloo the closed socket
-wakes it, under NCCL nothing does. So the guard gives the main thread GRACE_S to fail by itself, which tells more, and
-then prints why and ends the process. What is on disk stays whole: checkpoints are `.partial` until they are published.
+A rank that waits for a lost one is blocked in native code, where no exception reaches it. Under gloo the closed socket
+ends the wait; under NCCL nothing does. So the guard gives the main thread GRACE_S to raise an error, which says more,
+and then prints the reason and ends the process. Files on disk stay whole: a checkpoint is `.partial` until it is
+published.
 """
 
 import contextlib
@@ -20,36 +23,36 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
-from memo.errors import EXIT_FAILED, MemoError, RankLost, host_name, told
+from memo.errors import EXIT_FAILED, MemoError, RankLost, error_line, host_name
 from memo.mesh import Coordinates, RankGrid, Watch, World
 from memo.mesh.presence import CENSUS_S, PULSE_S, Loss, Presence
 from memo.train.hang import describe_stacks, write_flight_record
 from memo.train.heartbeat import Heartbeat
 
 GRACE_S = 5.0
-"""From hearing of a loss to the end of a process that has not failed by itself."""
+"""Time from the report of a lost rank to the end of this process, if it has not failed by itself."""
 ENDING_S = 15.0
-"""From an error of this rank to the end of its process: its messages and groups may wait for ranks that are gone."""
+"""Time from an error of this rank to the end of its process, whose messages may wait for ranks that are gone."""
 PATIENCE_S = 3 * CENSUS_S
-"""How long a rank whose message has failed waits for somebody to tell why."""
+"""How long a rank whose message has failed waits for a report of the cause."""
 HANG_SHARE = 0.8
-"""Of the time that a message may wait: after which a step that stands still shows its stacks."""
+"""Share of the time that a message may wait, after which a step without progress prints the stacks of its threads."""
 _TICK_S = 0.25
 
 _MESSAGE_WORDS = (
     *("gloo/", "Gloo", "pair closure", "closed by peer", "Socket closed"),
     *("NCCL", "TCPStore", "DistBackendError", "DistNetworkError", "DistStoreError"),
 )
-"""One of them is in every error of a message between ranks that failed; not all of gloo's name their source file."""
+"""Every error of a failed message between ranks contains one of these; not all of gloo's errors name a source file."""
 _TIMEOUT_WORDS = ("Timed out", "timed out", "timeout", "Timeout")
 
 
-class Lookout:
-    """Made when the ranks have met; close() ends both threads.
+class Watchdog:
+    """Created once the ranks of a run know each other; close() ends both threads.
 
     Attributes:
-        watch: for the mesh, whose messages it then notes.
-        name: what people call this rank; None in a single process.
+        watch: the observer to build the mesh with, which notes the last message.
+        name: this rank's name in messages; None in a single process.
     """
 
     def __init__(self, config: RunConfig, world: World, grid: RankGrid) -> None:
@@ -70,7 +73,7 @@ class Lookout:
         self._loss: Loss | None = None
         self._heard, self._pulse_stop, self._stop = threading.Event(), threading.Event(), threading.Event()
         self._must_end_s: float | None = None
-        self._last_words = ""
+        self._error_text = ""
         self._suspects = self._is_over = False
         self._pulse_s = time.monotonic()
         self._doing, self._since_s, self._has_shown = "", 0.0, False
@@ -81,21 +84,21 @@ class Lookout:
             self._pulse_thread = threading.Thread(target=pulse, name="memo-pulse", daemon=True)
             self._pulse_thread.start()
 
-    # What the main thread says.
+    # Called by the main thread.
 
     def begin(self, step: str) -> None:
-        """Of what must not hang, such as "step 12"."""
+        """Begin to watch work that must not hang, named such as "step 12"."""
         self._doing, self._since_s, self._has_shown = step, time.monotonic(), False
 
     def complete(self, iteration: int) -> None:
-        """The step has ended, and with it this iteration."""
+        """The work has ended, and this many iterations are complete."""
         self._doing = ""
         if self._heartbeat is not None:
             self._heartbeat.iteration = iteration
 
     @contextlib.contextmanager
-    def telling(self, *, has_started: bool = True) -> Iterator[None]:
-        """Around what no rank can go on without: an error that leaves it is explained."""
+    def reporting_errors(self, *, has_started: bool = True) -> Iterator[None]:
+        """A context around work that no rank can go on without: an error that leaves it goes through `explain`."""
         try:
             yield
         except BaseException as error:
@@ -105,9 +108,9 @@ class Lookout:
             raise explained from error
 
     def explain(self, error: BaseException, *, has_started: bool = True) -> BaseException:
-        """What to raise in place of an error that ends the run; the other ranks hear of it.
+        """Report an error that ends the run to the other ranks, and return the error to raise.
 
-        That is RankLost where the error only says that a message failed, and the error itself in all other cases.
+        That is RankLost if the error only says that a message failed because a rank is lost, else the error itself.
         """
         if self._is_over or _is_orderly(error):
             return error
@@ -120,7 +123,7 @@ class Lookout:
                 self._tell_others(self._presence, error)
         if isinstance(error, MemoError):
             error.failed_by(self.name, has_started)
-            self._last_words = told(error)
+            self._error_text = error_line(error)
         self._must_end_s = time.monotonic() + ENDING_S
         return error
 
@@ -132,10 +135,9 @@ class Lookout:
                 error.is_known = first.rank != self.rank and first.why == why
 
     def close(self) -> None:
-        """Leave, in order unless an error was explained, and end the threads; a second call does nothing.
+        """Sign off and end both threads; a second call does nothing.
 
-        The pulse ends first, so that being done is the last thing which the store hears of this rank: rank 0 may then
-        end the store.
+        The pulse ends first, so that the sign-off is this rank's last message to the store: rank 0 may then end it.
         """
         if self._stop.is_set():
             return
@@ -177,7 +179,7 @@ class Lookout:
         self._heard.set()
 
     def _who_left(self, words: str) -> RankLost | None:
-        """Waits until somebody tells; None where nobody has left and the message was not given up for its time."""
+        """Wait for a report of the lost rank; None if no rank is lost and the message did not time out."""
         self._suspects = True
         self._heard.wait(PATIENCE_S)
         if self._loss is not None:
@@ -238,12 +240,12 @@ class Lookout:
         )
 
     def _end(self) -> None:
-        """The only way out of a message that waits for ever."""
-        words = self._last_words
+        """End the process, which is the only way out of a message that waits for ever."""
+        words = self._error_text
         if not words and self._loss is not None:
             error = RankLost(self._described(self._loss))
             error.failed_by(self.name)
-            words = told(error)
+            words = error_line(error)
         with contextlib.suppress(Exception):
             print(words, file=sys.stderr, flush=True)
             sys.stdout.flush()
@@ -251,7 +253,7 @@ class Lookout:
 
 
 def _name_of(rank: int, host: str, at: Coordinates) -> str:
-    """What people call a rank."""
+    """A rank's name in messages."""
     return f"rank {rank} ({host}, tp {at.tp} cp {at.cp} pp {at.pp} dp {at.dp})"
 
 
@@ -260,7 +262,7 @@ def _is_orderly(error: BaseException) -> bool:
 
 
 def message_failure(error: BaseException) -> str | None:
-    """The words of the failed message that an error, or what it came from, speaks of; None: it speaks of none."""
+    """The text of a message's failure, if this error or one of its causes is one; else None."""
     seen: BaseException | None = error
     while seen is not None:
         text = f"{type(seen).__name__}: {seen}"

@@ -1,4 +1,7 @@
-"""Passes through a layer and the model's ends as a whole, for whoever has many: what stays, and the worst moment."""
+"""Forward and backward passes of a layer, of the embedding and of the loss: what each keeps, and its peak.
+
+A step has many layers and microbatches but few different passes, so each is counted once.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from memo.config import RunConfig
-from memo.estimate.program.ends import (
+from memo.estimate.program.embedding_and_loss import (
     EndSizes,
     embedding_backward,
     embedding_forward,
@@ -23,12 +26,12 @@ from memo.estimate.program.tiles import Slot, tiled_backward, tiled_forward
 
 
 @dataclass(frozen=True)
-class Passage:
-    """One way through a layer.
+class Pass:
+    """One pass.
 
     Attributes:
-        start: the layer's own tensors before, bytes by name: its input, or what it kept and its output's gradient.
-        peak: all of them at the worst moment.
+        start: bytes by name before the pass: its input; in backward, what forward kept and the output's gradient.
+        peak: all tensors at the moment at which they take most.
     """
 
     start: dict[str, int]
@@ -36,7 +39,7 @@ class Passage:
 
     @cached_property
     def transient(self) -> dict[str, int]:
-        """By name what the worst moment has beside the start; negative where it has less."""
+        """Bytes by name at the peak less those at the start; negative for tensors that were freed before the peak."""
         change = Counter(self.peak.alive)
         change.subtract(self.start)
         return dict(change)
@@ -47,40 +50,40 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class LayerPassages:
-    """Both ways through a layer on one rank.
+class LayerPasses:
+    """Forward and backward of one layer on one rank.
 
     Attributes:
-        backward, held_backward: the second where somebody else holds the gradient that comes in.
+        backward, held_backward: the second if the caller keeps the gradient of the output alive.
         kept: bytes by name that stay between forward and backward, without input and output.
-        keeps_input: whether the input stays, too.
-        hidden_bytes: of input, output and their gradients each.
+        keeps_input: whether the input stays as well.
+        hidden_bytes: of the input, the output, and each of their gradients.
     """
 
-    forward: Passage
-    backward: Passage
-    held_backward: Passage
+    forward: Pass
+    backward: Pass
+    held_backward: Pass
     kept: dict[str, int]
     keeps_input: bool
     hidden_bytes: int
 
 
-def layer_passages(config: RunConfig, z: LayerSizes, slot: Slot | None) -> LayerPassages:
+def layer_passes(config: RunConfig, z: LayerSizes, slot: Slot | None) -> LayerPasses:
     """`slot`: what a swap plan keeps of every tile; None: no swap plan runs."""
-    return _passages(z, slot, config.memory.recompute_granularity == "full")
+    return _layer_passes(z, slot, config.memory.recompute_granularity == "full")
 
 
 @lru_cache(maxsize=4096)
-def _passages(z: LayerSizes, slot: Slot | None, recomputes: bool) -> LayerPassages:
-    """A search asks for the same few again and again."""
-    ways = _Ways(z, slot, recomputes)
+def _layer_passes(z: LayerSizes, slot: Slot | None, recomputes: bool) -> LayerPasses:
+    """Cached, because a search asks for the same few passes many times."""
+    execution = _Execution(z, slot, recomputes)
     hidden = hidden_bytes(z, z.tokens) // z.tp
     backwards = []
     for held in (False, True):
         ledger = Ledger(at="layer forward", never=z.never)
         x = ledger.make("input", hidden)
-        y, back, keeps_input = ways.forward(ledger, x)
-        forward = Passage({"input": hidden}, ledger.peak)
+        y, back, keeps_input = execution.forward(ledger, x)
+        forward = Pass({"input": hidden}, ledger.peak)
         ledger.free(y)
         kept = {name: num_bytes for name, num_bytes in ledger.alive.items() if name != "input"}
         grad = ledger.make("gradient", hidden)
@@ -88,28 +91,28 @@ def _passages(z: LayerSizes, slot: Slot | None, recomputes: bool) -> LayerPassag
         ledger.restart()
         start = ledger.alive
         back(grad, held)
-        backwards.append(Passage(start, ledger.peak))
-    return LayerPassages(forward, backwards[0], backwards[1], kept, keeps_input, hidden)
+        backwards.append(Pass(start, ledger.peak))
+    return LayerPasses(forward, backwards[0], backwards[1], kept, keeps_input, hidden)
 
 
 @dataclass(frozen=True)
-class EndPassages:
-    """Both ends of the model, for one microbatch on one rank.
+class EndPasses:
+    """Passes before and after the layers, for one microbatch on one rank.
 
     Attributes:
-        rope, embedding, loss: what makes RoPE's table, the first hidden states, and the loss from the last ones.
-        loss_backward, embedding_backward: to the gradient of the last layer's output; from that of the first one's
-            input, with what a tied head's gradient has kept until then.
-        rope_bytes, of_head_bytes: that table's, and that gradient's; 0 where there is none.
+        rope, embedding, loss: the forwards that compute RoPE's table, the first hidden states and the loss.
+        loss_backward: computes the gradient of the last layer's output.
+        embedding_backward: from the gradient of the first layer's input, while a tied head's gradient is kept.
+        rope_bytes, of_head_bytes: of RoPE's table and of a tied head's gradient; 0 where there is none.
         loss_kept: bytes by name between the loss and its backward, without the hidden states.
-        keeps_hidden: whether they stay, too.
+        keeps_hidden: whether the hidden states stay as well.
     """
 
-    rope: Passage
-    embedding: Passage
-    loss: Passage
-    loss_backward: Passage
-    embedding_backward: Passage
+    rope: Pass
+    embedding: Pass
+    loss: Pass
+    loss_backward: Pass
+    embedding_backward: Pass
     rope_bytes: int
     of_head_bytes: int
     loss_kept: dict[str, int]
@@ -117,36 +120,36 @@ class EndPassages:
 
 
 @lru_cache(maxsize=4096)
-def end_passages(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPassages:
-    """Whether or not a stage has both; `head_waits`: a tied head's gradient is kept for the embedding's backward."""
+def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
+    """As if the stage had both embedding and head; `head_waits`: a tied head's gradient is kept for the embedding."""
     hidden = hidden_bytes(z, z.tokens) // z.tp
 
-    def record(work: Callable[[Ledger], _Made]) -> tuple[Passage, _Made]:
+    def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:
         ledger = Ledger(never=z.never)
         made = work(ledger)
-        return Passage({}, ledger.peak), made
+        return Pass({}, ledger.peak), made
 
     rope, table = record(lambda ledger: rope_table(ledger, z).num_bytes if z.rope else 0)
     embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
     ledger = Ledger(never=z.never)
     kept = loss_forward(ledger, z, ends, ledger.make("input", hidden))
-    loss = Passage({"input": hidden}, ledger.peak)
+    loss = Pass({"input": hidden}, ledger.peak)
     start = ledger.alive
     ledger.restart()
     grad, of_head = loss_backward(ledger, z, ends, kept)
-    backward = Passage(start, ledger.peak)
+    backward = Pass(start, ledger.peak)
     if not head_waits:
         ledger.free(of_head)
         of_head = None
     start = ledger.alive
     ledger.restart()
     embedding_backward(ledger, z, ends, grad, of_head)
-    return EndPassages(
+    return EndPasses(
         rope,
         embedding,
         loss,
         backward,
-        Passage(start, ledger.peak),
+        Pass(start, ledger.peak),
         table,
         of_head.num_bytes if of_head else 0,
         {name: num_bytes for name, num_bytes in backward.start.items() if name != "input"},
@@ -159,7 +162,7 @@ _Back = Callable[[Block, bool], Block]
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Execution:
     """How this run executes a layer."""
 
     z: LayerSizes
