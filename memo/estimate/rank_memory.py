@@ -1,4 +1,4 @@
-"""Memory of one rank on a GPU, by component, for every way memo (and Megatron-LM) can run it. Closed forms, bytes.
+"""Memory of one rank of Megatron-LM on a GPU, by component, in closed form. All sizes are bytes.
 
     component         plain                               recompute full          swapping at alpha
     weights           2 P                                 =                       =
@@ -12,12 +12,14 @@
     context           CUDA, holes: 0.1 GiB + 0.12 P       =                       =
     host              0, and what was moved of states     0                       records
 
-P: parameters of the rank, vocabulary padded, counted from the shape. Layers in flight: 1F1B, interleaved or not.
-communication and context are fitted (memo.estimate.calibration), all else is counted.
+P is the number of parameters of the rank, with the padding of the vocabulary, counted from the model's shape. The
+number of layers in flight is that of 1F1B, interleaved or not. `communication` and `context` are fitted to published
+runs (memo.estimate.calibration); all other components are counted.
 
-Known error: within 2 % of the device's memory on the 232 runs of the calibration, where the layer's bytes (memo's, 1.2
-times what Megatron-LM saves) also stand for what its allocator loses. Not measured: layers under a swap plan, states in
-slots, with which reduced gradients are counted where the calibration fits them.
+Known error: within 2 % of the device's memory on the 232 runs of the calibration. The bytes of a layer are those that
+memo saves, 1.2 times what Megatron-LM saves; the difference makes up for what Megatron-LM's allocator loses to holes.
+Layers under a swap plan and states in slots were not measured; where states stream, reduced gradients are counted
+instead of the fitted STEP_BYTES.
 """
 
 import math
@@ -39,12 +41,14 @@ from memo.spec.slots import Moved, slot_layout
 from memo.units import DTYPE_BYTES, GIB
 
 WHOLE_LOGIT_BYTES = 10
-"""For each logit where the loss is not chunked, as in Megatron-LM: bf16, a copy in fp32, and that less its maximum."""
+"""Bytes of each logit if the loss is not chunked, as in Megatron-LM: the logit in bf16, a copy in fp32, and another
+copy in fp32 from which the maximum is subtracted.
+"""
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank at the peak of a step; all but `host` add up to the total."""
+    """Bytes of one rank at the peak of a step. The total is the sum of all fields but `host`, which is host memory."""
 
     weights: int
     gradients: int
@@ -67,7 +71,7 @@ class RankMemory:
 
     @property
     def allocated(self) -> int:
-        """What torch's allocator is asked for."""
+        """Bytes that are requested from torch's allocator."""
         return self.states + self.activations
 
     @property
@@ -85,14 +89,16 @@ def rank_memory(
     logit_bytes: int = WHOLE_LOGIT_BYTES,
     moved: Moved | None = None,
 ) -> RankMemory:
-    """Peak of a rank of pipeline stage `stage`.
+    """Memory of a rank of pipeline stage `stage` at the peak of a step.
 
     Args:
-        config: checked, with --device cuda.
-        shape: whose parameters are counted; its sizes are the configuration's.
-        whole_logits: the loss keeps logits of all tokens at once, as Megatron-LM's, instead of --loss-chunk-size.
-        logit_bytes: of each of them.
-        moved: what a swap plan moves; default: a number in --offload-alpha (off and auto: no swap plan runs).
+        config: a checked configuration with --device cuda.
+        shape: the model whose parameters are counted; its sizes must equal those of the configuration.
+        whole_logits: whether the loss keeps the logits of all tokens at once, as Megatron-LM does, instead of those of
+            --loss-chunk-size tokens.
+        logit_bytes: bytes of each logit in that case.
+        moved: what a swap plan moves; default: what --offload-alpha says if it is a number. With off and auto there is
+            no swap plan.
     """
     placement, sizes = placement_of(config, world_size), state_sizes(config, world_size)
     units = shape_units(config, shape, stage, sizes.shards)
@@ -116,18 +122,18 @@ def rank_memory(
 
 
 def placed_device_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
-    """The part of a rank's total that depends on where its states are."""
+    """The part of a rank's total that depends on the placement of its states."""
     states = placed_bytes(units, placement, sizes)
     return states.device + _step_bytes(units, placement, sizes) + _holes(states)
 
 
 def _holes(states: StateBytes) -> int:
-    """The part of the context that grows with what gradients take of the device."""
+    """The part of the context that grows with the bytes of gradients on the device."""
     return int(CONTEXT_SHARE * (states.gradients + states.slots))
 
 
 def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: int) -> RankUnits:
-    """What a rank of a stage holds: as memo.spec.buckets, for any shape and without padding."""
+    """The parameters of a rank of a stage, as memo.spec.buckets counts them, but for any shape and without padding."""
     parallel = config.parallel
     largest = layer_unit(config.model, parallel.tp, parallel.ddp_bucket_size, num_shards).largest
     layer = shape.layer_split // parallel.tp + shape.layer_replicated
@@ -140,8 +146,11 @@ def shape_units(config: RunConfig, shape: ModelShape, stage: int, num_shards: in
 
 
 def _step_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
-    """What the optimizer's step takes beside states. Fitted where all states stay; where some are placed elsewhere,
-    shards of reduced gradients are counted: of what is updated here all, of the rest the largest module's."""
+    """Bytes that the optimizer's step takes in addition to the states.
+
+    Fitted if all states stay on the device. Else the shards of reduced gradients are counted: all those of modules that
+    are updated on the device, and of the other modules the largest one.
+    """
     layer, ends = units.layer.size, [end.size for end in units.ends]
     if not placement.streams:
         return math.ceil(STEP_BYTES * (units.layers * layer + sum(ends)) / sizes.shards)
@@ -166,7 +175,8 @@ def worst_rank(
     logit_bytes: int = WHOLE_LOGIT_BYTES,
     moved: Moved | None = None,
 ) -> RankMemory:
-    """The stage with the highest total: the first, which has most in flight, or the last, which has the head."""
+    """Memory of the stage with the highest total: the first, with the most microbatches in flight, or the last, with
+    the head."""
     ends = {0, config.parallel.pp - 1}
     ranks = [
         rank_memory(config, shape, world_size, stage, whole_logits=whole_logits, logit_bytes=logit_bytes, moved=moved)
@@ -176,9 +186,9 @@ def worst_rank(
 
 
 def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved | None) -> int:
-    """Host memory of one node, of activations (`moved`: None for none) and states.
+    """Host memory that activations (`moved`; None: none) and states of the ranks of one node take.
 
-    Which stages share a node depends on the launcher, so the most demanding ranks do.
+    Which stages share a node depends on the launcher, so the ranks that need most are assumed to share one.
     """
     per_stage, stages = world_size // config.parallel.pp, range(config.parallel.pp)
     record = 0 if moved is None else slot_layout(config, moved).moved_bytes
@@ -189,7 +199,8 @@ def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, move
 
 
 def most_of_a_node(ranks: Sequence[int], per_stage: int, gpus_per_node: int) -> int:
-    """Sum of what `gpus_per_node` ranks take at most; `ranks`: of one rank of each stage, which has `per_stage`."""
+    """The largest sum over `gpus_per_node` ranks; `ranks`: bytes of one rank of each stage, of which there are
+    `per_stage`."""
     left, total = gpus_per_node, 0
     for num_bytes in sorted(ranks, reverse=True):
         count = min(left, per_stage)
@@ -200,7 +211,14 @@ def most_of_a_node(ranks: Sequence[int], per_stage: int, gpus_per_node: int) -> 
 
 @dataclass(frozen=True)
 class _Layers:
-    """All layers of one rank: kept between forward and backward, rounding buffers, working set of one, host."""
+    """Bytes of all layers of one rank.
+
+    Attributes:
+        kept: between forward and backward, outside of rounding buffers.
+        buffers: rounding buffers.
+        working: what one layer takes while it runs.
+        host: host memory.
+    """
 
     kept: int
     buffers: int
@@ -227,7 +245,7 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
 
 
 def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
-    """`logit_bytes`: of each logit where all exist at once; None: chunked."""
+    """`logit_bytes`: bytes of a logit if all logits exist at once; None: the loss is chunked."""
     tokens, narrow = _tokens(config), _narrow(config)
     if logit_bytes is None:
         return loss_bytes(config, tokens, narrow, max(4, narrow), stage)
@@ -237,7 +255,7 @@ def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
 
 
 def _ends_bytes(config: RunConfig) -> int:
-    """Input and output of the chunk, its gradient, the final norm's output."""
+    """Hidden states before and after the layers, their gradient, and the output of the final norm."""
     return 4 * _hidden_bytes(config) // config.parallel.tp
 
 

@@ -1,18 +1,24 @@
-"""Bytes of weights, gradients and optimizer states of one rank under a placement: closed forms, to the byte.
+"""Bytes of weights, gradients and optimizer states of one rank under a placement: closed forms, exact to the byte.
 
-P elements of a layer's buckets, N = dp x cp shards, n and w bytes of an element of the model and of its sums:
+A layer has P elements in its buckets, the states are sharded over N = dp x cp ranks, and an element takes n bytes in
+the dtype of the model and w bytes in that of gradients, masters and moments. One layer takes
 
-    one layer        device                                        host arena
-    resident         P n + P w + (1 or 0) P w/N + 2 P w/N          0            (master, moments; no master if n = w)
-    optimizer there  P n + P w                                     4 P w/N      (master, moments, reduced gradient)
-    gradient in slot - P w  (+ P w/N: ZeRO, optimizer here)        + P w        (several microbatches, not reduced each)
-    weights in slot  - P n  (+ P n/N: ZeRO-3, optimizer here)      + P n/N      (the copy; not if n = w)
-    of all layers    2 P n + 2 P w slots; N > 1: 2 P n/N, 2 P w/N  2 n/N of the largest bucket that goes back whole
+    its states are                    of the device                        of the host arena
+    resident                          P n + P w + P w/N [1] + 2 P w/N      0
+    with the optimizer on the host    P n + P w                            4 P w/N  (master, moments, reduced gradient)
+    ... and the gradient in a slot    less P w, plus P w/N [2]             plus P w    [3]
+    ... and the weights in a slot     less P n, plus P n/N [4]             plus P n/N  [1], the copy in n bytes
 
-The reduced gradient's record also holds the whole sum between microbatches where N = 1. Without clipping, and with one
-microbatch a step, a host layer is updated as soon as its gradient is there, so two records serve all layers. Ends
-(embedding, head) keep weights and gradients whole. Source: the contract of memo.parallel, written down in
-memo.spec.placement.
+    [1] the master (or copy), only if n differs from w      [3] with several microbatches, unless each is reduced
+    [2] ZeRO-2 with the optimizer on the device             [4] ZeRO-3 with the optimizer on the device
+
+All layers share at most 2 slots of P n for weights and 2 of P w for gradients and, if N > 1, a stage of P n/N or P w/N
+beside each. On the host they share 2 stages for the shard of the largest bucket whose weights are copied back whole.
+
+If N = 1, the record of the reduced gradient also holds the sum between microbatches. Without clipping and with one
+microbatch per step, a layer on the host is updated as soon as its gradient arrives, so two records of gradients serve
+all layers. Embedding and head keep their weights and gradients on the device. Source: memo.spec.placement, which
+memo.parallel and memo.executor implement.
 """
 
 from dataclasses import dataclass
@@ -27,13 +33,13 @@ from memo.units import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of one rank; all but `host` are on its device.
+    """Bytes of one rank. All fields but `host` are bytes of its device.
 
     Attributes:
-        weights, gradients, optimizer: what stays, whole or as this rank's shard.
-        slots: rounding buffers of layers that come and go.
-        staging: shards on their way, before a gather or after a reduction, and masters before they are cast.
-        host: in the rank's host arena.
+        weights, gradients, optimizer: states that stay on the device, whole or as this rank's shard.
+        slots: rounding buffers for weights and gradients that stream.
+        staging: buffers for shards before they are gathered or after they are reduced, and for masters before a cast.
+        host: the arena in host memory.
     """
 
     weights: int
@@ -50,12 +56,12 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class StateSizes:
-    """What bytes follow from besides elements.
+    """What the bytes of states depend on besides the number of elements.
 
     Attributes:
-        narrow, wide: bytes of an element of the model, and of gradients, masters and moments.
-        shards: dp x cp.
-        clips: the update waits for the norm of all gradients.
+        narrow, wide: bytes of an element of the weights, and of gradients, masters and moments.
+        shards: number of shards, dp x cp.
+        clips: whether gradients are clipped, so that an update must wait for the norm of all gradients.
     """
 
     narrow: int
@@ -70,10 +76,10 @@ class StateSizes:
 
 
 def state_bytes(config: RunConfig, world_size: int, stage: int, placement: StatePlacement | None = None) -> StateBytes:
-    """Of a rank of pipeline stage `stage`; `placement` defaults to the configuration's own.
+    """Bytes of a rank of pipeline stage `stage`; `placement` defaults to that of the configuration.
 
-    --device auto counts as cpu. Known error: none in the sizes of the contract above; where the number of parameters
-    does not divide by the shards, moments count as those of the rank with most of them at the latest.
+    --device auto counts as cpu. Known error: none in the sizes of the table above. Where the parameters do not divide
+    evenly among the shards, moments are counted as those of the rank that has the most.
     """
     placement = placement or placement_of(config, world_size)
     return placed_bytes(rank_units(config, world_size, stage), placement, state_sizes(config, world_size))
@@ -91,15 +97,15 @@ def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
 
 
 def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
-    """Of one checkpoint on disk: master and two moments of every weight.
+    """Bytes of one checkpoint on disk: the master and the two moments of every weight.
 
-    Known error: none for the values; beside them lie the index and the run's state, some 100 bytes a rectangle.
+    Known error: none for the values. The index and the state of the run are not counted, about 100 bytes per rectangle.
     """
     return 3 * state_sizes(config, world_size).wide * count_parameters(config).total
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
-    """As `state_bytes`, of given units."""
+    """As `state_bytes`, for given units."""
     narrow, wide, layer, layers = sizes.narrow, sizes.wide, units.layer, units.layers
     in_weight_slots = layers if placement.shards_weights else placement.weights
     in_gradient_slots = layers if placement.shards_gradients else placement.gradients
@@ -123,22 +129,24 @@ def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes)
 
 
 def streamed_weights(placement: StatePlacement) -> int:
-    """Layers whose weights come from host memory."""
+    """Number of layers whose weights are fetched from host memory."""
     return placement.optimizer if placement.shards_weights else placement.weights
 
 
 def host_gradient_slots(placement: StatePlacement) -> int:
-    """Layers whose gradients go from a slot to host memory."""
+    """Number of layers whose gradients are copied from a slot to host memory."""
     return placement.optimizer if placement.shards_gradients else placement.gradients
 
 
 def accumulates_whole(placement: StatePlacement, sizes: StateSizes) -> bool:
-    """Whether gradients in slots go to host memory unreduced, for the next microbatch to add to."""
+    """Whether gradients in slots are copied to host memory before they are reduced, for the next microbatch to add
+    to.
+    """
     return sizes.microbatches > 1 and not placement.shards_gradients
 
 
 def rings_gradients(placement: StatePlacement, sizes: StateSizes) -> bool:
-    """Whether two records hold the reduced gradients of all host layers, one after the other."""
+    """Whether two records hold the reduced gradients of all layers on the host in turn."""
     return placement.optimizer > 0 and not sizes.clips and sizes.microbatches == 1
 
 

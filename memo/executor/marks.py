@@ -1,4 +1,4 @@
-"""Calls at given places of autograd's backward."""
+"""Calls a function at a chosen point of autograd's backward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def on_backward(x: Tensor, call: Callable[[], None]) -> Tensor:
-    """x itself, as a view; `call` runs when the gradient of x is known, before what computed x runs backward."""
+    """A view of x; `call` runs in backward once the gradient of x is known, before the backward of what computed x."""
     marked: Tensor = _OnBackward.apply(x, call)
     return marked
 

@@ -1,14 +1,15 @@
-"""Marks at the borders of an iteration's phases, set around modules from outside.
+"""Marks the beginning of each phase of an iteration; the marks are added around modules that do not know of them.
 
     enter_forward | embedding_forward | layer_forward 0 | layer_forward 1 | ... | loss_forward
     enter_backward | loss_backward | layer_backward n-1 | ... | layer_backward 0 | embedding_backward
     ... | reduction | optimizer
 
-A phase lasts until the next begins. Who listens (a recorder of memory requests, an allocator that obeys a plan)
-finds its place again at each of them. Evaluation sets no marks.
+A phase lasts until the next one begins. Each mark tells the listener (a recorder of memory requests, or an allocator
+that obeys a memory plan) where in the iteration the program is. Evaluation sets no marks.
 
-A phase belongs to the thread that marks it, and backward on CUDA runs in autograd's. So the schedule marks where it
-turns to its next action: buffers of messages are asked for by its own thread, before and after a backward.
+A phase belongs to the thread that marks it, and on CUDA backward runs in a thread of autograd. The thread of the
+schedule allocates the buffers of messages before and after a backward, so it marks the beginning of each action
+itself.
 """
 
 from typing import Any, Protocol
@@ -20,13 +21,13 @@ from memo.spec.schedule import Action
 
 
 class PhaseListener(Protocol):
-    """Told, by the thread that runs it, which phase begins; -1 for no layer or no microbatch."""
+    """Called by the thread in which a phase begins; -1 stands for no layer or no microbatch."""
 
     def phase(self, kind: str, layer: int, microbatch: int) -> None: ...
 
 
 class Phases:
-    """The microbatch that is running, and who is told."""
+    """Passes marks to a listener, with the microbatch that is running."""
 
     def __init__(self, listener: PhaseListener) -> None:
         self.listener = listener
@@ -36,9 +37,9 @@ class Phases:
         self.listener.phase(kind, layer, microbatch)
 
     def enter(self, action: Action) -> None:
-        """The schedule turns to an action: `microbatch` is its, and `enter_forward` or `enter_backward` begins.
+        """Begin the phase `enter_forward` or `enter_backward` of the schedule's next action.
 
-        Chunks above the first have their number in the name, as no two phases of an iteration may have the same.
+        The names for chunks above the first contain the chunk, because phases of an iteration must differ.
         """
         self.microbatch = action.microbatch
         chunk = f"_chunk{action.chunk}" if action.chunk else ""
@@ -46,7 +47,7 @@ class Phases:
 
 
 class MarkedModule(nn.Module):
-    """Runs a module whose first argument and output are tensors, as the phase `name`_forward or `name`_backward."""
+    """Wraps a module, and marks its forward as phase `name`_forward and its backward as phase `name`_backward."""
 
     def __init__(self, module: Any, name: str, layer: int, phases: Phases) -> None:
         super().__init__()
@@ -64,12 +65,12 @@ class MarkedModule(nn.Module):
 
 
 def unmarked(module: Any) -> Any:
-    """The module itself, for what evaluation asks of it beside its forward."""
+    """The wrapped module itself, for its methods other than forward."""
     return module.module if isinstance(module, MarkedModule) else module
 
 
 class _BackwardMark(torch.autograd.Function):
-    """The identity, whose backward comes just before that of the module."""
+    """The identity on the module's output; its backward, which sets the mark, runs just before the module's."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, module: MarkedModule, microbatch: int) -> Tensor:
@@ -84,7 +85,7 @@ class _BackwardMark(torch.autograd.Function):
 
 
 def mark_phases(chunks: list[Any], phases: Phases) -> None:
-    """Wrap every part of these chunks; layers are numbered chunk by chunk, from 0 on each stage."""
+    """Wrap embedding, layers and head of these chunks. Layers are numbered from 0 on each stage, chunk by chunk."""
     number = 0
     for chunk in chunks:
         if chunk.embedding is not None:

@@ -1,8 +1,8 @@
-"""Small explicit pieces of a layer on one tile of tokens, and how each is replayed in backward.
+"""The operations of a layer on one tile of tokens, with explicit forward and backward.
 
-The matrices are explicit: their inputs are gathered, their weight gradients added to main gradients, at
-fixed tiles, so that any fraction of swapping gives the same bits. What lies between them (norms, RoPE,
-activations) is cheap and token-wise; `replay` runs the model's own code for it again under a local graph.
+For matrices, the gathering of their inputs and the addition of weight gradients to main gradients are explicit, on
+fixed tiles, so that any share of swapping gives the same bits. The operations between them (norms, RoPE, activations)
+are cheap and token-wise; for these `Replayed` runs the model's own code again under a local graph.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,35 +16,35 @@ from memo.parallel.collectives import all_gather_async, reduce_scatter, reduce_s
 
 
 class GradientSink(Protocol):
-    """Where gradients of parameters go (memo.parallel.data)."""
+    """Receives the gradients of parameters (memo.parallel.data)."""
 
     def main_gradient(self, parameter: nn.Parameter) -> Tensor: ...
     def gradient_done(self, parameter: nn.Parameter) -> None: ...
 
 
 class Linear(Protocol):
-    """What the pieces need of a column- or row-parallel matrix."""
+    """The interface of a column- or row-parallel matrix that is used here."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
 
 
 class Gathering:
-    """x [n, ...] of all tp ranks on its way to [s, ...], while the device computes something else."""
+    """An all-gather of x [n, ...] over tp to [s, ...] that runs while the device computes something else."""
 
     def __init__(self, x: Tensor, group: ProcessGroup | None) -> None:
         self._whole, self._work = all_gather_async(x, group)
 
     def wait(self) -> Tensor:
-        """What is computed from here on finds all of it."""
+        """Make the compute stream wait for the gather, and return the gathered tensor."""
         if self._work is not None:
             self._work.wait()
-            self._work = None  # it holds x
+            self._work = None  # it keeps x alive
         return self._whole
 
 
 class Replayed:
-    """Outputs of a token-wise piece and the way back through it."""
+    """The outputs of a token-wise operation, and its backward."""
 
     def __init__(
         self, function: Callable[[Tensor], Tensor | tuple[Tensor, ...]], x: Tensor, parameters: Iterable[nn.Parameter]
@@ -60,7 +60,7 @@ class Replayed:
         return self._outputs[0].detach()
 
     def backward(self, sink: GradientSink, *grads: Tensor) -> Tensor:
-        """Gradient of the input; those of the parameters are added to the sink's. Frees the graph."""
+        """The gradient of the input. Adds the gradients of the parameters to the sink's, and frees the graph."""
         grad_x, *parameter_grads = torch.autograd.grad(self._outputs, [self._x, *self.parameters], grads)
         for parameter, value in zip(self.parameters, parameter_grads, strict=True):
             sink.main_gradient(parameter).add_(value)
@@ -68,7 +68,7 @@ class Replayed:
 
 
 def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:
-    """x [s, b, in] W^T + bias -> [s, b, out/tp], written to `out` if given: the same call and bits without."""
+    """x [s, b, in] W^T + bias -> [s, b, out/tp], in `out` if given; with and without it the same call and bits."""
     if out is None:
         out = gathered.new_empty((*gathered.shape[:-1], linear.weight.shape[0]))
     flat_out, flat_x = out.flatten(0, 1), gathered.flatten(0, 1)
@@ -82,7 +82,7 @@ def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) 
 def column_backward(
     grad_out: Tensor, gathering: Gathering, linear: Linear, group: ProcessGroup | None, sink: GradientSink
 ) -> Tensor:
-    """Gradient [n, b, in] of the sharded input of a column-parallel matrix, which is being gathered."""
+    """Gradient [n, b, in] of the sharded input of a column-parallel matrix; `gathering` gathers that input."""
     grad_x, work = reduce_scatter_async(grad_out @ linear.weight, group)
     _add_weight_gradient(sink, linear, grad_out, gathering.wait())
     if linear.bias is not None:
@@ -99,7 +99,7 @@ def row_forward(x: Tensor, linear: Linear, group: ProcessGroup | None) -> Tensor
 
 
 def row_backward(grad: Tensor, gathering: Gathering, x: Tensor, linear: Linear, sink: GradientSink) -> Tensor:
-    """Gradient [s, b, in/tp] of the input of a row-parallel matrix; grad is [n, b, out], and is being gathered."""
+    """Gradient [s, b, in/tp] of the input of a row-parallel matrix; `gathering` gathers grad [n, b, out]."""
     if linear.bias is not None:
         sink.main_gradient(linear.bias).add_(grad.flatten(0, 1).sum(0))
     gathered = gathering.wait()

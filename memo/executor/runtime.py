@@ -1,4 +1,4 @@
-"""What token-wise layers work with on one rank: slots, host pool, streams, and the engine that obeys the plan."""
+"""Owns the memory of swapping on one rank, slots and host records, and the swapper that obeys the plan."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from memo.spec.slots import SlotLayout
 
 
 class SwapRuntime:
-    """Rounding buffers as named tensors, driven in the plan's order."""
+    """Gives each layer operation the named tensors of its slot, in the order of the plan."""
 
     def __init__(
         self,
@@ -24,10 +24,10 @@ class SwapRuntime:
         host: HostBudget | None,
         poison: bool = False,
     ) -> None:
-        """Records are drawn from `host` (None: there may be any number); HostMemoryError when the plan needs more.
+        """Takes the host records from the budget `host` (None: no limit); raises HostMemoryError if it is too small.
 
-        `poison` fills with NaN what is no longer valid in slots, host records and workspace, so that a stale
-        read shows (tests).
+        `poison`, for tests, fills what is no longer valid in slots, host records and workspace with NaN, so that
+        reading it shows in the results.
         """
         self.plan, self.layout, self._poison = plan, layout, poison
         self.pool = HostPool(plan.num_records, layout.moved_bytes, device, host)
@@ -38,11 +38,11 @@ class SwapRuntime:
 
     @property
     def device_bytes(self) -> int:
-        """Slots and workspace."""
+        """Bytes of the slots and the workspace."""
         return sum(buffer.nbytes for buffer in [*self._slots, self._workspace])
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
-        """The tensors of the slot that the plan gives this operation, ready for the compute stream."""
+        """The tensors of the slot that the plan assigns to this operation, valid for the compute stream."""
         return self._views[self.swapper.begin(kind, layer)]
 
     def end(self, kind: str, layer: int) -> None:
@@ -50,12 +50,12 @@ class SwapRuntime:
         self._poison_workspace()
 
     def next_step(self) -> None:
-        """Before each training step, also after one that an exception cut short."""
+        """Call it before each training step, also after one that an exception has interrupted."""
         self.swapper.reset()
         self._poison_workspace()
 
     def _poison_workspace(self) -> None:
-        """No operation may find there what another one left, not even its own forward."""
+        """No operation may rely on what another one left in the workspace, not even a backward on its own forward."""
         if self._poison and self.layout.workspace is not None:
             view_of(self.layout.workspace, self._workspace).fill_(float("nan"))
 

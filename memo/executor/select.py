@@ -10,12 +10,12 @@ _DEVICE_TYPES = {"cuda": "cuda", "virtual": "cpu", "threads": "cpu"}
 
 
 def make_backend(name: str, device: torch.device, check: bool = False) -> StreamBackend:
-    """The backend for a device; auto: cuda on CUDA, on CPU virtual with eager copies.
+    """The backend for a device; auto: cuda on CUDA, and virtual with eager copies on a CPU.
 
-    Eager copies cost what the bytes cost and nothing more. Threads would take from compute the cores and
-    the memory bandwidth that they copy with, so on CPU they serve tests only.
+    Eager copies have no cost beyond the copy itself. Threads would compete with compute for cores and memory bandwidth,
+    so on a CPU they are for tests only.
 
-    Raises ConfigError when the backend is unknown or not one of this device.
+    Raises ConfigError if the backend is unknown or is not for this type of device.
     """
     if name == "auto":
         name = "cuda" if device.type == "cuda" else "virtual"

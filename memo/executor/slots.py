@@ -1,4 +1,4 @@
-"""The tensors of a rounding buffer: views of flat memory where `memo.spec.slots` says that each of them lies."""
+"""The tensors of a rounding buffer: views of its flat memory, at the offsets that `memo.spec.slots` gives."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ def view_of(place: Place, memory: Tensor) -> Tensor:
 
 
 def slot_tensors(layout: SlotLayout, slot: Tensor, workspace: Tensor) -> dict[str, Tensor]:
-    """What a layer works on, by name; of the flat buffers of one slot and of the workspace."""
+    """The tensors that a layer works on, by name: views of the flat buffers of one slot and of the workspace."""
     tensors = {name: view_of(place, slot) for name, place in layout.places.items()}
     if layout.workspace is not None:
         tensors[layout.workspace.name] = view_of(layout.workspace, workspace)

@@ -1,4 +1,4 @@
-"""A layer whose states come and go, wrapped from outside: plain, recomputed or token-wise alike."""
+"""A wrapper for a layer whose states stream; the layer may be plain, recomputed or token-wise."""
 
 import functools
 from typing import Any
@@ -11,10 +11,10 @@ from memo.executor.states import StateStreamer
 
 
 class StreamedLayer(nn.Module):
-    """Asks for the layer's weights before each forward and backward, and for a place for its gradient.
+    """Requests the layer's weights before each forward and backward, and memory for its gradient before each backward.
 
-    The two marks enclose the layer in autograd's graph: what accumulates gradients of its parameters runs as soon as
-    they are known, thus before the mark at its input.
+    Marks at the layer's input and output enclose it in autograd's graph. Autograd accumulates the gradient of a
+    parameter as soon as it is known, and so before the mark at the input.
     """
 
     def __init__(self, layer: nn.Module, index: int, states: StateStreamer) -> None:

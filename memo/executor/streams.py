@@ -1,7 +1,7 @@
 """Streams and events in four calls, for CUDA and for CPU.
 
-The swap engine orders its copies with nothing but `copy`, `record`, `wait` and `access`, so the same engine
-runs on CUDA streams, on a CPU that imitates them deterministically, and on threads. `timestamp` only looks on.
+The executor orders its copies by `copy`, `record`, `wait` and `access` alone, so the same code runs on CUDA streams,
+on a CPU that imitates them deterministically, and on threads. `timestamp` measures, and orders nothing.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from torch import Tensor
 
 
 class Stream(Enum):
-    """Work of one stream runs in the order of issue; only events order streams among each other."""
+    """The work of one stream runs in the order of issue; only events order the work of different streams."""
 
-    COMPUTE = "compute"  # the model's: whatever is current in the caller
-    OFFLOAD = "offload"  # device to host: waits for compute, must never hold it up
-    PREFETCH = "prefetch"  # host to device: its own stream, because links are full duplex
-    HOST = "host"  # what the CPU computes itself, at once: it stands still while it waits for an event
+    COMPUTE = "compute"  # the stream of the model: the caller's current stream
+    OFFLOAD = "offload"  # device to host: waits for compute, and must never delay it
+    PREFETCH = "prefetch"  # host to device: a stream of its own, because links are full duplex
+    HOST = "host"  # what the CPU computes, at once; waiting for an event blocks the calling thread
 
 
 COPY_STREAMS = (Stream.OFFLOAD, Stream.PREFETCH)
@@ -35,14 +35,14 @@ _DEVICE_STREAMS = (Stream.COMPUTE, *COPY_STREAMS)
 AccessMode = Literal["r", "w"]
 
 Event = Any
-"""What `record` returned; only the backend that made it looks inside."""
+"""What `record` returned; only the backend that created it reads it."""
 
 
 class Timestamp(Protocol):
-    """A point of one stream in time, known once the stream has come to it."""
+    """The time at which a stream reaches a point, known once it has reached it."""
 
     def is_reached(self) -> bool:
-        """Whether it has; waits for nothing."""
+        """Whether the stream has reached the point; does not wait."""
 
     def seconds_since(self, earlier: Any) -> float:
         """Seconds from a timestamp of the same backend, of any stream, to this one."""
@@ -58,13 +58,13 @@ class StreamBackend(Protocol):
         """An event that happens when everything issued on the stream so far has run."""
 
     def wait(self, stream: Stream, event: Event | None) -> None:
-        """What is issued on the stream from now on runs after the event; None means at once."""
+        """What is issued on the stream from now on runs after the event; with None nothing is waited for."""
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         """Declares that the stream reads or writes a buffer at this point, outside of `copy`."""
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
-        """Messages that are begun inside come behind what was issued on the stream."""
+        """A context in which messages that are started run after what was issued on the stream."""
 
     def timestamp(self, stream: Stream) -> Timestamp:
         """The time at which everything issued on the stream so far has run; orders and delays nothing."""
@@ -74,20 +74,20 @@ class StreamBackend(Protocol):
 
 
 class CudaStreams:
-    """CUDA streams and events. Creating one starts CUDA on the device; importing this module does not."""
+    """CUDA streams and events. Creating an instance initializes CUDA; importing this module does not."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams = {stream: torch.cuda.Stream(device) for stream in COPY_STREAMS}
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
-        # Slots and records live as long as the run, so the caching allocator need not know of this use.
+        # Slots and records are never freed during the run, so record_stream is not needed.
         with torch.cuda.stream(self._stream(stream)):
             dst.copy_(src, non_blocking=True)
 
     def record(self, stream: Stream) -> Event:
         if stream is Stream.HOST:
-            return None  # what the CPU has done lies behind everything that is issued from now on
+            return None  # the CPU has finished its work before it issues anything else
         event = torch.cuda.Event()
         event.record(self._stream(stream))
         return event
@@ -115,7 +115,7 @@ class CudaStreams:
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
         if stream is Stream.COMPUTE:
-            # Asked for at every call: autograd sets the current stream of its thread to that of the forward.
+            # Read at every call: autograd sets the current stream of its thread to the stream of the forward.
             return torch.cuda.current_stream(self.device)
         return self._streams[stream]
 
@@ -133,7 +133,7 @@ class _CudaTimestamp:
 
 
 class _ClockTimestamp:
-    """Of a stream on the CPU: the clock when its turn came."""
+    """A timestamp of a stream on the CPU: the clock at the moment at which the stream reached it."""
 
     def __init__(self) -> None:
         self.at_s = float("nan")
@@ -149,12 +149,12 @@ class _ClockTimestamp:
 
 
 class VirtualStreams:
-    """Streams imitated in the calling thread, with a choice of when copies run.
+    """Streams that are imitated in the calling thread, with a policy that decides when copies run.
 
-    Policies: eager runs every copy when it is issued; lazy as late as the events allow (when compute waits
-    for it); random at seeded moments in between. The same events allow all three, so a result that depends
-    on the policy shows a missing wait. Eager is what a real CPU run wants: the cores that compute copy the
-    memory at once, without threads or hand-over.
+    Policies: eager runs every copy when it is issued; lazy runs it as late as the events allow, when something waits
+    for it; random runs it at a seeded random moment in between. The events allow all three, so a result that depends
+    on the policy reveals a missing wait. Training on a CPU uses eager: the cores that compute also copy, without
+    threads.
     """
 
     def __init__(self, policy: Literal["eager", "lazy", "random"] = "eager", seed: int = 0) -> None:
@@ -186,7 +186,7 @@ class VirtualStreams:
         if stream not in COPY_STREAMS or self.policy == "eager":
             stamp.reach()
         else:
-            self._queues[stream].append(stamp.reach)  # without progress: looking on must not make copies run
+            self._queues[stream].append(stamp.reach)  # without _progress: measuring must not make copies run
         return stamp
 
     def synchronize(self) -> None:
@@ -209,7 +209,7 @@ class VirtualStreams:
                     self._run_first(stream)
 
     def _run_until(self, mark: "_Mark") -> None:
-        # Ends: what an event needs was issued before it, so tasks never wait for each other in a circle.
+        # This terminates: an event depends only on what was issued before it, so there are no cyclic waits.
         while not mark.reached:
             self._run_first(mark.stream)
 
@@ -218,7 +218,7 @@ class VirtualStreams:
 
 
 class _Mark:
-    """An event of VirtualStreams: a place in its stream's queue."""
+    """An event of VirtualStreams: a position in the queue of its stream."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -231,7 +231,7 @@ class _Mark:
 class ThreadStreams:
     """One worker thread for each copy stream; compute runs in the caller. CPU only.
 
-    An error inside a worker is raised by the next call of any method; the worker goes on, so nobody hangs.
+    An error in a worker is raised by the next call of any method; the worker goes on, so that no wait hangs.
     """
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ class ThreadStreams:
 
     def synchronize(self) -> None:
         events = [threading.Event() for _ in self._workers]
-        # Drains before it raises: after an error, too, nothing may still be on its way.
+        # Waits for all copies before it raises: after an error, too, none may still run.
         for worker, event in zip(self._workers.values(), events, strict=True):
             worker.tasks.put(event.set)
         for event in events:
@@ -273,7 +273,7 @@ class ThreadStreams:
         self._raise_errors()
 
     def close(self) -> None:
-        """Finishes what was issued and ends the workers; happens by itself when the object is dropped."""
+        """Finish what was issued and end the workers; also done when the object is garbage-collected."""
         self._stop()
 
     def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
@@ -302,7 +302,7 @@ class _Worker:
         while (task := self.tasks.get()) is not None:
             try:
                 task()
-            except BaseException as error:  # reported by the next call; an event behind it must still happen
+            except BaseException as error:  # raised by the next call; later events must still happen
                 self.errors.append(error)
 
 
@@ -310,6 +310,6 @@ def _stop_all(workers: list[_Worker]) -> None:
     for worker in workers:
         worker.tasks.put(None)
     for worker in workers:
-        # The last reference to the backend may die in a worker, as part of a finished task.
+        # This may run in a worker, if a finished task held the last reference to the backend.
         if worker.thread is not threading.current_thread():
             worker.thread.join()

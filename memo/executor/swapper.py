@@ -30,7 +30,7 @@ _POISON = 0xFF
 
 @dataclass
 class SwapStatistics:
-    """What has moved since the engine was made."""
+    """Counts of copies since the swapper was created."""
 
     offloads: int = 0
     prefetches: int = 0
@@ -43,9 +43,9 @@ class Swapper:
 
     Args:
         slots: plan.num_slots flat uint8 tensors on the device, each of at least moved_bytes.
-        moved_bytes: the prefix that moves, the same of every layer.
+        moved_bytes: length of the prefix of a slot that is moved, the same for every layer.
         pool: at least plan.num_records records of moved_bytes.
-        poison: fill what is no longer valid with NaN bytes, so that a stale read shows (tests).
+        poison: for tests: fill what is no longer valid with NaN, so that reading it shows in the results.
 
     Raises PlanError when the plan is wrong in itself or does not fit slots and pool.
     """
@@ -64,9 +64,9 @@ class Swapper:
         self.plan, self.slots, self.moved_bytes, self.pool = plan, slots, moved_bytes, pool
         self.backend = backend
         self.statistics = SwapStatistics()
-        self._position = 0  # index of the step that is open or comes next
+        self._position = 0  # index of the step that is running or comes next
         self._open = False  # between begin and end
-        # What the next user of a slot has to wait for, and the last copy into or out of each record.
+        # For each slot the copy that its next user must wait for; for each record the last copy into or out of it.
         self._offloaded: list[Event | None] = [None] * plan.num_slots
         self._prefetched: list[Event | None] = [None] * plan.num_slots
         self._record_used: list[Event | None] = [None] * plan.num_records
@@ -77,8 +77,11 @@ class Swapper:
 
     @property
     def current(self) -> SwapStep:
-        """The open step, or the one that comes next: with `.prefetch`, only the moved prefix of its slot is
-        valid; a backward without it finds the slot as its forward left it."""
+        """The step that is running, or else the next one.
+
+        In a backward with `.prefetch` only the moved prefix of the slot is valid; in one without it, the slot is as the
+        forward left it.
+        """
         if self._position == len(self.plan.steps):
             raise PlanError(
                 f"all {self._position} steps of the swap plan are done: call reset() between training steps"
@@ -93,7 +96,7 @@ class Swapper:
         step = self._expect(kind, layer, begin=True)
         slot, name = step.slot, _slot_name(step.slot)
         if kind == "F":
-            self.backend.wait(Stream.COMPUTE, self._offloaded[slot])  # else it would be offloaded half overwritten
+            self.backend.wait(Stream.COMPUTE, self._offloaded[slot])  # the offload reads it
             self._offloaded[slot] = None
         elif step.prefetch:
             self.backend.wait(Stream.COMPUTE, self._prefetched[slot])
@@ -106,7 +109,7 @@ class Swapper:
     def end(self, kind: str, layer: int) -> None:
         """After the layer's last access to its slot: issues the offload and the prefetch that follow."""
         step = self._expect(kind, layer, begin=False)
-        # Backwards write too: they rebuild what did not move.
+        # Backwards write as well: they recompute what was not moved.
         self.backend.access(Stream.COMPUTE, _slot_name(step.slot), "w", str(step.op))
         if self._poison is not None and kind == "B":
             self.slots[step.slot].fill_(_POISON)
@@ -129,10 +132,10 @@ class Swapper:
         self.reset()
 
     def reset(self) -> None:
-        """Makes the next step clean, wherever this one stopped: an interrupted one's copies are finished first.
+        """Return to the beginning of the plan, from wherever the step stopped.
 
-        After a complete step nothing is waited for on the host. Raises what a copy raised (threads); the
-        engine is clean even then.
+        The copies of an interrupted step are finished first; after a complete step the host waits for nothing. Raises
+        the error of a copy that failed (in ThreadStreams); the swapper is reset even then.
         """
         interrupted = self._open or 0 < self._position < len(self.plan.steps)
         self._position, self._open = 0, False
@@ -146,7 +149,7 @@ class Swapper:
         assert step.record is not None
         backend = self.backend
         backend.wait(Stream.OFFLOAD, computed)
-        backend.wait(Stream.OFFLOAD, self._record_used[step.record])  # its last tenant may still be on its way back
+        backend.wait(Stream.OFFLOAD, self._record_used[step.record])  # a prefetch may still read it
         self._copy(Stream.OFFLOAD, step)
         done = backend.record(Stream.OFFLOAD)
         self._offloaded[step.slot] = self._record_used[step.record] = done
@@ -157,13 +160,13 @@ class Swapper:
         assert target.record is not None
         backend, record = self.backend, target.record
         backend.wait(Stream.PREFETCH, computed)
-        backend.wait(Stream.PREFETCH, self._offloaded[target.slot])  # the slot's content may still be leaving
-        backend.wait(Stream.PREFETCH, self._record_used[record])  # its own offload may be quite recent
+        backend.wait(Stream.PREFETCH, self._offloaded[target.slot])  # the slot may still be offloaded
+        backend.wait(Stream.PREFETCH, self._record_used[record])  # it may still be written
         self._copy(Stream.PREFETCH, target)
         if self._poison is not None:
             backend.copy(Stream.PREFETCH, self.pool.record(record), self._poison, _record_name(record), "poison")
         done = backend.record(Stream.PREFETCH)
-        self._offloaded[target.slot] = None  # implied by the prefetch from here on
+        self._offloaded[target.slot] = None  # whoever waits for the prefetch need not wait for the offload
         self._prefetched[target.slot] = self._record_used[record] = done
         self.statistics.prefetches += 1
         self.statistics.prefetched_bytes += self.moved_bytes
