@@ -6,14 +6,15 @@ nothing here imports torch.
 
 from memo.estimate.admission import Admission, admit
 from memo.estimate.host_memory import available_host_bytes
-from memo.estimate.memory import MemoryEstimate, estimate_memory
+from memo.estimate.own_memory import own_memory
+from memo.estimate.rank_memory import RankMemory
 from memo.estimate.time import estimate_step_s
 
 __all__ = [
     "Admission",
-    "MemoryEstimate",
+    "RankMemory",
     "admit",
     "available_host_bytes",
-    "estimate_memory",
     "estimate_step_s",
+    "own_memory",
 ]

@@ -1,10 +1,10 @@
 """Refuse a run that cannot fit or finish before it allocates anything.
 
-The estimates are rough (see memo.estimate.memory for CPUs, memo.estimate.own_memory for GPUs, and memo.estimate.time):
-a run near the limit may be admitted and fail, or be refused although it would just fit. Under --offload-alpha auto it
-is admitted when it fits with everything on the device, or with as little there as can be. On a CPU --device-memory-gb
-holds for what torch allocates, which is counted to the byte (memo.estimate.program) but for scratch memory of matrix
-products in bf16 and fp16, which depends on the CPU.
+The estimates are rough (see memo.estimate.own_memory and memo.estimate.time): a run near the limit may be admitted and
+fail, or be refused although it would just fit. Under --offload-alpha auto it is admitted when it fits with everything
+on the device, or with as little there as can be. A CPU has one memory for what lies on the device and on the host;
+there --device-memory-gb holds for what torch allocates, which is counted to the byte (memo.estimate.program) but for
+scratch memory of matrix products in bf16 and fp16, which depends on the CPU.
 """
 
 import sys
@@ -14,9 +14,8 @@ from memo.config import RunConfig
 from memo.errors import ResourceError
 from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.host_memory import available_host_bytes as available_host_bytes
-from memo.estimate.memory import MemoryEstimate, estimate_memory
 from memo.estimate.own_memory import own_memory
-from memo.estimate.rank_memory import RankMemory, node_host_bytes
+from memo.estimate.rank_memory import RankMemory, most_of_a_node, node_host_bytes
 from memo.estimate.time import estimate_step_s
 from memo.units import GIB, format_bytes, format_duration_s
 
@@ -25,7 +24,7 @@ from memo.units import GIB, format_bytes, format_duration_s
 class Admission:
     """What an admitted run is expected to take."""
 
-    worst_rank: MemoryEstimate | RankMemory
+    worst_rank: RankMemory
     shared_bytes: int
     """Bytes of the ranks that share one memory."""
     step_s: float
@@ -78,10 +77,10 @@ def admit(
         cause = f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine"
         remedy = _remedy(config, room, only_time=fits)
     raise ResourceError(
-        f"{cause}: a rank "
-        f"needs {format_bytes(memory.total)} ({parts}); the ranks that share this memory ({local_ranks}) need "
-        f"{format_bytes(admission.shared_bytes)}, available are {format_bytes(room.available_bytes)}; one step "
-        f"takes about {step_s}, {within} --max-step-minutes {config.training.max_step_minutes:g}: " + remedy
+        f"{cause}: a rank needs {format_bytes(_needed_bytes(config, memory))} ({parts}); the ranks that share this "
+        f"memory ({local_ranks}) need {format_bytes(admission.shared_bytes)}, available are "
+        f"{format_bytes(room.available_bytes)}; one step takes about {step_s}, {within} --max-step-minutes "
+        f"{config.training.max_step_minutes:g}: {remedy}"
     )
 
 
@@ -99,9 +98,10 @@ class _Room:
     def estimate(self, config: RunConfig) -> Admission:
         stages = [_memory(config, self.world_size, stage) for stage in range(config.parallel.pp)]
         # Which stages share a node depends on the launcher: assume the most demanding ranks do.
-        ranks = sorted(stages * (self.world_size // config.parallel.pp), key=lambda m: m.total, reverse=True)
-        shared = sum(memory.total for memory in ranks[: self.local_ranks])
-        return Admission(ranks[0], shared, estimate_step_s(config, self.world_size, self.peak_flops))
+        stages.sort(key=lambda memory: _needed_bytes(config, memory), reverse=True)
+        needed = [_needed_bytes(config, memory) for memory in stages]
+        shared = most_of_a_node(needed, self.world_size // config.parallel.pp, self.local_ranks)
+        return Admission(stages[0], shared, estimate_step_s(config, self.world_size, self.peak_flops))
 
     def holds(self, config: RunConfig) -> bool:
         """Whether all of a run fits, device and host."""
@@ -150,14 +150,17 @@ def _check_host(config: RunConfig, room: _Room) -> None:
         )
 
 
-def _memory(config: RunConfig, world_size: int, stage: int) -> MemoryEstimate | RankMemory:
-    if config.hardware.device != "cuda":
-        return estimate_memory(config, world_size, stage)
+def _memory(config: RunConfig, world_size: int, stage: int) -> RankMemory:
     memory = own_memory(config, world_size, stage)
     if config.memory.swaps and config.memory.offload_alpha == "auto":
         swapped = own_memory(config, world_size, stage, moved={})
-        return min(memory, swapped, key=lambda rank: rank.total)
+        return min(memory, swapped, key=lambda rank: _needed_bytes(config, rank))
     return memory
+
+
+def _needed_bytes(config: RunConfig, memory: RankMemory) -> int:
+    """Of the memory that ranks share: on a CPU that is also the host's, where records and moved states lie."""
+    return memory.total + (0 if config.hardware.device == "cuda" else memory.host)
 
 
 def _remedy(config: RunConfig, room: _Room, only_time: bool) -> str:

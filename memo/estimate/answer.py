@@ -13,7 +13,7 @@ from memo.errors import ConfigError
 from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
-from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import components, node_host_bytes
 from memo.estimate.timing import TimeModel, Timing
@@ -33,8 +33,8 @@ _MEGATRON_BOUND = (
 )
 
 _CPU_BOUND = (
-    "the allocated peak in fp32 is within 1 % of measured ones; the process takes "
-    f"{RUNTIME_BYTES['cpu'] / GIB:.2f} GiB beside it"
+    "the allocated peak in fp32 is within 1 % of measured ones; the resident set, with "
+    "{:.2f} GiB of the process and of what malloc keeps, is foreseen 1.00 to 1.19 times as large as measured"
 )
 
 
@@ -168,7 +168,7 @@ def _on_cpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
     config = run_config(case)
     stages = range(config.parallel.pp)
     memory = max((program_memory(config, case.gpus, stage) for stage in stages), key=lambda rank: rank.total)
-    host = 0
+    context_bytes, host = cpu_context_bytes(memory.total, case.gpus), 0
     if isinstance(case.alpha, float):
         host = node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, case.alpha)
     return Answer(
@@ -176,8 +176,8 @@ def _on_cpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
         activation_bytes=memory.total - memory.states.total,
         total_bytes=memory.total,
         host_bytes=host,
-        verdict=judge_capacity(memory.total + RUNTIME_BYTES["cpu"], room),
+        verdict=judge_capacity(memory.total + context_bytes, room),
         parts=memory.main_components,
-        bound=_CPU_BOUND,
+        bound=_CPU_BOUND.format(context_bytes / GIB),
         timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, None),
     )

@@ -1,16 +1,12 @@
-"""What one rank of memo's own program takes of its device, as a run is judged by, counted request by request.
+"""What one rank of memo's own program takes of its device, as --device-memory-gb caps it (memo.estimate.own_memory).
 
-On a GPU what torch does not see is with it (memo.estimate.own_memory).
-
-On a CPU the device is what torch's allocator is asked for: host records and the states in the host arena lie outside,
-and scratch memory of matrix products in bf16 and fp16, which depends on the CPU, is not counted.
+On a GPU what torch does not see is with it. On a CPU the device is what torch's allocator is asked for: the process,
+host records and the states in the host arena lie outside, and scratch memory of matrix products in bf16 and fp16, which
+depends on the CPU, is not counted.
 """
-
-from dataclasses import replace
 
 from memo.config import RunConfig
 from memo.estimate.own_memory import own_memory
-from memo.estimate.program.memory import program_memory
 from memo.spec.slots import Moved
 
 
@@ -19,11 +15,8 @@ def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | 
 
     --offload-alpha auto without `moved` counts as off.
     """
-    if moved is None and config.memory.offload_alpha == "auto":
-        config = replace(config, memory=replace(config.memory, offload_alpha="off"))
-    if config.hardware.device != "cuda":
-        return program_memory(config, world_size, stage, moved).total
-    return own_memory(config, world_size, stage, moved=moved).total
+    memory = own_memory(config, world_size, stage, moved=moved)
+    return memory.total if config.hardware.device == "cuda" else memory.allocated
 
 
 def least_device_bytes(config: RunConfig, world_size: int, stage: int) -> int:

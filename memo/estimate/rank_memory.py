@@ -29,7 +29,6 @@ from dataclasses import dataclass, fields
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
-from memo.estimate.memory import layer_activation_bytes, loss_bytes
 from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
 from memo.estimate.swap_memory import num_records, swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
@@ -37,6 +36,7 @@ from memo.spec.layer_ops import layers_in_flight
 from memo.spec.parameters import end_weights
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import ModelShape
+from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import Moved, slot_layout
 from memo.units import DTYPE_BYTES, GIB
 
@@ -244,14 +244,30 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
     return _Layers(passes * layer, 0, layer + gathered, 0)
 
 
+def layer_activation_bytes(config: RunConfig) -> int:
+    """What one layer keeps of one microbatch on one rank."""
+    model, narrow = config.model, _narrow(config)
+    wide = max(4, narrow)
+    per_token = sum(tensor.width * (wide if tensor.dtype == "wide" else narrow) for tensor in skeletal_tensors(model))
+    if model.position_embedding_type == "rope":  # q and k after RoPE, beside the fused qkv, which v keeps alive
+        per_token += narrow * (model.num_attention_heads + model.kv_heads) * model.head_dim
+    if model.gated:
+        per_token += narrow * model.ffn_size  # silu(gate), beside fc1's output and the product
+    return _tokens(config) * per_token // config.parallel.tp
+
+
 def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
     """`logit_bytes`: bytes of a logit if all logits exist at once; None: the loss is chunked."""
     tokens, narrow = _tokens(config), _narrow(config)
-    if logit_bytes is None:
-        return loss_bytes(config, tokens, narrow, max(4, narrow), stage)
     if stage != config.parallel.pp - 1:
         return 0
-    return tokens * vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp) * logit_bytes
+    rows = vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp)
+    if logit_bytes is not None:
+        return tokens * rows * logit_bytes
+    # One chunk's logits, and the head's gradient in both widths (memo.parallel.loss).
+    wide = max(4, narrow)
+    chunk = min(config.training.loss_chunk_size, tokens) * rows * (wide if narrow == wide else wide + narrow)
+    return chunk + rows * config.model.hidden_size * (wide + 2 * narrow)
 
 
 def _ends_bytes(config: RunConfig) -> int:

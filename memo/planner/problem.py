@@ -90,9 +90,9 @@ class SwapProblem:
         num_moves: those of them whose activations leave the device (from the swap plan).
         num_records: host records alive at the peak, one for each layer and microbatch that is away.
         host_bytes: host memory for this rank's records.
-        device_bytes: device memory free for rounding buffers.
+        device_bytes: device memory free for rounding buffers, or for what stays in their place.
         fixed_buffer_bytes: device memory of the buffers when every share is 0.
-        resident_bytes: device memory if all activations stayed there; None: unknown.
+        resident_bytes: of that, what it takes if all activations stay; None: unknown.
     """
 
     policy: OffloadPolicy

@@ -17,7 +17,7 @@ from memo.emulated_gpu.launch import Device
 from memo.errors import ArtifactError
 from memo.estimate.calibration import USABLE_SHARE
 from memo.estimate.hardware import Hardware
-from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.units import GIB
 
 SCHEMA, VERSION = "rehearsal_request", 1

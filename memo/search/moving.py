@@ -45,18 +45,17 @@ def plan_moving(config: RunConfig, account: Account, hardware: Hardware, room: R
     """
     world_size = account.world_size
     layer = swapped_layer(config, Kernels(hardware, resolved_dtype(config, "cuda")))
-    asked = swap_problem(config, world_size, hardware, layer)
-    nothing = asked.uniform(0)
+    free = swap_problem(config, world_size, hardware, layer)
+    nothing = free.uniform(0)
     others = []
     for stage in {0, config.parallel.pp - 1}:
         rank = account.stage(config, stage, nothing)
         others.append(rank.total - rank.rounding_buffers)
-    padding = 2 * len(asked.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
+    padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
     problem = replace(
-        asked,
+        free,
         device_bytes=max(0, int(FITS_SHARE * USABLE_SHARE * room.gpu_bytes) - max(others) - padding),
         host_bytes=node_budget_bytes(room.host_bytes, None) // min(world_size, hardware.gpus_per_node),
-        resident_bytes=None,
     )
     tiles, limit = nothing, Limit.DEVICE
     try:

@@ -14,7 +14,7 @@ from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
-from memo.simulate.swapping import choose, layer_times, swap_problem
+from memo.simulate.swapping import choose, layer_times, machine_limits, swap_problem
 from memo.spec.schedule import Action, Pipeline, pipeline_of
 
 _Of = TypeVar("_Of")
@@ -111,13 +111,15 @@ def _layer(
     asked: float | str | Mapping[str, int] = config.memory.offload_alpha if alpha is None else alpha
     if asked != "off" and (alpha is not None or config.memory.swaps):
         layer = swapped_layer(config, kernels)
-        problem = swap_problem(config, world_size, kernels.hardware, layer)
+        hardware = kernels.hardware
+        limits = machine_limits(config, world_size, hardware) if asked == "auto" else None
+        problem = swap_problem(config, world_size, hardware, layer, limits)
         swap = choose(problem, asked)
         if not (swap.moves_nothing_is_best and asked == "auto"):
             recompute = NOTHING
             for name, cost in layer.recompute.items():
                 recompute += cost * (1.0 - swap.tiles[name] / problem.tiles)
-            return layer, recompute, layer_times(problem, swap, kernels.hardware), swap
+            return layer, recompute, layer_times(problem, swap, hardware), swap
     layer = plain_layer(config, kernels)
     forward_s, backward_s = layer.forward.total_s, layer.backward.total_s
     return layer, NOTHING, LayerTimes(forward_s, backward_s, copies_overlap=kernels.hardware.copies_overlap), None

@@ -1,14 +1,17 @@
 """Which share of the activations a simulated run moves, and what its layers and copies take then."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
-from memo.estimate.memory import estimate_memory
+from memo.estimate.own_memory import RUNTIME_BYTES, activation_bytes
+from memo.estimate.state_memory import state_bytes
 from memo.planner.alpha import solve_at
 from memo.planner.problem import Limit, Link, SwapGroup, SwapProblem, SwapSolution, predict, stay
 from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
@@ -49,11 +52,34 @@ def _of_all(pipeline: Pipeline, stage: int, num_layers: int, count: Callable[[Sw
     return found + missing * (found - count(steady_plan(fewer, stage, num_layers))) // period
 
 
-def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: LayerCost) -> SwapProblem:
+class Limits(NamedTuple):
+    """Bytes that activations of one rank may take, as of `SwapProblem`."""
+
+    device_bytes: int = sys.maxsize
+    host_bytes: int = sys.maxsize
+    resident_bytes: int | None = None
+
+
+def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> Limits:
+    """What a run finds on the first stage when all of the machine's memory is free."""
+    on_device = replace(config, hardware=replace(config.hardware, device=hardware.device))
+    states, activations = state_bytes(on_device, world_size, 0), activation_bytes(on_device, world_size, 0)
+    beside_bytes = states.device + activations.beside + RUNTIME_BYTES["cuda" if hardware.device == "cuda" else "cpu"]
+    return Limits(
+        max(0, hardware.memory_bytes - beside_bytes),
+        max(0, host_bytes_of_rank(config, world_size, hardware) - states.host),
+        activations.resident,
+    )
+
+
+def swap_problem(
+    config: RunConfig, world_size: int, hardware: Hardware, layer: LayerCost, limits: Limits | None = None
+) -> SwapProblem:
     """What `memo.train.swap` would profile and plan on the first stage, which holds most, from modelled times.
 
     Args:
         layer: of `memo.simulate.layer.swapped_layer`.
+        limits: of memory; default: none.
     """
     parallel, memory = config.parallel, config.memory
     pipeline = pipeline_of(config, world_size)
@@ -62,8 +88,7 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
     dims = slot_dims(on_device)
     sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
     recompute_s = {name: cost.total_s for name, cost in layer.recompute.items()}
-    estimate = estimate_memory(on_device, world_size, 0)
-    states = estimate.weights + estimate.gradients + estimate.optimizer + estimate.state_slots + estimate.runtime
+    limits = limits or Limits()
     passes = config.model.num_layers // parallel.pp * pipeline.microbatches
     return SwapProblem(
         policy=memory.offload_policy,
@@ -78,10 +103,10 @@ def swap_problem(config: RunConfig, world_size: int, hardware: Hardware, layer: 
         num_passes=passes,
         num_moves=_of_all(pipeline, 0, config.model.num_layers, lambda plan: plan.num_offloads),
         num_records=_of_all(pipeline, 0, config.model.num_layers, lambda plan: plan.num_records),
-        host_bytes=max(0, host_bytes_of_rank(config, world_size, hardware) - estimate.host),
-        device_bytes=max(0, hardware.memory_bytes - states - estimate.ends - estimate.workspace),
+        host_bytes=limits.host_bytes,
+        device_bytes=limits.device_bytes,
         fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, plan.num_slots),
-        resident_bytes=estimate.activations,
+        resident_bytes=limits.resident_bytes,
     )
 
 

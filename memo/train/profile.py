@@ -12,7 +12,6 @@ from memo.config.derived import global_batch_size, num_microbatches, resolved_of
 from memo.config.grid import rank_grid
 from memo.data import GlobalBatchSampler
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
-from memo.estimate.memory import estimate_memory
 from memo.estimate.state_memory import state_bytes
 from memo.executor.host_budget import settle
 from memo.mesh import Mesh, init_distributed, local_device, refusals_are_heard
@@ -124,10 +123,9 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     if not config.memory.swaps:
         tell(f"\nprofile {origin}\nno plan: --offload-alpha off, or --recompute-granularity in its place")
         return
-    states = estimate_memory(config, mesh.grid.world_size, mesh.at.pp)
-    # The model does not exist: count what its states would take.
-    host.draw("states", state_bytes(config, mesh.grid.world_size, mesh.at.pp).host)
-    room = Room(free_bytes(device) - states.weights - states.gradients - states.optimizer, host.left_bytes)
+    states = state_bytes(config, mesh.grid.world_size, mesh.at.pp)  # the model does not exist: count what it would take
+    host.draw("states", states.host)
+    room = Room(free_bytes(device) - states.device, host.left_bytes)
     chosen = decide(config, mesh, _operations(config, mesh), profile, origin, room, device)
     tell(f"\nplan for one layer and microbatch on this rank:\n{chosen.describe()}")
 

@@ -32,7 +32,7 @@ from memo.errors import ConfigError, ResourceError, is_first_of_node
 from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
-from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.mesh import Mesh, local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.search.states import resolve_states

@@ -10,7 +10,7 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, num_microbatches, resolved_offload_tiles
 from memo.estimate.host_memory import available_host_bytes
-from memo.estimate.memory import estimate_memory
+from memo.estimate.own_memory import activation_bytes
 from memo.executor.host_budget import HostBudget
 from memo.executor.layer import Buffers, TokenwiseLayer, make_tiles
 from memo.executor.pieces import GradientSink
@@ -154,7 +154,7 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
     memory = config.memory
     dims = slot_dims(config)
     sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
-    estimate = estimate_memory(config, mesh.grid.world_size, mesh.at.pp)
+    activations = activation_bytes(config, mesh.grid.world_size, mesh.at.pp)
     layers = config.model.num_layers // mesh.grid.pp
     return SwapProblem(
         policy=memory.offload_policy,
@@ -170,7 +170,7 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
         num_moves=plan.num_offloads,
         num_records=plan.num_records,
         host_bytes=room.host_bytes,
-        device_bytes=max(0, room.device_bytes - estimate.ends - estimate.workspace),
+        device_bytes=max(0, room.device_bytes - activations.beside),
         fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, plan.num_slots),
-        resident_bytes=estimate.activations,
+        resident_bytes=activations.resident,
     )

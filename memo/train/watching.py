@@ -15,8 +15,7 @@ from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
 from memo.attention.select import Choice
 from memo.config import RunConfig
-from memo.estimate.memory import RUNTIME_BYTES
-from memo.estimate.own_memory import own_memory
+from memo.estimate.own_memory import RUNTIME_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
 from memo.executor.recorder import record
 from memo.executor.state_recorder import StateRecorder, record_states

@@ -9,9 +9,8 @@ import torch
 
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
-from memo.estimate import admit, available_host_bytes, estimate_memory, estimate_step_s
+from memo.estimate import admit, available_host_bytes, estimate_step_s, own_memory
 from memo.estimate.host_memory import total_host_bytes
-from memo.estimate.own_memory import own_memory
 from memo.train.device import Peak
 from memo.train.setup import _admit, prepare
 from memo.units import GIB, format_bytes
@@ -20,7 +19,7 @@ LAPTOP_FLOPS = 1e11
 
 
 def run(**values: object) -> RunConfig:
-    return RunConfig().override({"vocab_size": 257, "device": "cpu", **values})
+    return RunConfig().override({"vocab_size": 257, "device": "cpu", "offload_alpha": "off", **values})
 
 
 def advice(message: str) -> int:
@@ -32,7 +31,7 @@ def advice(message: str) -> int:
 def test_a_small_run_is_admitted_with_its_estimate() -> None:
     config = run()
     admission = admit(config, 1, 8 * GIB, LAPTOP_FLOPS, 1)
-    assert admission.worst_rank == estimate_memory(config, 1, 0)
+    assert admission.worst_rank == own_memory(config, 1, 0)
     assert admission.shared_bytes == admission.worst_rank.total
     assert admission.step_s == estimate_step_s(config, 1, LAPTOP_FLOPS)
 
@@ -42,10 +41,10 @@ def test_a_million_tokens_on_a_laptop() -> None:
     with pytest.raises(ResourceError) as refused:
         admit(config, 1, 16 * GIB, LAPTOP_FLOPS, 1)
     message = str(refused.value)
-    memory = estimate_memory(config, 1, 0)
+    memory = own_memory(config, 1, 0)
     assert "--seq-length 1048576 is too large" in message
     assert f"a rank needs {format_bytes(memory.total)}" in message
-    assert f"activations {format_bytes(memory.activations)}" in message
+    assert f"skeletal {format_bytes(memory.skeletal)}" in message
     assert "available are 16.00 GiB" in message
     assert "above --max-step-minutes 60" in message
 
@@ -65,7 +64,7 @@ def test_the_advised_length_is_the_longest_that_fits(values: dict[str, object]) 
 def test_a_full_machine_is_told_who_holds_its_memory() -> None:
     """56 tokens are not the cause, and no shorter sequence is the remedy."""
     config = run(seq_length=56)
-    needed = estimate_memory(config, 1, 0).total
+    needed = own_memory(config, 1, 0).total
     with pytest.raises(ResourceError) as refused:
         admit(config, 1, needed - 1, LAPTOP_FLOPS, 1, total_bytes=64 * GIB)
     message = str(refused.value)
@@ -126,7 +125,7 @@ def test_too_large_at_any_length() -> None:
 def test_ranks_of_one_node_share_its_memory() -> None:
     """Both stages fit a node of their own, and one memory of the size of both, but no smaller one."""
     config = run(seq_length=16384, pp=2, gbs=4)
-    stages = [estimate_memory(config, 2, stage).total for stage in (0, 1)]
+    stages = [own_memory(config, 2, stage).total for stage in (0, 1)]
     assert stages[0] > stages[1]
     assert admit(config, 2, sum(stages), LAPTOP_FLOPS, 2).shared_bytes == sum(stages)
     assert admit(config, 2, stages[0], LAPTOP_FLOPS, 1).shared_bytes == stages[0]

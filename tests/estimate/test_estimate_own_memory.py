@@ -9,8 +9,7 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.config.simulated import run_world_size, with_simulated_axes
-from memo.estimate.memory import RUNTIME_BYTES
-from memo.estimate.own_memory import own_memory, reserved_under_plan
+from memo.estimate.own_memory import RUNTIME_BYTES, own_memory, reserved_under_plan
 from memo.units import GIB
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "full_size.jsonl"

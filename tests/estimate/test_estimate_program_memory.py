@@ -18,7 +18,7 @@ from memo.config import RunConfig, preset
 from memo.errors import ConfigError
 from memo.estimate.answer import answer
 from memo.estimate.cases import read_case
-from memo.estimate.memory import RUNTIME_BYTES
+from memo.estimate.own_memory import cpu_context_bytes
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.passes import layer_passes
@@ -306,7 +306,7 @@ def test_memo_estimate_answers_for_a_cpu() -> None:
     assert found.total_bytes == max(program_memory(config, 2, stage).total for stage in (0, 1))
     assert sum(found.parts.values()) == pytest.approx(found.total_bytes)
     assert found.verdict == Verdict.FITS
-    tight = found.total_bytes + RUNTIME_BYTES["cpu"]
+    tight = found.total_bytes + cpu_context_bytes(int(found.total_bytes), 2)
     assert answer(case(pp="2", mbs="2", gpu_memory_gib=str(tight / GIB * 0.999))).verdict == Verdict.OOM
 
 

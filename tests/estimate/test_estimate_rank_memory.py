@@ -9,8 +9,14 @@ from memo.config import RunConfig, preset
 from memo.estimate.answer import answer, run_config
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.cases import read_case
-from memo.estimate.memory import layer_activation_bytes
-from memo.estimate.rank_memory import components, most_of_a_node, node_host_bytes, rank_memory, worst_rank
+from memo.estimate.rank_memory import (
+    components,
+    layer_activation_bytes,
+    most_of_a_node,
+    node_host_bytes,
+    rank_memory,
+    worst_rank,
+)
 from memo.estimate.swap_memory import num_records, swap_bytes
 from memo.estimate.verdict import Verdict
 from memo.planner.swap import swap_plan

@@ -17,7 +17,7 @@ from memo.simulate import predict_step
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.model import step_model
-from memo.simulate.swapping import choose, swap_problem
+from memo.simulate.swapping import choose, machine_limits, swap_problem
 from memo.simulate.trace import simulate_step
 from memo.spec.flops import step_flops
 
@@ -132,7 +132,7 @@ def test_reductions_hide_under_the_last_backward_only_if_asked() -> None:
 
 def problem_for(run: RunConfig, ranks: int, hardware: Hardware) -> SwapProblem:
     layer = swapped_layer(run, Kernels(hardware, "bf16"))
-    return swap_problem(run, ranks, hardware, layer)
+    return swap_problem(run, ranks, hardware, layer, machine_limits(run, ranks, hardware))
 
 
 def test_a_limit_of_host_memory_is_capped_by_the_node() -> None:

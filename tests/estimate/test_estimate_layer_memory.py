@@ -1,19 +1,14 @@
-"""Memory: sums with known terms, and the model's own tensors where they can be counted."""
-
-from dataclasses import fields
+"""Memory of layers: sums with known terms, a real layer's own tensors, and measured resident sets of runs on CPUs."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from memo.attention.select import select_backend
-from memo.config import PRESETS, RunConfig, preset
-from memo.estimate.memory import (
-    SLACK,
-    MemoryEstimate,
-    estimate_memory,
-    layer_activation_bytes,
-)
+from memo.config import RunConfig, preset
+from memo.config.model import ModelConfig
+from memo.estimate.own_memory import activation_bytes, own_memory
+from memo.estimate.rank_memory import layer_activation_bytes
 from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
@@ -56,7 +51,22 @@ def saved_bytes(config: RunConfig) -> int:
 def test_layer_activations_are_what_a_layer_keeps(name: str, dtype: str) -> None:
     torch.set_num_threads(1)
     config = run(name, seq_length=256, params_dtype=dtype)
-    assert layer_activation_bytes(config) == pytest.approx(saved_bytes(config), rel=0.02)
+    composed = 0 if config.model.normalization == "LayerNorm" else 256 * composed_norm_bytes(config.model, dtype)
+    assert layer_activation_bytes(config) + composed == pytest.approx(saved_bytes(config), rel=0.02)
+
+
+def composed_norm_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes a token that RMSNorm keeps on a CPU beyond its input and output, as torch composes it there.
+
+    It keeps the normalized input; of a narrow input also a wide copy, instead of the input itself, which stays only
+    where others need it (q and k, as parts of the fused qkv).
+    """
+    narrow = torch_dtype(dtype).itemsize
+    wide, hidden = max(4, narrow), 2 * model.hidden_size
+    heads = (model.num_attention_heads + model.kv_heads) * model.head_dim if model.qk_layernorm else 0
+    if narrow == wide:
+        return wide * (hidden + heads)
+    return 2 * wide * (hidden + heads) - narrow * hidden
 
 
 def test_the_papers_sixteen_units() -> None:
@@ -83,53 +93,34 @@ def test_layers_in_flight_follow_the_schedule(stages: int, chunks: int, microbat
     assert [layers_in_flight(config, microbatches, stage) for stage in range(stages)] == [5 * p for p in peaks]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "weights", "gradients", "optimizer"), [("bf16", 2, 4, 12), ("fp32", 4, 4, 8), ("fp64", 8, 8, 16)]
-)
-def test_states(dtype: str, weights: int, gradients: int, optimizer: int) -> None:
-    """Bytes a parameter on one rank; on four, optimizer states and reduced gradients are a quarter."""
-    config = run("llama-tiny", params_dtype=dtype)
-    parameters = 128 * (2 * 1024 + 1) + 4 * (2 * 128 + 128 * (128 + 2 * 64 + 128 + 3 * 352))
-    alone = estimate_memory(config, 1, 0)
-    assert (alone.weights, alone.gradients, alone.optimizer) == (
-        weights * parameters,
-        gradients * parameters,
-        optimizer * parameters,
-    )
-    shared = estimate_memory(config.override({"cp": 2}), 4, 0)
-    assert (shared.weights, shared.gradients, shared.optimizer) == (
-        weights * parameters,
-        gradients * parameters * 5 // 4,
-        optimizer * parameters // 4,
-    )
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_parts_sum_to_the_whole(name: str) -> None:
-    estimate = estimate_memory(run(name), 1, 0)
-    parts = [getattr(estimate, part.name) for part in fields(MemoryEstimate)]
-    assert estimate.total == sum(parts)
-    assert estimate.slack == pytest.approx(SLACK * sum(parts[:-1]))
-
-
 def test_activations_are_split_by_tp_and_cp() -> None:
     config = run("gpt-tiny", seq_length=65536)
-    alone = estimate_memory(config, 1, 0).activations
-    assert estimate_memory(config.override({"tp": 2}), 2, 0).activations == alone // 2
-    assert estimate_memory(config.override({"cp": 2, "tp": 4}), 8, 0).activations == alone // 8
-    assert estimate_memory(config.override({"mbs": 3}), 1, 0).activations == 3 * alone
+    alone = layer_activation_bytes(config)
+    assert layer_activation_bytes(config.override({"tp": 2})) == alone // 2
+    assert layer_activation_bytes(config.override({"cp": 2, "tp": 4})) == alone // 8
+    assert layer_activation_bytes(config.override({"mbs": 3})) == 3 * alone
 
 
 def test_a_large_vocabulary_is_held_by_the_last_stage() -> None:
-    config = run("gpt-tiny", vocab_size=1 << 20, pp=2, params_dtype="fp32")
-    first, last = (estimate_memory(config, 2, stage).workspace for stage in (0, 1))
-    logits, head = 1024 * (1 << 20) * 4, 128 * (1 << 20) * 12
-    assert last == logits + head
-    assert first < last / 100
+    config = run("gpt-tiny", vocab_size=1 << 20, pp=2, params_dtype="fp32", offload_alpha="off")
+    first, last = (own_memory(config, 2, stage).transient for stage in (0, 1))
+    logits = 1024 * (1 << 20) * 4
+    assert logits <= last <= 2.5 * logits
+    assert first < last / 10
 
 
-def test_the_estimate_covers_measured_runs() -> None:
-    """Peak resident sets of the trainer after two steps on CPU (torch 2.13), in MiB."""
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_stays_is_judged_by_the_same_account_as_what_moves(device: str) -> None:
+    config = run("llama-tiny", device=device, seq_length=4096, pp=2, gbs=8, params_dtype="bf16", offload_alpha="auto")
+    found = activation_bytes(config, 2, 0)
+    plain, swapped = own_memory(config, 2, 0), own_memory(config, 2, 0, moved={})
+    assert found.beside == swapped.allocated - swapped.states - swapped.rounding_buffers > 0
+    assert found.beside + found.resident == plain.allocated - plain.states
+    assert own_memory(config, 2, 0, moved={"qkv": 4}).host > swapped.host > 0
+
+
+def test_the_account_covers_measured_resident_sets() -> None:
+    """Peaks of the trainer after two steps on CPU (torch 2.13), in MiB."""
     wide = {"num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 32000}
     measured: list[tuple[int, str, dict[str, object], int, int]] = [
         (1133, "gpt-tiny", {"seq_length": 16384, "params_dtype": "fp32"}, 1, 0),
@@ -143,7 +134,17 @@ def test_the_estimate_covers_measured_runs() -> None:
         (1306, "gpt-tiny", {"seq_length": 16384, "params_dtype": "fp32", "pp": 2, "gbs": 4}, 2, 0),
         (875, "gpt-tiny", {"seq_length": 16384, "params_dtype": "fp32", "pp": 2, "gbs": 4}, 2, 1),
         (1192, "gpt-tiny", {"seq_length": 16384, "params_dtype": "fp32", "gbs": 2}, 2, 0),
+        (419, "gpt-tiny", {"seq_length": 64, "params_dtype": "fp32"}, 1, 0),
+        (846, "gpt-tiny", {"seq_length": 8192, "params_dtype": "fp32"}, 1, 0),
+        (1163, "gpt-tiny", {"seq_length": 16384, "params_dtype": "fp32"}, 1, 0),
+        (709, "llama-tiny", {"seq_length": 8192, "params_dtype": "bf16"}, 1, 0),
+        (2951, "gpt-tiny", {"seq_length": 256, "params_dtype": "fp32", **wide}, 1, 0),
+        (675, "gpt-tiny", {"seq_length": 8192, "params_dtype": "fp32", "tp": 2}, 2, 0),
+        (650, "gpt-tiny", {"seq_length": 8192, "params_dtype": "fp32", "cp": 2}, 2, 0),
+        (933, "gpt-tiny", {"seq_length": 8192, "params_dtype": "fp32", "pp": 2, "gbs": 4}, 2, 0),
+        (706, "gpt-tiny", {"seq_length": 8192, "params_dtype": "fp32", "pp": 2, "gbs": 4}, 2, 1),
     ]
     for peak_mib, name, values, ranks, stage in measured:
-        estimate = estimate_memory(run(name, **{"vocab_size": 257, **values}), ranks, stage)
-        assert 1.0 <= estimate.total / (peak_mib * MIB) <= 1.3, (name, values, stage)
+        config = run(name, **{"vocab_size": 257, "offload_alpha": "off", **values})
+        ratio = own_memory(config, ranks, stage).total / (peak_mib * MIB)
+        assert 0.995 <= ratio <= 1.2, (name, values, stage, ratio)
