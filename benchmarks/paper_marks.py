@@ -21,14 +21,14 @@ from memo.config import RunConfig, preset
 from memo.estimate.accounts import Account
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.rank_memory import node_host_bytes, worst_rank
-from memo.estimate.verdict import Room, Verdict, judge
+from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.papers.memo_paper import gpu_memory, host_bytes
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 GPUS_PER_NODE = 8
-PAPER_ROOM = Room(80 * GIB, 2e12)
+PAPER_CAPACITY = Capacity(80 * GIB, 2e12)
 """Of one A800, and "2 TB" of a node."""
 WORDS = {Verdict.FITS: "ok", Verdict.UNSURE: "unsure", Verdict.OOM: "oom", Verdict.OOHM: "oohm"}
 
@@ -78,8 +78,8 @@ class Mark:
             host = GPUS_PER_NODE * rank
         # Layers come before the loss: where both memories run out, the host's, which forward fills, does first.
         shape = shape_of(config.model, self.model, config.data.seq_length)
-        layers = judge(worst_rank(config, shape, self.gpus, moved=self.alpha).total, host, PAPER_ROOM)
-        return layers if layers == Verdict.OOHM else judge(gpu, host, PAPER_ROOM), gpu, host
+        layers = judge(worst_rank(config, shape, self.gpus, moved=self.alpha).total, host, PAPER_CAPACITY)
+        return layers if layers == Verdict.OOHM else judge(gpu, host, PAPER_CAPACITY), gpu, host
 
     def of_memo(self) -> tuple[Verdict, int, int]:
         """The same of memo's own system, on an a800-80."""
@@ -87,7 +87,7 @@ class Mark:
         shape, machine = shape_of(config.model, self.model, config.data.seq_length), HARDWARE["a800-80"]
         gpu = Account("memo", shape, self.gpus).worst(config, self.alpha).total
         host = 0 if self.alpha is None else node_host_bytes(config, self.gpus, GPUS_PER_NODE, self.alpha)
-        return judge(gpu, host, Room(machine.memory_bytes, machine.host_memory_bytes)), gpu, host
+        return judge(gpu, host, Capacity(machine.memory_bytes, machine.host_memory_bytes)), gpu, host
 
     @property
     def explanation(self) -> str:

@@ -23,7 +23,7 @@ from memo.estimate.answer import Answer, answer
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.estimate.hardware import Hardware
 from memo.estimate.timing import Timing
-from memo.estimate.verdict import Room
+from memo.estimate.verdict import Capacity
 from memo.papers.methods import answer_by_paper
 from memo.units import GIB
 
@@ -163,10 +163,10 @@ class _Simulation:
             return None
         return Timing(step.step_time_s, step.tflops_per_gpu, step.mfu_percent, step.tgs)
 
-    def moved(self, config: RunConfig, account: Account, hardware: Hardware, room: Room) -> Mapping[str, int]:
-        from memo.search.moving import plan_moving
+    def moved(self, config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity) -> Mapping[str, int]:
+        from memo.search.swap_choice import choose_swap
 
-        return plan_moving(config, account, hardware, room).tiles
+        return choose_swap(config, account, hardware, capacity).tiles
 
 
 def _table(source: Path, target: Path, evaluate: Evaluate) -> None:

@@ -55,13 +55,13 @@ def admit(
     cap = _cap(config, is_device=True)
     total_bytes = min(total_bytes or available_bytes, cap or sys.maxsize)
     available_bytes = min(available_bytes, cap or available_bytes)
-    room = _Room(world_size, available_bytes, peak_flops, local_ranks, host_bytes, host_ranks)
-    admission = room.estimate(config)
+    machine = _Machine(world_size, available_bytes, peak_flops, local_ranks, host_bytes, host_ranks)
+    admission = machine.estimate(config)
     limit_s = 60.0 * config.training.max_step_minutes
-    fits = admission.shared_bytes <= room.available_bytes
+    fits = admission.shared_bytes <= machine.available_bytes
     if fits and admission.step_s <= limit_s:
-        _check_cap(config, room)
-        _check_host(config, room)
+        _check_cap(config, machine)
+        _check_host(config, machine)
         return admission
     memory, step_s = admission.worst_rank, format_duration_s(admission.step_s)
     names = [field.name for field in fields(memory) if field.name != "host" or memory.host]
@@ -75,18 +75,18 @@ def admit(
         )
     else:
         cause = f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine"
-        remedy = _remedy(config, room, only_time=fits)
+        remedy = _remedy(config, machine, only_time=fits)
     raise ResourceError(
         f"{cause}: a rank needs {format_bytes(_needed_bytes(config, memory))} ({parts}); the ranks that share this "
         f"memory ({local_ranks}) need {format_bytes(admission.shared_bytes)}, available are "
-        f"{format_bytes(room.available_bytes)}; one step takes about {step_s}, {within} --max-step-minutes "
+        f"{format_bytes(machine.available_bytes)}; one step takes about {step_s}, {within} --max-step-minutes "
         f"{config.training.max_step_minutes:g}: {remedy}"
     )
 
 
 @dataclass(frozen=True)
-class _Room:
-    """The machine; arguments as of `admit`."""
+class _Machine:
+    """The memory and speed of the machine; see the arguments of `admit`."""
 
     world_size: int
     available_bytes: int
@@ -124,28 +124,29 @@ def _cap(config: RunConfig, *, is_device: bool) -> int | None:
     return None if given is None or is_device != (config.hardware.device == "cuda") else int(given * GIB)
 
 
-def _check_cap(config: RunConfig, room: _Room) -> None:
+def _check_cap(config: RunConfig, machine: _Machine) -> None:
     cap = _cap(config, is_device=False)
     if cap is None:
         return
-    needed = worst_device_bytes(config, room.world_size)
+    needed = worst_device_bytes(config, machine.world_size)
     if needed > cap:
         raise ResourceError(
             f"--device-memory-gb {config.memory.device_memory_gb:g} is too little: a rank takes "
             f"{format_bytes(needed)} ({needed} bytes) of its device, {cap} bytes are allowed: "
-            + _states_remedy(config, room)
+            + _states_remedy(config, machine)
             + f"give {needed / GIB:.3f} GiB, use a smaller --seq-length, or choose a smaller --model"
         )
 
 
-def _check_host(config: RunConfig, room: _Room) -> None:
-    if room.host_bytes is None:
+def _check_host(config: RunConfig, machine: _Machine) -> None:
+    if machine.host_bytes is None:
         return
-    needed = room.needed_on_host(config)
-    if needed > room.host_bytes:
+    needed = machine.needed_on_host(config)
+    if needed > machine.host_bytes:
         raise ResourceError(
             f"--offload-states {config.memory.offload_states} takes {format_bytes(needed)} of host memory on a node of "
-            f"{room.host_ranks} ranks, {format_bytes(room.host_bytes)} are available: {_states_remedy(config, room)}"
+            f"{machine.host_ranks} ranks, {format_bytes(machine.host_bytes)} are available: "
+            f"{_states_remedy(config, machine)}"
             "raise --offload-host-memory-gb if the node has more, or use more nodes"
         )
 
@@ -163,16 +164,16 @@ def _needed_bytes(config: RunConfig, memory: RankMemory) -> int:
     return memory.total + (0 if config.hardware.device == "cuda" else memory.host)
 
 
-def _remedy(config: RunConfig, room: _Room, only_time: bool) -> str:
+def _remedy(config: RunConfig, machine: _Machine, only_time: bool) -> str:
     limit_s = 60.0 * config.training.max_step_minutes
 
     def is_within(seq_length: int) -> bool:
-        estimate = room.estimate(replace(config, data=replace(config.data, seq_length=seq_length)))
-        return estimate.shared_bytes <= room.available_bytes and estimate.step_s <= limit_s
+        estimate = machine.estimate(replace(config, data=replace(config.data, seq_length=seq_length)))
+        return estimate.shared_bytes <= machine.available_bytes and estimate.step_s <= limit_s
 
     tp, cp = config.parallel.tp, config.parallel.cp
     step = tp if cp == 1 else 2 * cp * tp
-    longer = "raise --max-step-minutes, " if only_time else _states_remedy(config, room)
+    longer = "raise --max-step-minutes, " if only_time else _states_remedy(config, machine)
     spread = "spread the run over more devices with --tp, --cp and --pp"
     low, high = 0, config.data.seq_length // step  # in steps: low fits (0: none does), high does not
     while high - low > 1:
@@ -183,12 +184,12 @@ def _remedy(config: RunConfig, room: _Room, only_time: bool) -> str:
     return f"use --seq-length {low * step} or less, {longer}or {spread}"
 
 
-def _states_remedy(config: RunConfig, room: _Room) -> str:
+def _states_remedy(config: RunConfig, machine: _Machine) -> str:
     """--offload-states auto, where some placement fits: the most frugal one of the device, with or without the copy of
     the weights."""
     if config.memory.offload_states == "auto":
         return ""
-    fits = any(room.holds(_all_on_host(config, copy)) for copy in (True, False))
+    fits = any(machine.holds(_all_on_host(config, copy)) for copy in (True, False))
     return "use --offload-states auto, " if fits else ""
 
 

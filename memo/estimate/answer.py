@@ -17,7 +17,7 @@ from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import components, node_host_bytes
 from memo.estimate.timing import TimeModel, Timing
-from memo.estimate.verdict import Room, Verdict, judge, judge_capacity
+from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
 from memo.spec.shapes import model_config_of
 from memo.units import GIB
 
@@ -73,12 +73,12 @@ def answer(
     Args:
         arena_bytes: what a memory plan of this case reserves; it then stands for all that a step allocates.
     """
-    room = Room(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
+    capacity = Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
     if case.hardware.device == "cpu" and case.method != "memo":
         raise ConfigError(f"--method {case.method} knows GPUs alone, but the hardware is cpu: use --method memo")
     if case.hardware.device == "cpu":
-        return _on_cpu(case, room, time_model, arena_bytes)
-    return _on_gpu(case, room, time_model, arena_bytes)
+        return _on_cpu(case, capacity, time_model, arena_bytes)
+    return _on_gpu(case, capacity, time_model, arena_bytes)
 
 
 def run_config(case: Case) -> RunConfig:
@@ -119,7 +119,7 @@ def _filling_batch(case: Case) -> int:
     return case.mbs * (case.gpus // case.model_ranks) * microbatches
 
 
-def _on_gpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
+def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
     config, is_own = run_config(case), case.method == "memo"
     if is_own and not case.loss_chunk_size:
         raise ConfigError(
@@ -131,8 +131,8 @@ def _on_gpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
     if case.alpha == "auto":
         if time_model is None:
             raise ConfigError("alpha is 'auto', which is solved from times: give a time_model, or a number")
-        if judge(account.worst(config).total, 0, room) != Verdict.FITS:
-            moved = time_model.moved(config, account, case.hardware, room)
+        if judge(account.worst(config).total, 0, capacity) != Verdict.FITS:
+            moved = time_model.moved(config, account, case.hardware, capacity)
         else:  # nothing moves
             config = replace(config, memory=replace(config.memory, offload_alpha="off"))
     what = case.alpha if isinstance(case.alpha, float) else moved
@@ -145,7 +145,7 @@ def _on_gpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
         activation_bytes=rank.activations,
         total_bytes=rank.total,
         host_bytes=host,
-        verdict=judge(rank.total, host, room),
+        verdict=judge(rank.total, host, capacity),
         parts={**components(rank)},
         bound=_OWN_BOUND if is_own else _MEGATRON_BOUND,
         moved=moved,
@@ -153,7 +153,7 @@ def _on_gpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
     )
 
 
-def _on_cpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
+def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
     """What torch's allocator is asked for, counted tensor by tensor; the process has its own beside."""
     if not case.loss_chunk_size:
         raise ConfigError(
@@ -176,7 +176,7 @@ def _on_cpu(case: Case, room: Room, time_model: TimeModel | None, arena_bytes: i
         activation_bytes=memory.total - memory.states.total,
         total_bytes=memory.total,
         host_bytes=host,
-        verdict=judge_capacity(memory.total + context_bytes, room),
+        verdict=judge_capacity(memory.total + context_bytes, capacity),
         parts=memory.main_components,
         bound=_CPU_BOUND.format(context_bytes / GIB),
         timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, None),

@@ -10,7 +10,7 @@ from typing import Protocol
 from memo.config import RunConfig
 from memo.estimate.accounts import Account
 from memo.estimate.hardware import Hardware
-from memo.estimate.verdict import Room
+from memo.estimate.verdict import Capacity
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,5 @@ class TimeModel(Protocol):
     ) -> Timing | None:
         """One step; `moved` gives tiles by group under --offload-alpha auto. None where it cannot tell."""
 
-    def moved(self, config: RunConfig, account: Account, hardware: Hardware, room: Room) -> Mapping[str, int]:
+    def moved(self, config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity) -> Mapping[str, int]:
         """Tiles by group that --offload-alpha auto moves where not all activations fit on the GPU."""

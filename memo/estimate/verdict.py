@@ -23,29 +23,29 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """What there is, in bytes: nominal memory of one GPU, and host memory of one node."""
 
     gpu_bytes: float
     host_bytes: float
 
 
-def judge(gpu_bytes: float, host_bytes: float, room: Room) -> Verdict:
+def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity) -> Verdict:
     """The calibrated verdict on one rank's peak and one node's host memory.
 
     Out of device memory comes before out of host memory, and both before unsure.
     """
-    device = _between(gpu_bytes / (USABLE_SHARE * room.gpu_bytes), FITS_SHARE, OOM_SHARE, Verdict.OOM)
-    host = _between(host_bytes / room.host_bytes, HOST_FITS_SHARE, 1.0, Verdict.OOHM)
+    device = _between(gpu_bytes / (USABLE_SHARE * capacity.gpu_bytes), FITS_SHARE, OOM_SHARE, Verdict.OOM)
+    host = _between(host_bytes / capacity.host_bytes, HOST_FITS_SHARE, 1.0, Verdict.OOHM)
     for verdict in (Verdict.OOM, Verdict.OOHM, Verdict.UNSURE):
         if verdict in (device, host):
             return verdict
     return Verdict.FITS
 
 
-def judge_capacity(gpu_bytes: float, room: Room) -> Verdict:
+def judge_capacity(gpu_bytes: float, capacity: Capacity) -> Verdict:
     """Fits exactly up to the capacity."""
-    return Verdict.FITS if gpu_bytes <= room.gpu_bytes else Verdict.OOM
+    return Verdict.FITS if gpu_bytes <= capacity.gpu_bytes else Verdict.OOM
 
 
 def _between(share: float, fits: float, fails: float, failure: Verdict) -> Verdict:

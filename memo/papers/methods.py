@@ -9,7 +9,7 @@ from dataclasses import replace
 from memo.errors import ConfigError
 from memo.estimate.answer import Answer
 from memo.estimate.cases import Case
-from memo.estimate.verdict import Room, Verdict, judge_capacity
+from memo.estimate.verdict import Capacity, Verdict, judge_capacity
 from memo.papers import llmem
 from memo.papers.dnnmem import dnnmem
 from memo.papers.eq18 import Layout, Zone, eq18, zone
@@ -24,28 +24,28 @@ def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
     Args:
         llmem_corrected: llmem with the formulas that select every row that its paper prints.
     """
-    room = Room(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
+    capacity = Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
     if case.method == "eq18":
-        return _by_eq18(case, room)
+        return _by_eq18(case, capacity)
     if case.method == "llmem":
-        return _by_llmem(case, room, llmem_corrected)
-    return _by_dnnmem(case, room)
+        return _by_llmem(case, capacity, llmem_corrected)
+    return _by_dnnmem(case, capacity)
 
 
-def _by_eq18(case: Case, room: Room) -> Answer:
+def _by_eq18(case: Case, capacity: Capacity) -> Answer:
     estimate = eq18(case.shape, Layout(case.seq_len, case.tp, case.cp, case.pp, case.mbs, case.gpus))
     return Answer(
         states_bytes=estimate.states_bytes,
         activation_bytes=estimate.activation_bytes,
         total_bytes=estimate.total_bytes,
         host_bytes=0,
-        verdict=_VERDICTS[zone(estimate.total_bytes, room.gpu_bytes)],
+        verdict=_VERDICTS[zone(estimate.total_bytes, capacity.gpu_bytes)],
         parts={"states": estimate.states_bytes, "activations": estimate.activation_bytes},
         bound="the paper's zones: fits up to 80 % of the capacity, oom above all of it",
     )
 
 
-def _by_llmem(case: Case, room: Room, corrected: bool) -> Answer:
+def _by_llmem(case: Case, capacity: Capacity, corrected: bool) -> Answer:
     """tp 1: CDP on one GPU, ADP on several; tp = gpus: TP; else DP+TP."""
     if case.cp * case.pp > 1:
         raise ConfigError(f"cp {case.cp}, pp {case.pp}: llmem knows data and tensor parallelism alone: set both to 1")
@@ -61,13 +61,13 @@ def _by_llmem(case: Case, room: Room, corrected: bool) -> Answer:
         activation_bytes=peak.activation_bytes,
         total_bytes=peak.total_bytes,
         host_bytes=0,
-        verdict=judge_capacity(peak.total_bytes, room),
+        verdict=judge_capacity(peak.total_bytes, capacity),
         parts={"states": peak.states_bytes, "activations": peak.activation_bytes, "base": peak.base_bytes},
         bound=f"{method}{', corrected' if corrected else ''}: fits up to the capacity, as Algorithm 1",
     )
 
 
-def _by_dnnmem(case: Case, room: Room) -> Answer:
+def _by_dnnmem(case: Case, capacity: Capacity) -> Answer:
     if case.gpus > 1:
         raise ConfigError(f"gpus {case.gpus}: dnnmem knows one GPU alone: set gpus to 1")
     estimate = dnnmem(replace(case.shape, name=""), case.seq_len, case.mbs)
@@ -76,7 +76,7 @@ def _by_dnnmem(case: Case, room: Room) -> Answer:
         activation_bytes=estimate.live_bytes,
         total_bytes=estimate.total_bytes,
         host_bytes=0,
-        verdict=judge_capacity(estimate.total_bytes, room),
+        verdict=judge_capacity(estimate.total_bytes, capacity),
         parts={"weights": estimate.weight_bytes, "live": estimate.live_bytes, "overhead": estimate.overhead_bytes},
         bound="fits up to the capacity; 34 to 43 % below measured peaks in LLMem's table 2",
     )

@@ -10,7 +10,7 @@ from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.config.grid import rank_grid
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import reserved_under_plan
-from memo.estimate.verdict import Room, Verdict, judge
+from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
 from memo.rehearsal.waits import REASONS, reasoned
@@ -38,8 +38,8 @@ def verdict(run: Run, found: Rehearsed) -> Verdict:
     if found.shortage is not None:
         return Verdict.OOM if found.shortage.memory == "device" else Verdict.OOHM
     assert found.steady is not None, "it ran, or memory ran out"
-    room = Room(run.hardware.memory_bytes, run.hardware.host_memory_bytes)
-    return judge(found.steady.reserved_bytes + found.foreseen.context, 0, room)
+    capacity = Capacity(run.hardware.memory_bytes, run.hardware.host_memory_bytes)
+    return judge(found.steady.reserved_bytes + found.foreseen.context, 0, capacity)
 
 
 def worst(run: Run, all_found: Sequence[Rehearsed]) -> Verdict:

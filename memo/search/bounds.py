@@ -12,12 +12,12 @@ not yet known what moves, gradients that are reduced late, and every wait of one
 from dataclasses import dataclass, replace
 
 from memo.search.candidates import KEEP, Layout, Strategy, config_of
-from memo.search.moving import Moving
 from memo.search.question import Question
-from memo.simulate.ends import embedding_cost, loss_cost, update_cost
+from memo.search.swap_choice import SwapChoice
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.model import stage_message_s
+from memo.simulate.outside_layers import embedding_cost, loss_cost, update_cost
 from memo.simulate.states import state_times
 
 _ENDLESS_S = 1e9
@@ -45,10 +45,10 @@ class Bounds:
         self._updates: dict[object, float] = {}
         self._gathers: dict[object, float] = {}
 
-    def least_s(self, layout: Layout, strategy: Strategy, moving: Moving | None = None) -> float:
-        """Seconds of a step; `moving`, of alpha auto, adds recomputation and copies."""
-        link_s = 0.0 if moving is None else moving.link_s
-        least_s = max(self._pipeline_s(layout, strategy, moving), link_s) + self._update_s(layout)
+    def least_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> float:
+        """Seconds of a step; `swap`, of alpha auto, adds recomputation and copies."""
+        link_s = 0.0 if swap is None else swap.link_s
+        least_s = max(self._pipeline_s(layout, strategy, swap), link_s) + self._update_s(layout)
         return (1.0 - _ROUNDING) * least_s
 
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
@@ -67,11 +67,11 @@ class Bounds:
             self._gathers[key] = 0.0 if times is None else times.dp_s
         return (1.0 - _ROUNDING) * max(computed_s, self._gathers[key])
 
-    def _pipeline_s(self, layout: Layout, strategy: Strategy, moving: Moving | None) -> float:
+    def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
         """From the first forward to the last backward."""
         question = self.question
         microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
-        layer_s = self._layer_s(layout, strategy) if moving is None else moving.layer_s
+        layer_s = self._layer_s(layout, strategy) if swap is None else swap.layer_s
         stage_s, ends = layer_s * question.model.sizes.num_layers / layout.pp, self._ends_of(layout)
         if layout.pp == 1:
             return microbatches * (stage_s + ends.loss_s + ends.embedding_s)

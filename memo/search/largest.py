@@ -24,7 +24,7 @@ from memo.config.check_model import check_model
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, Strategy, grids, refusal
-from memo.search.crowded import costs_of, strategies
+from memo.search.oversized import costs_of, strategies
 from memo.search.question import PlannedModel, Question
 from memo.search.sizing import size
 from memo.search.states import fits, nearest, shortage

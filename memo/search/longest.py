@@ -12,7 +12,7 @@ from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids
-from memo.search.crowded import costs_of, strategies
+from memo.search.oversized import costs_of, strategies
 from memo.search.question import Question
 from memo.search.sizing import size
 from memo.search.states import nearest, shortage

@@ -18,7 +18,7 @@ from memo.estimate.accounts import Account, Program
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
-from memo.estimate.verdict import Room
+from memo.estimate.verdict import Capacity
 from memo.spec.shapes import ModelShape, model_config_of
 from memo.units import GIB
 
@@ -72,8 +72,8 @@ class Question:
     clip_grad: float = TrainingConfig.clip_grad
 
     @cached_property
-    def room(self) -> Room:
-        return Room(self.gpu_memory_gib * GIB, self.host_memory_gib * GIB)
+    def capacity(self) -> Capacity:
+        return Capacity(self.gpu_memory_gib * GIB, self.host_memory_gib * GIB)
 
     @cached_property
     def account(self) -> Account:

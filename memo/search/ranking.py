@@ -6,7 +6,7 @@ what fits                    -> a bound on its speed (memo.search.bounds); simul
                                 the next one lies below the last one shown, so nothing that is faster is missed
 what moves at alpha auto     -> a given alpha tried instead, from the grid
 what is unsure and faster    -> shown; one that is faster by more than TRIAL_GAIN as what to try first, its risk beside
-what fits under no strategy  -> its states shared out or in host memory, if nothing else fits (memo.search.crowded)
+what fits under no strategy  -> ZeRO-2, ZeRO-3 and states in host memory, if nothing else fits (memo.search.oversized)
 """
 
 import heapq
@@ -33,12 +33,12 @@ from memo.search.candidates import (
     pipelines,
     refusal,
 )
-from memo.search.crowded import Crowd, PlacedChoice, place_crowded, placed, strategies
 from memo.search.largest import Largest
 from memo.search.longest import Longest
-from memo.search.moving import Moving, plan_moving
+from memo.search.oversized import PlacedChoice, PlacedLayouts, place_oversized, placed, strategies
 from memo.search.question import Question
 from memo.search.sizing import Sized, size
+from memo.search.swap_choice import SwapChoice, choose_swap
 from memo.simulate import StepPrediction, predict_step
 
 NUM_UNSURE = 3
@@ -138,7 +138,7 @@ class _Pools:
     fits: list[tuple[Layout, Strategy]] = field(default_factory=list)
     unsure: list[tuple[Layout, Strategy]] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
-    crowded: list[Layout] = field(default_factory=list)
+    oversized: list[Layout] = field(default_factory=list)
     num_candidates: int = 0
 
 
@@ -151,22 +151,22 @@ def search(question: Question, *, top: int = 10, everything: bool = False) -> Pl
         choices = tuple(sorted(map(race.refined, choices), key=_step_s))
     below_s = _step_s(choices[0]) if choices else inf
     wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
-    crowd = place_crowded(question, pools.crowded if wanted else (), race.bounds, top, below_s)
-    placed_choices = [_choice_of(question, found) for found in crowd.choices]
+    placed_layouts = place_oversized(question, pools.oversized if wanted else (), race.bounds, top, below_s)
+    placed_choices = [_choice_of(question, found) for found in placed_layouts.choices]
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
     unsure = race.run(pools.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
-    refusals = _after_placing(pools.refused, crowd)
-    num_fitting = len(pools.fits) + len(crowd.choices)
-    return Plan(question, choices, unsure, refusals, pools.num_candidates + crowd.num_candidates, num_fitting)
+    refusals = _after_placing(pools.refused, placed_layouts)
+    num_fitting = len(pools.fits) + len(placed_layouts.choices)
+    return Plan(question, choices, unsure, refusals, pools.num_candidates + placed_layouts.num_candidates, num_fitting)
 
 
-def evaluate(question: Question, layout: Layout, strategy: Strategy, moving: Moving | None = None) -> Choice:
-    """One candidate in full, fitting or not; `moving` is of alpha auto, where it is known already."""
+def evaluate(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Choice:
+    """One candidate in full, fitting or not; `swap` is of alpha auto, where it is known already."""
     moved: dict[str, int] | None = None
     limit = NOTHING_BINDS if strategy == KEEP else "device memory"
     if strategy == AUTO:
-        moving = moving or _moving(question, layout)
-        moved, limit = moving.tiles, str(moving.limit)
+        swap = swap or _swap_choice(question, layout)
+        moved, limit = swap.tiles, str(swap.limit)
     step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
     return Choice(layout, strategy, size(question, layout, strategy, moved, exactly=True), step, limit, moved)
 
@@ -188,20 +188,20 @@ def _best_of_grids(choices: list[Choice], count: int | None) -> tuple[Choice, ..
     return tuple(best.values())[:count]
 
 
-def _after_placing(refused: list[Refusal], crowd: Crowd) -> tuple[Refusal, ...]:
+def _after_placing(refused: list[Refusal], placed_layouts: PlacedLayouts) -> tuple[Refusal, ...]:
     """Without the layouts that fit now, and with what is missing to those that do not even so."""
-    fitting = {choice.layout for choice in crowd.choices}
+    fitting = {choice.layout for choice in placed_layouts.choices}
     left = [refusal for refusal in refused if refusal.layout not in fitting]
     return tuple(
-        replace(refusal, text=f"{refusal.text}; {crowd.too_large[refusal.layout]}")
-        if refusal.layout in crowd.too_large
+        replace(refusal, text=f"{refusal.text}; {placed_layouts.too_large[refusal.layout]}")
+        if refusal.layout in placed_layouts.too_large
         else refusal
         for refusal in left
     )
 
 
-def _moving(question: Question, layout: Layout) -> Moving:
-    return plan_moving(config_of(question, layout, AUTO), question.account, question.hardware, question.room)
+def _swap_choice(question: Question, layout: Layout) -> SwapChoice:
+    return choose_swap(config_of(question, layout, AUTO), question.account, question.hardware, question.capacity)
 
 
 def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
@@ -233,7 +233,7 @@ def _sorted_by_memory(question: Question, everything: bool) -> _Pools:
             for batch in batches(question, pipeline):
                 for layout in exchanges(question, batch):
                     if layout.cp_comm_type in smaller:
-                        pools.crowded += [layout] if layout.vpp == 1 else []
+                        pools.oversized += [layout] if layout.vpp == 1 else []
                         pools.refused.append(replace(smaller[layout.cp_comm_type], layout=layout))
                         pools.num_candidates += 1
                         continue
@@ -260,7 +260,7 @@ def _place(question: Question, layout: Layout, pools: _Pools) -> Refusal | None:
     pools.unsure += [(layout, strategy) for strategy in unsure]
     if fitting:
         return None
-    pools.crowded += [layout] if layout.vpp == 1 else []
+    pools.oversized += [layout] if layout.vpp == 1 else []
     least = min((sized for _, sized in tried), key=lambda sized: sized.excess)
     reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
     refused = Refusal(layout, reasons[least.verdict], least.shortage(question))
@@ -277,13 +277,13 @@ class _Race:
 
     def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> tuple[Choice, ...]:
         """The best of `count` grids, or of all candidates one by one; only those that take less than `below_s`."""
-        queue: list[tuple[float, int, Moving | None]] = [
+        queue: list[tuple[float, int, SwapChoice | None]] = [
             (self.bounds.least_s(layout, strategy), index, None) for index, (layout, strategy) in enumerate(pool)
         ]
         heapq.heapify(queue)
         best: dict[object, Choice] = {}
         while queue:
-            bound_s, index, moving = heapq.heappop(queue)
+            bound_s, index, swap = heapq.heappop(queue)
             last_s = sorted(map(_step_s, best.values()))[count - 1] if len(best) >= count else below_s
             if bound_s >= last_s:
                 break
@@ -291,11 +291,11 @@ class _Race:
             key = index if self.everything else (layout.tp, layout.cp, layout.pp)
             if key in best and bound_s >= _step_s(best[key]):
                 continue
-            if strategy == AUTO and moving is None:  # what it moves gives a better bound, before anything is simulated
-                moving = _moving(self.question, layout)
-                heapq.heappush(queue, (self.bounds.least_s(layout, strategy, moving), index, moving))
+            if strategy == AUTO and swap is None:  # what it moves gives a better bound, before anything is simulated
+                swap = _swap_choice(self.question, layout)
+                heapq.heappush(queue, (self.bounds.least_s(layout, strategy, swap), index, swap))
                 continue
-            choice = evaluate(self.question, layout, strategy, moving)
+            choice = evaluate(self.question, layout, strategy, swap)
             if _step_s(choice) < min(below_s, _step_s(best[key]) if key in best else inf):
                 best[key] = choice
         return tuple(sorted(best.values(), key=_step_s)[:count])

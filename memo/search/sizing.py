@@ -71,11 +71,11 @@ def size(
     host = 0
     if what is not None or strategy.placement is not None:
         host = node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, what)
-    room = question.room
+    capacity = question.capacity
     memory, most = question.account.bounds(config, what)
-    if most != memory.total and (exactly or judge(memory.total, host, room) != judge(most, host, room)):
+    if most != memory.total and (exactly or judge(memory.total, host, capacity) != judge(most, host, capacity)):
         memory = question.account.worst(config, what)
         most = memory.total
-    gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * room.gpu_bytes)
-    host_excess = host / max(1, node_budget_bytes(room.host_bytes, None))
-    return Sized(memory, most == memory.total, host, judge(memory.total, host, room), gpu_excess, host_excess)
+    gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes)
+    host_excess = host / max(1, node_budget_bytes(capacity.host_bytes, None))
+    return Sized(memory, most == memory.total, host, judge(memory.total, host, capacity), gpu_excess, host_excess)

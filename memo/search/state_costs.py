@@ -1,11 +1,11 @@
-"""What a placement of states and a way of activations take together: bytes, and seconds of each link.
+"""Costs of a placement of states with a use of activations: bytes of memory, and seconds of each link.
 
-Where a run's states may go and what its activations may do are worked out apart, because they meet in sums alone:
+The costs of placements and of uses of activations are computed separately, because they only add up:
 
-    device, host        bytes of both add up                                     (first and last stage; a node)
-                        but on a CPU, where each pair is counted to the byte: when most is held depends on both
-    h2d, d2h            seconds of both add up                                   (they share the links)
-    a step takes        about max(pipeline + update, h2d, d2h, dp link, CPU)
+    device, host    the sum of the bytes of both, on the first and last stage and on a node. On a CPU each pair is
+                    counted to the byte instead, because the moment of the peak depends on both.
+    h2d, d2h        the sum of the seconds of both, which share the links
+    step            about max(pipeline + update, h2d, d2h, dp link, CPU)
 """
 
 from collections.abc import Callable, Mapping
@@ -31,13 +31,15 @@ from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.shapes import shape_of
 from memo.spec.slots import Moved, slot_layout
 
-_MOST_WAYS = 8
-"""Shares of the activations that are tried."""
+_MOST_USES = 8
+"""Number of shares of the activations that are tried."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """Bytes that one rank may take of its device, and the ranks of one node together of host memory."""
+class MemoryLimits:
+    """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host
+    memory.
+    """
 
     device_bytes: float
     host_bytes: float
@@ -45,14 +47,14 @@ class Room:
 
 
 @dataclass
-class Way:
-    """What activations do.
+class ActivationUse:
+    """A use of activations: kept, recomputed, or swapped in part.
 
     Attributes:
-        config: with --offload-alpha off where nothing moves under auto.
+        config: the run, with --offload-alpha off if nothing moves under auto.
         moved: tiles by group under --offload-alpha auto; None: nothing moves, or what the configuration says.
-        device_bytes: of a rank under a placement, on the stage that needs most.
-        host_bytes: by stage, of one rank, all but its states.
+        device_bytes: bytes of a rank's device under a given placement, on the stage that needs most.
+        host_bytes: by stage, bytes of host memory of one rank without its states.
     """
 
     config: RunConfig
@@ -63,21 +65,21 @@ class Way:
 
     @cached_property
     def step(self) -> StepPrediction:
-        """With all states on the device; asked for only where the memory suffices."""
+        """The simulated step with all states on the device; computed only for uses that fit."""
         return self.simulate(self.config, self.moved)
 
     @cached_property
     def after_s(self) -> float:
-        """Of that step, what follows the last backward."""
+        """Seconds of that step after its last backward."""
         return self.step.seconds["data"] + self.step.seconds["optimizer"]
 
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """Of states alone: bytes by stage, of one rank; seconds of the busiest stage.
+    """Costs of the states alone: bytes of one rank by stage, and seconds of the busiest stage.
 
     Attributes:
-        last_d2h_s: of d2h_s, that of the last microbatch's backward.
+        last_d2h_s: the part of d2h_s that belongs to the backward of the last microbatch.
     """
 
     host_bytes: dict[int, int]
@@ -90,17 +92,17 @@ class PlacementCosts:
 
 @dataclass
 class Costs:
-    """Of one run without states in host memory; all that placements share is worked out once.
+    """Costs of one run under any placement; what placements share is computed once.
 
     Args:
         config: its --offload-states is not read.
-        account: of memory on a GPU; default: memo's own.
+        account: the account of memory on a GPU; default: memo's own.
     """
 
     config: RunConfig
     world_size: int
     hardware: Hardware
-    room: Room
+    limits: MemoryLimits
     account: Account | None = None
 
     def __post_init__(self) -> None:
@@ -109,29 +111,30 @@ class Costs:
         self.none = placement_of(self.config, self.world_size)
         self.kernels = Kernels(self.hardware, resolved_dtype(self.config, self.hardware.device))
         self._known: dict[StatePlacement, PlacementCosts] = {}
-        self._best: dict[StatePlacement, tuple[float, Way | None]] = {}
+        self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}
         last = self.config.parallel.pp - 1
         self._ends, self._kinds = sorted({0, last}), sorted({0, min(1, last), last})  # stages that differ
 
     @cached_property
-    def frugal_ways(self) -> list[Way]:
-        """Nothing moves, which needs least host memory, and where it may: only what always does, which leaves least on
-        the device."""
+    def frugal_uses(self) -> list[ActivationUse]:
+        """The uses that need least: nothing moves, which needs least host memory; and, under alpha auto, only what
+        always moves does, which needs least of the device."""
         memory = self.config.memory
         if not self._is_auto:
             alpha = memory.offload_alpha if memory.swaps and isinstance(memory.offload_alpha, float) else None
-            return [self._way(self.config, None, alpha)]
+            return [self._use(self.config, None, alpha)]
         plain = replace(self.config, memory=replace(memory, offload_alpha="off"))
-        return [self._way(plain, None, None), self._way(self.config, self._moves[0], self._moves[0])]
+        return [self._use(plain, None, None), self._use(self.config, self._moves[0], self._moves[0])]
 
     @cached_property
-    def ways(self) -> list[Way]:
-        """Those and more that move, up to everything. On a CPU no more: there memory is counted tensor by tensor."""
+    def uses(self) -> list[ActivationUse]:
+        """The frugal uses, and others that move more, up to everything. On a CPU only the frugal ones, because there
+        each is counted tensor by tensor."""
         if not self._is_auto or self.hardware.device == "cpu":
-            return self.frugal_ways
-        step = ceil(len(self._moves) / _MOST_WAYS)
+            return self.frugal_uses
+        step = ceil(len(self._moves) / _MOST_USES)
         chosen = [*self._moves[step:-1:step], self._moves[-1]]
-        return [*self.frugal_ways, *(self._way(self.config, tiles, tiles) for tiles in chosen)]
+        return [*self.frugal_uses, *(self._use(self.config, tiles, tiles) for tiles in chosen)]
 
     @property
     def _is_auto(self) -> bool:
@@ -142,47 +145,48 @@ class Costs:
         layer = swapped_layer(self.config, self.kernels)
         return ways_to_move(swap_problem(self.config, self.world_size, self.hardware, layer))
 
-    def rough_s(self, placement: StatePlacement, way: Way) -> float:
-        """Seconds of a step, whether it fits or not: to compare placements by, before some are simulated.
+    def rough_s(self, placement: StatePlacement, use: ActivationUse) -> float:
+        """An estimate of the seconds of a step, whether it fits or not, to compare placements before they are
+        simulated.
 
-        Known error: a backward is taken to last twice a forward, and copies to wait for nothing but their link.
+        Known error: it assumes that a backward lasts twice a forward, and that copies wait for their link alone.
         """
-        costs, step = self.of(placement), way.step
-        after_s = max(way.after_s * self._share_here(placement), costs.cpu_s * self.sizes.clips)
+        costs, step = self.of(placement), use.step
+        after_s = max(use.after_s * self._share_here(placement), costs.cpu_s * self.sizes.clips)
         links = step.resources["h2d"] + costs.h2d_s, step.resources["d2h"] + costs.d2h_s, costs.dp_s
-        pipeline_s = step.step_time_s - way.after_s
+        pipeline_s = step.step_time_s - use.after_s
         last_s = pipeline_s * 2 / 3 / num_microbatches(self.config, self.world_size)  # when reduced gradients leave
         return max(pipeline_s + max(0.0, costs.last_d2h_s - last_s) + after_s, *links, costs.cpu_s)
 
-    def best_way(self, placement: StatePlacement) -> tuple[float, Way | None]:
-        """(seconds, way) of the fastest that fits; endless where none does."""
-        found: tuple[float, Way | None] = inf, None
+    def best_use(self, placement: StatePlacement) -> tuple[float, ActivationUse | None]:
+        """(seconds, use) of the fastest use that fits; infinite seconds and None if none does."""
+        found: tuple[float, ActivationUse | None] = inf, None
         if placement in self._best:
             return self._best[placement]
-        for way in self.ways:
-            if max(self.excess(placement, way)) <= 1:
-                found = min(found, (self.rough_s(placement, way), way), key=lambda pair: pair[0])
+        for use in self.uses:
+            if max(self.excess(placement, use)) <= 1:
+                found = min(found, (self.rough_s(placement, use), use), key=lambda pair: pair[0])
         self._best[placement] = found
         return found
 
     @property
     def seen(self) -> list[StatePlacement]:
-        """Placements that were compared."""
+        """The placements whose best use was computed so far."""
         return list(self._best)
 
-    def needed(self, placement: StatePlacement, way: Way) -> tuple[int, int]:
-        """Bytes of a rank's device on the stage that needs most, and of the host memory of a node."""
+    def needed(self, placement: StatePlacement, use: ActivationUse) -> tuple[int, int]:
+        """Bytes of a rank's device, on the stage that needs most, and bytes of host memory of a node."""
         costs, parallel = self.of(placement), self.config.parallel
-        device = way.device_bytes(placement)
+        device = use.device_bytes(placement)
         last = parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
-        ranks = [costs.host_bytes[kind] + way.host_bytes[stage] for stage, kind in enumerate(kinds)]
-        return device, most_of_a_node(ranks, self.world_size // parallel.pp, self.room.local_ranks)
+        ranks = [costs.host_bytes[kind] + use.host_bytes[stage] for stage, kind in enumerate(kinds)]
+        return device, most_of_a_node(ranks, self.world_size // parallel.pp, self.limits.local_ranks)
 
-    def excess(self, placement: StatePlacement, way: Way) -> tuple[float, float]:
-        """What is needed over what there is: device, host."""
-        device, host = self.needed(placement, way)
-        return device / max(1.0, self.room.device_bytes), host / max(1.0, self.room.host_bytes)
+    def excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
+        """(device, host): what is needed, divided by what there is."""
+        device, host = self.needed(placement, use)
+        return device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes)
 
     def of(self, placement: StatePlacement) -> PlacementCosts:
         if placement not in self._known:
@@ -228,7 +232,7 @@ class Costs:
         return placed_device_bytes(self._units[stage], placement, self.sizes)
 
     def _device_bytes(self, config: RunConfig, moved: Moved | None) -> Callable[[StatePlacement], int]:
-        """See Way."""
+        """See ActivationUse."""
         if self.hardware.device == "cpu":
             return cache(
                 lambda placement: max(
@@ -249,11 +253,11 @@ class Costs:
         return cache(needed)
 
     def _rests(self, config: RunConfig, stage: int, moved: Moved | None) -> tuple[int, int]:
-        """What a rank takes besides its states: with all of them on the device, and with all optimizers off it.
+        """Bytes of a rank besides its states: with all states on the device, and with all optimizers in host memory.
 
-        Between them memo's own account falls with the reduced gradients that wait on the device for their update. Each
-        moment of a step takes as many of them as layers are left, or none; so what the worst moment takes lies below
-        the line from one to the other.
+        For placements between the two, memo's own account decreases with the number of reduced gradients that wait on
+        the device for their update. At each moment of a step these are as many as there are layers left on the device,
+        or none; so the peak lies below the straight line between the two values.
         """
         none = self._account.stage(config, stage, moved).total - self._placed(self.none, stage)
         if self._account.program != "memo" or self.none.shards_gradients:
@@ -262,9 +266,9 @@ class Costs:
         every = self._account.stage(with_placement(config, placement), stage, moved).total
         return none, every - self._placed(placement, stage)
 
-    def _way(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> Way:
+    def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
         record = 0 if moved is None else slot_layout(config, moved).moved_bytes
-        return Way(
+        return ActivationUse(
             config,
             tiles,
             self._device_bytes(config, moved),

@@ -9,9 +9,9 @@ from memo.config.derived import resolved_dtype
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.simulate.cost import NOTHING, Cost
-from memo.simulate.ends import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
+from memo.simulate.outside_layers import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, machine_limits, swap_problem

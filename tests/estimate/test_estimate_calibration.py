@@ -20,7 +20,7 @@ from memo.estimate.calibration import (
     USABLE_SHARE,
 )
 from memo.estimate.cases import read_case
-from memo.estimate.verdict import Room, Verdict, judge
+from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.units import GIB
 
 TABLES = ("p4d_table03_measured", "p4d_table04_measured")
@@ -182,5 +182,5 @@ def test_at_most_six_fitted_numbers() -> None:
     ],
 )
 def test_borders(gpu: float, host: float, verdict: Verdict) -> None:
-    room = Room(80 * GIB, 1000 * GIB)
-    assert judge(gpu * USABLE_SHARE * room.gpu_bytes, host * room.host_bytes, room) == verdict
+    capacity = Capacity(80 * GIB, 1000 * GIB)
+    assert judge(gpu * USABLE_SHARE * capacity.gpu_bytes, host * capacity.host_bytes, capacity) == verdict

@@ -6,9 +6,9 @@ import pytest
 
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, FULL, KEEP, SELECTIVE, Layout, batches, config_of, exchanges, grids, pipelines
-from memo.search.moving import Moving, plan_moving
 from memo.search.question import Question, ask
 from memo.search.ranking import evaluate
+from memo.search.swap_choice import SwapChoice, choose_swap
 
 
 def layouts(question: Question) -> list[Layout]:
@@ -22,9 +22,9 @@ def layouts(question: Question) -> list[Layout]:
     ]
 
 
-def moving(question: Question, layout: Layout) -> Moving:
+def swap(question: Question, layout: Layout) -> SwapChoice:
     config = config_of(question, layout, AUTO)
-    return plan_moving(config, question.account, question.hardware, question.room)
+    return choose_swap(config, question.account, question.hardware, question.capacity)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_bounds_are_never_above_the_simulation(model: str, gpus: int, seq_len: i
     bounds, shares = Bounds(question), []
     for layout in layouts(question):
         for strategy in (KEEP, SELECTIVE, FULL, AUTO):
-            moved = moving(question, layout) if strategy == AUTO else None
+            moved = swap(question, layout) if strategy == AUTO else None
             step_s = evaluate(question, layout, strategy, moved).step.step_time_s
             first_s, second_s = (bounds.least_s(layout, strategy, given) for given in (None, moved))
             assert 0 < first_s <= second_s < step_s, (layout, strategy)
@@ -62,5 +62,5 @@ def test_of_one_stage_the_bound_is_the_simulation(strategy: object) -> None:
 def test_copies_on_a_slow_link_bound_the_step() -> None:
     question = ask("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16)
     layout = Layout(4, 2)
-    slow = Moving({"qkv": 8}, moving(question, layout).limit, layer_s=1e-6, link_s=500.0)
+    slow = SwapChoice({"qkv": 8}, swap(question, layout).limit, layer_s=1e-6, link_s=500.0)
     assert 500.0 <= Bounds(question).least_s(layout, AUTO, slow) < 510.0

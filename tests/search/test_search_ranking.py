@@ -93,7 +93,7 @@ def test_long_sequences_swap_and_name_what_binds() -> None:
     question = ask("gpt-7b", 8, seq_len=1 << 19, global_batch_size=16)
     best = search(question).best
     assert best is not None and best.strategy == AUTO and best.moved is not None
-    assert 0 < best.sized.host_bytes <= 0.9 * question.room.host_bytes
+    assert 0 < best.sized.host_bytes <= 0.9 * question.capacity.host_bytes
     slow = replace(question, hardware=replace(question.hardware, offload_gb_per_s=0.5, prefetch_gb_per_s=0.5))
     swapped = evaluate(slow, best.layout, AUTO)
     assert swapped.limit == Limit.OFFLOAD and swapped.step.hidden_share < 1

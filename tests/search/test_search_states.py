@@ -14,11 +14,11 @@ from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.rank_memory import node_host_bytes
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
-from memo.search.crowded import costs_of, placed, strategies
 from memo.search.launch import run_of, state_flags
+from memo.search.oversized import costs_of, placed, strategies
 from memo.search.question import ask
 from memo.search.ranking import search
-from memo.search.state_costs import Costs, Room
+from memo.search.state_costs import Costs, MemoryLimits
 from memo.search.states import fits, place, resolve_states
 from memo.simulate import predict_step
 from memo.spec.placement import StatePlacement, placement_of, with_placement
@@ -68,8 +68,8 @@ def test_the_less_the_device_holds_the_more_moves(gib: float, values: dict[str, 
 
 
 def test_more_device_memory_never_makes_a_step_slower() -> None:
-    room = [Room(gib * GIB, 512 * GIB, 1) for gib in (16, 24, 40, 80, 120)]
-    times = [place(Costs(run(), 1, MACHINE, each)) for each in room]
+    limits = [MemoryLimits(gib * GIB, 512 * GIB, 1) for gib in (16, 24, 40, 80, 120)]
+    times = [place(Costs(run(), 1, MACHINE, each)) for each in limits]
     steps = [found.step.step_time_s for found in times if found is not None]
     assert len(steps) == 5
     assert all(after <= before * 1.02 for before, after in pairwise(steps))
@@ -78,7 +78,7 @@ def test_more_device_memory_never_makes_a_step_slower() -> None:
 @pytest.mark.parametrize(("world_size", "values"), [(1, {}), (8, {}), (1, {"gbs": 4}), (8, {"gbs": 32})])
 def test_no_coarse_placement_is_much_faster(world_size: int, values: dict[str, Any]) -> None:
     """By simulation of all that fit on a grid of quarters, with the same ways of activations: at most 3 %."""
-    costs = Costs(run(**values), world_size, MACHINE, Room(30 * GIB, 900 * GIB, world_size))
+    costs = Costs(run(**values), world_size, MACHINE, MemoryLimits(30 * GIB, 900 * GIB, world_size))
     found = place(costs)
     assert found is not None
     best = float("inf")
@@ -87,9 +87,9 @@ def test_no_coarse_placement_is_much_faster(world_size: int, values: dict[str, A
         if max(gradients, weights) > optimizer or (not copy and not weights):
             continue
         at = StatePlacement(32, optimizer, gradients, weights, weight_copy=copy)
-        way = costs.best_way(at)[1]
-        if way is not None:
-            step = predict_step(with_placement(way.config, at), world_size, MACHINE, way.moved)
+        use = costs.best_use(at)[1]
+        if use is not None:
+            step = predict_step(with_placement(use.config, at), world_size, MACHINE, use.moved)
             best = min(best, step.step_time_s)
     assert found.step.step_time_s <= 1.03 * best
 
@@ -146,9 +146,9 @@ def test_memory_of_a_choice_is_that_of_its_placement() -> None:
         found = placed(question, Layout(2), strategy)
         assert found is not None and found.strategy.placement is not None and found.strategy.sharding in SHARDINGS
         config = config_of(question, Layout(2), found.strategy)
-        way = costs.best_way(found.strategy.placement)[1]
-        assert way is not None
-        device, host = costs.needed(found.strategy.placement, way)
+        use = costs.best_use(found.strategy.placement)[1]
+        assert use is not None
+        device, host = costs.needed(found.strategy.placement, use)
         exact = question.account.worst(config, found.moved).total
         assert exact <= device <= 1.025 * exact
         assert host == node_host_bytes(config, 8, 8, found.moved)

@@ -6,8 +6,8 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware_table import HARDWARE
-from memo.simulate.ends import embedding_cost, loss_cost, update_cost
 from memo.simulate.kernels import Kernels
+from memo.simulate.outside_layers import embedding_cost, loss_cost, update_cost
 from memo.spec.parameters import stage_parameters
 
 IDEAL = Kernels(

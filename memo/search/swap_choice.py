@@ -1,4 +1,4 @@
-"""What --offload-alpha auto moves on GPUs that hold what the account of memory says they hold."""
+"""Chooses which activations --offload-alpha auto moves, for GPUs whose use of memory an account predicts."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
-from memo.estimate.verdict import Room
+from memo.estimate.verdict import Capacity
 from memo.planner.problem import Limit
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
@@ -18,14 +18,14 @@ from memo.spec.slots import SLOT_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
-class Moving:
-    """What moves of every layer.
+class SwapChoice:
+    """Which activations of every layer move, and what that costs.
 
     Attributes:
-        tiles: by group of `memo.spec.skeleton`.
-        limit: what keeps more from moving.
-        layer_s: forward and backward of one layer with its recomputation, no waiting.
-        link_s: of one step of the first stage, that its copies in one direction take.
+        tiles: number of tiles that move, by group of `memo.spec.skeleton`.
+        limit: the limit that prevents more tiles from moving.
+        layer_s: seconds of forward and backward of one layer with its recomputation, without waiting for copies.
+        link_s: seconds that the copies of one step take in one direction, on the first stage.
     """
 
     tiles: dict[str, int]
@@ -34,14 +34,14 @@ class Moving:
     link_s: float
 
 
-def plan_moving(config: RunConfig, account: Account, hardware: Hardware, room: Room) -> Moving:
-    """Decide what a rank moves that has to swap, from the simulator's times.
+def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity) -> SwapChoice:
+    """Choose what a rank moves, from the simulator's times, such that the verdict on device and host is still "fits".
 
-    Device memory and the host's are taken up to where the verdict is still "fits". Where even nothing but what
-    always moves does not fit, that is the answer: its memory says by how much.
+    If a run does not fit even when only what always moves does, that minimum is returned; the account of its memory
+    then tells how much is lacking.
 
     Args:
-        config: with --offload-alpha auto and --device cuda.
+        config: a configuration with --offload-alpha auto and --device cuda.
     """
     world_size = account.world_size
     layer = swapped_layer(config, Kernels(hardware, resolved_dtype(config, "cuda")))
@@ -54,8 +54,8 @@ def plan_moving(config: RunConfig, account: Account, hardware: Hardware, room: R
     padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
     problem = replace(
         free,
-        device_bytes=max(0, int(FITS_SHARE * USABLE_SHARE * room.gpu_bytes) - max(others) - padding),
-        host_bytes=node_budget_bytes(room.host_bytes, None) // min(world_size, hardware.gpus_per_node),
+        device_bytes=max(0, int(FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes) - max(others) - padding),
+        host_bytes=node_budget_bytes(capacity.host_bytes, None) // min(world_size, hardware.gpus_per_node),
     )
     tiles, limit = nothing, Limit.DEVICE
     try:
@@ -67,4 +67,4 @@ def plan_moving(config: RunConfig, account: Account, hardware: Hardware, room: R
         pass
     slower = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9
     layer_s = problem.forward_s + problem.backward_s + problem.recompute_s(tiles)
-    return Moving(tiles, limit, layer_s, problem.num_moves * problem.moved_bytes(tiles) / slower)
+    return SwapChoice(tiles, limit, layer_s, problem.num_moves * problem.moved_bytes(tiles) / slower)

@@ -9,9 +9,9 @@ from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.rank_memory import node_host_bytes
-from memo.estimate.verdict import Room
+from memo.estimate.verdict import Capacity
 from memo.planner.problem import Limit
-from memo.search.moving import plan_moving
+from memo.search.swap_choice import choose_swap
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 
@@ -34,22 +34,22 @@ def run(**values: object) -> RunConfig:
 )
 def test_each_limit_binds_to_the_last_tile(seq_k: int, gpu_gib: float, host_gib: float, limit: Limit) -> None:
     """All that is planned fits; a tile more of everything breaks the limit that is named."""
-    config, room = run(seq_length=seq_k << 10, tp=4, cp=2), Room(gpu_gib * GIB, host_gib * GIB)
+    config, capacity = run(seq_length=seq_k << 10, tp=4, cp=2), Capacity(gpu_gib * GIB, host_gib * GIB)
     account = Account("memo", shape_of(config.model, "gpt-7b", seq_k << 10), 8)
-    moving = plan_moving(config, account, MACHINE, room)
-    assert moving.limit == limit and moving.layer_s > 0 and moving.link_s > 0
-    more = {name: count + 1 for name, count in moving.tiles.items()}
-    gpu, host = FITS_SHARE * USABLE_SHARE * room.gpu_bytes, 0.9 * room.host_bytes
-    assert account.worst(config, moving.tiles).total <= gpu
-    assert node_host_bytes(config, 8, 8, moving.tiles) <= host
+    swap = choose_swap(config, account, MACHINE, capacity)
+    assert swap.limit == limit and swap.layer_s > 0 and swap.link_s > 0
+    more = {name: count + 1 for name, count in swap.tiles.items()}
+    gpu, host = FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes, 0.9 * capacity.host_bytes
+    assert account.worst(config, swap.tiles).total <= gpu
+    assert node_host_bytes(config, 8, 8, swap.tiles) <= host
     if limit == Limit.DEVICE:
         assert account.worst(config, more).total > gpu
     elif limit == Limit.HOST:
         assert node_host_bytes(config, 8, 8, more) > host
     elif limit == Limit.EVERYTHING:
-        assert set(moving.tiles.values()) == {8}
+        assert set(swap.tiles.values()) == {8}
     else:
-        assert 0 < sum(moving.tiles.values()) < 3 * 8
+        assert 0 < sum(swap.tiles.values()) < 3 * 8
 
 
 def test_padding_of_slots_counts() -> None:
@@ -62,9 +62,9 @@ def test_padding_of_slots_counts() -> None:
     seen = set()
     for extra in range(0, 300_000, 1000):
         sure = least + 4096 + extra
-        moving = plan_moving(config, account, machine, Room(sure / FITS_SHARE / USABLE_SHARE, 1e12))
-        assert account.worst(config, moving.tiles).total <= sure
-        seen.add(tuple(moving.tiles.values()))
+        swap = choose_swap(config, account, machine, Capacity(sure / FITS_SHARE / USABLE_SHARE, 1e12))
+        assert account.worst(config, swap.tiles).total <= sure
+        seen.add(tuple(swap.tiles.values()))
     assert len(seen) > 3
 
 
@@ -76,13 +76,16 @@ def test_both_ends_of_a_pipeline_must_fit(share: float) -> None:
     )
     account = Account("memo", shape_of(config.model, "gpt-7b", 1 << 18), 8)
     sure = share * account.worst(config, {}).total
-    moving = plan_moving(config, account, MACHINE, Room(sure / FITS_SHARE / USABLE_SHARE, 1e14))
-    assert account.worst(config, moving.tiles).total <= sure
+    swap = choose_swap(config, account, MACHINE, Capacity(sure / FITS_SHARE / USABLE_SHARE, 1e14))
+    assert account.worst(config, swap.tiles).total <= sure
 
 
 def test_what_cannot_fit_names_the_memory() -> None:
     config = run(seq_length=1 << 20, tp=4, cp=2)
     account = Account("memo", shape_of(config.model, "gpt-7b", 1 << 20), 8)
-    for room, limit in ((Room(20 * GIB, 2048 * GIB), Limit.DEVICE), (Room(80 * GIB, 100 * GIB), Limit.HOST)):
-        moving = plan_moving(config, account, MACHINE, room)
-        assert moving.limit == limit and set(moving.tiles.values()) == {0}
+    for capacity, limit in (
+        (Capacity(20 * GIB, 2048 * GIB), Limit.DEVICE),
+        (Capacity(80 * GIB, 100 * GIB), Limit.HOST),
+    ):
+        swap = choose_swap(config, account, MACHINE, capacity)
+        assert swap.limit == limit and set(swap.tiles.values()) == {0}
