@@ -1,11 +1,12 @@
-"""What a rank may take of its node's host memory: settled for all ranks of a node before any of them takes some.
+"""Divides a node's host memory among its ranks, before any of them allocates some.
 
-What one rank has mapped is no longer free for its neighbours, so all ask at once, and none asks a second time. Of a
-node's budget B, whose n ranks put states S in all into host memory, a rank with states s may take
+What one rank has mapped is no longer free for the other ranks of its node, so all ranks read the free memory at the
+same time, once. If the budget of the node is B, and its n ranks together put S bytes of states into host memory, a
+rank with s bytes of states may take
 
     s + (B - S) / n
 
-so that states, which cannot give way, come first, and activations share the rest.
+So states, whose size is fixed, come first, and activations share the rest.
 """
 
 import hashlib
@@ -33,13 +34,13 @@ REMEDIES: dict[Contents, str] = {
 
 
 class Claim(NamedTuple):
-    """What one rank tells the others.
+    """What one rank reports to the others.
 
     Attributes:
-        free_bytes: of host memory, as this rank sees it (its control group may hold less than the node).
-        states_bytes: of its states in host memory.
-        device_bytes: of its other states, where the device is the same memory (a CPU); else 0.
-        node: equal on ranks of one node.
+        free_bytes: free host memory as this rank sees it; its control group may allow less than the node has.
+        states_bytes: bytes of its states in host memory.
+        device_bytes: bytes of its other states if the device is the same memory (a CPU), else 0.
+        node: a number that is equal on all ranks of one node.
     """
 
     free_bytes: int
@@ -50,13 +51,13 @@ class Claim(NamedTuple):
 
 @dataclass
 class HostBudget:
-    """Host memory of one rank, from which states draw before activations.
+    """The host memory that one rank may take; states are allocated from it before activations.
 
     Attributes:
-        granted_bytes: to both together.
-        source: what they are a part of, for messages.
-        is_limited: by --offload-host-memory-gb, not by what is free.
-        drawn_bytes: of these.
+        granted_bytes: for states and activations together.
+        source: a text for messages that says where the number comes from.
+        is_limited: whether --offload-host-memory-gb limits it, and not the free memory.
+        drawn_bytes: the part of it that has been allocated.
     """
 
     granted_bytes: int
@@ -69,7 +70,7 @@ class HostBudget:
         return self.granted_bytes - self.drawn_bytes
 
     def draw(self, contents: Contents, record_bytes: int, num_records: int = 1) -> None:
-        """Count records as taken. Raises HostMemoryError, and counts nothing, where they exceed what is left."""
+        """Count records as allocated. Raises HostMemoryError, and counts nothing, if they exceed what is left."""
         num_bytes = record_bytes * num_records
         if num_bytes > self.left_bytes:
             more = f" besides {format_bytes(self.drawn_bytes)} that it has taken" if self.drawn_bytes else ""
@@ -82,12 +83,12 @@ class HostBudget:
 
 
 def settle(config: RunConfig, mesh: Mesh, device: torch.device) -> HostBudget:
-    """The budget of this rank; collective over all ranks, before any of them takes memory for its states.
+    """The budget of this rank. Collective over all ranks, before any of them allocates memory for its states.
 
-    A simulated world has no neighbours. Ranks are of one node where the names of their hosts are equal.
+    Ranks are on one node if the names of their hosts are equal; in a simulated world there is only this rank.
 
     Args:
-        config: as all ranks have agreed on it.
+        config: the configuration that all ranks have agreed on.
     """
     states = state_bytes(config, mesh.grid.world_size, mesh.at.pp)
     mine = Claim(
@@ -96,17 +97,17 @@ def settle(config: RunConfig, mesh: Mesh, device: torch.device) -> HostBudget:
         device_bytes=states.device if device.type == "cpu" else 0,
         node=_number_of(socket.gethostname()),
     )
-    told = all_gather(torch.tensor([mine], device=device), None if mesh.is_alone else mesh.world)
-    claims = [Claim(*row) for row in told.tolist()]
+    gathered = all_gather(torch.tensor([mine], device=device), None if mesh.is_alone else mesh.world)
+    claims = [Claim(*row) for row in gathered.tolist()]
     neighbours = [claim for claim in claims if claim.node == mine.node]
     return budget_of(mine, neighbours, config.memory.offload_host_memory_gb)
 
 
 def budget_of(mine: Claim, node: Sequence[Claim], limit_gib: float | None = None) -> HostBudget:
-    """The budget of the rank that claims `mine`, one of all claims of its `node`.
+    """The budget of the rank with the claim `mine`, which is one of the claims in `node`.
 
     Args:
-        limit_gib: --offload-host-memory-gb, GiB for the whole node; None: what is free decides.
+        limit_gib: --offload-host-memory-gb, GiB for the whole node; None: limited by the free memory alone.
     """
     free_bytes = max(0, min(claim.free_bytes for claim in node) - sum(claim.device_bytes for claim in node))
     budget_bytes = node_budget_bytes(free_bytes, limit_gib)
@@ -122,11 +123,11 @@ def budget_of(mine: Claim, node: Sequence[Claim], limit_gib: float | None = None
 
 
 def format_records(num_records: int, record_bytes: int) -> str:
-    """A size for people, with what it is made of."""
+    """The size of some records as text, with number and size of the records."""
     whole = format_bytes(num_records * record_bytes)
     return whole if num_records == 1 else f"{whole} = {num_records} records x {format_bytes(record_bytes)}"
 
 
 def _number_of(name: str) -> int:
-    """int64, equal for equal names."""
+    """A hash of a name, int64."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)

@@ -1,12 +1,12 @@
-"""When the streams of a real run worked: a backend that looks on, and the spans that it saw.
+"""Records when the streams of a real run worked: a backend that takes timestamps, and the spans it found.
 
     with record(swapper) as recorder:
         ...  # training steps
     spans = recorder.spans()
 
-The recorder hands every call to the backend below it, in the same order and with the same events, and puts
-timestamps around compute, copies and waits. The engine declares an access when a layer operation begins and
-when it ends, and issues its copies right after, so nothing else has to be told to the recorder.
+The recorder passes every call to another backend, in the same order and with the same events, and takes timestamps
+around compute, copies and waits. The swapper declares an access when a layer operation begins and when it ends, and
+issues its copies right after it, so the recorder needs no other information.
 """
 
 import contextlib
@@ -32,27 +32,27 @@ class _Seen:
 
 
 class Recorder:
-    """A backend in front of another one; see `record`."""
+    """A backend that passes all calls to another one; see `record`."""
 
     def __init__(self, backend: StreamBackend, plan: SwapPlan, origin: Timestamp | None = None) -> None:
         self.backend, self.plan = backend, plan
         self._steps = {str(step.op): step for step in plan.steps}
         self._seen: list[_Seen] = []
         self._origin = origin or backend.timestamp(Stream.COMPUTE)
-        self._open: tuple[SwapStep, Timestamp] | None = None  # the layer operation that runs, since when
-        self._waited: tuple[Timestamp, Timestamp] | None = None  # by compute, for the operation that comes next
-        self._due: dict[Stream, SwapStep] = {}  # what the next copy on a stream moves
+        self._open: tuple[SwapStep, Timestamp] | None = None  # the layer operation that runs, and its begin
+        self._waited: tuple[Timestamp, Timestamp] | None = None  # the wait of compute for the next operation
+        self._due: dict[Stream, SwapStep] = {}  # the step whose activations the next copy on a stream moves
 
     def spans(self) -> list[Span]:
-        """Everything seen, in the order of issue, in seconds since the recording began; waits for all copies."""
+        """All spans in the order of issue, in seconds since the recording began; waits for all copies."""
         self.backend.synchronize()
         return self.finished()
 
     def finished(self) -> list[Span]:
-        """As `spans`, of what is over by now; waits for nothing.
+        """As `spans`, but only spans that have ended; does not wait.
 
-        That is all of a training step once the host knows a number that compute made after it: a swap plan brings back
-        within the step whatever it moved out, and compute waited for that.
+        Once the host has read a number that compute produced after a training step, all spans of the step have ended: a
+        swap plan fetches within the step whatever it offloads, and compute waits for these copies.
         """
         since = self._origin
         return [
@@ -63,7 +63,7 @@ class Recorder:
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         step = self._due.pop(stream, None)
-        if step is None:  # no move of the plan: NaN bytes that tests write over what was read
+        if step is None:  # not a copy of the plan, but NaN that tests write
             self.backend.copy(stream, dst, src, dst_name, src_name)
             return
         begin = self.backend.timestamp(stream)
@@ -103,7 +103,7 @@ class Recorder:
         return self.backend.timestamp(stream)
 
     def synchronize(self) -> None:
-        # The engine synchronizes after a training step that was cut short: what was open will never end.
+        # The swapper synchronizes after an interrupted training step, whose open operation will never end.
         self._open = self._waited = None
         self._due = {}
         self.backend.synchronize()
@@ -117,11 +117,11 @@ class Recorder:
 
 @contextmanager
 def record(swapper: Swapper, origin: Timestamp | None = None) -> Iterator[Recorder]:
-    """Records the engine's training steps from here to the end of the block; begin between two steps.
+    """Record the training steps of a swapper until the end of the block, which must begin between two steps.
 
-    Spans count from `origin`, a timestamp of the engine's backend; default: from now on.
+    The times of spans count from `origin`, a timestamp of the swapper's backend; default: the beginning of the block.
 
-    A recording keeps a few numbers for each layer operation, so record single steps of a long run. On CUDA the
+    A recording keeps a few numbers for each layer operation, so record only single steps of a long run. On CUDA the
     timestamps are events, and only `Recorder.spans` waits for them.
     """
     backend = swapper.backend

@@ -1,4 +1,4 @@
-"""The rounding buffers of streamed states on one rank: slots, and stages where shards pass on their way."""
+"""The rounding buffers of streamed states on one rank: slots, and stages that hold shards for a short time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ class StateSlot:
     """A rounding buffer of states.
 
     Attributes:
-        shard: where this rank's shard arrives before it is gathered; None where nothing is.
-        filled, works: until when its content may not be used.
-        free: until when it may not be overwritten.
+        shard: receives this rank's shard before it is gathered; None if nothing is gathered from host memory.
+        filled, works: the copies and messages to wait for before its content is used.
+        free: the event to wait for before it is overwritten.
     """
 
     name: str
@@ -34,19 +34,19 @@ class StateSlot:
 
 
 class StateBuffers:
-    """Everything that streaming keeps for the whole run beside the states themselves.
+    """All buffers of streaming, which live as long as the run.
 
     Attributes:
         weights, gradients: slots, each as large as a layer.
-        reduced: where reduced gradients wait on the device; none on one rank, where they lie in their slot.
-        cast: where masters arrive that weights are cast from.
-        sum: where sharded gradients in host memory come back to be added to.
+        reduced: stages for reduced gradients on the device; none on a single rank, where the slot itself is used.
+        cast: a stage for masters that are cast to weights on the device.
+        sum: a stage for the sum of sharded gradients that is fetched from host memory to be added to.
     """
 
     def __init__(
         self, plan: StatePlan, units: Mapping[int, Unit], data_parallel: ShardedDataParallel, poison: bool
     ) -> None:
-        """`poison` fills what is fresh with NaN."""
+        """`poison`: fill new buffers with NaN."""
         self._data_parallel, self._poison = data_parallel, poison
         layers, buckets = list(units.values()), data_parallel.buckets
         narrow, wide = data_parallel.dtype, wide_dtype(data_parallel.dtype)
@@ -66,7 +66,7 @@ class StateBuffers:
 
     @property
     def slots(self) -> list[StateSlot]:
-        """All that lie on the device."""
+        """All buffers on the device."""
         return [*self.weights, *self.gradients, *self.reduced, *self.cast, *self.sum]
 
     @property
@@ -78,13 +78,13 @@ class StateBuffers:
         return sum(stage.flat.nbytes for stage in self._host_stages)
 
     def next_host_stage(self) -> StateSlot:
-        """One of two that weights pass on their way up, in turn."""
+        """One of the two stages in host memory for weights that are copied to the device, in turn."""
         stage = self._host_stages[0]
         self._host_stages.reverse()
         return stage
 
     def _slots(self, name: str, count: int, numel: int, dtype: torch.dtype, shard: int = 0) -> list[StateSlot]:
-        """`shard`: elements of the stage beside each slot; 0: none."""
+        """`shard`: elements of the stage that each slot gets for its shard; 0: none."""
         return [
             StateSlot(f"{name} {i}", self._empty(numel, dtype), self._empty(shard, dtype) if shard else None)
             for i in range(count)
@@ -99,6 +99,6 @@ class StateBuffers:
             return []
         make = self._data_parallel.host_memory
         assert make is not None, "states in host memory need its arena"
-        self._arena = make(2 * numel * dtype.itemsize)  # kept: the stages are views of it
+        self._arena = make(2 * numel * dtype.itemsize)  # kept alive, because the stages are views of it
         parts = self._arena.record(0).view(dtype).chunk(2)
         return [StateSlot(f"host staging {i}", part) for i, part in enumerate(parts)]

@@ -1,7 +1,8 @@
-"""The half of streaming that moves gradients: slots while they are computed, reductions, and the way to their shard.
+"""The part of the streaming of states that concerns gradients: their slots, their reduction, and the copy of the
+result.
 
-Between microbatches a sum may go to host memory and come back; after the last the shard of this rank goes to where its
-masters are (memo.executor.states has the other half, weights, and the order of both).
+Between microbatches the sum of a gradient may go to host memory and come back. After the last microbatch this rank's
+shard of it goes to the memory that holds the masters. memo.executor.states has the rest: weights, and the order of all.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,29 +23,29 @@ from memo.planner.state_plan import StatePlan, StateStep
 
 
 class GradientConsumer(Protocol):
-    """Uses gradients up as they arrive in host memory (memo.train.optimizer)."""
+    """Updates layers during backward, as soon as their gradients are in host memory (memo.train.optimizer)."""
 
     def arrived(self, unit: Unit, wait: Callable[[], None]) -> None:
-        """The unit's gradient is there once `wait` has returned."""
+        """Called when the copy of a unit's gradient is issued; `wait` blocks until it has ended."""
 
     def consumed(self, unit: Unit) -> None:
-        """Returns when a gradient that arrived is needed no more."""
+        """Block until the gradient of a unit, for which `arrived` was called, has been used."""
 
 
 @dataclass
 class _Reduction:
-    """Of one layer's gradient, begun when its backward ended."""
+    """The reduction of one layer's gradient, which starts when its backward ends."""
 
     unit: Unit
     step: StateStep
     parts: list[Tensor]
     works: list[Work]
-    source: StateSlot | None  # whose slot is free once it is over
-    reduced: StateSlot | None  # where the shard lies; None: in its source
+    source: StateSlot | None  # the slot of the gradient, free when the reduction has ended
+    reduced: StateSlot | None  # the stage that receives the shard; None: the shard is in its source
 
 
 class GradientStreamer:
-    """The base of `StateStreamer`: slots of gradients, reductions, and copies of what they give."""
+    """The base of `StateStreamer`: slots of gradients, their reductions, and copies of the results."""
 
     def __init__(
         self,
@@ -59,10 +60,10 @@ class GradientStreamer:
         self._units = units
         self._num_shards = group_size(data_parallel.group)
         self._buffers = StateBuffers(plan, units, data_parallel, poison)
-        made = backend.record(Stream.COMPUTE)  # whoever had this memory before, or fills it now
+        made = backend.record(Stream.COMPUTE)  # follows all earlier uses of this memory
         for slot in self._buffers.slots:
             slot.free = made
-        self._written: Event = None  # host memory, by the CPU
+        self._written: Event = None  # follows the CPU's last write to host memory
         self._pending: _Reduction | None = None
         self._next_reduced = 0
         self._offloaded: dict[str, Event] = {}
@@ -78,7 +79,7 @@ class GradientStreamer:
         self.data_parallel.bind_gradients(unit, unit.parts(slot.flat))
 
     def _offload_partial(self, unit: Unit, slot: StateSlot) -> None:
-        """The sum of some microbatches, whole, to host memory."""
+        """Copy the sum of the microbatches so far, not yet reduced, to host memory."""
         self._follow(Stream.OFFLOAD, Stream.COMPUTE)
         for bucket, part in zip(unit.buckets, unit.parts(slot.flat), strict=True):
             name = partial_name(bucket)
@@ -93,8 +94,8 @@ class GradientStreamer:
             name = partial_name(bucket)
             self.backend.wait(Stream.PREFETCH, self._offloaded[name])
             self.backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, name)
-        # The record is written next when this unit's backward has ended. That waits for the slot, and every offload
-        # for compute, so the offload stream need not wait for this fetch here, which would hold up other offloads.
+        # The record is written next after this unit's backward, which waits for the slot. Every offload waits for
+        # compute, so the offload stream need not wait for this fetch; a wait here would delay other offloads.
         slot.filled = self.backend.record(Stream.PREFETCH)
 
     def _start_reduction(self, unit: Unit, step: StateStep, slot: StateSlot | None) -> None:
@@ -113,9 +114,10 @@ class GradientStreamer:
         self._pending = _Reduction(unit, step, parts, works, slot, reduced)
 
     def _settle_slots(self, step: StateStep) -> None:
-        """Before an operation: a reduction that is on its way ends first where its slot is given to somebody else.
+        """Before an operation: finish the pending reduction if another layer now takes its slot.
 
-        So does one that is no message, on a single rank: nothing would hide under the operation.
+        Also finish a reduction without messages, on a single rank, because it has nothing that the operation could
+        hide.
         """
         if self._pending is None:
             return
@@ -125,7 +127,7 @@ class GradientStreamer:
             self.finish_gradients()
 
     def finish_gradients(self) -> None:
-        """The reduction that was begun when a backward ended: its shard goes where the masters are."""
+        """Wait for the pending reduction, if there is one, and copy its shard to the memory that holds the masters."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -146,7 +148,7 @@ class GradientStreamer:
             self._announce(pending.unit, self.consumer)
 
     def _clear_ring(self, unit: Unit) -> None:
-        """Whose gradient lay in the ring where this unit's will lie has been updated."""
+        """Wait until the layer whose gradient used this unit's record of the ring has been updated."""
         if self.consumer is None:
             raise PlanError("gradients that are consumed as they arrive need train_step(), which says with which rate")
         place = unit.buckets[0].gradient_shard.data_ptr()
@@ -166,7 +168,7 @@ class GradientStreamer:
         consumer.arrived(unit, wait)
 
     def _deliver(self, bucket: Bucket, shard: Tensor, pending: _Reduction) -> None:
-        """Add what earlier microbatches reduced, complete it after the last, and bring it to its shard."""
+        """Add the reduced gradient of earlier microbatches, complete the sum after the last one, and store it."""
         step, data_parallel = pending.step, self.data_parallel
         if not bucket.places.optimizer_on_host:
             if step.is_first:
@@ -184,7 +186,7 @@ class GradientStreamer:
         self._offload(bucket, shard, holder.name if holder is not None else name_of("gradient", bucket))
 
     def _summed(self, bucket: Bucket, shard: Tensor) -> Tensor:
-        """Sharded gradients add up in host memory, but on the device: fetched, added, and sent back."""
+        """Fetch the sum of earlier microbatches from host memory, and add it to this shard on the device."""
         (stage,) = self._buffers.sum
         part = stage.flat[: shard.numel()]
         self.backend.wait(Stream.PREFETCH, stage.free)
@@ -207,7 +209,7 @@ class GradientStreamer:
         self._offloaded[gradient_name(bucket)] = self.backend.record(Stream.OFFLOAD)
 
     def _spoil(self, slot: StateSlot) -> None:
-        """Whoever relies on what a slot held before finds NaN."""
+        """For tests: fill a slot with NaN, so that reading its old content shows in the results."""
         if not self._poison:
             return
         for flat, name in ((slot.flat, slot.name), (slot.shard, f"{slot.name} shard")):
@@ -215,7 +217,7 @@ class GradientStreamer:
                 self.backend.copy(Stream.PREFETCH, flat, torch.full_like(flat, float("nan")), name, "poison")
 
     def _follow(self, stream: Stream, other: Stream) -> None:
-        """What is issued on the stream from now on runs after all that was issued on the other."""
+        """Make `stream` wait for everything issued on `other` so far."""
         self.backend.wait(stream, self.backend.record(other))
 
 
@@ -225,7 +227,7 @@ def given(tensor: Tensor | None) -> Tensor:
 
 
 def name_of(kind: str, bucket: Bucket) -> str:
-    """Of a bucket's memory, for the race checker."""
+    """The name of a bucket's memory for the race checker."""
     return f"{kind} of {bucket.plan.slots[0].name}"
 
 
@@ -234,7 +236,7 @@ def source_name(bucket: Bucket) -> str:
 
 
 def gradient_name(bucket: Bucket) -> str:
-    """By its place: layers may share it."""
+    """The name of a gradient's memory in host memory; made from its address, because layers may share it."""
     return f"host gradient at {bucket.gradient_shard.data_ptr():x}"
 
 

@@ -1,4 +1,4 @@
-"""What the copies of streamed states take, and how long anybody stood still for them; see memo.executor.recorder."""
+"""Times the copies of streamed states, and the waits for them; see memo.executor.recorder."""
 
 import contextlib
 import time
@@ -11,7 +11,7 @@ from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Time
 
 
 class _Spans:
-    """Pairs of timestamps, until they are read."""
+    """Pairs of timestamps that have not been read yet."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[Timestamp, Timestamp]] = []
@@ -20,7 +20,7 @@ class _Spans:
         self._pairs.append((begin, end))
 
     def take_s(self) -> float:
-        """Seconds of those that have ended, together. The others are kept for a later call; waits for nothing."""
+        """The sum of the seconds of the pairs that have ended; the others are kept for a later call. Does not wait."""
         taken_s, still_open = 0.0, []
         for begin, end in self._pairs:
             if end.is_reached():
@@ -32,25 +32,25 @@ class _Spans:
 
 
 class StateRecorder:
-    """A backend in front of another one that puts timestamps around copies and around waits of the compute stream.
+    """A backend that passes all calls to another one, and takes timestamps around copies and waits of compute.
 
-    What the device has not come to when it is read, such as weights that the optimizer has just sent up, counts when it
-    is read next: nothing is lost, nothing counts twice, and nobody waits.
+    Work that the device has not reached when the times are read, such as the copies of weights that the optimizer has
+    just issued, is counted at the next reading. Nothing is lost or counted twice, and reading does not wait.
     """
 
     def __init__(self, backend: StreamBackend, earlier: "StateRecorder | None" = None) -> None:
-        """`earlier` recorded an earlier step, and leaves to this one what it could not read."""
+        """`earlier`: the recorder of an earlier step, whose unread times this one takes over."""
         self.backend = backend
         self._copies: _Spans = earlier._copies if earlier else _Spans()
         self._waits: _Spans = earlier._waits if earlier else _Spans()
         self._host_wait_s = 0.0
 
     def take_copies_s(self) -> float:
-        """Of both directions, together."""
+        """Seconds of copies since the last call, the sum of both directions."""
         return self._copies.take_s()
 
     def take_waited_s(self) -> float:
-        """For which the compute stream, or after the last backward the CPU, stood still for them."""
+        """Seconds since the last call for which the compute stream, or the CPU after the last backward, waited."""
         waited_s, self._host_wait_s = self._host_wait_s + self._waits.take_s(), 0.0
         return waited_s
 
@@ -89,7 +89,7 @@ class StateRecorder:
 
 @contextlib.contextmanager
 def record_states(states: StateStreamer, earlier: StateRecorder | None = None) -> Iterator[StateRecorder]:
-    """Records from here to the end of the block; begin between two steps. `earlier`: see StateRecorder."""
+    """Record until the end of the block, which must begin between two steps. `earlier`: see StateRecorder."""
     backend = states.backend
     recorder = states.backend = StateRecorder(backend, earlier)
     try:

@@ -1,11 +1,12 @@
-"""Obeys the state plan: lends slots to layers whose weights or gradients are not resident, and moves their gradients.
+"""Executes the state plan: gives slots to layers whose weights or gradients are not resident, and copies their states.
 
     prefetch   | weights of layer i+1 |  (from host memory or this rank's shard; gathered over dp x cp)
     compute    | layer i                         | layer i+1
     offload               | gradient of layer i-1, reduced |
 
-A layer's parameters are views of its slot while it runs, and NaN at any other time. The CPU is one more stream, for
-what it updates in host memory (`Stream.HOST`): every copy that reads it waits for its event, and it for theirs.
+A layer's parameters are views of its slot while it runs, and NaN at any other time. The CPU, which updates masters in
+host memory, counts as one more stream (`Stream.HOST`): a copy waits for the update of what it reads, and an update
+waits for the copies that read what it overwrites.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from memo.units import format_bytes
 
 
 class StateStreamer(GradientStreamer):
-    """The `StateMover` of one rank, and what its layers are wrapped around."""
+    """The `StateMover` of one rank; each `StreamedLayer` calls it before and after its layer."""
 
     def __init__(
         self,
@@ -34,28 +35,28 @@ class StateStreamer(GradientStreamer):
         backend: StreamBackend,
         poison: bool = False,
     ) -> None:
-        """`layers`: position on this rank by global index. `poison` fills slots with NaN before they are used again."""
+        """`layers`: position on this rank, by global index. `poison`: fill slots with NaN before they are reused."""
         units = {layer: data_parallel.layer_units[position] for layer, position in layers.items()}
         super().__init__(plan, units, data_parallel, backend, poison)
         self._order = list(layers)
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
         self._position = 0
-        self._is_settled = True  # whether the last step came to the optimizer
+        self._is_settled = True  # whether the last step reached the optimizer
         data_parallel.mover = self
 
     @property
     def device_bytes(self) -> int:
-        """Slots and stages on the device."""
+        """Bytes of slots and stages on the device."""
         return self._buffers.device_bytes
 
     @property
     def host_bytes(self) -> int:
-        """The arena of states, and the stages of their upload."""
+        """Bytes of the arena of states in host memory, and of the stages for weights that return to the device."""
         arena = self.data_parallel.host
         return self._buffers.host_bytes + (0 if arena is None else arena.record(0).nbytes)
 
     def describe(self) -> str:
-        """What of the states is where on this rank, for people."""
+        """A text that says where the states of this rank are."""
         units = self._units.values()
         host, weights, gradients = (
             sum(getattr(unit.places, name) for unit in units)
@@ -73,7 +74,7 @@ class StateStreamer(GradientStreamer):
     # Around each step.
 
     def next_step(self) -> None:
-        """Before each training step, also after one that an exception cut short."""
+        """Call it before each training step, also after one that an exception has interrupted."""
         if not self._is_settled:
             self._interrupt()
         for unit in self._units.values():
@@ -81,21 +82,21 @@ class StateStreamer(GradientStreamer):
         self.forget()
         self._position, self._is_settled = 0, False
         self._in_ring.clear()
-        self._follow(Stream.COMPUTE, Stream.HOST)  # which has awaited all gradients, also of a step that was skipped
+        self._follow(Stream.COMPUTE, Stream.HOST)  # the host has waited for all gradients, even if the step was skipped
         for bucket in self._on_host:
             self._touch_weights(bucket, "forward")
             self._touch_gradient(bucket, "zeroing")
 
     def forget(self) -> None:
-        """Weights may have changed: what slots hold of them is of no use, and who fetches them waits for the change."""
-        # Of shards on the device. Whoever used a slot is done by then, too, also if an exception cut it short.
+        """Treat the weights in slots as invalid, because the weights may have changed; later fetches wait for that."""
+        # This event follows the update of shards on the device, and every use of a slot, even an interrupted one.
         updated = self.backend.record(Stream.COMPUTE)
         for slot in self._buffers.weights:
             slot.layer, slot.free = None, updated
         self._written = self.backend.record(Stream.HOST)
 
     def _interrupt(self) -> None:
-        """What an exception left on its way comes to an end."""
+        """Wait for all messages and copies that an interrupted step has left running."""
         works = [work for slot in self._buffers.weights for work in slot.works]
         works += [] if self._pending is None else self._pending.works
         for work in works:
@@ -114,10 +115,10 @@ class StateStreamer(GradientStreamer):
     # Around each operation of a training step.
 
     def begin(self, kind: str, layer: int) -> None:
-        """The layer has weights, and before a backward a main gradient, for what the compute stream does next."""
+        """Before an operation of a layer: bind its weights and, for a backward, its main gradient to valid memory."""
         step, unit = self._expect(kind, layer), self._units[layer]
         self._settle_slots(step)
-        # Before anything is waited for: what orders copies of slots must not pass for the order of these.
+        # Declared before any wait, so that the race checker does not take the waits for slots as their order.
         for bucket in unit.buckets:
             self._touch_weights(bucket, str(step.op))
             if kind == "B":
@@ -130,7 +131,7 @@ class StateStreamer(GradientStreamer):
             self._lend_gradient(unit, self._buffers.gradients[step.gradient_slot], step)
 
     def end(self, kind: str, layer: int) -> None:
-        """The layer needs them no more: slots are given on, gradients go on their way."""
+        """After an operation of a layer: release its slots, and start the reduction or the copy of its gradient."""
         step, unit = self._expect(kind, layer), self._units[layer]
         self._position += 1
         if step.weight_slot is not None:
@@ -144,7 +145,7 @@ class StateStreamer(GradientStreamer):
         self._release(unit)
 
     def begin_unplanned(self, layer: int) -> None:
-        """As `begin`, of a forward that no plan foresees (evaluation): the next layer's weights are fetched beside."""
+        """As `begin`, for a forward that is not in the plan (evaluation); also fetches the next layer's weights."""
         for bucket in self._units[layer].buckets:
             self._touch_weights(bucket, f"forward of layer {layer}")
         following = self._order[(self._order.index(layer) + 1) % len(self._order)]
@@ -153,7 +154,7 @@ class StateStreamer(GradientStreamer):
                 slot.layer for slot in self._buffers.weights
             ]:
                 others = [slot for slot in self._buffers.weights if slot.layer != layer]
-                if others:  # with one slot the next layer must wait
+                if others:  # with a single slot the next layer cannot be fetched yet
                     self._fetch_weights(wanted, others[0])
         slot = next((slot for slot in self._buffers.weights if slot.layer == layer), None)
         if slot is not None:
@@ -194,7 +195,7 @@ class StateStreamer(GradientStreamer):
 
     def _fetch_weights(self, layer: int, slot: StateSlot) -> None:
         backend, unit = self.backend, self._units[layer]
-        for unused in slot.works:  # of a layer that was fetched and never ran
+        for unused in slot.works:  # gathers of a layer that was fetched but did not run
             unused.wait()
         backend.wait(Stream.PREFETCH, slot.free)
         backend.wait(Stream.PREFETCH, self._written)
@@ -213,7 +214,7 @@ class StateStreamer(GradientStreamer):
         slot.layer, slot.filled = layer, backend.record(Stream.PREFETCH)
 
     def _bring_shards(self, unit: Unit, slot: StateSlot) -> list[Tensor]:
-        """This rank's shard of each bucket on the device: in the slot itself where it is all there is."""
+        """Copy this rank's shard of each bucket to the device: into the slot itself if there is only one shard."""
         if not unit.places.optimizer_on_host:
             return [given(bucket.source) for bucket in unit.buckets]
         flat, name = (slot.flat, slot.name) if slot.shard is None else (slot.shard, f"{slot.name} shard")
@@ -259,11 +260,11 @@ class StateStreamer(GradientStreamer):
             source, name = stage.flat[: shard.numel()], stage.name
             self.backend.access(Stream.HOST, name, "w", "cast of masters")
             source.copy_(bucket.master)
-        # The host has waited for whoever reads the old weights: for gradients and their norm, or to load others.
+        # The old weights may be overwritten: the host has waited for the gradients' norm, or is about to load others.
         self._follow(Stream.PREFETCH, Stream.HOST)
         self.backend.copy(Stream.PREFETCH, shard, source, name_of("weights", bucket), name)
         event = self.backend.record(Stream.PREFETCH)
         if source is not bucket.master:
             stage.free = event
         self.backend.wait(Stream.COMPUTE, event)
-        self._touch_weights(bucket, "gather, or whatever comes next")
+        self._touch_weights(bucket, "gather or next use")

@@ -1,13 +1,13 @@
-"""What a rank works on and which messages it exchanges, recorded from outside of a model that is already built.
+"""Records the work of a rank and its messages, for a model that is already built.
 
     with record_work(mesh.watch, chunks, backend) as recorder:
         ...  # training steps
     spans = recorder.spans()
 
-Embedding, layers and loss get hooks for the time of the recording; messages are told by their groups
-(memo.mesh.group). Both put timestamps on the compute stream: on CUDA these are events, read only by `spans`, so the
-host never waits for the device because somebody looks on. What a message takes is then what the compute stream sees of
-it, from where it was issued to where its wait was over.
+During the recording, embedding, layers and loss have hooks, and process groups notify the recorder of messages
+(memo.mesh.group). Both take timestamps of the compute stream. On CUDA these are events, which only `spans` reads, so
+that recording never makes the host wait for the device. The time of a message is that on the compute stream, from its
+issue to the end of the wait for it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from memo.report.work import WorkSpan
 
 @dataclass
 class _Open:
-    """One span; `waited_from` is None while the rank goes on with other work."""
+    """A span that has begun; `waited_from` is None until the rank waits for its end."""
 
     recorder: "WorkRecorder"
     row: str
@@ -46,7 +46,7 @@ class _Open:
 
 
 class WorkRecorder:
-    """A listener that keeps what it is told; see `record_work`."""
+    """A listener that keeps all spans; see `record_work`."""
 
     def __init__(self, backend: StreamBackend) -> None:
         self.backend = backend
@@ -62,7 +62,7 @@ class WorkRecorder:
         return span
 
     def spans(self) -> list[WorkSpan]:
-        """Everything that has begun and ended, in that order; waits for the device."""
+        """All spans that have ended, in the order of their begin; waits for the device."""
         self.backend.synchronize()
         return [self._span(seen, seen.ended) for seen in self._seen if seen.ended is not None]
 
@@ -76,14 +76,14 @@ class WorkRecorder:
 def record_work(
     watch: Watch, chunks: Sequence[Any], backend: StreamBackend, layers: bool = True
 ) -> Iterator[WorkRecorder]:
-    """Records one rank's work from here to the end of the block; begin and end between two training steps.
+    """Record one rank's work until the end of the block, which must begin and end between two training steps.
 
     Args:
-        chunks: of the model on this rank (memo.model.transformer), wrapped in whatever way.
-        backend: for its timestamps alone.
-        layers: False where memo.executor.recorder sees the layers already.
+        chunks: the chunks of the model on this rank (memo.model.transformer), possibly with wrapped modules.
+        backend: used only for its timestamps.
+        layers: False if memo.executor.recorder records the layers.
 
-    Recording changes no bit: it adds views to the graph of autograd, and nothing else.
+    Recording does not change any result: it only adds views to the graph of autograd.
     """
     recorder = WorkRecorder(backend)
     handles: list[RemovableHandle] = []
@@ -138,7 +138,7 @@ class _Hooks:
 
     def _begin_backward(self) -> None:
         self._backward = self.recorder.begin("compute", f"B{self.watch.microbatch}{self.name}")
-        # What has no gradient to hand on, as the embedding, is the last to run in its backward.
+        # A module without a gradient to pass on, such as the embedding, ends with the whole backward.
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._end_backward)
 
