@@ -31,7 +31,7 @@ class _Access:
 
 @dataclass
 class _History:
-    """The accesses of one buffer that a later one must be ordered after: older ones are implied."""
+    """The accesses of one buffer after which a later one must be ordered; older ones are implied by these."""
 
     write: _Access | None = None
     reads: dict[Stream, _Access] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _CheckedEvent:
 
 
 class Checked:
-    """A backend with every copy and every declared access checked."""
+    """A backend that checks every copy and every declared access, and passes them to another backend."""
 
     def __init__(self, backend: StreamBackend) -> None:
         self.backend = backend

@@ -17,14 +17,14 @@ from memo.executor.host_budget import REMEDIES, Contents, HostBudget, format_rec
 from memo.units import format_bytes
 
 _MAP_NORESERVE = 0x4000
-"""Of Linux on x86 and ARM; the module mmap has it from Python 3.13 on."""
+"""The value on Linux for x86 and ARM; the module mmap has the constant from Python 3.13 on."""
 
 
 class HostPool:
-    """Records of `record_bytes` bytes each, pinned when the device is CUDA.
+    """An arena of records of `record_bytes` bytes each, pinned if the device is CUDA.
 
-    Raises HostMemoryError when the arena is larger than what `budget` has left (None: it may be of any size) or when
-    the system refuses to map or to pin it.
+    Raises HostMemoryError if the arena is larger than what is left of `budget` (None: no limit), or if the system
+    refuses to map or to pin it.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class HostPool:
         return self.num_records * self.record_bytes
 
     def record(self, index: int) -> Tensor:
-        """uint8 [record_bytes], on the host; IndexError when there is no such record."""
+        """The record as uint8 [record_bytes], on the host. Raises IndexError if there is no such record."""
         if not 0 <= index < self.num_records:
             raise IndexError(f"record {index} of {self.num_records}")
         return self._arena[index * self.record_bytes : (index + 1) * self.record_bytes]
 
     def close(self) -> None:
-        """Unpins and lets go of the arena, after all copies; also happens when the pool is dropped."""
+        """Unpin the arena, after its copies, and free it; also done when the pool is garbage-collected."""
         if self._unpin is not None:
             self._unpin()
         self._arena = torch.empty(0, dtype=torch.uint8)
         self.num_records = 0
 
     def _map(self, is_pinned: bool) -> Tensor:
-        """Zeros. The thread that touches a page first decides its NUMA node: it is the calling one."""
+        """An arena of zeros. The calling thread touches each page first, which decides the page's NUMA node."""
         if self.num_bytes == 0:
             return torch.empty(0, dtype=torch.uint8)
         try:
-            # Pinning takes every page at once, in this thread, so nothing is reserved or touched before.
+            # Pinning allocates all pages at once, in this thread, so nothing needs to be reserved or touched before.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_NORESERVE if is_pinned else 0)
             memory = mmap.mmap(-1, self.num_bytes, flags=flags)
         except (OSError, OverflowError) as error:
@@ -73,15 +73,15 @@ class HostPool:
                 f"this system refuses {needs} of host memory ({error}), with"
                 f" {format_bytes(available_host_bytes())} available: {self._remedy}"
             ) from None
-        # Pages that CUDA reads and writes must stay where they are: after a fork the first write would move them away.
+        # Pages that CUDA accesses must not be copied: after a fork, the first write to a page would give it a new one.
         memory.madvise(mmap.MADV_DONTFORK)
-        if not is_pinned:  # torch would touch from its worker threads, numpy does it here
+        if not is_pinned:  # by numpy, because torch would touch them in its worker threads
             np.frombuffer(memory, dtype=np.uint8)[:: mmap.PAGESIZE] = 0
         return torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
 
 
 def _pin(pool: HostPool, arena: Tensor) -> "weakref.finalize[[int], HostPool]":
-    """Registers the arena with CUDA; returns what undoes it, at the latest when the pool is dropped."""
+    """Register the arena with CUDA; returns a finalizer that undoes it, at the latest with the end of the pool."""
     cudart = torch.cuda.cudart()
     status = int(cudart.cudaHostRegister(arena.data_ptr(), arena.numel(), 0))
     if status != 0:
@@ -93,6 +93,6 @@ def _pin(pool: HostPool, arena: Tensor) -> "weakref.finalize[[int], HostPool]":
 
 
 def _unpin(address: int) -> None:
-    """A run does not wait for its last copies, and CUDA does not promise that this call does."""
+    """Synchronizes first: the last copies may still run, and CUDA does not promise that unregistering waits."""
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaHostUnregister(address)

@@ -35,7 +35,7 @@ from memo.spec.slots import SlotLayout
 
 
 class CoreAttention(Protocol):
-    """Attention with explicit forward and backward (memo.parallel.context)."""
+    """Attention with an explicit forward and backward (memo.parallel.context)."""
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None, out: Tensor | None = None
@@ -51,7 +51,7 @@ class Rope(Protocol):
 
 
 class Context(Protocol):
-    """Where the tokens of a microbatch stand; rope rows and documents are in the gathered order."""
+    """Positions and documents of the tokens of a microbatch, in the gathered order."""
 
     @property
     def rope(self) -> Rope | None: ...
@@ -82,7 +82,7 @@ class Norm(Protocol):
 
 
 class Layer(Protocol):
-    """What the executor needs of a layer; the plain transformer's fits."""
+    """The interface of a layer for the executor; memo.model.layer.TransformerLayer has it."""
 
     attention_norm: Norm
     attention: SelfAttention
@@ -91,7 +91,7 @@ class Layer(Protocol):
 
 
 class Buffers(Protocol):
-    """The slots and the plan they obey (memo.executor.runtime)."""
+    """Gives a layer the tensors of its slot, in the order of a plan (memo.executor.runtime)."""
 
     layout: SlotLayout
 
@@ -101,7 +101,7 @@ class Buffers(Protocol):
 
 @dataclass(frozen=True)
 class Tile:
-    """Row ranges of one tile, in sharded and in gathered tensors."""
+    """The ranges of rows of one tile, in sharded and in gathered tensors."""
 
     index: int
     shard: slice
@@ -109,13 +109,13 @@ class Tile:
 
 
 def make_tiles(num_tokens: int, tp: int, count: int) -> list[Tile]:
-    """`count` equal tiles of s = num_tokens gathered tokens."""
+    """Divide s = num_tokens gathered tokens into `count` equal tiles."""
     full, shard = num_tokens // count, num_tokens // (count * tp)
     return [Tile(i, slice(i * shard, (i + 1) * shard), slice(i * full, (i + 1) * full)) for i in range(count)]
 
 
 class TokenwiseLayer(nn.Module):
-    """Wraps a plain layer. Without gradients (evaluation) the plain layer runs and no buffer is touched."""
+    """Runs a plain layer under a swap plan; in evaluation, without gradients, it only calls the plain layer."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class TokenwiseLayer(nn.Module):
         return y
 
     def _mlp_forward(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
-        """The residual after attention and what the MLP adds to it, [n / T, b, h] each."""
+        """The residual after attention, and the output of the MLP that is added to it, [n / T, b, h] each."""
         residual, normed = self.layer.mlp_norm.of_sum(kept["input"][tile.shard], self._projected(kept, tile))
         self._keep("residual", residual, kept, tile)
         self._keep("mlp_norm", normed, kept, tile)
@@ -201,7 +201,7 @@ class TokenwiseLayer(nn.Module):
     ) -> None:
         """From the layer's output back to the residual and to attention's output, in the rows of one tile.
 
-        Messages of a group queue, so the first to start is the one that is waited for first.
+        Messages of a group run one after another, so the message that is needed first is started first.
         """
         mlp, group, sink = self.layer.mlp, self.group, self.sink
         inner = self._recall("fc1", kept, tile)
@@ -236,8 +236,9 @@ class TokenwiseLayer(nn.Module):
         normed = self._recall("attention_norm", kept, tile)
         inputs = Gathering(norm.output if normed is None else normed, self.group)
         grad_q, grad_k, grad_v = (grad[tile.full] for grad in grads)
-        attention.rotate_(grad_q, grad_k, self._rope_rows(context, tile), back=True)  # nobody else has these gradients
-        # Where the slot holds rotated heads no norm is there to need them raw: heads are only put side by side.
+        attention.rotate_(grad_q, grad_k, self._rope_rows(context, tile), back=True)  # in place
+        # Without q_norm the slot holds rotated heads, but then this function only splits qkv into heads, so that its
+        # backward does not read them.
         heads = Replayed(
             attention.normed_heads, kept["qkv"][tile.full], _parameters(attention.q_norm, attention.k_norm)
         )
@@ -245,7 +246,7 @@ class TokenwiseLayer(nn.Module):
         grad_normed = column_backward(grad_qkv, inputs, attention.qkv, self.group, self.sink)
         return norm.backward(self.sink, grad_normed)
 
-    # What forward and recompute share.
+    # Operations that forward and recomputation share.
 
     def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
         """qkv of one tile into its buffer; rotated there, unless heads are normed and backward needs them raw."""
@@ -260,11 +261,11 @@ class TokenwiseLayer(nn.Module):
         attention = self.layer.attention
         q, k, v = attention.normed_heads(kept["qkv"])
         if attention.q_norm is not None:
-            attention.rotate_(q, k, context.rope)  # tensors of their own: the slot keeps raw heads
+            attention.rotate_(q, k, context.rope)  # not views of the slot, which keeps unrotated heads
         return q, k, v
 
     def compute_residual(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
-        """The sum that forward's `of_sum` gives, to the bit; alone, because backward norms it under a graph."""
+        """The sum that `of_sum` computes in forward, to the bit; backward applies the norm to it under a graph."""
         return kept["input"][tile.shard] + self._projected(kept, tile)
 
     def _projected(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
@@ -273,7 +274,7 @@ class TokenwiseLayer(nn.Module):
     def _rope_rows(self, context: Context, tile: Tile) -> Any:
         return None if context.rope is None else context.rope.rows(tile.full)
 
-    # Rows in the slot.
+    # Rows of tensors in the slot.
 
     def _rows(self, name: str, tile: Tile) -> slice:
         return tile.shard if name in ("attention_norm", "residual", "mlp_norm") else tile.full
@@ -282,20 +283,20 @@ class TokenwiseLayer(nn.Module):
         return rows.stop <= self.memory.layout.saved_rows(name)
 
     def _keep(self, name: str, value: Tensor, kept: dict[str, Tensor], tile: Tile) -> Tensor:
-        """Write one tile's value to the slot if it is to survive; returns the value."""
+        """Copy one tile's value to the slot if backward is to find it there; returns the value."""
         rows = self._rows(name, tile)
         if self._is_kept(name, rows):
             kept[name][rows].copy_(value)
         return value
 
     def _recall(self, name: str, kept: dict[str, Tensor], tile: Tile) -> Tensor | None:
-        """One tile's value from the slot, None if it was left behind."""
+        """One tile's value in the slot; None if it was not kept and must be recomputed."""
         rows = self._rows(name, tile)
         return kept[name][rows] if self._is_kept(name, rows) else None
 
 
 class _TokenwiseFunction(torch.autograd.Function):
-    """Keeps no tensor: a view of a buffer that is about to be reused must never be saved."""
+    """Saves no tensor for backward, because all are views of buffers that are reused before."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, module: TokenwiseLayer, context: Context) -> Tensor:

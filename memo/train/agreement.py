@@ -1,4 +1,4 @@
-"""What all ranks learn of a training step, in one message among them and one wait of the host for the device."""
+"""Shares the results of a training step among all ranks, with one message and one wait of the host for the device."""
 
 from collections.abc import Callable
 
@@ -11,31 +11,31 @@ from memo.train.stop import GracefulStop
 
 
 class Agreement:
-    """The loss and the end of the run, read together with the gradient norm: before that the host runs ahead.
+    """Loss and stop requests of a step, which the host reads together with the gradient norm.
 
     Attributes:
         loss: of the global batch.
-        stops: any rank was asked to stop, so all do, after the same step.
-        failed: any rank has learned that a checkpoint could not be written; all raise that CheckpointError.
+        stops: some rank was asked to stop, so all ranks stop after the same step.
+        failed: on some rank a checkpoint could not be written; all ranks raise that CheckpointError.
     """
 
     def __init__(self, mesh: Mesh, stop: GracefulStop, has_failed: Callable[[], bool]) -> None:
-        """`has_failed`: whether this rank has learned that a checkpoint could not be written; it never waits."""
+        """`has_failed`: tells, without waiting, whether this rank's checkpoint could not be written."""
         self.mesh, self._stop, self._has_failed = mesh, stop, has_failed
         self.loss, self.stops, self.failed = 0.0, False, False
         self._sent: list[Tensor] = []
 
     def send(self, loss_sum: Tensor) -> None:
-        """This rank's share of the loss, and what it was asked; tp ranks hold the same share, so one of them counts."""
+        """Start the sum of loss and requests over all ranks. tp ranks have the same share of the loss; one counts."""
         counted = loss_sum.double() * (self.mesh.at.tp == 0)
         flags = (self._stop.requested, self._has_failed())
         asked = [torch.full_like(counted, float(flag)) for flag in flags]
         self._sent = [all_reduce(torch.stack([counted, *asked]), self.mesh.world)]
 
     def read(self, norm: Tensor) -> float:
-        """`norm` (fp64 scalar) on the host, and with it what was sent: the attributes are those of this step."""
+        """Bring `norm` (fp64 scalar) to the host, with what was sent; then the attributes are those of this step."""
         numbers = torch.cat([norm.unsqueeze(0), *self._sent])
-        self._sent.clear()  # what a step asks for ends with it, as memory plans want
+        self._sent.clear()  # memory plans need what a step allocates to be freed in it
         norm_value, self.loss, stops, failed = read_numbers(numbers)
         self.stops, self.failed = stops > 0, failed > 0
         return norm_value

@@ -46,7 +46,7 @@ from memo_kernels import select_ops
 
 @dataclass
 class ParallelModel:
-    """Everything a rank needs to train its part."""
+    """Everything that a rank needs to train its part of the model."""
 
     mesh: Mesh
     pipeline: Pipeline
@@ -66,10 +66,10 @@ class ParallelModel:
     def train_step(
         self, batches: list[Microbatch], lr: float, agreement: Agreement | None = None
     ) -> tuple[Tensor, float, bool]:
-        """One iteration, as memory is planned for it: gradients of one global batch, then the optimizer's step.
+        """One training step: the gradients of one global batch, then the optimizer. A memory plan covers all of it.
 
-        `agreement` tells the ranks of it, in the one wait for the gradient norm. Returns (this rank's share of the
-        loss, gradient norm before clipping, updated).
+        `agreement` shares the loss and other facts among the ranks, in the same wait as the gradient norm. Returns
+        (this rank's share of the loss, gradient norm before clipping, whether the weights were updated).
         """
         iteration = contextlib.nullcontext() if self.transients is None else self.transients.iteration()
         with iteration, self.optimizer.updating(lr, self.states):
@@ -82,7 +82,7 @@ class ParallelModel:
                 return loss_sum, *self.optimizer.step(lr, agreement.read)
 
     def forward_backward(self, batches: list[Microbatch]) -> Tensor:
-        """Gradients of one global batch, reduced; returns this rank's share of the loss (see Microbatch)."""
+        """Compute and reduce the gradients of one global batch; returns this rank's share of the loss."""
         if self.states is not None:
             self.states.next_step()
         self.data_parallel.begin_step(len(batches), tied_weight(self.chunks[0]) if self.is_breadth_first else None)
@@ -114,7 +114,7 @@ class ParallelModel:
 
     @torch.no_grad()
     def at_head(self, batches: list[Microbatch], read: Callable[[Head, Tensor, int], None]) -> None:
-        """Forwards alone, and `read(head, hidden, microbatch)` with what enters the head, [n, b, h]; changes nothing.
+        """Run forwards only, and call `read(head, hidden, microbatch)` with the input of the head, [n, b, h].
 
         Collective over all ranks; `read` is called on the last stage, there on all tp ranks alike.
         """
@@ -172,12 +172,12 @@ def build_attention(config: RunConfig, mesh: Mesh, device: torch.device) -> Cont
 def build_chunks(
     config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device
 ) -> tuple[Pipeline, list[TransformerChunk]]:
-    """The schedule's shape, and this stage's part of the model, without memory: its parameters are empty."""
+    """The sizes of the pipeline, and this stage's part of the model; its parameters have no memory yet."""
     parallel, training = config.parallel, config.training
     pipeline = Pipeline(mesh.grid.pp, parallel.vpp, num_microbatches(config, mesh.grid.world_size))
-    # 1. Context parallelism is an attention: the layers that use it do not know.
+    # 1. Context parallelism is a kind of attention; the layers that call it do not depend on it.
     attention = build_attention(config, mesh, device)
-    # 2. Tensor parallelism decides the shapes of layers, 3. the pipeline which of them exist here.
+    # 2. Tensor parallelism decides the shapes of layers, and 3. the pipeline which layers this stage has.
     granularity = config.memory.recompute_granularity
     ops = select_ops(config.hardware.kernels, dtype)
     parts = ModelParts(config.model, dtype, mesh.tp, recompute_attention(granularity, attention), ops)
@@ -197,7 +197,7 @@ def build_chunks(
 
 
 def build_stage(config: RunConfig, mesh: Mesh, pipeline: Pipeline, device: torch.device) -> PipelineStage:
-    """What executes the schedule, and what travels between stages."""
+    """The object that executes the schedule, with the shape of the messages between stages."""
     tokens = config.data.seq_length // (mesh.grid.cp * mesh.grid.tp)
     shape = (tokens, config.training.micro_batch_size, config.model.hidden_size)
     return PipelineStage(pipeline, mesh, Wire(shape, torch_dtype(str(config.training.params_dtype)), device))
@@ -212,11 +212,11 @@ def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: 
 
 
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
-    """Apply the axes, each from outside, in an order that has a reason."""
+    """Apply each axis of parallelism from outside of the model; the comments give the reason for the order."""
     parallel, training, memory = config.parallel, config.training, config.memory
     pipeline, chunks = build_chunks(config, mesh, dtype, device)  # 1 to 3
-    # 4. Only now memory: parameters become views of flat buffers, which need every shape. States that are not resident
-    # get host memory and slots. The ranks of a node share its memory out before any of them takes some.
+    # 4. Memory comes after all shapes are known: parameters become views of flat buffers, and states that are not
+    # resident get host memory and slots. The ranks of a node divide its memory before any of them allocates some.
     host = settle(config, mesh, device)
     placement = placement_of(config, mesh.grid.world_size)
     data_parallel = ShardedDataParallel(
@@ -235,7 +235,8 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     _first_weights(config, data_parallel, mesh)
     # 5. The optimizer sees this rank's shard of the masters.
     optimizer = Optimizer(data_parallel, training)
-    # 6. Swapping wraps the layers: it adds to gradients whose place must be known. What streams states comes around it.
+    # 6. Swapping wraps the layers after the gradients have memory, because it adds to them. Streaming of states wraps
+    # the result.
     actions = one_f_one_b(pipeline, mesh.at.pp)
     is_breadth_first = parallel.gradient_accumulation_order == "breadth_first"
     ops = stage_ops(pipeline_of(config, mesh.grid.world_size), mesh.at.pp, config.model.num_layers)
@@ -248,7 +249,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     states = None
     if placement.streams:
         states = stream_states(placement, ops, chunks, data_parallel, backend)
-    # 7. Marks come around everything that asks for memory.
+    # 7. Marks of phases wrap everything that allocates memory.
     transients = None
     if memory.plans:
         transients = Transients(memory, device.type)
@@ -280,7 +281,7 @@ def stream_states(
     data_parallel: ShardedDataParallel,
     backend: StreamBackend,
 ) -> StateStreamer:
-    """Plan for the layers of a rank, take the slots, and wrap every layer."""
+    """Make the state plan of a rank, allocate its slots, and wrap every layer."""
     layers = [index for chunk in chunks for index in chunk.layer_indices]
     positions = {layer: position for position, layer in enumerate(layers)}
     states = StateStreamer(placed_state_plan(ops, placement), data_parallel, positions, backend)

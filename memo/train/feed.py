@@ -1,4 +1,4 @@
-"""Feeds microbatches: the samples of this data-parallel rank, cut to its context-parallel tokens."""
+"""Makes microbatches of the samples of this data-parallel rank, with the tokens of this context-parallel rank."""
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ class Feed:
     def next_global_batch(self, *, per_token: bool = False) -> list[Microbatch]:
         """This rank's microbatches of the next global batch; advances the sampler.
 
-        With `per_token` a token weighs what its loss mask says, in any batch; without, divided by their sum over the
-        global batch (see Microbatch). Raises DataError, on the ranks that read it, for a sample that the model cannot
-        be trained on.
+        With `per_token` the loss weight of a token is its loss mask; without, the mask divided by the sum of all masks
+        of the global batch (see Microbatch). Raises DataError, on the ranks that read it, for a sample that the model
+        cannot be trained on.
         """
         indices = self.sampler.indices(self.mesh.at.dp, self.mesh.grid.dp, self.micro_batch_size)
         self.sampler.advance()
@@ -48,8 +48,8 @@ class Feed:
         if per_token:
             return [self._microbatch(batch) for batch in batches]
         counted = torch.tensor(sum(float(b.loss_mask.sum()) for b in batches), dtype=torch.float64)
-        # A global batch whose every label is masked teaches nothing, and must not divide by zero. The sum over all
-        # ranks stays on the device: the host need not know it.
+        # At least 1, so that a global batch without unmasked labels does not divide by zero. The sum stays on the
+        # device, so that the host need not wait for it.
         total = all_reduce(self._on_device(counted), self.mesh.dp).clamp_(min=1.0)
         microbatches = [self._microbatch(batch) for batch in batches]
         for microbatch in microbatches:
@@ -84,8 +84,8 @@ class Feed:
         return self._on_device(rows[:, order].t().contiguous())
 
     def _on_device(self, x: Tensor) -> Tensor:
-        """Copied beside what the host does next, which only pinned memory allows; not copied on a CPU.
+        """Copy to the device without blocking the host, which needs pinned memory; on a CPU nothing is copied.
 
-        torch gives a pinned block to nobody else before the copies from it are over.
+        torch does not reuse a pinned block before the copies from it have ended.
         """
         return (x.pin_memory() if self.device.type == "cuda" else x).to(self.device, non_blocking=True)

@@ -20,7 +20,7 @@ from memo.train.adamw import AdamW
 
 
 class _Part:
-    """What is updated in one call: all that lies on the device, or one unit in host memory."""
+    """What one call updates: everything on the device, or one unit in host memory."""
 
     def __init__(self, data_parallel: ShardedDataParallel, buckets: Sequence[Bucket], config: TrainingConfig) -> None:
         self.buckets = buckets
@@ -35,7 +35,7 @@ class _Part:
         self.update_s = 0.0
 
     def update(self, lr: float) -> None:
-        """Masters, moments, and what weight slots are filled from."""
+        """Update masters and moments, and the copies of weights from which slots are filled."""
         begin_s = time.perf_counter()
         if self.adam is not None:
             for group in self.adam.param_groups:
@@ -46,7 +46,7 @@ class _Part:
         self.update_s = time.perf_counter() - begin_s
 
     def state(self, segment: MasterSegment) -> dict[str, Tensor]:
-        """Moments and count, zeros before step 1; they lie where the segment says."""
+        """Moments and step count of a segment, zero before the first step; in the segment's memory if it has some."""
         assert self.adam is not None
         state: dict[str, Tensor] = self.adam.state[segment.weight]
         if "exp_avg" not in state:
@@ -63,8 +63,8 @@ class Optimizer:
     host memory are updated by the CPU, unit by unit, the first layer first; the weights of each return to the device
     while the next is updated, and the CPU works while the device updates its own.
 
-    Without clipping nothing has to be known of all gradients before the first update: within `updating` a layer in host
-    memory is updated as soon as its gradient has arrived, by a thread, while backward goes on with the layers below.
+    Without clipping, an update does not depend on the norm of all gradients. Then, within `updating`, a thread updates
+    a layer in host memory as soon as its gradient has arrived, while backward goes on with the layers below.
     """
 
     def __init__(self, data_parallel: ShardedDataParallel, config: TrainingConfig) -> None:
@@ -78,12 +78,12 @@ class Optimizer:
                 if segment.moments is not None:
                     part.state(segment)
         self.before_update: Callable[[], None] = lambda: None
-        """Called in every step before masters and moments change: somebody may still read them."""
+        """Called in every step before masters and moments change, because a checkpoint may still be read from them."""
         self._early: _EarlyUpdates | None = None
 
     @contextlib.contextmanager
     def updating(self, lr: float, states: StateStreamer | None) -> Iterator[None]:
-        """Around backward and `step(lr)` of one training step."""
+        """A context around backward and `step(lr)` of one training step."""
         if states is None or self.config.clip_grad > 0:
             yield
             return
@@ -97,7 +97,7 @@ class Optimizer:
 
     @property
     def host_update_s(self) -> float:
-        """Seconds that the CPU took in the last step to update what lies in host memory."""
+        """Seconds that the CPU took in the last step to update states in host memory."""
         return sum(part.update_s for part in self.parts if part.buckets[0].places.optimizer_on_host)
 
     @property
@@ -114,7 +114,7 @@ class Optimizer:
         if data_parallel.mover is not None:
             data_parallel.mover.await_gradients()
         norm_value = read(data_parallel.gradient_norm())
-        # Made also where it is not used: every step asks for the same memory, and a plan of one is a plan of all.
+        # Allocated even if it is not used, so that every step makes the same memory requests, as a memory plan needs.
         dtype = data_parallel.buckets[0].gradient_shard.dtype
         factor = torch.tensor(self.config.clip_grad / (norm_value + 1e-6), dtype=dtype)
         done = [] if self._early is None else self._early.finish()
@@ -137,13 +137,13 @@ class Optimizer:
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Inside, `step` asks for all the memory that it ever asks for and updates nothing.
+        """Inside, `step` makes all the memory requests of a real step, and updates nothing.
 
         Weights, masters, moments and the counts of the bias correction keep every bit; only gradients are clipped.
-        torch's kernel is told what torch.amp.GradScaler tells it when gradients overflow: it changes nothing, and the
-        count goes back. apex's has no such way, and no memory of its own either: it rests.
+        torch's kernel is told that gradients have overflowed, as torch.amp.GradScaler does: it then changes nothing,
+        and the step count is restored. apex's kernel cannot be told so, and allocates no memory; it is not called.
         """
-        self.segment_states()  # moments outlive every step: they must not be made in one
+        self.segment_states()  # moments outlive the step, so they must exist before it
         adams = [part.adam for part in self.parts]
         for part in self.parts:
             if isinstance(part.adam, AdamW):
@@ -160,7 +160,7 @@ class Optimizer:
                     adam.found_inf = None
 
     def segment_states(self) -> list[tuple[MasterSegment, dict[str, Tensor]]]:
-        """Master values and moments of every segment, 1-D, as they lie in memory (zeros before step 1)."""
+        """The masters and moments of every segment, 1-D, without copies; the moments are zero before the first step."""
         states = []
         for part in self.parts:
             for segment in part.segments:
@@ -170,7 +170,7 @@ class Optimizer:
         return states
 
     def resume(self, optimizer_steps: int) -> None:
-        """After masters and moments were loaded: go on with the bias correction, publish the weights."""
+        """Call it after masters and moments were loaded: sets the step counts, and publishes the weights."""
         for part in self.parts:
             for segment in part.segments:
                 step = torch.tensor(float(optimizer_steps), device=segment.weight.device)
@@ -186,14 +186,14 @@ class _EarlyUpdates:
     def __init__(
         self, parts: dict[int, _Part], lr: float, before_update: Callable[[], None], thread: ThreadPoolExecutor
     ) -> None:
-        """`parts` by the identity of their buckets."""
+        """`parts`: by the identity of their buckets."""
         self._parts, self._lr, self._before_update, self._thread = parts, lr, before_update, thread
         self._running: dict[int, Future[None]] = {}
 
     def arrived(self, unit: Unit, wait: Callable[[], None]) -> None:
         part = self._parts[id(unit.buckets)]
         if unit.buckets[0].device.type == "cpu":
-            wait()  # copies are run by whoever waits for them, and that must be the thread that issues them
+            wait()  # virtual copies run in the thread that waits for them
             wait = _nothing
 
         def update() -> None:
@@ -207,7 +207,7 @@ class _EarlyUpdates:
         self._running[id(unit.buckets)].result()
 
     def finish(self) -> list[_Part]:
-        """Waits for all; which parts were updated. Raises what an update raised."""
+        """Wait for all updates, and return the parts that were updated. Raises the error of an update that failed."""
         for future in self._running.values():
             future.result()
         return [self._parts[key] for key in self._running]

@@ -1,4 +1,4 @@
-"""What of a run outlives its processes: saving, loading, and what of it happens beside training."""
+"""Saving and loading of a run, at once or in a thread beside training."""
 
 import os
 import warnings

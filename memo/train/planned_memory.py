@@ -1,4 +1,4 @@
-"""Transient memory at fixed addresses: an iteration is recorded before training, planned, and served from the plan."""
+"""Gives the transient memory of a step fixed addresses: records an iteration, plans it, and obeys the plan."""
 
 import contextlib
 import dataclasses
@@ -24,11 +24,11 @@ from memo.planner.traces import merge
 from memo.units import format_bytes
 
 _WARM_UP, _RECORDED = 1, 2
-"""Iterations: the first makes what libraries keep, and two must ask for the same."""
+"""Iterations before training: one in which libraries allocate what they keep, and two that should be equal."""
 
 
 _TORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables of the environment in which users configure torch's allocator."""
+"""Environment variables with which users configure torch's allocator."""
 
 PACKED = (
     "documents are packed, so that no step asks for the sizes of the one that would be recorded; --memory-planner auto "
@@ -37,17 +37,18 @@ PACKED = (
 
 
 def prepare_allocator(config: MemoryConfig, device_type: str, wanted: MemoryPlanner | None) -> str:
-    """Before the first memory of a CUDA device is taken: build and install what will serve the plan.
+    """Build and install the allocator that obeys plans; call it before any memory of a CUDA device is allocated.
 
-    What no plan places is served by torch's allocator, which fragments least with expandable_segments: states and the
-    buffers of streams, or all where nothing is planned or the plan's allocator cannot be built. They are switched on,
-    unless the user has configured the allocator or given --memory-planner off.
+    torch's own allocator serves what no plan covers: states and the buffers of streams, or everything if nothing is
+    planned or the planned allocator cannot be built. It fragments least with expandable_segments, so these are switched
+    on, unless the user has configured the allocator or given --memory-planner off.
 
     Args:
-        config: with the planner that `wanted`, the flag as it was given, means here.
+        config: the configuration with the resolved planner.
+        wanted: the planner as the user gave it.
 
-    Returns what the header of a run says of who serves its memory; "" where the plan has words of its own, and where
-    nothing was decided for the user.
+    Returns a text for the header of the run that says which allocator serves it; "" if the plan describes itself, or if
+    the user has decided.
     """
     if device_type != "cuda" or wanted == "off":
         return ""
@@ -55,25 +56,25 @@ def prepare_allocator(config: MemoryConfig, device_type: str, wanted: MemoryPlan
         _set_torch_allocator("expandable_segments:True")
     if not config.plans:
         return f"torch's own allocator{_segments()} ({PACKED})"
-    with contextlib.suppress(AllocatorError):  # Transients tells the reason
+    with contextlib.suppress(AllocatorError):  # Transients reports the reason
         PlannedAllocator.install("cuda")
     return ""
 
 
 def _set_torch_allocator(settings: str) -> None:
-    """By the binding that torch 2.11 to 2.14 have: torch.cuda's function only calls it, and warns users of that."""
+    """Uses the binding of torch 2.11 to 2.14; torch.cuda's function of this name calls it too, but warns."""
     set_it = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     (set_it or torch.cuda.memory._set_allocator_settings)(settings)
 
 
 def _segments() -> str:
-    """How torch's allocator for CUDA devices takes memory, as it says itself."""
+    """A text that says whether torch's allocator for CUDA uses expandable segments, as its snapshot reports."""
     is_expandable = torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
     return " with expandable_segments" if is_expandable else ""
 
 
 def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, Any]:
-    """What a trace is of, for people."""
+    """The description of a run that is written into a trace."""
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "parallel", "memory")}
     lengths = {"seq_length": config.data.seq_length, "micro_batch_size": config.training.micro_batch_size}
     return {**sections, **lengths, "world_size": world_size, "stage": stage}
@@ -91,9 +92,9 @@ class PlannedMemory:
 
 
 class Transients:
-    """The requests of this rank's iterations: marks their phases, records them, and serves them once they are planned.
+    """Marks the phases of this rank's iterations, records their memory requests, plans them, and serves the plan.
 
-    Where the allocator cannot be had, or an iteration is not the same twice, training goes on with torch's own, and
+    If the planned allocator cannot be built, or two iterations differ, training goes on with torch's own allocator, and
     `reason` says why.
     """
 
@@ -113,36 +114,36 @@ class Transients:
             self.allocator.mark(kind, layer, microbatch)
 
     def settle(self, tensor: Tensor) -> None:
-        """A message of `tensor` has been waited for; see PlannedAllocator.settle."""
+        """Call it when a message of `tensor` has been waited for; see PlannedAllocator.settle."""
         if self.allocator is not None:
             self.allocator.settle(tensor)
 
     def iteration(self) -> contextlib.AbstractContextManager[None]:
-        """Around one step: forwards, backwards, reduction and optimizer."""
+        """A context around one step: forwards, backwards, reduction and optimizer."""
         return contextlib.nullcontext() if self.allocator is None else self.allocator.iteration()
 
     def managed_memory(self, oversubscribe: bool) -> contextlib.AbstractContextManager[None]:
-        """Around iterations that may be larger than the device; see PlannedAllocator.managed_memory."""
+        """A context around iterations that may exceed the device's memory; see PlannedAllocator.managed_memory."""
         return contextlib.nullcontext() if self.allocator is None else self.allocator.managed_memory(oversubscribe)
 
     def plan(self, run_iteration: Callable[[], object], run: dict[str, object]) -> None:
-        """`foresee`, and serve what follows from the plan."""
+        """Make a plan by `foresee`, and serve all later iterations from it."""
         self.foresee(run_iteration, run)
         if self.planned is None or self.allocator is None:
             return
         if self.allocator.device == "cuda":
-            torch.cuda.empty_cache()  # what recording took of the device must not lie beside the arena, unused
+            torch.cuda.empty_cache()  # free the unused memory of the recording before the arena is allocated
         try:
             self.allocator.use(self.planned.plan)
         except PlanError as error:
             self.planned, self.reason = None, str(error)
 
     def foresee(self, run_iteration: Callable[[], object], run: dict[str, object]) -> None:
-        """Record `run_iteration`, which must change nothing, and solve. `run` describes it for people.
+        """Record `run_iteration`, which must not change the training state, and make a plan. `run` describes the run.
 
-        Every rank must call this: an iteration communicates.
+        Collective, because an iteration communicates.
         """
-        if self.allocator is None:  # the other ranks may have theirs
+        if self.allocator is None:  # the other ranks may have an allocator, and communicate
             for _ in range(_WARM_UP + _RECORDED):
                 run_iteration()
             return
@@ -160,10 +161,10 @@ class Transients:
             self.reason = str(error)
 
     def _agreed(self, one: Trace, other: Trace) -> Trace:
-        """One trace of two. Where they differ, the one with fewer requests: what a step asks beyond it falls back.
+        """One trace made of two. If they differ, the one with fewer requests; torch's allocator serves what exceeds it.
 
-        They differ where data decide what runs (packed documents), and with gloo now and then: autograd adds in place
-        only to what no sending thread still holds.
+        They differ if the requests depend on data (packed documents), and now and then with gloo: autograd adds in
+        place only to tensors that no sending thread holds.
         """
         try:
             return merge(one, other)
@@ -178,7 +179,7 @@ class Transients:
         return recording.trace
 
     def describe(self) -> str:
-        """What is reserved, or why nothing is planned."""
+        """A text that says what is reserved, or why nothing is planned."""
         if self.planned is None:
             segments = _segments() if self.on_cuda else ""
             return f"not planned, torch's own allocator serves it{segments}: {self.reason}"
@@ -186,7 +187,7 @@ class Transients:
         return self.planned.describe() + note
 
     def report(self) -> str:
-        """How the plan went, in a line."""
+        """One line about how many requests were served as planned."""
         found = self.statistics()
         if found is None:
             return f"planned memory: none ({self.reason})"
@@ -198,5 +199,5 @@ class Transients:
         )
 
     def statistics(self) -> Statistics | None:
-        """Since the plan was made; None without one."""
+        """Counts since the plan was made; None without a plan."""
         return self.allocator.statistics if self.allocator is not None and self.planned is not None else None
