@@ -1,4 +1,7 @@
-"""The example under torchrun: eight ranks and one process log the same losses for 20 steps; killed ranks lose nothing.
+"""The example as torchrun starts it: eight ranks log the losses of one process for 20 steps; killed ranks lose nothing.
+
+The eight are forked with the variables that torchrun gives its ranks, and a store such as it keeps: to import torch in
+eight processes takes longer than all their steps. Those that are killed are started, and restarted, by torchrun.
 
 fp64: within 1e-10. fp32: within 5e-6, ten roundings of a loss of 4; each Adam step passes the rounding of nearly zero
 gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.4e-7. After kills: not one bit.
@@ -8,11 +11,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from checkpoints import assert_equal_bits
+from forked import Process, finish, fork, own_store, world
 from ranks import run_ranks
 
 from memo.checkpoint import latest_checkpoint
@@ -40,18 +45,21 @@ for flags in json.loads(jobs):
     except SystemExit as end:
         assert end.code == 0, flags
 """
-"""Runs the example once for each list of flags: importing torch in eight processes takes longer than 20 steps do."""
+"""Runs the example once for each list of flags."""
 
 
-def run_example(launcher: list[str], folder: Path, jobs: dict[str, list[str]]) -> dict[str, list[float]]:
-    """Losses of each job; all run in the same processes, one after another."""
-    script = folder / "several.py"
-    script.write_text(SEVERAL)
+def jobs_of(folder: Path, jobs: dict[str, list[str]]) -> list[str]:
+    """Arguments of `SEVERAL`."""
     flags = [[*FLAGS, *job, "--log-jsonl", str(folder / f"{name}.jsonl")] for name, job in jobs.items()]
-    command = [*launcher, str(script), str(EXAMPLE), json.dumps(flags)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[:6000]  # the ranks' own words; torchrun sums up at the end
+    return [str(EXAMPLE), json.dumps(flags)]
+
+
+def start(folder: Path, name: str, arguments: list[str], world: dict[str, str]) -> Process:
+    environment = {**os.environ, **world, "OMP_NUM_THREADS": "1"}
+    return fork("program", SEVERAL, arguments, environment, folder / f"{name}.out", folder / f"{name}.err")
+
+
+def losses(folder: Path, jobs: Iterable[str]) -> dict[str, list[float]]:
     logs = {name: (folder / f"{name}.jsonl").read_text().splitlines() for name in jobs}
     return {name: [json.loads(line)["lm_loss"] for line in lines] for name, lines in logs.items()}
 
@@ -66,15 +74,19 @@ Losses = dict[str, list[float]]
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Losses:
     """By dtype."""
-    jobs = {dtype: ["--params-dtype", dtype] for dtype in BOUNDS}
-    return run_example([sys.executable], tmp_path_factory.mktemp("one"), jobs)
+    folder, jobs = tmp_path_factory.mktemp("one"), {dtype: ["--params-dtype", dtype] for dtype in BOUNDS}
+    finish([start(folder, "one", jobs_of(folder, jobs), {})])
+    return losses(folder, jobs)
 
 
 @pytest.fixture(scope="module")
 def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """By dtype and layout."""
+    """By dtype and layout; all run in the same processes, one after another."""
     jobs = {f"{d} {layout}": [*layout.split(), "--params-dtype", d] for d in BOUNDS for layout in LAYOUTS}
-    return run_example(torchrun(8), tmp_path_factory.mktemp("eight"), jobs)
+    folder, store = tmp_path_factory.mktemp("eight"), own_store()
+    arguments = jobs_of(folder, jobs)
+    finish([start(folder, f"rank {rank}", arguments, its) for rank, its in enumerate(world(8, store))])
+    return losses(folder, jobs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,64 +1,17 @@
-"""Programs in processes of their own, on emulated GPUs of their own. A server forks them (fork_server.py)."""
+"""Programs in processes of their own, on emulated GPUs of their own. A server forks them (tests/support/forked.py)."""
 
-import atexit
-import functools
-import json
 import os
-import select
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch.distributed import TCPStore
+from forked import Kind, Process, finish, fork, own_store, world
 
 from memo.emulated_gpu.launch import LIBRARIES, Device, environment
 
 DEFAULT = Device()
-SERVER = Path(__file__).with_name("fork_server.py")
-TIMEOUT_S = 840.0
-
-
-class Process:
-    """What it says is in files, so that nobody has to read it meanwhile."""
-
-    def __init__(self, folder: Path, told: int) -> None:
-        """`told`: the descriptor that the server tells the process id through, and the exit status at the end."""
-        self._folder, self._told = folder, os.fdopen(told)
-        self._status: int | None = None
-        self.pid = int(self._told.readline())
-
-    @property
-    def out(self) -> str:
-        return (self._folder / "out").read_text(errors="replace")
-
-    @property
-    def err(self) -> str:
-        return (self._folder / "err").read_text(errors="replace")
-
-    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
-        """The exit status; the negative number of the signal that ended it. Raises AssertionError, and ends it."""
-        if self._status is None:
-            is_over = bool(select.select([self._told], [], [], timeout_s)[0])
-            if not is_over:
-                os.kill(self.pid, signal.SIGKILL)
-            self._status = int(self._told.readline())
-            self._told.close()
-            assert is_over, f"process {self.pid} did not end within {timeout_s} s:\n{self.err[-6000:]}"
-        return self._status
-
-    def fileno(self) -> int:
-        """Readable when it has ended."""
-        return self._told.fileno()
-
-    def kill(self) -> None:
-        if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self.wait()
 
 
 def start(
@@ -74,13 +27,10 @@ def start(
     """
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     env = dict(os.environ) if device is None else environment(device, folder / "gpu.txt")
-    what = {"file": str(program)} if isinstance(program, Path) else {"program": textwrap.dedent(program)}
-    message = json.dumps({**what, "arguments": list(arguments), "environment": {**env, **variables}}).encode()
-    ours, theirs = os.pipe()
-    with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
-        socket.send_fds(_server(), [message], [out.fileno(), err.fileno(), theirs])
-    os.close(theirs)
-    return Process(folder, ours)
+    is_file = isinstance(program, Path)
+    what = program if is_file else textwrap.dedent(str(program))
+    kind: Kind = "file" if is_file else "program"
+    return fork(kind, what, arguments, {**env, **variables}, folder / "out", folder / "err")
 
 
 def run(
@@ -101,37 +51,10 @@ def run_ranks(tmp_path: Path, num_ranks: int, program: Path, device: Device, arg
 
     Raises AssertionError with the errors of the first that fails; the others are ended.
     """
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    world |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
-    ranks = [
-        start(tmp_path, program, device, arguments, RANK=str(rank), LOCAL_RANK=str(rank), **world)
-        for rank in range(num_ranks)
-    ]
-    try:
-        running = set(ranks)
-        while running:
-            ended, _, _ = select.select(list(running), [], [], TIMEOUT_S)
-            for rank in ended or ranks[:1]:
-                assert rank.wait(0) == 0, f"rank {ranks.index(rank)} of {num_ranks} failed:\n{rank.err[-6000:]}"
-                running.remove(rank)
-        return [rank.out for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-
-
-@functools.cache
-def _server() -> socket.socket:
-    """Its requests are messages, which stay whole. It ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # torch does not touch the emulated GPU when it is imported there, and whatever else did would be refused.
-    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "EMULATED_GPU": "/nonexistent", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SERVER), str(theirs.fileno())]
-    server = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()])
-    theirs.close()
-    atexit.register(lambda: (ours.close(), server.wait()))
-    return ours
+    store = own_store()
+    ranks = [start(tmp_path, program, device, arguments, **its) for its in world(num_ranks, store)]
+    finish(ranks)
+    return [rank.out for rank in ranks]
 
 
 def outside() -> dict[str, str]:

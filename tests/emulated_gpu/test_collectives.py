@@ -6,7 +6,7 @@ from pathlib import Path
 
 import own_process
 import pytest
-from own_process import Process
+from forked import Process
 
 from memo.emulated_gpu.launch import Device
 

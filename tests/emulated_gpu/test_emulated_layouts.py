@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from emulated_flows import LAYOUT, LAYOUTS, steps_of
-from own_process import TIMEOUT_S, run_ranks
+from forked import TIMEOUT_S
+from own_process import run_ranks
 
 import memo
 from memo.emulated_gpu.face import EmulatedGpu

@@ -1,4 +1,4 @@
-"""Ranks as real processes, started by hand or by torchrun, where a test is about how they end."""
+"""Ranks as processes of their own, started by hand or by torchrun, where a test is about how they end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from forked import ROOT, Kind, Process, fork
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180.0
 """Until something has happened: on a machine that is busy, torch alone takes half a minute to load."""
 SMALL = (
@@ -36,7 +36,7 @@ class Ended:
 class Ranks:
     """Processes of one run; their standard errors are in files, so that nobody has to read them meanwhile."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    def __init__(self, processes: Sequence[Process | subprocess.Popen[bytes]], folder: Path) -> None:
         self.processes, self.folder = list(processes), folder
 
     def errors(self, rank: int) -> str:
@@ -46,7 +46,7 @@ class Ranks:
         """Wait for the end of one process."""
         try:
             status = self.processes[rank].wait(within_s)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, AssertionError):
             raise AssertionError(f"rank {rank} did not end within {within_s} s:\n{self.errors(rank)}") from None
         return Ended(status, self.errors(rank))
 
@@ -62,11 +62,15 @@ class Ranks:
 
 @contextmanager
 def by_hand(
-    world_size: int, folder: Path, command: Sequence[str], extra: dict[int, Sequence[str]] | None = None
+    world_size: int,
+    folder: Path,
+    program: tuple[Kind, str],
+    flags: Sequence[str],
+    extra: dict[int, Sequence[str]] | None = None,
 ) -> Iterator[Ranks]:
-    """`python *command` for each rank, as somebody would start them in so many terminals; `extra` flags by rank."""
+    """A program for each rank, as somebody would start them in so many terminals; `extra` flags by rank."""
     port = free_port()
-    started = []
+    started: list[Process] = []
     try:
         for rank in range(world_size):
             environment = {
@@ -80,14 +84,13 @@ def by_hand(
                 "MASTER_ADDR": "localhost",
                 "MASTER_PORT": str(port),
             }
-            arguments = [sys.executable, *command, *(extra or {}).get(rank, ())]
-            with open(folder / f"errors{rank}", "wb") as errors, open(folder / f"output{rank}", "wb") as output:
-                started.append(subprocess.Popen(arguments, env=environment, cwd=ROOT, stdout=output, stderr=errors))
+            arguments = [*flags, *(extra or {}).get(rank, ())]
+            files = folder / f"output{rank}", folder / f"errors{rank}"
+            started.append(fork(*program, arguments, environment, *files))
         yield Ranks(started, folder)
     finally:
         for process in started:
             process.kill()
-            process.wait()
 
 
 @contextmanager

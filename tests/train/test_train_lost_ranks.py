@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import Kind
 from processes import SMALL, Ranks, by_hand, by_torchrun
 
 from memo.errors import EXIT_FAILED, EXIT_REFUSED
 from memo.train.watchdog import message_failure
 
-TRAIN = ["-m", "memo", "train", *SMALL.split()]
+MEMO: tuple[Kind, str] = ("module", "memo")
+TRAIN = ["train", *SMALL.split()]
 RANK_1 = r"rank 1 \(\S+, tp 1 cp 0 pp 0 dp 0\)"
 RANK_0 = r"rank 0 \(\S+, tp 0 cp 0 pp 0 dp 0\)"
 
@@ -66,7 +68,7 @@ def has_no_traceback(errors: str) -> bool:
 
 def test_ranks_that_were_started_by_hand_end_without_a_word(tmp_path: Path) -> None:
     """The store of such a run lies in rank 0, and is there until all have done with it."""
-    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path), "--train-iters", "2"]) as ranks:
+    with by_hand(2, tmp_path, MEMO, [*TRAIN, *flags(tmp_path), "--train-iters", "2"]) as ranks:
         ends = ranks.ended(0), ranks.ended(1)
     assert [(end.status, end.errors) for end in ends] == [(0, "")] * 2
 
@@ -74,7 +76,7 @@ def test_ranks_that_were_started_by_hand_end_without_a_word(tmp_path: Path) -> N
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_killed_is_named_by_the_other(tmp_path: Path, victim: int) -> None:
     """Rank 0 keeps the store: with it even the way to tell is gone."""
-    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path)]) as ranks:
+    with by_hand(2, tmp_path, MEMO, [*TRAIN, *flags(tmp_path)]) as ranks:
         trains(ranks, tmp_path)
         ranks.processes[victim].kill()
         survivor = ranks.ended(1 - victim)
@@ -86,7 +88,7 @@ def test_a_rank_that_is_killed_is_named_by_the_other(tmp_path: Path, victim: int
 
 
 def test_an_error_of_one_rank_is_told_by_it_and_named_by_the_other(tmp_path: Path, script: str) -> None:
-    with by_hand(2, tmp_path, [script, "data", *SMALL.split(), *flags(tmp_path)]) as ranks:
+    with by_hand(2, tmp_path, ("file", script), ["data", *SMALL.split(), *flags(tmp_path)]) as ranks:
         failed, other = ranks.ended(1), ranks.ended(0)
     cause = r"corpus\.bin: document 7 is damaged: build it again"
     assert (failed.status, other.status) == (EXIT_FAILED, EXIT_FAILED)
@@ -107,7 +109,7 @@ def test_a_bug_shows_its_traceback_once_under_torchrun(tmp_path: Path, script: s
 def test_a_stopped_rank_is_lost_after_the_time_that_was_set_and_not_before(tmp_path: Path) -> None:
     timeout_s = 15.0
     with by_hand(
-        2, tmp_path, [*TRAIN, *flags(tmp_path, "--distributed-timeout-minutes", str(timeout_s / 60))]
+        2, tmp_path, MEMO, [*TRAIN, *flags(tmp_path, "--distributed-timeout-minutes", str(timeout_s / 60))]
     ) as ranks:
         trains(ranks, tmp_path)
         ranks.processes[1].send_signal(signal.SIGSTOP)
@@ -127,7 +129,7 @@ def test_a_stopped_rank_is_lost_after_the_time_that_was_set_and_not_before(tmp_p
 def test_a_rank_that_hangs_shows_where_before_the_time_is_over(tmp_path: Path, script: str) -> None:
     """It lives, so nobody takes it for lost; but a message cannot wait for it any longer."""
     more = ("--distributed-timeout-minutes", "0.25")
-    with by_hand(2, tmp_path, [script, "late", *SMALL.split(), *flags(tmp_path, *more)]) as ranks:
+    with by_hand(2, tmp_path, ("file", script), ["late", *SMALL.split(), *flags(tmp_path, *more)]) as ranks:
         waiting = ranks.ended(0)
         late = ranks.ended(1)
     assert waiting.status == late.status == EXIT_FAILED
@@ -143,7 +145,7 @@ def test_a_rank_that_hangs_shows_where_before_the_time_is_over(tmp_path: Path, s
 def test_a_refusal_of_one_rank_reaches_those_that_would_wait_for_it(
     tmp_path: Path, wrong: list[str], cause: str
 ) -> None:
-    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path)], {1: wrong}) as ranks:
+    with by_hand(2, tmp_path, MEMO, [*TRAIN, *flags(tmp_path)], {1: wrong}) as ranks:
         refused, other = ranks.ended(1), ranks.ended(0)
     assert refused.status == EXIT_REFUSED and re.match(r"error: .*--l", refused.errors), refused.errors
     assert other.status == EXIT_FAILED, other.errors
@@ -153,7 +155,7 @@ def test_a_refusal_of_one_rank_reaches_those_that_would_wait_for_it(
 
 def test_ranks_with_other_flags_than_rank_0_are_refused(tmp_path: Path) -> None:
     other = ["--lr", "2e-3", "--add-bias-linear", "--heartbeat-file", str(tmp_path / "of its own.json")]
-    with by_hand(2, tmp_path, [*TRAIN, *flags(tmp_path)], {1: other}) as ranks:
+    with by_hand(2, tmp_path, MEMO, [*TRAIN, *flags(tmp_path)], {1: other}) as ranks:
         refused, first = ranks.ended(1), ranks.ended(0)
     says = (
         r"--add-bias-linear is True on rank 1, but False on rank 0; --lr is 0\.002 on rank 1, but 0\.001 on rank 0: "
@@ -166,7 +168,7 @@ def test_ranks_with_other_flags_than_rank_0_are_refused(tmp_path: Path) -> None:
 
 def test_ranks_that_never_come_are_named(tmp_path: Path) -> None:
     command = [*TRAIN, "--global-batch-size", "6"]
-    with by_hand(3, tmp_path, [*command, "--distributed-timeout-minutes", "0.2"]) as ranks:
+    with by_hand(3, tmp_path, MEMO, [*command, "--distributed-timeout-minutes", "0.2"]) as ranks:
         os.kill(ranks.processes[2].pid, signal.SIGKILL)
         first, second = ranks.ended(0), ranks.ended(1)
     for left in (first, second):

@@ -1,12 +1,12 @@
 """A server that forks programs from a process that has imported torch and memo: python fork_server.py DESCRIPTOR
 
-To import them takes three to five seconds of a core, and the tests beside this file start a hundred processes. The
-emulated GPU of a forked program is its own: the settings are read when they are first needed, which is never here (the
+To import them takes three to five seconds of a core, and tests start a hundred processes. Where they run on emulated
+GPUs, that of a forked program is its own: the settings are read when they are first needed, which is never here (the
 server's own could not be read), and what torch runs when it is imported on an emulated GPU is run after the fork.
 
-The descriptor is a Unix socket of messages. Each asks for one process: JSON of `file` or `program`, `arguments`, and
-`environment`, with the descriptors of its standard output, of its standard errors, and of a pipe into which the server
-writes its process id, and its exit status when it has ended (own_process.py).
+The descriptor is a Unix socket of messages. Each asks for one process: JSON of `file`, `module` or `program`,
+`arguments`, and `environment`, with the descriptors of its standard output, of its standard errors, and of a pipe into
+which the server writes its process id, and its exit status when it has ended (forked.py).
 """
 
 import gc
@@ -21,9 +21,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-
 from ranks import PRELOAD
+
+from memo.emulated_gpu.launch import is_emulated
 
 MOST_BYTES = 1 << 20
 """Of a message."""
@@ -72,12 +72,16 @@ def begin(request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
 
 
 def run(request: dict[str, Any]) -> None:
-    from memo.emulated_gpu import face
+    if is_emulated():
+        from memo.emulated_gpu import face
 
-    face.autoload()
+        face.autoload()
+    # The interpreter has put this file's folder there.
+    sys.path[0] = str(Path(request["file"]).parent) if "file" in request else ""
     if "file" in request:
-        sys.path[0] = str(Path(request["file"]).parent)
         runpy.run_path(request["file"], run_name="__main__")
+    elif "module" in request:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     else:
         exec(compile(request["program"], "<string>", "exec"), {"__name__": "__main__"})
 

@@ -1,0 +1,125 @@
+"""Programs in processes of their own, forked by a server that has imported torch and memo (fork_server.py).
+
+They begin with the environment and the arguments of a fresh interpreter, and end as one does.
+"""
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from torch.distributed import TCPStore
+
+ROOT = Path(__file__).parents[2]
+SERVER = Path(__file__).with_name("fork_server.py")
+TIMEOUT_S = 840.0
+
+Kind = Literal["file", "module", "program"]
+"""What is named: a Python file, a module as `python -m` takes it, or the text of a program."""
+
+
+class Process:
+    """What it says is in files, so that nobody has to read it meanwhile."""
+
+    def __init__(self, out: Path, err: Path, told: int) -> None:
+        """`told`: the descriptor that the server tells the process id through, and the exit status at the end."""
+        self._out, self._err, self._told = out, err, os.fdopen(told)
+        self._status: int | None = None
+        self.pid = int(self._told.readline())
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text(errors="replace")
+
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        """The exit status, or the negative number of the signal that ended it; None while it runs."""
+        if self._status is None and select.select([self._told], [], [], timeout_s)[0]:
+            self._status = int(self._told.readline())
+            self._told.close()
+        return self._status
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """As `poll`. Raises AssertionError where it does not end in time, and ends it."""
+        status = self.poll(timeout_s)
+        if status is None:
+            self.kill()
+            raise AssertionError(f"process {self.pid} did not end within {timeout_s} s:\n{self.err[-6000:]}")
+        return status
+
+    def fileno(self) -> int:
+        """Readable when it has ended."""
+        return self._told.fileno()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self.send_signal(signal.SIGKILL)
+            self.poll(TIMEOUT_S)
+
+
+def fork(
+    kind: Kind, what: str | Path, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path
+) -> Process:
+    """Start a program with nothing but this environment; what it writes goes to `out` and `err`."""
+    request = {kind: str(what), "arguments": list(arguments), "environment": dict(environment)}
+    ours, theirs = os.pipe()
+    with open(out, "wb") as out_file, open(err, "wb") as err_file:
+        descriptors = [out_file.fileno(), err_file.fileno(), theirs]
+        socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
+    os.close(theirs)
+    return Process(out, err, ours)
+
+
+def world(num_ranks: int, store: TCPStore) -> list[dict[str, str]]:
+    """By rank: the variables that torchrun sets on one node, where it keeps the store."""
+    same = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    same |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    return [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+
+
+def own_store() -> TCPStore:
+    """A store such as torchrun keeps for its ranks, at a port that nobody else can take."""
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+
+def finish(ranks: Sequence[Process]) -> None:
+    """Wait for all. Raises AssertionError with the errors of the first that fails; the others are ended."""
+    try:
+        running = set(ranks)
+        while running:
+            ended, _, _ = select.select(list(running), [], [], TIMEOUT_S)
+            for rank in ended or ranks[:1]:
+                assert rank.wait(0) == 0, f"rank {ranks.index(rank)} of {len(ranks)} failed:\n{rank.err[-6000:]}"
+                running.remove(rank)
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Its requests are messages, which stay whole. It ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # torch does not touch an emulated GPU when it is imported there, and whatever else did would be refused.
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "EMULATED_GPU": "/nonexistent", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SERVER), str(theirs.fileno())]
+    server = subprocess.Popen(command, env=env, cwd=ROOT, pass_fds=[theirs.fileno()])
+    theirs.close()
+    atexit.register(lambda: (ours.close(), server.wait()))
+    return ours
