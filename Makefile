@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Processes that tests are spread over: one a core, unless told.
-JOBS ?= auto
+# Processes that tests are spread over: one more than cores, unless told, because some tests wait.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
 EMULATED := .venv-emulated
 EMULATED_PIP = $(EMULATED)/bin/python -m pip install --quiet --disable-pip-version-check
 # memo's needs with tests', and what torch itself needs in pure Python.
@@ -12,7 +12,7 @@ NEEDS_WITHOUT_TORCH = import tomllib; project = tomllib.load(open("pyproject.tom
 	print(*(need for need in project["dependencies"] if not need.startswith("torch")), \
 	"pytest", "pytest-timeout", "pytest-xdist", "filelock", "typing-extensions", "sympy", "networkx", "fsspec", "setuptools", sep="\n")
 
-.PHONY: demo test install lint types contracts unit docs benchmark gpu emulated clean
+.PHONY: demo test test-full install lint types contracts unit docs benchmark gpu emulated clean
 
 demo: install
 	$(BIN)/python examples/demo.py
@@ -32,7 +32,11 @@ contracts: install
 	$(BIN)/lint-imports
 
 unit: install
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not full"
+
+# Tests that show at greater length what others show: eight GPUs for two, all dtypes in all layouts, longer training.
+test-full: install
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m full
 
 docs: install
 	$(BIN)/python docs/make_flags.py

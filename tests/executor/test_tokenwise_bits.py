@@ -88,14 +88,14 @@ class Findings:
     results: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
-def examine(name: str) -> Findings:
+def examine(name: str, dtypes: Sequence[str]) -> Findings:
     """Everything about one layout, on one of its ranks."""
     world_size, model, overrides = CASES[name]
     workplace, findings = Workplace(tiny(model, **overrides), world_size), Findings()
     batches = workplace.batches()
     assert batches[0].documents is not None, "each row is one document: nothing is packed"
     with profiled_once():
-        for dtype in DTYPES:
+        for dtype in dtypes:
             plain = workplace.build(params_dtype=dtype, offload_alpha="off")
             findings.results[f"{dtype} plain"] = workplace.step(plain, batches).pieces
             if dtype != "fp64":
@@ -125,17 +125,34 @@ def compare_swaps(workplace: Workplace, dtype: str, swaps: Sequence[tuple[str, f
     return reference
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_swapping_changes_no_bit(name: str) -> None:
-    ranks = run_ranks(CASES[name][0], examine, name)
+def parts(name: str) -> list[Any]:
+    """One process runs in all dtypes. Several ranks run in fp32, and eight in the second layout, in the full tests.
+
+    fp64 holds them to the plain model most closely and bf16 has other buffers; fp32 lies between, as one process shows.
+    """
+    if CASES[name][0] == 1:
+        return [pytest.param(name, DTYPES, id=name)]
+    marks = [pytest.mark.full] if name == "tp2 pp2 dp2" else []
+    return [
+        pytest.param(name, ("fp64", "bf16"), marks=marks, id=name),
+        pytest.param(name, ("fp32",), marks=pytest.mark.full, id=f"{name} in fp32"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtypes"), [part for name in CASES for part in parts(name)])
+def test_swapping_changes_no_bit(name: str, dtypes: Sequence[str]) -> None:
+    ranks = run_ranks(CASES[name][0], examine, name, dtypes)
     assert [found.unequal for found in ranks] == [[]] * len(ranks)
     for moves in zip(*(found.num_moves for found in ranks), strict=True):
         assert any(moves), "a run in which no rank moved anything"
     for moved in ranks[0].moved_bytes.values():
         assert moved == sorted(set(moved)), "each alpha must move more than the one before"
     runs = {run: assemble([found.results[run] for found in ranks]) for run in ranks[0].results}
-    assert relative_error(runs["fp64 swapped"], runs["fp64 plain"]) <= 1e-12
-    for dtype in ("fp32", "bf16"):
+    if "fp64" in dtypes:
+        assert relative_error(runs["fp64 swapped"], runs["fp64 plain"]) <= 1e-12
+    for dtype in dtypes:
+        if dtype == "fp64":
+            continue
         exact, plain, swapped = (runs[f"{dtype} {run}"] for run in ("exact", "plain", "swapped"))
         for tensor, value in exact.items():
             wrong = (plain[tensor] - value).norm()

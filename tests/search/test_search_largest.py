@@ -11,11 +11,15 @@ from memo.search.question import ask
 from memo.search.ranking import search
 
 
-@pytest.mark.parametrize(("family", "least"), [("gpt", 150e9), ("llama", 150e9)])
-def test_eight_gpus_of_80_gb_train_150b(family: Family, least: float) -> None:
-    found = plan(None, 8, objective="max-model-size", family=family, seq_len=4096, host_memory_gib=2048, top=1)
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize(("gpus", "least"), [(2, 37.5e9), pytest.param(8, 150e9, marks=pytest.mark.full)])
+def test_eight_gpus_of_80_gb_train_150b_and_two_a_quarter_of_it(family: Family, gpus: int, least: float) -> None:
+    host_memory_gib = 256.0 * gpus
+    found = plan(
+        None, gpus, objective="max-model-size", family=family, seq_len=4096, host_memory_gib=host_memory_gib, top=1
+    )
     largest = found.largest
-    assert largest is not None and least <= largest.parameters < 165e9
+    assert largest is not None and least <= largest.parameters < 1.1 * least
     assert largest.unclipped_parameters > 1.05 * largest.parameters
     assert " binds: with the states of " in largest.limit
     assert 80 < largest.hidden_size / largest.num_layers < 150

@@ -369,6 +369,7 @@ def learn_to_copy(kind: type[NeedleDataset], steps: int, **overrides: Any) -> Ne
         return of.evaluate_needles(copying(kind, 2), iters=12, edges=[COPY_LENGTH // 2])
 
 
+@pytest.mark.full
 def test_attention_reaches_across_the_whole_length_and_not_across_documents() -> None:
     """Under cp 2 and swapping, and with layers of which one moves; chance is 1 in 8."""
     near, far = run_ranks(2, learn_to_copy, NeedleDataset, 60, cp=2, **SWAPPING)[0].buckets

@@ -130,6 +130,7 @@ def perplexities(printed: str) -> dict[str, list[float]]:
     return {"".join(row[:-3]): [float(value) for value in row[-3:]] for row in rows if row[-1][0].isdigit()}
 
 
+@pytest.mark.full
 def test_a_model_of_512_tokens_learns_4096(run: Callable[..., str], demo: Path, tmp_path: Path) -> None:
     """The perplexity falls at every position, those past the old length too; the export says what it is.
 
