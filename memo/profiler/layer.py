@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import torch
+
+# The first torch.autograd.grad imports it, and with it sympy: a second that would count as that of a layer's backward.
+import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 

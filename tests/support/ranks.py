@@ -26,7 +26,6 @@ PRELOAD = [
     "pytest",
     "torch",
     "torch.distributed",
-    "torch.fx.experimental.symbolic_shapes",  # torch.autograd.grad imports it, and with it sympy
     "memo.train.trainer",
 ]
 STACK_DUMP_S = 30.0
