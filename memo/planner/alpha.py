@@ -18,15 +18,15 @@ Bundle = tuple[SwapGroup, ...]
 """Groups that share one variable of the program."""
 
 _GRID_TOLERANCE = 1e-9
-"""In tiles: solvers return 0.4999999999 for 1/2. What is rounded up too far is lowered again."""
+"""In tiles: solvers return 0.4999999999 for 1/2. A count that is rounded up too far is lowered again."""
 
 _CLEARLY_MORE = 1 + 1e-9
-"""Programs with equal gain differ by round-off; then the one that takes less memory at once is kept."""
+"""The gains of equally good programs differ by rounding; then the program that takes less memory is kept."""
 
 
 @dataclass(frozen=True)
 class PaperAlpha:
-    """The paper's answer: a real share, before any rounding, and the equation that binds."""
+    """The solution of the paper's program: a real share, not rounded, and the equation that limits it."""
 
     alpha: float
     limit: Limit
@@ -143,10 +143,10 @@ def _bundles(problem: SwapProblem) -> list[Bundle]:
 
 
 def _best_shares(problem: SwapProblem, bundles: list[Bundle]) -> tuple[dict[str, float], Limit]:
-    """Shares of all groups in the reals, and what binds.
+    """Real shares of all groups, and the limit that binds.
 
-    Memory that a group takes as soon as any of it moves is not linear: each choice of the groups that may
-    move is a program of its own. As a rule only qkv has such memory, so there are two.
+    Memory that a group takes as soon as any of it moves is not linear in its share. So there is one linear program for
+    each choice of the groups that may move. As a rule only qkv has such memory, which makes two programs.
     """
     worth_moving = {group.name for bundle in bundles for group in bundle}
     full = {group.name: problem.tiles if group.name in worth_moving else 0 for group in problem.groups}
@@ -155,7 +155,7 @@ def _best_shares(problem: SwapProblem, bundles: list[Bundle]) -> tuple[dict[str,
         return shares, Limit.EVERYTHING if problem.num_moves else Limit.NO_MOVES
     best = {group.name: 0.0 for group in problem.groups}
     broken = problem.violated(problem.uniform(0))
-    if broken:  # memory suffices, so it is the link: it does not hide what always moves, and takes no more
+    if broken:  # memory suffices, so the link is too slow to hide what always moves
         return best, broken[0]
     best_gain, limit = -1.0, Limit.DEVICE
     for choice in product(*((False, True) if _entry_bytes(bundle) else (True,) for bundle in bundles)):
@@ -199,14 +199,14 @@ def _rows(problem: SwapProblem, bundles: list[Bundle], entry_bytes: int) -> dict
 
 
 def _tightest(rows: dict[Limit, Row], values: list[float]) -> Limit:
-    """The limit with the least room left, as a part of its bound."""
+    """The limit with the least slack, relative to its bound."""
 
-    def room(limit: Limit) -> float:
+    def slack(limit: Limit) -> float:
         row = rows[limit]
         used = sum(c * value for c, value in zip(row.coefficients, values, strict=True))
         return (row.bound - used) / row.bound if row.bound > 0 else 0.0
 
-    return min((limit for limit in rows if any(rows[limit].coefficients)), key=room, default=Limit.DEVICE)
+    return min((limit for limit in rows if any(rows[limit].coefficients)), key=slack, default=Limit.DEVICE)
 
 
 def _entry_bytes(bundle: Bundle) -> int:
@@ -214,7 +214,7 @@ def _entry_bytes(bundle: Bundle) -> int:
 
 
 def _gains(problem: SwapProblem, bundles: list[Bundle]) -> list[float]:
-    """Seconds saved at share 1; the paper just wants the largest alpha."""
+    """Seconds of recomputation saved at share 1; under the paper's policy 1, because it maximises alpha itself."""
     return [1.0 if problem.policy == "paper" else sum(group.recompute_s for group in bundle) for bundle in bundles]
 
 
@@ -231,8 +231,11 @@ def _floor(problem: SwapProblem, shares: dict[str, float]) -> dict[str, int]:
 
 
 def _lowered(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int], limits: set[Limit]) -> dict[str, int]:
-    """Fewer tiles until none of `limits` is broken: the bundle that is worth least gives way first, of equals the one
-    that is listed first. The groups of a bundle stay together."""
+    """Take tiles away until none of `limits` is violated.
+
+    The bundle that saves least recomputation per byte loses its tiles first; of equal bundles, the one listed first.
+    All groups of a bundle keep the same number of tiles.
+    """
     tiles = dict(tiles)
     for bundle in sorted(bundles, key=lambda bundle: _worth(bundle[0])):
         while tiles[bundle[0].name] > 0 and limits.intersection(problem.violated(tiles)):
@@ -242,7 +245,10 @@ def _lowered(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int],
 
 
 def _filled(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) -> dict[str, int]:
-    """Rounding down left room: one tile at a time for the group that is worth most and still fits."""
+    """Add tiles, one at a time, for what rounding down has left unused.
+
+    Each goes to the group that saves most recomputation per byte among those for which no limit is violated.
+    """
     names = [bundle[0].name for bundle in sorted(bundles, key=lambda bundle: _worth(bundle[0]), reverse=True)]
     while True:
         more = ({**tiles, name: tiles[name] + 1} for name in names if tiles[name] < problem.tiles)
@@ -253,5 +259,5 @@ def _filled(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) 
 
 
 def _worth(group: SwapGroup) -> float:
-    """Seconds of recomputation that a byte saves."""
+    """Seconds of recomputation saved per byte that moves."""
     return group.recompute_s / max(1, group.num_bytes)

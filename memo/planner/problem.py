@@ -1,4 +1,4 @@
-"""What decides how much of a layer moves to host memory, and what was decided: plain data and its arithmetic.
+"""The problem of how much of a layer moves to host memory, and its solution: plain data and its arithmetic.
 
 A layer's slot (rounding buffer) holds what survives from its forward to its backward. While a layer computes,
 the slot of its neighbour is copied: to the host in forward, back in backward.
@@ -15,11 +15,11 @@ from memo.config.memory import OffloadPolicy
 from memo.errors import PlanError
 
 _SECONDS_TOLERANCE = 1e-9
-"""Times are measured, so a share that exactly fills one must not fail by the last bit. Bytes are exact."""
+"""Tolerance for seconds, which are measured: a copy that exactly fills its time must fit. Bytes have no tolerance."""
 
 
 class Limit(StrEnum):
-    """What keeps more from moving."""
+    """The limit that prevents more from moving."""
 
     OFFLOAD = "link (offload)"
     PREFETCH = "link (prefetch)"
@@ -139,7 +139,7 @@ class SwapProblem:
 
     @property
     def fits_resident(self) -> bool:
-        """Nothing has to be moved or recomputed at all."""
+        """Whether all activations fit in device memory, so that nothing has to be moved or recomputed."""
         return self.resident_bytes is not None and self.resident_bytes <= self.device_bytes
 
     def uniform(self, tiles: int) -> dict[str, int]:
@@ -156,11 +156,11 @@ class SwapProblem:
         return self.fixed_buffer_bytes + proportional + sum(g.entry_bytes for g in self.groups if tiles[g.name])
 
     def recompute_s(self, tiles: dict[str, int]) -> float:
-        """Seconds that the backward of one layer spends on rebuilding groups."""
+        """Seconds that the backward of one layer spends on recomputing groups."""
         return sum(g.recompute_s * (self.tiles - tiles[g.name]) / self.tiles for g in self.groups)
 
     def violated(self, tiles: dict[str, int]) -> list[Limit]:
-        """The limits that these tiles break, those of memory first."""
+        """The limits that these tiles violate, those of memory first."""
         broken = []
         moved = self.moved_bytes(tiles)
         if self.num_records * moved > self.host_bytes:
@@ -181,7 +181,7 @@ class SwapProblem:
 
 @dataclass(frozen=True)
 class SwapSolution:
-    """How much of each group moves, why not more, and what to expect.
+    """How much of each group moves, which limit prevents more, and the expected costs.
 
     Attributes:
         tiles: by group, how many of the problem's T tiles move.

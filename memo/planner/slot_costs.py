@@ -1,7 +1,8 @@
-"""Device memory of the rounding buffers as the solver sees it: the layout of `memo.spec.slots` without alignment.
+"""Device memory of the rounding buffers for the solver: the layout of `memo.spec.slots` without alignment.
 
-What a group adds to the buffers grows with the share of it that moves, but for qkv: attention reads q, k and v of all
-tokens at once, so the first tile that moves costs room for all tiles in every slot, and saves the workspace.
+The memory that a group adds to the buffers is proportional to the share of it that moves, except for qkv. Attention
+reads q, k and v of all tokens at once, so as soon as one tile of qkv moves, every slot needs space for all its tiles,
+and the workspace is not needed.
 """
 
 from collections.abc import Mapping
@@ -13,14 +14,14 @@ from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot
 
 
 def fixed_buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int) -> int:
-    """Where nothing moves in part: what always moves in every slot, and one workspace for qkv."""
+    """Bytes if only what always moves does: space for it in every slot, and one workspace for qkv."""
     return _buffer_bytes(model, dims, num_slots, {})
 
 
 def swap_groups(
     model: ModelConfig, dims: SlotDims, num_slots: int, sizes: LayerBytes, recompute_s: Mapping[str, float]
 ) -> tuple[SwapGroup, ...]:
-    """The groups that may move, each with the seconds that rebuild all of it (by group, 0 where absent).
+    """The groups that may move, each with the seconds to recompute all of it (`recompute_s`, 0 for absent groups).
 
     Args:
         sizes: of one layer of `model` under `dims`; its groups are those that the policy may move.

@@ -26,7 +26,7 @@ End = Literal["keep", "offload", "reduce"]
 
 @dataclass(frozen=True)
 class Fetch:
-    """A copy from where a layer's shard lives into a slot."""
+    """A copy into a slot, of a layer's weights or of its gradient's sum so far."""
 
     kind: Literal["weights", "gradient"]
     layer: int
@@ -41,11 +41,11 @@ class StateStep:
     """One layer operation with the copies around it.
 
     Attributes:
-        fetches: issued when it begins, for itself (too late to hide) or for later steps.
-        weight_slot, gradient_slot: of this layer; None where it needs none.
-        start: how a backward finds its gradient slot.
-        end: what becomes of a driven gradient; None for others, and for forwards.
-        is_first, is_last: backward among the microbatches of its layer.
+        fetches: issued when the step begins, for itself (then the copy cannot overlap) or for later steps.
+        weight_slot, gradient_slot: the slots of this layer; None if it needs none.
+        start: the content of the gradient slot when a backward begins.
+        end: what happens to the gradient after a backward, if it is reduced layer by layer; else None.
+        is_first, is_last: whether this backward is the first or the last of its layer in the step.
     """
 
     op: LayerOp
@@ -97,12 +97,12 @@ def state_plan(
     reduces_each: bool = False,
     slots: int = NUM_STATE_SLOTS,
 ) -> StatePlan:
-    """Plans one training step.
+    """Plan one training step.
 
     Args:
-        places: of every layer that occurs, by its global index.
-        reduces_each: gradients are reduced in every microbatch, as sharded ones are (ZeRO-2).
-        slots: at most, of each kind.
+        places: the places of every layer in `ops`, by its global index.
+        reduces_each: whether gradients are reduced in every microbatch, as ZeRO-2 does.
+        slots: the largest number of slots of each kind.
     """
     weight_slots, weight_fetches = _weights(ops, places, slots)
     gradients = _gradients(ops, places, slots, reduces_each)
@@ -133,7 +133,7 @@ def placed_state_plan(ops: Sequence[LayerOp], placement: StatePlacement) -> Stat
 def _weights(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int
 ) -> tuple[dict[int, int], dict[int, tuple[Fetch, ...]]]:
-    """Slot of each step, and the fetches that each issues when it begins."""
+    """The weight slot of each step, and the fetches that each step issues when it begins."""
     is_needed = [places[op.layer].weights_in_slot for op in ops]
     slots = min(slots, len({op.layer for op, needed in zip(ops, is_needed, strict=True) if needed}))
     content: list[int | None] = [None] * slots
@@ -154,9 +154,9 @@ def _weights(
 
 
 def _next_layers(ops: Sequence[LayerOp], is_needed: Sequence[bool], count: int) -> list[tuple[int, ...]]:
-    """For each step the first `count` different layers that need a slot from it on, the next one first.
+    """For each step the next `count` different layers that need a slot, beginning with the step's own.
 
-    Found from the last step to the first, where the layer of a step is simply put in front of those after it.
+    Computed from the last step to the first: the layer of a step is put in front of those that follow it.
     """
     found: list[tuple[int, ...]] = [()] * len(ops)
     following: tuple[int, ...] = ()
@@ -170,13 +170,13 @@ def _next_layers(ops: Sequence[LayerOp], is_needed: Sequence[bool], count: int) 
 
 
 def _victim(content: list[int | None], wanted: Sequence[int]) -> int:
-    """A slot whose layer is not among the next ones: as many are wanted as there are slots."""
+    """A slot whose layer is not among the next ones. There is one, as at most as many are wanted as there are slots."""
     return next(slot for slot, layer in enumerate(content) if layer not in wanted)
 
 
 @dataclass(frozen=True)
 class _Gradient:
-    """What a backward does with its gradient; `fetch_at` is the step that issues its fetch."""
+    """The gradient slot of a backward and its use; `fetch_at` is the step that issues the fetch into it."""
 
     slot: int | None = None
     start: Start | None = None
@@ -195,7 +195,7 @@ def _gradients(
     first_of = {ops[index].layer: index for index in reversed(backwards)}
     found: dict[int, _Gradient] = {}
     before: dict[int, int] = {}  # backward before, by layer
-    # The last user of each slot. The least recently used is taken: its content had the longest time to leave.
+    # The last user of each slot. The least recently used slot is taken: its content has had most time to be copied.
     users = [-1] * min(slots, len({layer for layer in last_of if places[layer].gradients_in_slot}))
     for index in backwards:
         layer = ops[index].layer

@@ -128,7 +128,7 @@ def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     following = _next_users(slots)
     steps: list[SwapStep] = []
     records: dict[tuple[int, int], int] = {}
-    # First freed, first reused: the record whose prefetch was issued longest ago has most likely been read.
+    # The record freed first is reused first: its prefetch was issued longest ago, and has most likely ended.
     free: deque[int] = deque()
     num_records = 0
     reads = [op.kind == "B" and op.key in evicted for op in ops]
@@ -164,7 +164,7 @@ def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:
 
 
 def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[int, int]]]:
-    """The slot of each operation, and the keys that another operation pushes out before their backward."""
+    """The slot of each operation, and the keys whose slot another operation takes before their backward."""
     awaited = {op.key for op in ops if op.kind == "B"}
     content: list[tuple[int, int] | None] = [None] * max_slots  # needed by a backward to come
     used = [-1] * max_slots  # index of the last user
@@ -185,9 +185,13 @@ def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], se
 
 
 def _choose_slot(kind: Kind, content: list[tuple[int, int] | None], used: list[int]) -> int:
-    """A forward takes a slot that nobody needs any more, the last freed first: it waits for no copy, and one
-    stage keeps layer i in slot i mod 2. Else the least recently used: the copies of a slot then run beside
-    the operations on the others. So does a backward, whose prefetch must begin before the last operation."""
+    """The slot for an operation.
+
+    A forward takes a slot whose content is not needed any more, the one freed last, because then it waits for no copy;
+    so a single stage keeps layer i in slot i mod 2. If there is none, it takes the least recently used slot, whose
+    copies then overlap with the operations in the other slots. A backward also takes the least recently used slot,
+    because its prefetch must begin before the operation that precedes it.
+    """
     empty = [slot for slot, key in enumerate(content) if key is None]
     if kind == "F" and empty:
         return max(empty, key=lambda slot: (used[slot], -slot))

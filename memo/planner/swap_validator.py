@@ -107,7 +107,7 @@ class _Replay:
         self.arriving[step.slot] = target_index
 
     def _check_saved(self, slot: int) -> None:
-        """What leaves a slot must be of no more use, or lie in a record or (prefetched early) in another slot."""
+        """What a slot loses must not be needed any more, or be in a record, or, prefetched early, in another slot."""
         key = self.slots[slot]
         if key is None or key not in self.awaited or key in self.backwards:
             return

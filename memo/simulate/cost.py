@@ -1,15 +1,15 @@
-"""Seconds of compute on one rank, by what they are spent on."""
+"""Seconds of compute on one rank, by kind of work."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds that the compute row of a rank is taken; what hides under something else is not in it.
+    """Seconds for which the compute stream of a rank is occupied; work that overlaps with other work is not included.
 
     Attributes:
         matmul: matrix products.
-        attention: its kernels.
+        attention: kernels of attention.
         elementwise: norms, activations, RoPE, sums, copies on the device, the loss: bound by memory.
         tensor: collectives of tp and its sequence parallelism.
         context: messages and collectives of cp.

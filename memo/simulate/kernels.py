@@ -8,18 +8,18 @@ from memo.estimate.hardware import Hardware
 from memo.units import DTYPE_BYTES
 
 _LARGE_HEAD = 128
-"""Head size that attention's efficiencies are stated for."""
+"""The head size for which the efficiencies of attention are given."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that communicate: `size` of them, `stride` apart in the grid."""
+    """A group of `size` ranks, which are `stride` apart in the grid."""
 
     size: int
     stride: int
 
     def members_per_node(self, ranks_per_node: int) -> int:
-        """Members on the node of the first; ranks fill nodes in order."""
+        """Number of members on the node of the first member; ranks fill the nodes in order."""
         return max(1, min(self.size, ranks_per_node // self.stride))
 
 
@@ -59,7 +59,7 @@ class Kernels:
         return 2.0 * (m + half) * (n + half) * (k + half) / self._matmul_flops + self.kernel_s
 
     def attention_s(self, flops: float, head_dim: int, backward: bool) -> float:
-        """`flops` as the mathematics needs them: what backward computes again is in its efficiency."""
+        """`flops` without recomputation: what backward computes again is accounted for in its efficiency."""
         efficiency = self.hardware.efficiency
         share = efficiency.attention_backward if backward else efficiency.attention_forward
         half = efficiency.attention_half_head
@@ -67,7 +67,7 @@ class Kernels:
         return flops / (self.hardware.peak_flops(self.dtype) * share) + self.kernel_s
 
     def memory_s(self, num_bytes: float, num_kernels: int = 1) -> float:
-        """Kernels that read and write `num_bytes` together and compute next to nothing."""
+        """Kernels that read and write `num_bytes` in all, and are bound by memory."""
         return num_bytes / self._memory_bytes_per_s + num_kernels * self.kernel_s
 
     def gather_s(self, num_bytes: float, group: Group) -> float:

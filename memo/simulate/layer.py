@@ -1,9 +1,10 @@
 """What one transformer layer costs on one rank: every product, kernel and collective of the runtime, in order.
 
-Follows `memo.model.layer`, `memo.parallel.tensor` and `memo.parallel.context`, and `memo.executor.layer` where a
-swap plan runs. Collectives count where the runtime waits for them: those of a column-parallel matrix hide under
-its two products in backward, ring messages under the attention of their step, all others under nothing. Under a swap
-plan backward starts each gather as early as what it gathers is there (`LayerModel.swapped_backward`).
+Follows `memo.model.layer`, `memo.parallel.tensor` and `memo.parallel.context`, and `memo.executor.layer` under a swap
+plan. The time of a collective counts as far as the runtime waits for it: in backward, the collectives of a
+column-parallel matrix overlap with its two products; messages of a ring overlap with the attention of their step; all
+others overlap with nothing. Under a swap plan, backward starts each gather as soon as its input exists
+(`LayerModel.swapped_backward`).
 
 Shapes on one rank: t = s b / cp tokens gathered, n = t / tp tokens between matrices; q, kv, fc1, ffn widths / tp.
 Known error: documents are not packed, attention is that of one causal document. Elementwise work counts as fused
@@ -20,14 +21,14 @@ from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group, Kernels
 
 _RING_KERNELS = 8
-"""Kernels of one ring step besides attention: two blocks, their sums, the exchange of keys and values."""
+"""Kernels of one ring step besides attention: for two blocks, their sums, and the exchange of keys and values."""
 _SUM_PASSES = 2.5
-"""Over an fp32 sum, to add a part in bf16: the part read, the sum read and written."""
+"""Passes over an fp32 sum to add a part in bf16: the part is read, and the sum is read and written."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer and microbatch on one rank.
+    """The cost of one layer and microbatch on one rank.
 
     Attributes:
         backward: without any recomputation of skeletal activations.
@@ -62,7 +63,7 @@ class LayerModel:
 
     @cached_property
     def kv(self) -> float:
-        """Of k alone, or v."""
+        """Width of k, which is also that of v."""
         return self.config.model.kv_heads * self.config.model.head_dim / self.tp.size
 
     @cached_property
@@ -80,15 +81,16 @@ class LayerModel:
     # Pieces of forward.
 
     def product(self, n: float, k: float) -> float:
-        """All tokens through one matrix, tile by tile."""
+        """Seconds of the product of all tokens with one matrix, tile by tile."""
         return self.tiles * self.kernels.matmul_s(self.tokens / self.tiles, n, k)
 
     def weight_product(self, n: float, k: float) -> float:
-        """A weight gradient, summed over all tokens, tile by tile."""
+        """Seconds of a weight gradient, which is summed over all tokens, tile by tile."""
         return self.tiles * self.kernels.matmul_s(n, k, self.tokens / self.tiles)
 
     def weight_sum(self, n: float, k: float) -> float:
-        """Adding a weight gradient to the main gradient: written and read narrow, the sum read and written wide."""
+        """Seconds to add a weight gradient to the main gradient; it is written and read in the dtype of the model, and
+        the sum is read and written in the wide dtype."""
         kernels = self.kernels
         return self.tiles * kernels.memory_s(n * k * 2 * (kernels.narrow + kernels.wide), 1)
 
@@ -152,7 +154,7 @@ class LayerModel:
 
     @cached_property
     def backward_work(self) -> Cost:
-        """Backward without its messages over tp: attention, both products of each matrix, norms, RoPE, activation."""
+        """Backward without messages over tp: attention, two products for each matrix, norms, RoPE, activation."""
         hidden = self.config.model.hidden_size
         elementwise = self.hidden_s(3 * 2 + 3 * 2, 4) + self.rope_s() + self.activation_backward_s()
         work = attention_cost(self, backward=True) + Cost(elementwise=elementwise)
@@ -164,19 +166,21 @@ class LayerModel:
         return work
 
     def left_s(self, *beside_s: float) -> float:
-        """What is left of a gather or scatter of [t, h] beside work of so many seconds."""
+        """Seconds of a gather or scatter of [t, h] that do not overlap with work of `beside_s`."""
         return max(0.0, self.gather_s() - sum(beside_s))
 
     @cached_property
     def plain_backward(self) -> Cost:
-        """Gathering hides under the product of a column's input gradient, scattering under that of the weight's."""
+        """In a column-parallel matrix the gather overlaps with the product of the input gradient, and the scatter with
+        that of the weight gradient."""
         hidden, rows_s = self.config.model.hidden_size, 2 * self.gather_s()
         columns_s = sum(2 * self.left_s(self.product(width, hidden)) for width in (self.qkv, self.fc1))
         return self.backward_work + Cost(tensor=rows_s + columns_s)
 
     @cached_property
     def swapped_backward(self) -> Cost:
-        """Where all was moved: norms, heads and activation are replayed in any case, while messages are under way."""
+        """Backward under a swap plan if everything was moved. Norms, heads and activation are recomputed in any case,
+        while messages run."""
         hidden = self.config.model.hidden_size
         norm_s, activation_s, heads_s = self.hidden_s(2), self.activation_s(), self.rope_s()
         fc1_s, qkv_s = self.product(self.fc1, hidden), self.product(self.qkv, hidden)
@@ -184,7 +188,7 @@ class LayerModel:
             self.left_s(norm_s, activation_s),  # the output's gradient
             self._fc1_inputs_left_s,
             self.left_s(fc1_s, self.weight_sum(self.fc1, hidden)),  # scattered
-            self.gather_s(),  # the gradient at attention's projection: nothing else is to be done
+            self.gather_s(),  # the gradient at attention's projection, with nothing to overlap
             self.left_s(heads_s, qkv_s),  # qkv's inputs
             self.left_s(qkv_s, self.weight_sum(self.qkv, hidden)),  # scattered
         ]
@@ -193,13 +197,16 @@ class LayerModel:
 
     @cached_property
     def _fc1_inputs_left_s(self) -> float:
-        """They are waited for after both products of fc2, and the one that needs none of them."""
+        """Seconds of the gather of fc1's inputs that do not overlap. It is waited for after both products of fc2, and
+        after the product of fc1 that does not need these inputs."""
         hidden = self.config.model.hidden_size
         return self.left_s(2 * self.product(self.ffn, hidden), self.product(self.fc1, hidden))
 
     @cached_property
     def fc1_again(self) -> Cost:
-        """fc1 waits for its inputs; the output's gradient comes beside it."""
+        """The recomputation of fc1, which waits for its inputs; the gather of the output's gradient overlaps with
+        it.
+        """
         instead_s = self.left_s(self.fc1_forward.matmul, self.activation_s()) + self.gather_s()
         hidden_s = self.left_s(self.hidden_s(2), self.activation_s()) + self._fc1_inputs_left_s
         return self.fc1_forward + Cost(tensor=instead_s - hidden_s)

@@ -1,4 +1,4 @@
-"""Everything that decides the time of a step, worked out once: the input of the prediction and of the trace."""
+"""All costs that decide the time of a step: the common input of the prediction and of the trace."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ class StepModel:
     """The costs of one step on every stage.
 
     Attributes:
-        layer: without the recomputation of skeletal activations under a swap plan.
-        recompute: that recomputation, in the backward of one layer.
-        embedding, loss: the ends of the model, one microbatch.
-        message_s: between neighbouring stages.
-        times: of one layer and its copies; copies of 0 s where nothing moves.
-        updates, states: by stage; no states where all are whole on the device.
+        layer: cost of one layer, without the recomputation of skeletal activations under a swap plan.
+        recompute: cost of that recomputation in the backward of one layer.
+        embedding, loss: cost of embedding and loss for one microbatch.
+        message_s: seconds of a message between neighbouring stages.
+        times: seconds of one layer and of its copies, which take 0 s if nothing moves.
+        updates, states: by stage; None in `states` for stages whose states are all whole on the device.
         peak_flops: of one rank, FLOP/s.
         swap: what moves (planned for the first stage); None where no swap plan runs.
     """
@@ -57,11 +57,11 @@ class StepModel:
         return self.num_layers // self.pipeline.stages
 
     def embedding_s(self, stage: int, action: Action) -> float:
-        """Seconds of the embedding in an action, 0 where it has none."""
+        """Seconds of the embedding in an action; 0 if the action does not contain it."""
         return _end_s(self.embedding, action) if self.pipeline.virtual_stage(stage, action.chunk) == 0 else 0.0
 
     def loss_s(self, stage: int, action: Action) -> float:
-        """Seconds of the loss in an action, 0 where it has none."""
+        """Seconds of the loss in an action; 0 if the action does not contain it."""
         is_last = self.pipeline.virtual_stage(stage, action.chunk) == self.pipeline.last_virtual_stage
         return _end_s(self.loss, action) if is_last else 0.0
 
@@ -97,7 +97,7 @@ def step_model(
 
 
 def stage_message_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
-    """Hidden states of one microbatch to the next pipeline stage, or their gradient back."""
+    """Seconds to send the hidden states of one microbatch to the next pipeline stage, or their gradient back."""
     parallel = config.parallel
     tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
     wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow
@@ -107,7 +107,7 @@ def stage_message_s(config: RunConfig, kernels: Kernels, world_size: int) -> flo
 def _layer(
     config: RunConfig, world_size: int, kernels: Kernels, alpha: float | Mapping[str, int] | None
 ) -> tuple[LayerCost, Cost, LayerTimes, SwapSolution | None]:
-    """A layer as it is executed: plain, or under a swap plan with what that recomputes and copies."""
+    """The cost of a layer as it is executed: plain, or under a swap plan with its recomputation and copies."""
     asked: float | str | Mapping[str, int] = config.memory.offload_alpha if alpha is None else alpha
     if asked != "off" and (alpha is not None or config.memory.swaps):
         layer = swapped_layer(config, kernels)

@@ -1,4 +1,4 @@
-"""What a step costs beside its layers: embedding and loss at the ends of the model, then data parallelism and AdamW.
+"""The costs of a step outside of its layers: embedding, loss, data parallelism and AdamW.
 
 Follows `memo.parallel.tensor`, `memo.parallel.loss`, `memo.parallel.data` and `memo.train.optimizer`.
 """
@@ -17,7 +17,7 @@ from memo.spec.placement import placement_of
 
 @dataclass(frozen=True)
 class EndCost:
-    """One microbatch at one end of the model."""
+    """The cost of the embedding, or of the loss, for one microbatch."""
 
     forward: Cost
     backward: Cost
@@ -25,15 +25,15 @@ class EndCost:
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """After the last backward of a stage, seconds.
+    """Seconds of the work that follows the backwards of a stage.
 
     Attributes:
-        bucket_s: to reduce-scatter the gradients of one layer.
-        rest_s: to reduce-scatter those of the ends, which come last or first.
-        replicas_s: to sum over tp what all its ranks hold, of shards that are reduced.
-        overlaps: a bucket is reduced while backward goes on with the layers below (--overlap-grad-reduce).
-        optimizer_s: norm of the gradients, AdamW, weights cast, of what the device updates.
-        gather_s: all-gather of the new weights of that, and of the ends.
+        bucket_s: reduce-scatter of the gradients of one layer.
+        rest_s: reduce-scatter of the gradients of embedding and head.
+        replicas_s: sum over tp of the reduced gradients of weights that every tp rank holds whole.
+        overlaps: whether a bucket is reduced while backward goes on with the layers below (--overlap-grad-reduce).
+        optimizer_s: norm of the gradients, AdamW and the cast of the weights, for what the device updates.
+        gather_s: all-gather of the new weights that the device has updated, and of embedding and head.
     """
 
     bucket_s: float
@@ -44,7 +44,7 @@ class UpdateCost:
     gather_s: float
 
     def exposed_s(self, num_layers: int, backward_s: float) -> float:
-        """Reduction that is left when the last backward, through `num_layers` of `backward_s` each, has ended."""
+        """Seconds of reduction left after the last backward, which runs `num_layers` layers of `backward_s` each."""
         layers_s, last_s = num_layers * self.bucket_s, self.rest_s + self.replicas_s
         if not self.overlaps:
             return layers_s + last_s
@@ -53,7 +53,7 @@ class UpdateCost:
 
 
 def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
-    """Look-up and scatter over tp; backward adds into a dense gradient of the table."""
+    """The embedding: look-up and scatter over tp; backward adds to a dense gradient of the table."""
     tokens = _tokens(config)
     tp = Group(config.parallel.tp, 1)
     hidden_bytes = tokens * config.model.hidden_size * kernels.narrow
@@ -69,7 +69,7 @@ def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
 
 
 def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
-    """Final norm and the chunked loss: backward computes the logits of each chunk again."""
+    """The final norm and the chunked loss, whose backward computes the logits of each chunk again."""
     tokens, hidden, rows = _tokens(config), config.model.hidden_size, _head_rows(config)
     tp = Group(config.parallel.tp, 1)
     chunk = min(config.training.loss_chunk_size, tokens)
@@ -96,7 +96,7 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
 
 
 def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> UpdateCost:
-    """Over dp x cp gradients in fp32 are reduced to shards, and weights gathered from them where they stay whole."""
+    """Reduction of fp32 gradients to shards over dp x cp, update, and gathering of the weights that stay whole."""
     parallel = config.parallel
     shards = data_parallel_size(config, world_size) * parallel.cp
     group = Group(shards, parallel.tp)
@@ -118,7 +118,8 @@ def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int
 
 
 def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
-    """Gradients of norms and late biases: one message, and one for each layer whose gradients leave the device."""
+    """Sum over tp of the gradients of norms, and of biases added after the sum over tp: one message for all that stay
+    on the device, and one for each layer whose gradients leave it."""
     parallel, placement = config.parallel, placement_of(config, world_size)
     shards, tp = data_parallel_size(config, world_size) * parallel.cp, Group(parallel.tp, 1)
     layer_bytes = layer_parameters(config.model).replicated / shards * kernels.wide * tp.size
@@ -128,7 +129,7 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
 
 
 def _tied_s(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> float:
-    """First and last stage add up the gradients of one matrix, each rank its shard."""
+    """Sum of a tied embedding's gradients over the first and the last stage; each rank sums its shard."""
     parallel = config.parallel
     if parallel.pp == 1 or config.model.untie_embeddings_and_output_weights or stage not in (0, parallel.pp - 1):
         return 0.0

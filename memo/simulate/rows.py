@@ -1,13 +1,13 @@
-"""What works at the same time on one stage, each in its own order."""
+"""The resources of one stage that work at the same time: streams, the link of dp, and the CPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ROWS = ("compute", "offload", "prefetch", "data", "cpu")
-"""data: reduction of gradients and gathering of weights over dp x cp; cpu: updates of what lies in host memory."""
+"""data: reduction of gradients and gathering of weights over dp x cp; cpu: updates of states in host memory."""
 
 Record = Callable[[str, str, float, float], None]
-"""(row, name, start, end): told about every piece of work."""
+"""Called as (row, name, start, end) for every piece of work."""
 
 
 @dataclass
