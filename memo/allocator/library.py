@@ -9,11 +9,12 @@ from memo.artifacts.reading import shown
 from memo.errors import AllocatorError, PlanError
 
 REASONS = ("size", "thread", "stream", "overlap", "exhausted")
-"""Why a request of a planned phase was served natively; the order of enum Reason in csrc/core/statistics.h."""
+"""Reasons why torch's allocator served a request of a planned phase, in the order of enum Reason in
+csrc/core/statistics.h."""
 NUM_NAMED = 4
 
 OUTSIDE = -1
-"""Number of a phase that the plan does not have."""
+"""The number that stands for a phase which the plan does not have."""
 
 
 class Mode(enum.IntEnum):
@@ -44,10 +45,10 @@ class RawManagedUse(ctypes.Structure):
 
 
 class NativeLibrary:
-    """The loaded library. Its state is the process's: loading it twice gives the same allocator."""
+    """The loaded library. Its state belongs to the process, so loading it twice gives the same allocator."""
 
     def __init__(self, path: Path) -> None:
-        """Load it and put its allocator over torch's, where it stays. Raises AllocatorError."""
+        """Load it and install its allocator in front of torch's until the process ends. Raises AllocatorError."""
         try:
             self._native = ctypes.CDLL(str(path))
         except OSError as error:
@@ -90,7 +91,9 @@ class NativeLibrary:
         alignment_bytes: int,
         arena_bytes: int,
     ) -> None:
-        """Take the arena; the mode is PASSTHROUGH until it is set. Raises PlanError, also for what no int64 holds."""
+        """Allocate the arena; the mode is PASSTHROUGH until it is set. Raises PlanError, also for numbers beyond
+        int64.
+        """
         flat = [number for pair in sizes_and_offsets for number in pair]
         limits = (min_bytes, alignment_bytes, arena_bytes)
         requests, ends = _int64s(flat), _int64s(phase_ends)
@@ -98,7 +101,7 @@ class NativeLibrary:
         self._check(self._native.memo_load_plan(requests, len(flat) // 2, ends, len(ends), *limits))
 
     def unload_plan(self) -> None:
-        """The arena is given back unless blocks in it are alive. The mode is PASSTHROUGH."""
+        """Free the arena, unless blocks in it are alive, and set the mode to PASSTHROUGH."""
         self._check(self._native.memo_unload_plan())
 
     def set_mode(self, mode: Mode) -> None:
@@ -108,7 +111,7 @@ class NativeLibrary:
         self._native.memo_set_poison(int(is_on))
 
     def take_fault(self) -> None:
-        """Raises AllocatorError for what went wrong since the last call where nothing could be raised."""
+        """Raise AllocatorError for an error since the last call that occurred where it could not be raised."""
         if fault := self._native.memo_take_fault():
             raise AllocatorError(
                 f"the native allocator failed while it freed a block: {fault.decode(errors='replace')}: start again "
@@ -116,7 +119,7 @@ class NativeLibrary:
             )
 
     def events(self) -> Sequence[RawEvent]:
-        """Of the last recorded iteration."""
+        """The events of the last recorded iteration."""
         events = (RawEvent * self._native.memo_num_events())()
         self._native.memo_copy_events(events)
         return events
@@ -130,16 +133,16 @@ class NativeLibrary:
         self._native.memo_reset_statistics()
 
     def open_managed(self, limit_bytes: int) -> None:
-        """Serve requests from managed memory, of which at most `limit_bytes` may be out. Raises AllocatorError."""
+        """Serve requests from managed memory, at most `limit_bytes` of it at a time. Raises AllocatorError."""
         if refusal := self._native.memo_open_managed(_int64s([limit_bytes])[0]):
             raise AllocatorError(f"managed memory cannot be used: {refusal.decode()}")
 
     def close_managed(self) -> None:
-        """Blocks that are alive stay until they are freed."""
+        """Stop serving from managed memory; blocks that are alive stay until they are freed."""
         self._native.memo_close_managed()
 
     def managed_use(self) -> RawManagedUse:
-        """Since managed memory was opened."""
+        """Use of managed memory since it was opened."""
         found = RawManagedUse()
         self._native.memo_managed_use(ctypes.byref(found))
         return found
@@ -150,7 +153,7 @@ class NativeLibrary:
 
 
 def _int64s(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
-    """As C reads them. Raises PlanError for what ctypes would take modulo 2^64 without a word."""
+    """The numbers as C reads them. Raises PlanError for numbers that ctypes would silently take modulo 2^64."""
     for value in (min(values, default=0), max(values, default=0)):
         if not -(1 << 63) <= value < 1 << 63:
             raise PlanError(f"the memory plan cannot be used: {shown(value)} does not fit into 64 bits: plan anew")

@@ -1,4 +1,4 @@
-"""torch's memory under a plan: record what an iteration asks for, then serve every iteration from planned addresses.
+"""Records the memory requests of an iteration, and serves the requests of later iterations at planned addresses.
 
     allocator = PlannedAllocator.install("cpu")
     with allocator.record() as recording:
@@ -13,7 +13,7 @@
             allocator.mark("layer_forward", layer=0, microbatch=0)
             ...
 
-What does not go as planned is served by torch's own allocator and counted; it costs memory, never correctness.
+Requests that differ from the plan are served by torch's own allocator and counted. They cost memory, not correctness.
 """
 
 import collections
@@ -32,7 +32,7 @@ from memo.errors import AllocatorError, PlanError, TraceError
 from memo.units import format_bytes
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
-"""What torch's own allocators promise, and kernels rely on."""
+"""The alignment that torch's own allocators guarantee, on which kernels rely."""
 
 _NO_LIMIT_BYTES = (1 << 63) - 1
 
@@ -40,14 +40,14 @@ PhaseName = tuple[str, int, int]
 
 
 class Recording:
-    """What `PlannedAllocator.record` saw, once it is over."""
+    """The result of `PlannedAllocator.record`, available when the recording has ended."""
 
     def __init__(self) -> None:
         self._trace: Trace | None = None
 
     @property
     def trace(self) -> Trace:
-        """Raises TraceError before the end."""
+        """The recorded trace. Raises TraceError before the recording has ended."""
         if self._trace is None:
             raise TraceError("the recording has no trace before it ends: leave `with allocator.record()` first")
         return self._trace
@@ -56,8 +56,9 @@ class Recording:
 class PlannedAllocator:
     """The planned allocator of one device type of this process.
 
-    It stays over torch's allocator until the process ends and passes everything on unless it records or plans. One
-    instance a device type is enough; a second one would share the native state, but not the names of the phases.
+    It stays in front of torch's allocator until the process ends, and passes all requests on to it unless it records or
+    obeys a plan. Use one instance for each device type: a second one would share the native state, but not the names of
+    the phases.
     """
 
     def __init__(self, library: NativeLibrary, device: build.Device) -> None:
@@ -72,9 +73,9 @@ class PlannedAllocator:
 
     @classmethod
     def install(cls, device: build.Device) -> "PlannedAllocator":
-        """Build the native part if need be, and put it into torch.
+        """Build the native library if necessary, and install it in torch.
 
-        Raises AllocatorError with the reason where that cannot be; training can go on without.
+        Raises AllocatorError with the reason if that fails; training can go on without it.
         """
         if device not in build.DEVICES:
             raise AllocatorError(f"device = {device!r} has no planned allocator: give one of {build.DEVICES}")
@@ -84,11 +85,11 @@ class PlannedAllocator:
 
     @contextlib.contextmanager
     def record(self, run: dict[str, Any] | None = None) -> Iterator[Recording]:
-        """Record the one iteration that runs inside; `run` describes it for people.
+        """Record the iteration that runs inside; `run` is a description that is stored in the trace.
 
-        Only requests of the thread that marked the phase are recorded, on CUDA only those for the stream that is
-        current now: as they will be planned. A plan that is in use rests meanwhile. Raises TraceError at the end for
-        no iteration, for several, and for one without requests.
+        As in a plan, only requests of the thread that marked the phase are recorded, and on CUDA only those for the
+        stream that is current now. A loaded plan is not used meanwhile. Raises TraceError at the end if no iteration
+        ran, or several, or one without requests.
         """
         before, self._num_recorded = self._mode, 0
         recording = Recording()
@@ -106,16 +107,16 @@ class PlannedAllocator:
 
     @contextlib.contextmanager
     def managed_memory(self, oversubscribe: bool = False) -> Iterator[None]:
-        """Serve what is asked for inside from CUDA's managed memory: MEMO's way to record more than a device holds.
+        """Serve requests inside from CUDA's managed memory, as MEMO does to record more than a device holds.
 
-        Slow: for iterations that are recorded, not trained. Requests below 1 MiB stay with torch's allocator.
+        This is slow, and meant for recording, not for training. torch's allocator still serves requests below 1 MiB.
 
         Args:
-            oversubscribe: let it be more than the device has free; pages then move to the host and back, and a device
-                can hang.
+            oversubscribe: allow more than the device has free; pages then move to the host and back, and a device can
+                hang.
 
-        Raises AllocatorError where there is no such memory, and, unless `oversubscribe`, for the request with which
-        more would be out than was free at the start.
+        Raises AllocatorError if the device has no managed memory, and, unless `oversubscribe`, for the first request
+        that would exceed the memory that was free at the start.
         """
         if self.device != "cuda":
             raise AllocatorError(f"managed memory is CUDA's, but this is the allocator of device {self.device!r}")
@@ -136,10 +137,10 @@ class PlannedAllocator:
             self._library.close_managed()
 
     def use(self, plan: MemoryPlan) -> None:
-        """Take the plan's arena and serve from it, from the next iteration on; an earlier plan ends.
+        """Allocate the plan's arena, and serve from it from the next iteration on; replaces an earlier plan.
 
-        Raises PlanError for a plan that does not fit this device, whose addresses make no sense, or whose arena
-        cannot be had; then everything is passed on.
+        Raises PlanError if the plan is for another device, if its addresses are invalid, or if its arena cannot be
+        allocated; then all requests are passed on to torch's allocator.
         """
         if self._mode is Mode.RECORD:
             raise PlanError("a memory plan cannot be loaded while recording: leave `with allocator.record()` first")
@@ -171,15 +172,15 @@ class PlannedAllocator:
         self._set_mode(Mode.PLANNED)
 
     def stop(self) -> None:
-        """Pass everything on again. The arena is given back, unless blocks in it are alive."""
+        """Pass all requests on to torch's allocator again, and free the arena unless blocks in it are alive."""
         self._forget_plan()
         self._library.unload_plan()
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """Around one training iteration. Outside, nothing is planned: evaluation and checkpoints are passed on.
+        """A context around one training iteration. Requests outside of it, as in evaluation, are never planned.
 
-        Raises AllocatorError at its end for what went wrong while blocks were freed.
+        Raises AllocatorError at its end for errors that occurred while blocks were freed.
         """
         self._seen.clear()
         if self._mode is Mode.RECORD:
@@ -193,11 +194,11 @@ class PlannedAllocator:
         self._library.take_fault()
 
     def mark(self, kind: str, layer: int = -1, microbatch: int = -1) -> None:
-        """A phase begins, and the one before ends; the plan finds its place by the name.
+        """Begin a phase, which ends the one before; the plan is looked up by the phase's name.
 
-        Call it in the thread that will ask for memory: on CUDA, backward runs in autograd's. A name that comes
-        several times in an iteration means the plan's phases of that name one after another; a name that the plan
-        does not have is passed on.
+        Call it in the thread that will request memory; on CUDA, backward runs in a thread of autograd. If a name occurs
+        several times in an iteration, it stands for the plan's phases of that name in their order. The requests of a
+        phase that the plan does not have are passed on.
         """
         if self._mode is Mode.PASSTHROUGH:
             return
@@ -212,10 +213,10 @@ class PlannedAllocator:
         self._library.mark(index)
 
     def settle(self, tensor: torch.Tensor) -> None:
-        """The current stream waits, from now on, for the end of one use of `tensor` by another stream.
+        """Declare that the current stream has waited for one use of `tensor` by another stream.
 
-        Call it once for each `record_stream` after a wait for that very use: when the block is freed, nothing more has
-        to be waited for. torch calls record_stream for each tensor of a message between two ranks under NCCL.
+        Call it once for each `record_stream`, after the wait for that use, so that nothing has to be waited for when
+        the block is freed. torch calls record_stream for each tensor of a message between two ranks under NCCL.
         """
         self._library.settle(tensor.untyped_storage().data_ptr())
 
@@ -231,7 +232,7 @@ class PlannedAllocator:
         self._library.reset_statistics()
 
     def set_poison(self, is_on: bool) -> None:
-        """For tests: overwrite freed planned blocks with NaN."""
+        """For tests: whether freed planned blocks are overwritten with NaN."""
         self._library.set_poison(is_on)
 
     def _set_mode(self, mode: Mode) -> None:

@@ -1,4 +1,4 @@
-"""What became of the requests that a plan foresees."""
+"""Counts of the requests that were served as planned, and of those that were not."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ class Mismatch:
     """One request that was not served as planned.
 
     Attributes:
-        reason: "size": it is not the size that the plan has next; "thread": another thread made it; "stream": another
-            stream was current; "overlap": a block that is still alive lies where it should go; "exhausted": the phase
-            has no request left.
+        reason: "size": its size is not that of the plan's next request; "thread": another thread made it; "stream":
+            another stream was current; "overlap": a block that is still alive occupies its planned address;
+            "exhausted": the plan has no request left in this phase.
         position: of the plan's next request in the phase.
         expected_bytes: its size; 0: none was expected.
     """
@@ -32,7 +32,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Since the plan was loaded, or since the last reset. Requests below the plan's min_bytes are not counted.
+    """Counts since the plan was loaded or reset. Requests below the plan's min_bytes are not counted.
 
     Attributes:
         requests: in planned phases; hits + native + all fallbacks.

@@ -1,12 +1,12 @@
-"""Which ranks of a run are still there: each tells the store that it lives, and why it leaves.
+"""Detects lost ranks: each rank writes to the store that it lives, and why it ends.
 
-    alive/r   a number that grows every PULSE_S
-    lost      the first rank that left too early, and why: written once
-    done/r    rank r has left in order, or has read `lost`
+    alive/r   a number that rank r increases every PULSE_S
+    lost      the first rank that ended too early, and the reason; written once
+    done/r    rank r has ended as it should, or has read `lost`
 
-Ranks read `lost` and the numbers of their two neighbours, so the store serves a few small requests a second and rank.
-A neighbour on the same machine whose process has gone left without a word; one on another machine, or one that is
-stopped, is given up when its number has stood still for as long as a message may wait.
+A rank reads `lost` and the numbers of its two neighbours, so the store serves a few small requests per second and
+rank. A neighbour on the same machine is lost if its process does not exist any more. A neighbour on another machine,
+or one whose process is stopped, is lost if its number has not grown for as long as a message may wait.
 """
 
 import json
@@ -22,7 +22,7 @@ from memo.mesh.roll_call import Member, is_kept_by_torchrun, keeper
 
 PULSE_S = 1.0
 CENSUS_S = 3.5
-"""In which every living rank's number grows, even on a machine that is busy."""
+"""Seconds in which the number of every living rank grows, even on a busy machine."""
 
 _GONE = (
     "its process has gone without a word: it was killed (the kernel's log tells whether for memory, the scheduler's "
@@ -32,7 +32,7 @@ _GONE = (
 
 @dataclass(frozen=True)
 class Loss:
-    """The rank that left first, and why, for people."""
+    """The rank that was lost first, and the reason, as text."""
 
     rank: int
     who: str
@@ -43,13 +43,14 @@ class Loss:
 
 
 class Presence:
-    """What one rank says and hears; its methods talk to the store, and raise RuntimeError when that is gone.
+    """The entries of one rank in the store. Its methods raise RuntimeError if the store does not answer.
 
     Args:
-        store: of this run alone, over a connection of its own: a message that waits holds its connection.
+        store: a part of the store for this run alone, over its own connection, because a waiting call blocks the
+            connection.
         members: all ranks of the run (memo.mesh.roll_call).
-        names: what people call them, by rank.
-        timeout: how long a silent rank is waited for.
+        names: their names in messages, by rank.
+        timeout: how long a rank may be silent before it counts as lost.
     """
 
     def __init__(
@@ -66,22 +67,22 @@ class Presence:
         self._silent_s = dict.fromkeys(self._neighbours, 0.0)
 
     def beat(self) -> None:
-        """To be called every PULSE_S."""
+        """Signal that this rank lives; to be called every PULSE_S."""
         self._pulse += 1
         self.store.set(f"alive/{self.rank}", str(self._pulse))
 
     def leave(self, why: str) -> Loss:
-        """Tell that this rank ends the run; returns who did so first."""
+        """Report that this rank ends the run; returns the first such report of any rank."""
         return self._tell(self.rank, why)
 
     def leave_in_order(self) -> None:
-        """Tell that this rank is not needed any more, or has heard of the loss."""
+        """Report that this rank has ended as it should, or has read the report of a lost rank."""
         self.store.set(f"done/{self.rank}", "")
 
     def wait_for_readers(self, silence_s: float) -> None:
-        """A store that this rank keeps ends with it: first let the others read what they still need.
+        """If this rank hosts the store, wait until the other ranks do not need it any more.
 
-        Returns when all are done, or when of those that are not none has been heard of for `silence_s`.
+        Returns when all are done, or when none of the others has given a sign of life for `silence_s`.
         """
         if self.rank != 0 or is_kept_by_torchrun():
             return
@@ -95,14 +96,14 @@ class Presence:
             time.sleep(PULSE_S / 20)
 
     def lost(self) -> Loss | None:
-        """Who left first, if anybody told of it."""
+        """The report of the rank that was lost first, if there is one."""
         return Loss(**json.loads(self.store.get("lost"))) if self.store.check(["lost"]) else None
 
     def look_around(self, since_s: float) -> Loss | None:
-        """Tell of a neighbour that has gone, or has been silent for too long; `since_s`: since the last look.
+        """Report a neighbour that is lost; `since_s`: seconds since the last call.
 
-        A process that was itself stopped for a while has only seen its own silence, so no look counts for more than
-        two pulses.
+        If this process was itself stopped for a while, it could not see the neighbour's pulses. So one call adds at
+        most two pulses to the time for which a neighbour was silent.
         """
         for rank in self._neighbours:
             if rank in self._visible and not is_running(self.members[rank].pid):
@@ -123,11 +124,11 @@ class Presence:
         return None
 
     def numbers(self) -> list[bytes]:
-        """Of all ranks now; two of them, CENSUS_S apart, tell who still lives."""
+        """The current numbers of all ranks; those of ranks that live differ from those CENSUS_S earlier."""
         return [self._number(rank) for rank in range(len(self.members))]
 
     def silent_since(self, numbers: Sequence[bytes]) -> Loss | None:
-        """Tell of the ranks whose numbers have not grown, the first of them by name."""
+        """Report the ranks whose numbers have not grown since `numbers`; the report names the first."""
         silent = [rank for rank, was in enumerate(numbers) if rank != self.rank and self._number(rank) == was]
         silent = [rank for rank in silent if not self._is_done(rank)]
         if not silent:
@@ -136,7 +137,7 @@ class Presence:
         return self._tell(silent[0], f"{_GONE}{others}")
 
     def keeper_gone(self, error: BaseException) -> Loss:
-        """What it means that the store does not answer any more."""
+        """The report for a store that does not answer any more."""
         words = (str(error).splitlines() or [""])[0]
         why = f"the store that ranks meet in has gone with it ({words}); look at its own output"
         return Loss(0, keeper() if is_kept_by_torchrun() else self.names[0], why)
@@ -153,7 +154,7 @@ class Presence:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this machine still runs; one that nobody has waited for yet does not."""
+    """Whether a process of this machine runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -1,15 +1,16 @@
-"""Who takes part in a run: agreed on in the store, before any process group starts.
+"""The ranks of a run agree in the store on who takes part, before any process group starts.
 
-torchrun's store outlives the processes of a run that is restarted, and ranks die at any time, so nothing that lies in
-the store can be trusted because of its name. Every process therefore comes with an identity of its own:
+torchrun's store outlives the processes of a run that is restarted, and ranks can die at any time, so an entry of the
+store may be left from an earlier start. Every process therefore has an identity of its own:
 
     rank r                                      rank 0
     hello/r = identity            ->            roll = all identities, roll_digest
     ack/r = digest of the roll,   <-
       if it names this process    ->            agreed/digest, once every ack is that digest
 
-What an earlier process left is never acknowledged, as the roll holds rank 0's new identity. The digest then names the
-run in the store. A rank whose input is refused takes part as well, with its words, so that no other waits for it.
+Entries of an earlier process are never acknowledged, because the roll holds the new identity of rank 0. The digest
+then names the run in the store. A rank that refuses its input takes part as well, and gives the reason, so that no
+other rank waits for it.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ from memo.errors import ConfigError, RankLost, host_name
 
 _POLL_S = 0.05
 _SEEN_S = 5.0
-"""How long a rank that keeps the store, and leaves, waits for the others to have read why."""
+"""How long a rank that hosts the store, and ends, waits for the others to read the reason."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Member:
     """One process of a run.
 
     Attributes:
-        place: the machine, or container, in which `pid` names the process.
-        words: why it refuses to run; empty: it runs.
+        place: the machine or container whose process number `pid` is.
+        words: the reason why it refuses to run; empty if it runs.
     """
 
     identity: str
@@ -50,9 +51,9 @@ class Member:
 
 
 def open_store(rank: int, timeout: timedelta) -> TCPStore:
-    """The store that MASTER_ADDR and MASTER_PORT name; without torchrun rank 0 keeps it.
+    """Connect to the store at MASTER_ADDR and MASTER_PORT; without torchrun, rank 0 hosts it.
 
-    Raises ConfigError where they name none, RankLost when nobody answers there within `timeout`.
+    Raises ConfigError if they are not a host and a port, and RankLost if nothing answers there within `timeout`.
     """
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal() or int(port) >= 2**16:
@@ -77,21 +78,21 @@ def open_store(rank: int, timeout: timedelta) -> TCPStore:
 
 
 def is_kept_by_torchrun() -> bool:
-    """Whether the store outlives every rank."""
+    """Whether torchrun hosts the store, which then outlives every rank."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def keeper() -> str:
-    """Who keeps the store, for people."""
+    """The name of the process that hosts the store, for messages."""
     return "torchrun on the first node" if is_kept_by_torchrun() else "rank 0"
 
 
 def call_roll(
     store: Store, rank: int, world_size: int, timeout: timedelta, words: str = ""
 ) -> tuple[PrefixStore, list[Member]]:
-    """Meet all ranks of this start: what they have of the store for themselves, and who they are, by rank.
+    """Wait for all ranks of this start; returns a part of the store for this run alone, and the members by rank.
 
-    Raises RankLost when some do not come within `timeout`, or have come to say why they refuse to run.
+    Raises RankLost if some rank does not join within `timeout`, or reports why it refuses to run.
     """
     me, deadline_s = Member.here(words), time.monotonic() + timeout.total_seconds()
     store.set(f"hello/{rank}", json.dumps(asdict(me)))
@@ -115,7 +116,7 @@ def call_roll(
 
 
 class _Leader:
-    """Rank 0: writes the roll as often as it changes, until all agree."""
+    """Rank 0: writes the roll again whenever it changes, until all ranks agree."""
 
     def __init__(self, store: Store, world_size: int) -> None:
         self.store = store
@@ -139,7 +140,7 @@ class _Leader:
 
 
 class _Follower:
-    """Any other rank: agrees to a roll that names this very process."""
+    """Any other rank: agrees to a roll that contains the identity of this process."""
 
     def __init__(self, store: Store, rank: int, identity: str) -> None:
         self.store, self.rank, self.identity = store, rank, identity
@@ -158,7 +159,7 @@ class _Follower:
 
 
 def _let_all_read(store: Store, rank: int, world_size: int, digest: str) -> None:
-    """A store that rank 0 keeps ends with it, and this run does not begin."""
+    """Keep the store of rank 0 alive until all ranks have read that this run does not begin."""
     store.set(f"seen/{digest}/{rank}", "")
     seen = [f"seen/{digest}/{other}" for other in range(world_size)]
     deadline_s = time.monotonic() + _SEEN_S
@@ -180,7 +181,7 @@ def _digest(text: str) -> str:
 
 
 def _place() -> str:
-    """Two processes of one place can see each other by their number."""
+    """A name that is equal for processes that can see each other by their process number."""
     try:
         return f"{host_name()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

@@ -1,4 +1,4 @@
-"""Process groups of which only this rank exists: every message ends at once, with what this rank has.
+"""Process groups in which only this rank exists: every message ends at once, with this rank's data alone.
 
 A single device then runs one rank of a larger job: the shapes, the order of operations and the memory are true, and
 so is the time that the rank computes; nothing is sent, sums hold one term, and losses mean nothing. What comes in from
@@ -31,7 +31,7 @@ links: Callable[[Sequence[int]], Link] | None = None
 
 
 def init_simulated(rank: int, world_size: int) -> None:
-    """Start a default process group of `world_size` ranks, of which this process is `rank` and all there is."""
+    """Start a default process group of `world_size` ranks, in which only this process, `rank`, exists."""
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu", "cuda"])
     dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=world_size)

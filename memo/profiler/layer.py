@@ -27,13 +27,13 @@ from memo.spec.slots import SlotLayout
 
 _REPEATS = 3
 _LONG_S = 1.0
-"""Beyond this, warming up is a small part of a run."""
+"""If a run takes longer than this, warming up is a small part of it."""
 _LINK_BYTES = 256 << 20
-"""Large enough for a link's full rate, small beside the host's memory."""
+"""Large enough to reach a link's full rate, and small compared to host memory."""
 
 
 class ScratchMemory:
-    """A slot outside of any plan: what `memo.executor.layer` needs to run one layer alone."""
+    """A slot without a plan, with which `memo.executor.layer` can run a single layer."""
 
     def __init__(self, layout: SlotLayout, device: torch.device) -> None:
         self.layout = layout
@@ -49,7 +49,7 @@ class ScratchMemory:
 
 
 class ScratchGradients:
-    """Takes weight gradients where training will zero them before its first step."""
+    """Adds weight gradients to memory that training zeroes before its first step."""
 
     def __init__(self, main_gradient: Callable[[nn.Parameter], Tensor]) -> None:
         self.main_gradient = main_gradient
@@ -113,7 +113,7 @@ def _link_rates(device: torch.device) -> tuple[float, float, float, float]:
 
 
 def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
-    """A copy on a stream of its own while matrix products keep the device busy."""
+    """Bytes per second of a copy on its own stream while matrix products occupy the device."""
     stream, a = torch.cuda.Stream(), torch.ones(8192, 8192, dtype=torch.bfloat16, device="cuda")
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
@@ -128,7 +128,7 @@ def _rate_under_compute(dst: Tensor, src: Tensor) -> float:
 
 
 def median_s(work: Callable[[], object], device: torch.device, groups: Sequence[ProcessGroup | None] = ()) -> float:
-    """Median seconds of a few runs after one that warms up; of work that takes long, the first run counts."""
+    """Median seconds of a few runs after a warm-up run; if a run takes long, the first run is used instead."""
     first_s = torch.tensor(_once_s(work, device), dtype=torch.float64, device=device)
     for group in groups:
         all_reduce(first_s, group, "max")
