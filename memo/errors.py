@@ -120,9 +120,9 @@ def is_first_of_node() -> bool:
 
 
 def is_reporting_rank() -> bool:
-    """Whether this rank tells what all of them meet alike: one of each node does.
+    """Whether this rank prints errors that occur on all ranks alike: one rank of each node does.
 
-    A rank that torchrun did not start may have a terminal, or a log, of its own: it always tells.
+    A rank that torchrun did not start may have its own terminal or log, so it always prints.
     """
     return is_first_of_node() or "TORCHELASTIC_RUN_ID" not in os.environ
 
@@ -132,7 +132,8 @@ def exit_on_error(print_errors: bool = True) -> Iterator[None]:
     """An error of memo's becomes one message on standard error, and its exit status.
 
     Args:
-        print_errors: whether this rank tells what all ranks meet alike. What one rank meets, that rank always tells.
+        print_errors: whether this rank prints errors that occur on all ranks alike. A rank always prints an error of
+            its own.
     """
     try:
         yield

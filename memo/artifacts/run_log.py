@@ -1,4 +1,4 @@
-"""What a training run tells of itself: a line of JSON for each iteration, and a file that says what ran.
+"""The log of a training run: a line of JSON for each iteration, and a file that describes the run.
 
     log.jsonl       {"iteration": 1, "consumed_samples": 8, "lm_loss": 10.8, ...}     one StepRecord a line, appended
                     {"iteration": 100, "evaluation": {"loss": 2.1, ...}}              after each evaluation

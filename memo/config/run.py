@@ -46,7 +46,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LoggingConfig:
-    """What a run tells."""
+    """What a run logs, and where."""
 
     log_interval: int = 1
     """Steps between two log lines, and between two steps whose copies are timed where activations are swapped."""

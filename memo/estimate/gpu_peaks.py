@@ -1,4 +1,4 @@
-"""How fast GPUs multiply matrices at best, by the whole name that their driver tells.
+"""Peak rates of matrix products of GPUs, by the whole name that their driver reports.
 
 Whole names, because parts of names mislead: an L40 is no L4, an A10G no A10, and an H100 NVL runs at lower clocks than
 the H100 of an SXM board.
@@ -33,7 +33,7 @@ V100, are not listed.
 
 
 def bf16_peak_tflops(driver_name: str) -> float | None:
-    """TFLOP/s of the GPU whose driver tells this name; None for one that is not listed, such as a part of one (MIG).
+    """TFLOP/s of the GPU whose driver reports this name; None for GPUs that are not listed, such as parts (MIG).
 
     Older drivers leave out the maker's name.
     """

@@ -1,4 +1,4 @@
-"""A solution for people: what moves, what is recomputed, what binds, and what it costs."""
+"""A solution as text: what moves, what is recomputed, which limit binds, and what it costs."""
 
 from memo.planner.problem import Limit, SwapProblem, SwapSolution
 from memo.units import format_bytes
@@ -7,8 +7,8 @@ from memo.units import format_bytes
 def describe(solution: SwapSolution, problem: SwapProblem, origin: str | None = None) -> str:
     """A table with a row for each tensor or group, then limit, memory, time and remarks of one rank.
 
-    Behind the tiles that move stands alpha, the share before it was rounded down to them or lowered. `origin`
-    tells where the layer's times come from.
+    After the number of tiles that move stands alpha, the share before it was rounded down or lowered. `origin` says
+    where the times of the layer come from.
     """
     rows = [("tensor", "a layer", "tiles (alpha)", "between forward and backward"), *_rows(solution, problem)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -56,7 +56,7 @@ def _summary(solution: SwapSolution, problem: SwapProblem) -> list[str]:
 
 
 def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
-    """What the numbers alone do not say."""
+    """Remarks that explain the numbers."""
     remarks = []
     if solution.moves_nothing_is_best:
         remarks.append("Moving nothing is best: all activations fit in device memory (--offload-alpha off).")
@@ -82,7 +82,7 @@ def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
 
 
 def _percent(share: float) -> str:
-    """Rounded down, so that 100 % says all."""
+    """A share as text, rounded down, so that 100 % means all of it."""
     return f"{int(share * 1000 + 1e-6) / 10:g} %"
 
 

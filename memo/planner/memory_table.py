@@ -7,7 +7,7 @@ from memo.units import format_bytes
 
 
 def describe_plan(plan: MemoryPlan, trace: Trace) -> str:
-    """Four lines of reserved memory for one iteration of one rank; the last tells how good the plan is.
+    """Four lines of reserved memory for one iteration of one rank; the last says how good the plan is.
 
     PyTorch's two modes are simulated on the same requests (memo.planner.caching): they serve every request, the
     plan those of at least min_bytes.

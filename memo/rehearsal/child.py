@@ -36,7 +36,7 @@ from memo.units import format_bytes
 
 
 class Rehearsal:
-    """One rank's run. `found` grows while it goes on, so that it tells what is known when memory runs out."""
+    """One rank's run. `found` is updated while it runs, so that it has what is known if memory runs out."""
 
     def __init__(self, request: Request, folder: str) -> None:
         """`folder` gets a file that the run reads. Raises what memo train refuses, but for want of memory."""

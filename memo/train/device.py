@@ -77,7 +77,7 @@ def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype
 
 
 def gpu_name(device: torch.device) -> str:
-    """Name as the driver tells it; torch's where the driver library cannot be asked."""
+    """The name that the driver reports, or torch's name if the driver's library cannot be loaded."""
     try:
         import pynvml
 
@@ -112,7 +112,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _cpu_name() -> str:
-    """As Linux tells it; elsewhere, and where Linux does not know, at least the architecture."""
+    """The name of the CPU that Linux reports; on other systems, or without a name, the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How a run that was stopped tells so, and how process groups end."""
+"""The message of a run that was stopped, and the end of process groups."""
 
 import gc
 from pathlib import Path

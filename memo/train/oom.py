@@ -1,4 +1,4 @@
-"""Out of memory in a step: which component grew beyond what was foreseen, and which flag makes room."""
+"""Explains an out-of-memory error in a step: which component exceeded its forecast, and which flags free memory."""
 
 import contextlib
 import re

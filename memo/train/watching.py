@@ -1,4 +1,4 @@
-"""What a run tells of itself while it trains: bytes by component, and how the copies of a step went."""
+"""What a run measures while it trains: bytes by component, and the times of copies in a step."""
 
 import contextlib
 import dataclasses
