@@ -60,9 +60,9 @@ class Bounds:
         computed_s = self._pipeline_s(layout, KEEP if strategy.alpha == "auto" else strategy, None)
         if strategy.sharding != "optim_grads_params" or question.gpus == parallel:
             return (1.0 - _ROUNDING) * computed_s
-        key = layout.tp, layout.cp, layout.pp, layout.mbs
+        key = layout.tp, layout.cp, layout.pp, layout.mbs, strategy.order
         if key not in self._gathers:
-            config = config_of(question, layout, replace(KEEP, sharding=strategy.sharding))
+            config = config_of(question, layout, replace(KEEP, sharding=strategy.sharding, order=strategy.order))
             times = state_times(config, self.kernels, question.gpus, 0)
             self._gathers[key] = 0.0 if times is None else times.dp_s
         return (1.0 - _ROUNDING) * max(computed_s, self._gathers[key])

@@ -16,7 +16,7 @@ from memo.config import RunConfig
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.derived import resolved_a2a_size
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
-from memo.config.parallel import CpCommType, DataParallelSharding
+from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelSharding
 from memo.errors import ConfigError
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
@@ -52,11 +52,13 @@ class Strategy:
     """Where a layer's activations are between forward and backward, and its states.
 
     Attributes:
+        order: of microbatches and layers; breadth first is tried where states stream.
         placement: of states, where not all of them are whole on the device.
     """
 
     alpha: OffloadAlpha = "off"
     recompute: RecomputeGranularity = "none"
+    order: AccumulationOrder = "depth_first"
     sharding: DataParallelSharding = "optim"
     placement: StatePlacement | None = None
 
@@ -69,7 +71,8 @@ class Strategy:
             activations = f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
         else:
             activations = "keep" if self.recompute == "none" else f"recompute {self.recompute}"
-        return ", ".join([activations, *self._states()])
+        order = ["breadth first"] if self.order == "breadth_first" else []
+        return ", ".join([activations, *order, *self._states()])
 
     def _states(self) -> Iterator[str]:
         """Such as `ZeRO-3` and `host 18+18+16/32`: optimizers, gradients and weights of how many layers."""
@@ -101,6 +104,7 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             pipeline_model_parallel_size=layout.pp,
             num_virtual_stages_per_pipeline_rank=layout.vpp,
             data_parallel_sharding_strategy=strategy.sharding,
+            gradient_accumulation_order=strategy.order,
         ),
         memory=replace(base.memory, offload_alpha=strategy.alpha, recompute_granularity=strategy.recompute),
         training=replace(base.training, micro_batch_size=layout.mbs),

@@ -92,5 +92,7 @@ def state_flags(config: RunConfig) -> str:
         for name in ("optimizer_offload_fraction", "gradient_offload_fraction", "weight_offload_fraction"):
             share = getattr(memory, name)
             flags += [] if share is None else [("--" + name.replace("_", "-"), share)]
+    if config.parallel.gradient_accumulation_order != ParallelConfig.gradient_accumulation_order:
+        flags.append(("--gradient-accumulation-order", config.parallel.gradient_accumulation_order))
     text = "".join(f" {flag} {value}" for flag, value in flags)
     return text if memory.offload_weight_copy else f"{text} --no-offload-weight-copy"

@@ -5,8 +5,11 @@ Candidates are tried in order of a lower bound of their time, as long as the bou
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import inf
+from typing import get_args
 
+from memo.config.parallel import AccumulationOrder
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import node_budget_bytes
 from memo.search.bounds import Bounds
@@ -18,6 +21,8 @@ from memo.simulate import StepPrediction
 
 _ACTIVATIONS = (AUTO, FULL)
 """Uses of activations that are tried; alpha auto includes keeping all of them on the device."""
+_LEAST_GAIN = 0.005
+"""Of a step, for which breadth first is worth its memory: it keeps the activations of all microbatches at once."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,15 @@ def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs 
 
 
 def strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
-    """The strategies to try. With one rank in dp x cp there is nothing to shard, so ZeRO-2 and ZeRO-3 are left out."""
+    """The strategies to try. With one rank in dp x cp there is nothing to shard, so ZeRO-2 and ZeRO-3 are left out.
+
+    Breadth first needs a single stage, and differs only with several microbatches.
+    """
     shardings = SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
-    for activations in _ACTIVATIONS:
-        yield from (replace(activations, sharding=sharding) for sharding in shardings)
+    microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
+    orders = get_args(AccumulationOrder) if layout.pp == 1 and microbatches > 1 else ("depth_first",)
+    for activations, order, sharding in product(_ACTIVATIONS, orders, shardings):
+        yield replace(activations, order=order, sharding=sharding)
 
 
 def place_oversized(
@@ -77,6 +87,7 @@ def place_oversized(
     """The fastest placements of the `count` best grids among those whose step takes less than `below_s`."""
     placed_layouts = PlacedLayouts()
     best: dict[tuple[int, int, int], PlacedChoice] = {}
+    waits: dict[tuple[Layout, Strategy], float] = {}  # of what fits, the share of a step that is not compute
     dead: set[object] = set()
     tries = [
         (bounds.least_placed_s(layout, strategy), index, strategy)
@@ -92,6 +103,8 @@ def place_oversized(
             break
         if (smaller, layout.mbs) in dead or (grid in best and bound_s >= best[grid].step.step_time_s):
             continue
+        if waits.get((layout, replace(strategy, order="depth_first")), inf) < _LEAST_GAIN:
+            continue  # breadth first has nothing to gain
         placed_layouts.num_candidates += 1
         costs = costs_of(question, layout, strategy)
         if not fits(costs):
@@ -99,7 +112,12 @@ def place_oversized(
             dead |= {(smaller, size) for size in _larger(question, layout.mbs)}
             continue
         choice = placed(question, layout, strategy, costs)
-        if choice is not None and choice.step.step_time_s < min(below_s, _step_s(best.get(grid))):
+        if choice is None:
+            continue
+        step = choice.step
+        waits[layout, strategy] = 1 - step.resources["compute"] / step.step_time_s
+        gain = _LEAST_GAIN if strategy.order == "breadth_first" else 0.0
+        if step.step_time_s < min(below_s, (1 - gain) * _step_s(best.get(grid))):
             best[grid] = choice
     placed_layouts.choices = sorted(best.values(), key=_step_s)[:count]
     for choice in placed_layouts.choices:

@@ -155,7 +155,9 @@ class Costs:
         after_s = max(use.after_s * self._share_here(placement), costs.cpu_s * self.sizes.clips)
         links = step.resources["h2d"] + costs.h2d_s, step.resources["d2h"] + costs.d2h_s, costs.dp_s
         pipeline_s = step.step_time_s - use.after_s
-        last_s = pipeline_s * 2 / 3 / num_microbatches(self.config, self.world_size)  # when reduced gradients leave
+        is_breadth_first = self.config.parallel.gradient_accumulation_order == "breadth_first"
+        parts = 1 if is_breadth_first else num_microbatches(self.config, self.world_size)
+        last_s = pipeline_s * 2 / 3 / parts  # the backwards under which reduced gradients leave
         return max(pipeline_s + max(0.0, costs.last_d2h_s - last_s) + after_s, *links, costs.cpu_s)
 
     def best_use(self, placement: StatePlacement) -> tuple[float, ActivationUse | None]:

@@ -112,6 +112,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "dp": question.gpus // layout.ranks,
         "alpha": choice.strategy.alpha,
         "recompute": choice.strategy.recompute,
+        "order": choice.strategy.order,
         "sharding": choice.strategy.sharding,
         "states_in_host_memory": _placement(choice),
         "moved_tiles": choice.moved,
@@ -236,7 +237,10 @@ def _states(choice: Choice) -> list[str]:
             "" if not at.weights else (", streamed from a copy" if at.weight_copy else ", streamed from the masters")
         )
         parts.append(f"{counts} of {at.layers} layers in host memory{source}")
-    return [f"states: {'; '.join(parts)}"]
+    lines = [f"states: {'; '.join(parts)}"]
+    if choice.strategy.order == "breadth_first":
+        lines.append("--gradient-accumulation-order breadth_first: all microbatches pass a layer before the next")
+    return lines
 
 
 def _resources(choice: Choice) -> str:

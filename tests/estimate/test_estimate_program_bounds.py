@@ -9,7 +9,20 @@ from memo.config import RunConfig
 from memo.config.memory import OffloadStates
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
-from memo.search.candidates import AUTO, FULL, GRID, KEEP, SELECTIVE, Layout, batches, config_of, grids, pipelines
+from memo.estimate.program.step import Step
+from memo.search.candidates import (
+    AUTO,
+    FULL,
+    GRID,
+    KEEP,
+    SELECTIVE,
+    Layout,
+    Strategy,
+    batches,
+    config_of,
+    grids,
+    pipelines,
+)
 from memo.search.question import Question, ask
 from memo.spec.slots import Moved
 
@@ -64,9 +77,40 @@ def test_the_peak_lies_between_its_bounds(model: str, gpus: int, seq_len: int, e
     assert seen >= 60
 
 
-def test_breadth_first_lies_between_its_bounds() -> None:
-    question = ask("gpt-7b", 8, seq_len=8192, global_batch_size=32)
-    config = config_of(question, Layout(tp=2), ZERO_3)
-    config = replace(config, parallel=replace(config.parallel, gradient_accumulation_order="breadth_first"))
-    bounds = memory_bounds(config, 8, 0, None)
-    assert bounds.least <= program_memory(config, 8, 0).total <= bounds.most
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 64])
+@pytest.mark.parametrize("strategy", [KEEP, FULL, ZERO_3, GRID[0], GRID[2]])
+def test_breadth_first_lies_between_its_bounds(microbatches: int, strategy: Strategy) -> None:
+    """Also with so many microbatches that their hidden states between two layers are most of a step's memory."""
+    for config in breadth_first_runs(microbatches, strategy):
+        peak, bounds = program_memory(config, 8, 0).total, memory_bounds(config, 8, 0, moved_of(config))
+        assert 0.8 * peak <= bounds.least <= peak <= bounds.most
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("microbatches", [3, 6])
+@pytest.mark.parametrize("strategy", [KEEP, FULL, ZERO_3, GRID[0], GRID[2]])
+def test_breadth_first_walks_through_alike_microbatches_at_once(
+    microbatches: int, strategy: Strategy, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peak is that of walking through each of them."""
+    for config in breadth_first_runs(microbatches, strategy):
+        config = replace(config, hardware=replace(config.hardware, device=device))
+        at_once = program_memory(config, 8, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(Step, "_alike_microbatches", lambda step: [1] * step.microbatches)
+            each = program_memory(config, 8, 0)
+        assert at_once.total == each.total
+        assert at_once.components == each.components
+
+
+def breadth_first_runs(microbatches: int, strategy: Strategy) -> Iterator[RunConfig]:
+    """With states on the device, and in slots; on a tensor-parallel rank alone, and with data parallelism."""
+    for layout in (Layout(tp=8), Layout(tp=2)):
+        question = ask("gpt-7b", 8, seq_len=8192, global_batch_size=microbatches * 8 // layout.tp)
+        config = config_of(question, layout, replace(strategy, order="breadth_first"))
+        for places in ("none", "all"):
+            yield config.override({"offload_states": places})
+
+
+def moved_of(config: RunConfig) -> Moved | None:
+    return config.memory.offload_alpha if isinstance(config.memory.offload_alpha, float) else None

@@ -20,6 +20,7 @@ from memo.search.question import ask
 from memo.search.ranking import search
 from memo.search.state_costs import Costs, MemoryLimits
 from memo.search.states import fits, place, resolve_states
+from memo.search.tables import Commands, text
 from memo.simulate import predict_step
 from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.units import GIB
@@ -150,7 +151,7 @@ def test_memory_of_a_choice_is_that_of_its_placement() -> None:
         assert use is not None
         device, host = costs.needed(found.strategy.placement, use)
         exact = question.account.worst(config, found.moved).total
-        assert exact <= device <= 1.025 * exact
+        assert exact <= device <= 1.03 * exact
         assert host == node_host_bytes(config, 8, 8, found.moved)
         check(run_of(question, search(question, top=1).choices[0]), 8, needs_data=False)
 
@@ -170,3 +171,35 @@ def test_always_places_only_where_that_is_faster() -> None:
     needed, always = (search(replace(question, place_states=when)).best for when in ("needed", "always"))
     assert needed is not None and always is not None and needed.strategy.placement is None
     assert always.step.step_time_s <= needed.step.step_time_s
+
+
+def test_breadth_first_is_chosen_where_it_saves_copies() -> None:
+    """Seven microbatches of one sequence: depth first copies weights and gradients that stream seven times."""
+    question = ask("llama-3.1-8b", 1, seq_len=2048, global_batch_size=7, hardware="a100-40")
+    best = search(question).best
+    assert best is not None and best.strategy.order == "breadth_first" and best.sized.verdict == "fits"
+    depth_first = [way for way in strategies(question, best.layout) if way.order == "depth_first"]
+    found = [placed(question, best.layout, way) for way in depth_first]
+    assert len(found) == 2
+    assert all(other is not None and other.step.step_time_s > 2 * best.step.step_time_s for other in found)
+    run = run_of(question, best)
+    assert run.parallel.gradient_accumulation_order == "breadth_first"
+    check(run, 1, needs_data=False)
+    flags = state_flags(config_of(question, best.layout, best.strategy))
+    assert "--gradient-accumulation-order breadth_first" in flags
+    assert "breadth first" in str(best.strategy)
+    assert "--gradient-accumulation-order breadth_first: all microbatches" in text(search(question), Commands())
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=2), Layout(mbs=16)])
+def test_breadth_first_is_for_several_microbatches_on_one_stage(layout: Layout) -> None:
+    question = ask("llama-3.1-8b", 2, seq_len=2048, global_batch_size=32)
+    orders = {strategy.order for strategy in strategies(question, layout)}
+    assert orders == {"depth_first"}
+    assert {strategy.order for strategy in strategies(question, Layout())} == {"depth_first", "breadth_first"}
+
+
+def test_breadth_first_that_saves_nothing_is_not_chosen() -> None:
+    """Compute takes nearly all of the step in either order, and breadth first would take more host memory."""
+    best = search(ask("llama-3.1-8b", 1, seq_len=8192, global_batch_size=32)).best
+    assert best is not None and best.strategy.placement is not None and best.strategy.order == "depth_first"

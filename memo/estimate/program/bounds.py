@@ -109,7 +109,8 @@ def _flights(config: RunConfig, world_size: int, stage: int, layer: LayerPasses,
     # While the last microbatch's gradients are reduced, only the chunks of the last group are in flight.
     last = min(count, pp * (vpp - 1) + 1)
     if parallel.gradient_accumulation_order == "breadth_first":
-        last = count
+        # Between two layers wait all hidden states, or their gradients; the one at work is counted with its layer.
+        last, around, at_ends = count, hidden, hidden
     each = layers * kept + rope + around
     return _Flights((passes - 1) * kept, count * each - at_ends, count * each, last * each)
 

@@ -114,43 +114,67 @@ class Step:
             self._name(name, None)
 
     def _run_breadth_first(self) -> None:
-        """memo.train.breadth_first: every microbatch through one module before the next."""
-        ledger, each = self.ledger, range(self.microbatches)
-        ropes = [self._rope_table() for _ in each]
-        hidden = [self._embed() for _ in each]
+        """memo.train.breadth_first: every microbatch through one module before the next.
+
+        Microbatches are alike, so the worst moment is when the last one goes up, the first one comes down, or the last
+        one's gradients are reduced: those between are walked through at once.
+        """
+        ledger, groups = self.ledger, self._alike_microbatches()
+        ropes = []
+        for count in groups:
+            self._play(self.ends.rope, "embedding forward")
+            ropes.append(ledger.make("rope table", count * self.ends.rope_bytes))
+        hidden = []
+        for count in groups:
+            self._play(self.ends.embedding, "embedding forward")
+            hidden.append(ledger.make("input", count * self.passes.hidden_bytes))
         kept: list[list[Block]] = []
         for owner in range(1, self.layers + 1):
             self._fill_weights(owner)
-            for m in each:
-                hidden[m] = self._layer_forward(hidden[m], kept)
+            for index, count in enumerate(groups):
+                hidden[index] = self._layer_forward(hidden[index], count, kept)
         grads = []
-        for m in each:
-            # No head's gradient waits for the embedding's: each goes to the main gradient.
-            grads.append(self._loss_backward(self._loss(hidden[m]))[0])
-            self._reduce_from(self.layers + 1, m == each[-1])
+        for index, count in enumerate(groups):
+            grads.append(self._loss_of_alike(hidden[index], count))
+            self._reduce_from(self.layers + 1, index == len(groups) - 1)
         for owner in range(self.layers, 0, -1):
             self._fill_weights(owner)
-            for m in each:
+            for index in range(len(groups)):
+                is_last = index == len(groups) - 1
                 self._play(self.passes.backward, "layer backward")
-                ledger.free(*kept[(owner - 1) * self.microbatches + m])
-                self._reduce_slot(owner, m == each[-1])
-                self._reduce_from(owner, m == each[-1])
-        for m in each:
-            self._embedding_backward(grads[m], None)
-            self._reduce_from(0, m == each[-1])
+                ledger.free(*kept[(owner - 1) * len(groups) + index])
+                self._reduce_slot(owner, is_last)
+                self._reduce_from(owner, is_last)
+        for index, grad in enumerate(grads):
+            self._embedding_backward(grad, None)
+            self._reduce_from(0, index == len(groups) - 1)
         ledger.free(*ropes)
 
-    def _layer_forward(self, x: Block, kept: list[list[Block]]) -> Block:
-        """x goes, or stays with what the layer keeps, which is added to `kept`."""
+    def _alike_microbatches(self) -> list[int]:
+        """How many to walk through at once."""
+        between = self.microbatches - 2
+        return [1, between, 1] if between > 0 else [1] * self.microbatches
+
+    def _layer_forward(self, x: Block, count: int, kept: list[list[Block]]) -> Block:
+        """Of `count` microbatches. x goes, or stays with what the layer keeps, which is added to `kept`."""
         self._play(self.passes.forward, "layer forward")
         self.ledger.at = "layer forward"
-        output = self.ledger.make("input", self.passes.hidden_bytes)
-        kept.append([self.ledger.make_all(self.passes.kept)])
-        if self.passes.keeps_input:
+        of_one, keeps_input = self.passes.kept, self.passes.keeps_input
+        # Of several, each output takes the place of its input before the next one is made.
+        output = x if count > 1 and not keeps_input else self.ledger.make("input", count * self.passes.hidden_bytes)
+        kept.append([self.ledger.make_all({name: count * num_bytes for name, num_bytes in of_one.items()})])
+        if keeps_input:
             kept[-1].append(x)
-        else:
+        elif output is not x:
             self.ledger.free(x)
         return output
+
+    def _loss_of_alike(self, x: Block, count: int) -> Block:
+        """The gradients of the last layer's outputs `x`; no head's waits for the embedding's, as depth first."""
+        if count == 1:
+            return self._loss_backward(self._loss(x))[0]
+        self.ledger.free(x)
+        return self.ledger.make("gradient", count * self.passes.hidden_bytes)
 
     # Passes.
 
