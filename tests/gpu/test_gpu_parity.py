@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_sizes import SHORTER
 
 from memo import Trainer
 
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 RUN: dict[str, Any] = {
     "mock_data": True,
-    "seq_length": 256,
+    "seq_length": 256 // SHORTER,
     "micro_batch_size": 2,
     "train_iters": 4,
     "lr": 1e-3,

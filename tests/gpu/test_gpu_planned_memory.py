@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_sizes import SHORTER
 from ranks import run_ranks
 
 import memo
@@ -21,7 +22,7 @@ STEPS = 4
 RUN: dict[str, Any] = {
     "mock_data": True,
     "vocab_size": 1024,
-    "seq_length": 4096,
+    "seq_length": 4096 // SHORTER,
     "train_iters": STEPS,
     "lr": 1e-3,
     "device": "cuda",
