@@ -13,6 +13,7 @@ from memo.planner.memory.dsa import Problem, Solution
 from memo.planner.memory.solve import TIME_LIMIT_S, solve
 from memo.planner.memory.trace_plan import Part, Planner, solve_trace
 from memo.planner.traces import extrapolate
+from memo.text_table import text_table
 from memo.units import MIB, format_bytes
 
 ABOUT = (
@@ -85,8 +86,7 @@ def _solve_trace(options: _Options, trace: Trace) -> int:
     )
     plan = planning.plan
     plan.save(options.out)
-    for line in _table(planning.parts):
-        print(line)
+    print(_table(planning.parts))
     num_requests = sum(len(phase.requests) for phase in plan.phases)
     print(f"planner  {plan.planner}: {num_requests:,} requests in {len(plan.phases):,} phases")
     _print_result(plan.lower_bound_bytes, plan.arena_bytes, plan.proof)
@@ -126,15 +126,13 @@ def _judge_capacity(problem: Problem, solution: Solution) -> int:
     return EXIT_OVER_CAPACITY
 
 
-def _table(parts: Sequence[Part]) -> Iterable[str]:
+def _table(parts: Sequence[Part]) -> str:
     rows = [("part", "phases", "requests", "bound", "peak", "gap", "proof", "solver")]
     for part in parts:
         found = part.solution
         sizes = format_bytes(found.lower_bound_bytes), format_bytes(found.peak_bytes), f"{found.gap:.2%}"
         rows.append((part.name, f"{part.num_phases:,}", f"{part.num_blocks:,}", *sizes, found.proof, found.solver))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+    return text_table(rows, left=range(len(rows[0])))
 
 
 def _print_result(bound_bytes: int, peak_bytes: int, proof: str) -> None:

@@ -1,6 +1,7 @@
 """A solution as text: what moves, what is recomputed, which limit binds, and what it costs."""
 
 from memo.planner.problem import Limit, SwapProblem, SwapSolution
+from memo.text_table import text_table
 from memo.units import format_bytes
 
 
@@ -11,12 +12,10 @@ def describe(solution: SwapSolution, problem: SwapProblem, origin: str | None = 
     where the times of the layer come from.
     """
     rows = [("tensor", "a layer", "tiles (alpha)", "between forward and backward"), *_rows(solution, problem)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [
-        f"{name:<{widths[0]}}  {size:>{widths[1]}}  {share:>{widths[2]}}  {place}" for name, size, share, place in rows
-    ]
     source = [f"profile        {origin}"] if origin is not None else []
-    return "\n".join([*lines, "", *_summary(solution, problem), *source, *_remarks(solution, problem)])
+    return "\n".join(
+        [text_table(rows, left=(0, 3)), "", *_summary(solution, problem), *source, *_remarks(solution, problem)]
+    )
 
 
 def _rows(solution: SwapSolution, problem: SwapProblem) -> list[tuple[str, str, str, str]]:

@@ -3,6 +3,7 @@
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan
 from memo.artifacts.trace import Trace
 from memo.planner.caching import Mode, simulate_caching
+from memo.text_table import text_table
 from memo.units import format_bytes
 
 
@@ -14,17 +15,14 @@ def describe_plan(plan: MemoryPlan, trace: Trace) -> str:
     """
     planned = [request for phase in plan.phases for request in phase.requests]
     num_native = sum(request.offset_bytes == NATIVE for request in planned)
-    rows = [(f"PyTorch, {name}", _reserved(trace, mode)) for name, mode in _MODES.items()]
-    rows.append((f"planned ({plan.planner})", plan.arena_bytes))
-    width = max(len(name) for name, _ in rows)
-    lines = [
-        f"{name:<{width}}  {format_bytes(num_bytes):>12}  {_over(num_bytes, plan.lower_bound_bytes)}"
-        for name, num_bytes in rows
-    ]
+    sizes = {f"PyTorch, {name}": _reserved(trace, mode) for name, mode in _MODES.items()}
+    sizes[f"planned ({plan.planner})"] = plan.arena_bytes
+    bound_bytes = plan.lower_bound_bytes
+    rows = [(name, format_bytes(size), _over(size, bound_bytes)) for name, size in sizes.items()]
     counted = f"{len(planned) - num_native} requests of at least {format_bytes(plan.min_bytes)} have addresses"
     outlive = f", {num_native} outlive the iteration" if num_native else ""
     bound = f"at most {format_bytes(plan.lower_bound_bytes)} of them are alive at once"
-    return "\n".join([*lines, f"{counted}{outlive}; {bound}: {_verdict(plan)}"])
+    return "\n".join([text_table(rows, left=(0, 2)), f"{counted}{outlive}; {bound}: {_verdict(plan)}"])
 
 
 _MODES: dict[str, Mode] = {"default": "default", "expandable_segments": "expandable"}

@@ -1,9 +1,8 @@
 """A layer's profile for people: what was measured, times by piece, the link, and sizes by tensor."""
 
-from collections.abc import Sequence
-
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.planner.alpha_table import format_seconds
+from memo.text_table import text_table
 from memo.units import GIB, format_bytes
 
 
@@ -27,7 +26,7 @@ def describe_profile(profile: LayerProfile) -> str:
         *((name, format_bytes(num_bytes)) for name, num_bytes in profile.tensor_bytes.items()),
         ("all", format_bytes(sum(profile.tensor_bytes.values()))),
     ]
-    return "\n\n".join([_what(profile.key), _table(times), _table(links), _table(sizes)])
+    return "\n\n".join([_what(profile.key), text_table(times), text_table(links), text_table(sizes)])
 
 
 def _what(key: ProfileKey) -> str:
@@ -46,14 +45,3 @@ def _what(key: ProfileKey) -> str:
 def _link(name: str, alone: float, under_compute: float) -> tuple[str, str, str]:
     """Rates in GiB/s; without a rate under compute copies and compute take turns."""
     return name, f"{alone / GIB:.3g} GiB/s", f"{under_compute / GIB:.3g} GiB/s" if under_compute else "takes turns"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """The first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    )

@@ -7,6 +7,7 @@ from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_validator import validate
 from memo.spec.layer_ops import layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b, simulate
+from memo.text_table import text_table
 from memo.units import format_bytes
 
 
@@ -58,5 +59,4 @@ def stage_table(stages: Sequence[StageSwaps], record_bytes: int | None = None) -
         counts = (stage.stage, stage.in_flight, stage.num_passes, plan.num_offloads, plan.num_resident)
         row = [str(count) for count in (*counts, plan.num_records)]
         rows.append(row + ([format_bytes(plan.num_records * record_bytes)] if record_bytes is not None else []))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return text_table(rows, left=())

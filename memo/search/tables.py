@@ -11,6 +11,7 @@ from memo.search.candidates import KEEP, Layout, config_of
 from memo.search.largest import Largest
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, Reason, explain
+from memo.text_table import text_table
 from memo.units import GIB, format_count
 
 
@@ -176,15 +177,7 @@ def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> li
         name = str(rank) if ranked else ""
         dp = str(question.gpus // choice.layout.ranks)
         rows.append((name, str(choice.layout), dp, str(choice.strategy), *numbers, *sizes, str(sized.verdict)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    left = {1, 3, len(_HEADS) - 1}
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return text_table(rows, left={1, 3, len(_HEADS) - 1}).splitlines()
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

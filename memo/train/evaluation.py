@@ -22,6 +22,7 @@ from memo.errors import ConfigError, DataError
 from memo.mesh import Mesh
 from memo.model.transformer import Head, Microbatch
 from memo.parallel.collectives import all_reduce
+from memo.text_table import text_table
 from memo.train.build import ParallelModel
 from memo.train.feed import Feed
 from memo.train.metrics import perplexity
@@ -276,7 +277,4 @@ def _short(tokens: int) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns at the right."""
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return text_table([head, *rows], left=())

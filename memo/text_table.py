@@ -1,0 +1,17 @@
+"""Text tables: how every command lays out rows of cells for people."""
+
+from collections.abc import Collection, Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """One line a row, columns two spaces apart: those of `left` begin under each other, all others end so.
+
+    All rows have as many cells as the first, which may be a head. Lines have no blanks at their ends.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        padded = [cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(cells)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,21 @@
+"""The one table of all commands."""
+
+import pytest
+
+from memo.text_table import text_table
+
+ROWS = [("", "layout", "step s", "verdict"), ("1", "tp2 cp1", "2.10", "fits"), ("10", "tp4", "11.25", "unsure")]
+
+
+def test_columns_begin_or_end_under_each_other() -> None:
+    assert text_table(ROWS, left=(1, 3)).splitlines() == [
+        "    layout   step s  verdict",
+        " 1  tp2 cp1    2.10  fits",
+        "10  tp4       11.25  unsure",
+    ]
+    assert text_table([("a", "1"), ("bcd", "22")]).splitlines() == ["a     1", "bcd  22"]
+
+
+def test_a_row_with_another_number_of_cells_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        text_table([("a", "b"), ("a",)])
