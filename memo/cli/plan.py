@@ -8,14 +8,15 @@ memo plan --family llama --gpus 8 --objective max-model-size
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Optional
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal, Optional
 
 import tyro
 from tyro.conf import arg
 
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
+from memo.papers import fine_tuning
 from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
@@ -57,6 +58,12 @@ class _Options:
     place_states: PlaceStates = "needed"
     """ZeRO-2, ZeRO-3 and states in host memory: needed: where nothing fits without; always: also where such a layout
     may be faster than all that fit without (slower to answer); never."""
+    method: Literal["memo", "llmem"] = "memo"
+    """memo: layouts of memo's own runs; llmem: the method of fine-tuning that LLMem's Algorithm 1 chooses, with its
+    largest batch, by the paper's formulas; it takes no flags but --model, --gpus, --seq-len, --hardware,
+    --gpu-memory-gib, --llmem-corrected and --json."""
+    llmem_corrected: bool = False
+    """llmem: the formulas that select every printed row, instead of the literal ones."""
     top: int = 10
     """Rows of the table: the best of each tp x cp x pp."""
     all: bool = False
@@ -90,6 +97,13 @@ def main(argv: Sequence[str]) -> None:
         host_memory_gib=options.host_memory_gib,
         place_states=options.place_states,
     )
+    if options.method == "llmem":
+        setting, found = fine_tuning.choose_method(question, options.llmem_corrected)
+        if options.json:
+            print(json.dumps(fine_tuning.as_object(question, setting, found), indent=1))
+        else:
+            print(fine_tuning.text(question, setting, found))
+        return
     if options.explain is not None:
         print(explanation(question, parse_layout(options.explain)))
         return
@@ -105,7 +119,25 @@ def main(argv: Sequence[str]) -> None:
         print(text(plan, commands, options.all))
 
 
+_OF_LLMEM = {"gpus", "model", "seq_len", "hardware", "gpu_memory_gib", "method", "llmem_corrected", "json"}
+
+
+def _check_method(options: _Options) -> None:
+    if options.method != "llmem":
+        if options.llmem_corrected:
+            raise ConfigError(
+                "--llmem-corrected fights with --method memo, which has no such formulas: give --method llmem"
+            )
+        return
+    for entry in fields(options):
+        value = getattr(options, entry.name)
+        if entry.name not in _OF_LLMEM and value != entry.default:
+            flag = f"--{entry.name.replace('_', '-')}" + ("" if value is True else f" {value}")
+            raise ConfigError(f"{flag} fights with --method llmem, whose paper does not know it: drop one")
+
+
 def _check(options: _Options) -> None:
+    _check_method(options)
     if options.objective == "max-seq-len" and options.seq_len != DEFAULT_SEQ_LEN:
         raise ConfigError(
             f"--seq-len {options.seq_len} fights with --objective max-seq-len, which finds it: leave one of both out"

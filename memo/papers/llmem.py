@@ -98,12 +98,14 @@ class Selection:
     Attributes:
         choice: a Method, or CPU_OFFLOADING when none fits a batch of 1.
         batch: the largest of that method, 0 with CPU_OFFLOADING.
-        batches: the largest of each method.
+        batches: the largest of each method that so many GPUs can run.
+        scores: by which they are compared.
     """
 
     choice: str
     batch: int
     batches: dict[Method, int]
+    scores: dict[Method, float]
 
 
 def terms(setting: Setting, batch: int) -> Terms:
@@ -151,13 +153,22 @@ def select(setting: Setting, capacity_bytes: float) -> Selection:
 
     CPU offloading where all scores are 0, as the text says; line 23 of the printed algorithm tests TP's score alone.
     """
-    weights = {Method.CDP: 1.5 * setting.gpus, Method.ADP: setting.gpus, Method.TP: 1}
-    weights[Method.DP_TP] = setting.gpus / setting.tp
-    batches = {method: _largest_batch(setting, method, capacity_bytes) for method in Method}
-    best = max(Method, key=lambda method: batches[method] * weights[method])  # the first of equals
+    gpus, tp = setting.gpus, setting.tp
+    weights: dict[Method, float] = {Method.CDP: 1.5 * gpus, Method.ADP: gpus, Method.TP: 1, Method.DP_TP: gpus / tp}
+    batches = {method: _largest_batch(setting, method, capacity_bytes) for method in _methods(setting)}
+    scores = {method: batch * weights[method] for method, batch in batches.items()}
+    best = max(scores, key=lambda method: scores[method])  # the first of equals
     if not batches[best]:
-        return Selection(CPU_OFFLOADING, 0, batches)
-    return Selection(best, batches[best], batches)
+        return Selection(CPU_OFFLOADING, 0, batches, scores)
+    return Selection(best, batches[best], batches, scores)
+
+
+def _methods(setting: Setting) -> list[Method]:
+    """One GPU shares nothing; DP+TP takes several groups of tensor-parallel ranks."""
+    if setting.gpus == 1:
+        return [Method.CDP]
+    has_groups = setting.gpus > setting.tp and setting.gpus % setting.tp == 0
+    return [method for method in Method if method != Method.DP_TP or has_groups]
 
 
 def _largest_batch(setting: Setting, method: Method, capacity_bytes: float) -> int:

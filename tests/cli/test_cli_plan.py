@@ -238,3 +238,38 @@ def test_it_loads_nothing_that_it_does_not_need() -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
     assert process.returncode == 0, process.stderr
+
+
+def opt_2_7b(folder: Path) -> list[str]:
+    """Of LLMem's table 3: on four V100s."""
+    sizes = {"hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32, "ffn_dim": 10240}
+    (folder / "config.json").write_text(json.dumps({"model_type": "opt", "vocab_size": 50272, **sizes}))
+    machine = ["--gpus", "4", "--seq-len", "512", "--gpu-memory-gib", "16"]
+    return ["--method", "llmem", "--model", str(folder / "config.json"), *machine]
+
+
+def test_llmem_chooses_a_method_of_fine_tuning(tmp_path: Path, capsys: Capture) -> None:
+    """As table 3 prints it with the corrected formulas; the literal ones take ADP to fit."""
+    asked = opt_2_7b(tmp_path)
+    shown = printed([*asked, "--llmem-corrected"], capsys)
+    assert "\nchosen: TP, " in shown and "Algorithm 1, corrected formulas" in shown
+    found = json.loads(printed([*asked, "--json"], capsys))
+    assert found["choice"] == "ADP" and found["batch"] == found["methods"]["ADP"]["batch"] > 0
+    assert found["methods"]["CDP"]["score"] == 0.0 and found["methods"]["CDP"]["gpu_gib"] > 16
+    small = [*asked[:-1], "4"]
+    assert "chosen: CPU offloading: one sequence does not fit by any method" in printed(small, capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--top", "3"], "--top 3 fights with --method llmem, whose paper does not know it: drop one"),
+        (["--all"], "--all fights with --method llmem, whose paper does not know it: drop one"),
+        (["--gbs", "8"], "--global-batch-size 8 fights with --method llmem, whose paper does not know it: drop one"),
+        (["--method", "memo", "--llmem-corrected"], "--llmem-corrected fights with --method memo, which has no such"),
+    ],
+)
+def test_llmem_takes_no_flag_that_its_paper_does_not_know(
+    flags: list[str], message: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert refusal([*opt_2_7b(tmp_path), *flags], capsys).startswith(message)

@@ -123,6 +123,14 @@ def test_nothing_fits_is_cpu_offloading() -> None:
     assert (selection.choice, selection.batch, set(selection.batches.values())) == (CPU_OFFLOADING, 0, {0})
 
 
+def test_few_gpus_have_fewer_methods() -> None:
+    """Nothing is shared on one, and DP+TP takes two groups of ranks."""
+    shape = SHAPES["OPT-125m"]
+    found = {gpus: set(select(Setting(shape, 512, gpus), V100_BYTES).batches) for gpus in (1, 2, 3, 4)}
+    assert found[1] == {Method.CDP} and found[4] == set(Method)
+    assert found[2] == found[3] == {Method.CDP, Method.ADP, Method.TP}
+
+
 def test_ties_go_to_the_first_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """On four GPUs, two of them tensor-parallel, all of these batches score 12."""
     equal = {Method.CDP: 2, Method.ADP: 3, Method.TP: 12, Method.DP_TP: 6}
