@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 from memo.config import RunConfig
-from memo.estimate.own_memory import own_memory, worst_own_bounds
+from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory, worst_stages
 from memo.estimate.rank_memory import RankMemory, rank_memory, worst_rank
 from memo.spec.shapes import ModelShape
 from memo.spec.slots import Moved
@@ -35,28 +35,57 @@ class Account:
     def stage(self, config: RunConfig, stage: int, moved: Moved | None = None) -> RankMemory:
         """The worst rank of a pipeline stage; `moved`: by a swap plan, default: a number in --offload-alpha."""
         if self.program == "memo":
-            return _own(config, self.world_size, stage, tuple(moved.items()) if isinstance(moved, Mapping) else moved)
+            return _own(config, self.world_size, stage, _key(moved))
         return rank_memory(config, self.shape, self.world_size, stage, whole_logits=self.whole_logits, moved=moved)
 
     def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
         """Of the stage that needs most."""
         if self.program == "memo":
-            ranks = [self.stage(config, stage, moved) for stage in sorted({0, config.parallel.pp - 1})]
-            return max(ranks, key=lambda rank: rank.total)
+            bounds = self._own_bounds(config, moved)
+            worst: RankMemory | None = None
+            for stage in sorted(bounds, key=lambda stage: -bounds[stage].most):
+                if worst is None or bounds[stage].most > worst.total:  # else it cannot need more
+                    rank = self.stage(config, stage, moved)
+                    worst = rank if worst is None or rank.total > worst.total else worst
+            assert worst is not None
+            return worst
         return worst_rank(config, self.shape, self.world_size, whole_logits=self.whole_logits, moved=moved)
 
     def bounds(self, config: RunConfig, moved: Moved | None = None) -> tuple[RankMemory, int]:
         """Of `worst`: at least these components, at most so many bytes in all; where it is cheap, it itself."""
         if self.program == "memo":
-            found = worst_own_bounds(config, self.world_size, moved=moved)
-            return found.least, found.most
+            found = self._own_bounds(config, moved).values()
+            least = max((each.least for each in found), key=lambda rank: rank.total)
+            return least, max(each.most for each in found)
         memory = self.worst(config, moved)
         return memory, memory.total
 
+    def _own_bounds(self, config: RunConfig, moved: Moved | None) -> dict[int, OwnBounds]:
+        return {stage: _own_bounds(config, self.world_size, stage, _key(moved)) for stage in worst_stages(config)}
+
+
+_Key = float | frozenset[tuple[str, int]] | None
+
+
+def _key(moved: Moved | None) -> _Key:
+    """What moves, as a key: a group of which nothing moves need not be named."""
+    if isinstance(moved, Mapping):
+        return frozenset((name, tiles) for name, tiles in moved.items() if tiles)
+    return moved
+
+
+def _moved(key: _Key) -> Moved | None:
+    return dict(key) if isinstance(key, frozenset) else key
+
+
+# A search asks about one run when it plans what moves, when it ranks, and when it shows.
+
 
 @lru_cache(maxsize=1024)
-def _own(
-    config: RunConfig, world_size: int, stage: int, moved: float | tuple[tuple[str, int], ...] | None
-) -> RankMemory:
-    """A search asks about one run when it plans what moves, when it ranks, and when it shows."""
-    return own_memory(config, world_size, stage, moved=dict(moved) if isinstance(moved, tuple) else moved)
+def _own(config: RunConfig, world_size: int, stage: int, moved: _Key) -> RankMemory:
+    return own_memory(config, world_size, stage, moved=_moved(moved))
+
+
+@lru_cache(maxsize=1024)
+def _own_bounds(config: RunConfig, world_size: int, stage: int, moved: _Key) -> OwnBounds:
+    return own_bounds(config, world_size, stage, moved=_moved(moved))

@@ -114,24 +114,20 @@ def reserved_under_plan(memory: RankMemory) -> int:
 
 @dataclass(frozen=True)
 class OwnBounds:
-    """Of the worst stage: its components at least, and its total at most.
-
-    That is the first stage, which has most in flight, or the last, which has the head.
-    """
+    """Of one stage: its components at least, and its total at most."""
 
     least: RankMemory
     most: int
 
 
-def worst_own_bounds(config: RunConfig, world_size: int, *, moved: Moved | None = None) -> OwnBounds:
-    """Between what `own_memory` of the worst stage lies on GPUs, at a twentieth of its cost; arguments as there."""
+def worst_stages(config: RunConfig) -> list[int]:
+    """One of them is the worst: the first stage has most in flight, the last one the head."""
+    return sorted({0, config.parallel.pp - 1})
+
+
+def own_bounds(config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None) -> OwnBounds:
+    """Between what `own_memory` lies on GPUs, at a twentieth of its cost; arguments as there."""
     config, moved = _moving(config, moved)
-    stages = sorted({0, config.parallel.pp - 1})
-    found = [_bounds(config, world_size, stage, moved) for stage in stages]
-    return OwnBounds(max((each.least for each in found), key=lambda rank: rank.total), max(each.most for each in found))
-
-
-def _bounds(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> OwnBounds:
     bounds, context = memory_bounds(config, world_size, stage, moved), RUNTIME_BYTES["cuda"]
     states, kept = bounds.states, bounds.kept
     host = 0 if moved is None else swap_bytes(config, world_size, stage, moved).host

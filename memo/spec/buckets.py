@@ -137,10 +137,11 @@ def layer_unit(model: ModelConfig, tp: int, bucket_size: int, num_shards: int) -
     return _unit(module_buckets(shape_of(model, "", 0).layer_weights, tp, bucket_size, num_shards))
 
 
-def module_buckets(weights: Sequence[Weight], tp: int, bucket_size: int, num_shards: int) -> list[BucketPlan]:
+@lru_cache(maxsize=256)
+def module_buckets(weights: tuple[Weight, ...], tp: int, bucket_size: int, num_shards: int) -> tuple[BucketPlan, ...]:
     """Of one layer or one end: gradients appear from the last parameter to the first, and so do the buckets."""
     layout = [(weight.name, weight.local_shape(tp), weight.replicated) for weight in reversed(weights)]
-    return plan_buckets(layout, bucket_size, num_shards)
+    return tuple(plan_buckets(layout, bucket_size, num_shards))
 
 
 def stage_modules(config: RunConfig, stage: int) -> list[Sequence[Weight]]:

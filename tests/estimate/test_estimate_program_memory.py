@@ -170,8 +170,8 @@ def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
     x = passes.hidden_bytes  # the test holds it, whatever the layer does
     return {
         "forward": passes.forward.peak.num_bytes - x,
-        "kept": sum(passes.kept.values()),
-        "backward": passes.backward.peak.num_bytes - sum(passes.backward.start.values()),
+        "kept": passes.kept_bytes,
+        "backward": passes.backward.peak.num_bytes - passes.backward.start.num_bytes,
     }
 
 
@@ -284,7 +284,7 @@ def test_a_ledger_knows_its_worst_moment() -> None:
     ledger.free(first, None)
     ledger.at = "two"
     ledger.make("c", 15)
-    assert (ledger.peak_bytes, ledger.live_bytes, ledger.alive) == (16, 15, {"c": 15})
+    assert (ledger.peak_bytes, ledger.live_bytes, ledger.now.alive) == (16, 15, {"c": 15})
     assert (ledger.peak.at, ledger.peak.alive) == ("one", {"a": 10, "b": 6})
     ledger.restart()
     assert ledger.peak.num_bytes == 15
@@ -348,5 +348,5 @@ def test_what_a_step_makes_it_drops(name: str, flags: dict[str, object]) -> None
     slot = Slot(**SLOT_GROUPS) if config.memory.swaps else None
     for stage in range(config.parallel.pp):
         ledger = Step(config, 8, stage, sizes, states, slot).run()
-        assert set(ledger.alive) == {"batch", "order of tokens", *(["rope frequencies"] if sizes.rope else [])}
+        assert set(ledger.now.alive) == {"batch", "order of tokens", *(["rope frequencies"] if sizes.rope else [])}
         assert ledger.peak.num_bytes == ledger.peak_bytes

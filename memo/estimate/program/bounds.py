@@ -66,7 +66,9 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
     for ring_rank in {0, first.ring - 1}:
         layer = layer_passes(config, replace(first, ring_rank=ring_rank), slot)
         flights = _flights(config, world_size, stage, layer, ends.rope_bytes)
-        backwards = layer.backward.transient_bytes, layer.held_backward.transient_bytes
+        backwards = [layer.backward.transient_bytes]
+        if config.parallel.pp > 1:  # only a message's gradient is held
+            backwards.append(layer.held_backward.transient_bytes)
         at_work = max(layer.hidden_bytes + waiting + min(backwards), loss)
         messages = _MESSAGES if config.parallel.pp > 1 else 1
         beside = waiting + messages * layer.hidden_bytes
@@ -98,7 +100,7 @@ def _flights(config: RunConfig, world_size: int, stage: int, layer: LayerPasses,
     layers = config.model.num_layers // (pp * vpp)
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     count = passes // layers
-    kept = sum(layer.kept.values()) + (hidden if layer.keeps_input else 0)
+    kept = layer.kept_bytes + (hidden if layer.keeps_input else 0)
     # Each keeps what entered, of which the lowest layer may be the keeper, and its output.
     around = ((0 if layer.keeps_input else 1) + 1) * hidden if pp > 1 else 0
     at_ends = 0

@@ -1,8 +1,10 @@
 """Tensors that come and go, by name and bytes, and the moment at which they take most."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
 
 
 class Block:
@@ -20,15 +22,22 @@ class Moment:
 
     Attributes:
         at: where in the step, such as "layer backward".
-        alive: bytes by name; equal names add up.
+        num_bytes: of all of it.
     """
 
     at: str
-    alive: dict[str, int]
+    num_bytes: int
+    _events: Sequence[tuple[Block, int]] = field(repr=False)
+    _num_events: int
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(self.alive.values())
+    @cached_property
+    def alive(self) -> dict[str, int]:
+        """Bytes by name; equal names add up. Put together when it is asked for: most moments are only weighed."""
+        alive: Counter[str] = Counter()
+        for block, sign in islice(self._events, self._num_events):
+            for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts.items():
+                alive[name] += sign * num_bytes
+        return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}
 
 
 @dataclass
@@ -48,8 +57,9 @@ class Ledger:
     _peak_at: str = ""
 
     def make(self, name: str, num_bytes: int) -> Block:
-        num_bytes = 0 if name in self.never else num_bytes
-        return self._add(Block(name, num_bytes))
+        """What is empty is no event."""
+        block = Block(name, 0 if name in self.never else num_bytes)
+        return self._add(block) if block.num_bytes else block
 
     def make_all(self, parts: Mapping[str, int]) -> Block:
         """As one, which is freed as one."""
@@ -67,14 +77,13 @@ class Ledger:
         self.peak_bytes, self._peak_event, self._peak_at = self.live_bytes, len(self._events), self.at
 
     @property
-    def alive(self) -> dict[str, int]:
-        """Bytes of what lives now, by name."""
-        return self._alive(len(self._events))
+    def now(self) -> Moment:
+        return Moment(self.at, self.live_bytes, self._events, len(self._events))
 
     def free(self, *blocks: Block | None) -> None:
         """None and what is empty do not count."""
         for block in blocks:
-            if block is not None:
+            if block is not None and (block.num_bytes or block.parts):
                 self._events.append((block, -1))
                 self.live_bytes -= block.num_bytes
 
@@ -85,15 +94,4 @@ class Ledger:
 
     @property
     def peak(self) -> Moment:
-        return Moment(self._peak_at, self._alive(self._peak_event))
-
-    def changes(self) -> list[int]:
-        """Bytes of every request and, negative, of every end, in order."""
-        return [block.num_bytes * sign for block, sign in self._events]
-
-    def _alive(self, num_events: int) -> dict[str, int]:
-        alive: Counter[str] = Counter()
-        for block, sign in self._events[:num_events]:
-            for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts.items():
-                alive[name] += sign * num_bytes
-        return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}
+        return Moment(self._peak_at, self.peak_bytes, self._events, self._peak_event)

@@ -30,23 +30,23 @@ class Pass:
     """One pass.
 
     Attributes:
-        start: bytes by name before the pass: its input; in backward, what forward kept and the output's gradient.
+        start: the pass's own tensors before it: its input; in backward, what forward kept and the output's gradient.
         peak: all tensors at the moment at which they take most.
     """
 
-    start: dict[str, int]
+    start: Moment
     peak: Moment
 
     @cached_property
     def transient(self) -> dict[str, int]:
         """Bytes by name at the peak less those at the start; negative for tensors that were freed before the peak."""
         change = Counter(self.peak.alive)
-        change.subtract(self.start)
+        change.subtract(self.start.alive)
         return dict(change)
 
-    @cached_property
+    @property
     def transient_bytes(self) -> int:
-        return sum(self.transient.values())
+        return self.peak.num_bytes - self.start.num_bytes
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,32 @@ class LayerPasses:
     """Forward and backward of one layer on one rank.
 
     Attributes:
-        backward, held_backward: the second if the caller keeps the gradient of the output alive.
-        kept: bytes by name that stay between forward and backward, without input and output.
-        keeps_input: whether the input stays as well.
+        between: tensors between forward and backward, without the output; the input only if it stays.
+        keeps_input: whether the input stays.
         hidden_bytes: of the input, the output, and each of their gradients.
     """
 
     forward: Pass
     backward: Pass
-    held_backward: Pass
-    kept: dict[str, int]
+    between: Moment
     keeps_input: bool
     hidden_bytes: int
+    _execution: "_Execution"
+
+    @cached_property
+    def held_backward(self) -> Pass:
+        """Backward if the caller keeps the gradient of the output alive."""
+        return _record_passes(self._execution, held=True).backward
+
+    @cached_property
+    def kept(self) -> dict[str, int]:
+        """Bytes by name that stay between forward and backward, without input and output."""
+        return {name: num_bytes for name, num_bytes in self.between.alive.items() if name != "input"}
+
+    @property
+    def kept_bytes(self) -> int:
+        """The sum of `kept`."""
+        return self.between.num_bytes - (self.hidden_bytes if self.keeps_input else 0)
 
 
 def layer_passes(config: RunConfig, z: LayerSizes, slot: Slot | None) -> LayerPasses:
@@ -76,23 +90,25 @@ def layer_passes(config: RunConfig, z: LayerSizes, slot: Slot | None) -> LayerPa
 @lru_cache(maxsize=4096)
 def _layer_passes(z: LayerSizes, slot: Slot | None, recomputes: bool) -> LayerPasses:
     """Cached, because a search asks for the same few passes many times."""
-    execution = _Execution(z, slot, recomputes)
+    return _record_passes(_Execution(z, slot, recomputes), held=False)
+
+
+def _record_passes(execution: "_Execution", held: bool) -> LayerPasses:
+    z = execution.z
     hidden = hidden_bytes(z, z.tokens) // z.tp
-    backwards = []
-    for held in (False, True):
-        ledger = Ledger(at="layer forward", never=z.never)
-        x = ledger.make("input", hidden)
-        y, back, keeps_input = execution.forward(ledger, x)
-        forward = Pass({"input": hidden}, ledger.peak)
-        ledger.free(y)
-        kept = {name: num_bytes for name, num_bytes in ledger.alive.items() if name != "input"}
-        grad = ledger.make("gradient", hidden)
-        ledger.at = "layer backward"
-        ledger.restart()
-        start = ledger.alive
-        back(grad, held)
-        backwards.append(Pass(start, ledger.peak))
-    return LayerPasses(forward, backwards[0], backwards[1], kept, keeps_input, hidden)
+    ledger = Ledger(at="layer forward", never=z.never)
+    x = ledger.make("input", hidden)
+    before = ledger.now
+    y, back, keeps_input = execution.forward(ledger, x)
+    forward = Pass(before, ledger.peak)
+    ledger.free(y)
+    between = ledger.now
+    grad = ledger.make("gradient", hidden)
+    ledger.at = "layer backward"
+    ledger.restart()
+    start = ledger.now
+    back(grad, held)
+    return LayerPasses(forward, Pass(start, ledger.peak), between, keeps_input, hidden, execution)
 
 
 @dataclass(frozen=True)
@@ -126,22 +142,25 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
 
     def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:
         ledger = Ledger(never=z.never)
+        before = ledger.now
         made = work(ledger)
-        return Pass({}, ledger.peak), made
+        return Pass(before, ledger.peak), made
 
     rope, table = record(lambda ledger: rope_table(ledger, z).num_bytes if z.rope else 0)
     embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
     ledger = Ledger(never=z.never)
-    kept = loss_forward(ledger, z, ends, ledger.make("input", hidden))
-    loss = Pass({"input": hidden}, ledger.peak)
-    start = ledger.alive
+    x = ledger.make("input", hidden)
+    start = ledger.now
+    kept = loss_forward(ledger, z, ends, x)
+    loss = Pass(start, ledger.peak)
+    start = ledger.now
     ledger.restart()
     grad, of_head = loss_backward(ledger, z, ends, kept)
     backward = Pass(start, ledger.peak)
     if not head_waits:
         ledger.free(of_head)
         of_head = None
-    start = ledger.alive
+    start = ledger.now
     ledger.restart()
     embedding_backward(ledger, z, ends, grad, of_head)
     return EndPasses(
@@ -152,7 +171,7 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
         Pass(start, ledger.peak),
         table,
         of_head.num_bytes if of_head else 0,
-        {name: num_bytes for name, num_bytes in backward.start.items() if name != "input"},
+        {name: num_bytes for name, num_bytes in backward.start.alive.items() if name != "input"},
         kept.x is not None,
     )
 

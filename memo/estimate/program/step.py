@@ -83,7 +83,20 @@ class Step:
     def kept_bytes(self) -> int:
         """Of one layer and microbatch, between forward and backward."""
         passes = self.passes
-        return sum(passes.kept.values()) + (passes.hidden_bytes if passes.keeps_input else 0)
+        return passes.kept_bytes + (passes.hidden_bytes if passes.keeps_input else 0)
+
+    def needs_no_less_than(self, other: "Step") -> bool:
+        """Whether no moment of this step takes less than the same moment of the other one.
+
+        Both are of one stage, at two places of a ring, which only their layers see.
+        """
+        return all(mine >= others for mine, others in zip(self._layer_bytes(), other._layer_bytes(), strict=True))
+
+    def _layer_bytes(self) -> tuple[int, ...]:
+        """What a layer adds to the ledger: its peak grows with each of them."""
+        passes = self.passes
+        each = [passes.forward, passes.backward, *([passes.held_backward] if self.pp > 1 else [])]
+        return (self.kept_bytes, *(one.transient_bytes for one in each))
 
     def run(self) -> Ledger:
         make_lasting(self.ledger, self.config, self.z, self.microbatches)
