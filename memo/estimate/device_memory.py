@@ -6,7 +6,7 @@ depends on the CPU, is not counted.
 """
 
 from memo.config import RunConfig
-from memo.estimate.own_memory import own_memory
+from memo.estimate.own_memory import own_memory, worst_stages
 from memo.spec.slots import Moved
 
 
@@ -28,5 +28,5 @@ def least_device_bytes(config: RunConfig, world_size: int, stage: int) -> int:
 
 
 def worst_device_bytes(config: RunConfig, world_size: int) -> int:
-    """Of the stage that needs most, which is the first or the last."""
-    return max(least_device_bytes(config, world_size, stage) for stage in {0, config.parallel.pp - 1})
+    """Of the stage that needs most."""
+    return max(least_device_bytes(config, world_size, stage) for stage in worst_stages(config))

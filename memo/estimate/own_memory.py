@@ -121,8 +121,10 @@ class OwnBounds:
 
 
 def worst_stages(config: RunConfig) -> list[int]:
-    """One of them is the worst: the first stage has most in flight, the last one the head."""
-    return sorted({0, config.parallel.pp - 1})
+    """One of them is the worst: the first stage has most in flight, the second nearly as much and also hidden states
+    that it receives and gradients that it sends, the last one the head."""
+    last = config.parallel.pp - 1
+    return sorted({0, min(1, last), last})
 
 
 def own_bounds(config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None) -> OwnBounds:

@@ -9,6 +9,7 @@ from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
+from memo.estimate.own_memory import worst_stages
 from memo.estimate.verdict import Capacity
 from memo.planner.problem import Limit
 from memo.simulate.kernels import Kernels
@@ -48,7 +49,7 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
     free = swap_problem(config, world_size, hardware, layer)
     nothing = free.uniform(0)
     others = []
-    for stage in {0, config.parallel.pp - 1}:
+    for stage in worst_stages(config):
         rank = account.stage(config, stage, nothing)
         others.append(rank.total - rank.rounding_buffers)
     padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots

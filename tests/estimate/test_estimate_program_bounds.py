@@ -6,10 +6,14 @@ from dataclasses import replace
 import pytest
 
 from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
 from memo.config.memory import OffloadStates
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
+from memo.estimate.program.sizes import layer_sizes
+from memo.estimate.program.states import rank_states
 from memo.estimate.program.step import Step
+from memo.estimate.program.tiles import slot_of
 from memo.search.candidates import (
     AUTO,
     FULL,
@@ -114,3 +118,23 @@ def breadth_first_runs(microbatches: int, strategy: Strategy) -> Iterator[RunCon
 
 def moved_of(config: RunConfig) -> Moved | None:
     return config.memory.offload_alpha if isinstance(config.memory.offload_alpha, float) else None
+
+
+def test_no_rank_of_a_ring_and_no_stage_needs_more_than_the_account_says() -> None:
+    """Ranks and stages that cannot be the worst are not walked through: the answer is that of walking through all."""
+    account = ask("llama-3.1-8b", 16, seq_len=131072).account
+    seen = 0
+    for config, moved in runs("llama-3.1-8b", 16, 131072, 37, "cuda"):
+        z = layer_sizes(config, 0, threads=1)
+        slot = None if moved is None else slot_of(moved, resolved_offload_tiles(config))
+        for stage in {0, config.parallel.pp - 1}:
+            states = rank_states(config, 16, stage)
+            peaks = [
+                Step(config, 16, stage, replace(z, ring_rank=rank), states, slot).run().peak_bytes
+                for rank in {0, z.ring - 1}
+            ]
+            assert program_memory(config, 16, stage, moved).moment_bytes == max(peaks), (config.parallel, stage)
+            seen += len(set(peaks)) > 1
+        stages = [account.stage(config, stage, moved) for stage in range(config.parallel.pp)]
+        assert account.worst(config, moved).total == max(rank.total for rank in stages), config.parallel
+    assert seen >= 5
