@@ -6,11 +6,11 @@ A flow trains a small model on one GPU or two, or drives the swap engine through
 of its own each call by which memo orders streams is lost, and each copy of the executor goes to the other copy stream
 (orders.py). What became of it:
 
-    caught      the race checker told of it, in that step or the next, or numbers change without it
+    caught      the race checker told of it, in that step or the next; or a race or other numbers show without it
     redundant   its clocks say that it ordered nothing new: what it waits for had happened before by other ways
     needless    it ordered something new, but the step without it has no two accesses that nothing orders
 
-Each order that seems needless is also left out of a step altogether, and numbers must not change. It is proven needless
+Each order that seems needless is also left out of a step altogether, and nothing must show. It is proven needless
 for this run alone, and must have a reason below. Over all flows each place with a reason is also seen to matter: an
 order of it is caught.
 
@@ -46,7 +46,6 @@ from memo.emulated_gpu.face import EmulatedGpu
 WARM_STEPS = 2  # after them all steps make the same calls
 RESULTS = "lost_orders"
 OUTCOMES = ("caught", "redundant", "needless")
-OTHER_NUMBERS = "other numbers without it"
 TIMEOUT_S = 3600
 
 REASONS: dict[str, str] = {
@@ -127,8 +126,9 @@ class Campaign:
     def run(self, most: int | None = None) -> list[Verdict]:
         """Loses the orders of a step, of each place at most so many.
 
-        An order that seems needless is caught after all if numbers change without it. The checker has one clock for all
-        threads of the host, so it can miss what orders the thread that writes a checkpoint behind the one that trains.
+        An order that seems needless is caught after all if a race or other numbers show where it is left out. What is
+        lost keeps its place in time, so that the thread that writes a checkpoint begins to copy after the update for
+        which it waits; by then the thread that trains may have waited as well, and the host has one clock.
         """
         with watched(self.watch):
             self.flow = start(self.name)
@@ -137,10 +137,10 @@ class Campaign:
             self.flow.close()
             seeming = [verdict.order for verdict in found if verdict.outcome == "needless"]
             needless = _as_long_everywhere(seeming)
-            if not needless or not self._changes_numbers(needless):
+            if not needless or not self._shows(needless):
                 return found
-            telling = {order for order in needless if self._changes_numbers([order])}
-        return [replace(v, outcome="caught", told=OTHER_NUMBERS) if v.order in telling else v for v in found]
+            telling = {order: self._shows([order]) for order in needless}
+        return [replace(v, outcome="caught", told=telling[v.order]) if telling.get(v.order) else v for v in found]
 
     def _warm_up(self) -> list[Order]:
         for _ in range(WARM_STEPS):
@@ -166,24 +166,29 @@ class Campaign:
         outcome = "caught" if told else "redundant" if order.is_redundant else "needless"
         return Verdict(order, outcome, told[0] if told else "", int(os.environ.get("RANK", "0")))
 
-    def _changes_numbers(self, orders: Sequence[Order | None]) -> bool:
-        """On any rank: all leave their orders out together, so all decide alike."""
-        changes = self._numbers(orders, leave_out=True) != self._numbers(orders, leave_out=False)
-        told = torch.tensor(int(changes), device="cuda")
+    def _shows(self, orders: Sequence[Order | None]) -> str:
+        """What is seen where these are left out one by one; on any rank, since all ranks leave theirs out together."""
+        expected, _ = self._run([None] * len(orders))
+        numbers, races = self._run(orders)
+        told = races[0] if races else "" if numbers == expected else "other numbers"
         if dist.is_initialized():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
+            of_ranks: list[str] = [""] * dist.get_world_size()
+            dist.all_gather_object(of_ranks, told)
+            told = max(of_ranks)
+        return told
 
-    def _numbers(self, orders: Sequence[Order | None], *, leave_out: bool) -> list[float]:
-        """Of a run that takes as many steps with all orders as without one of these after the other."""
+    def _run(self, left_out: Sequence[Order | None]) -> tuple[list[float], list[str]]:
+        """(numbers, races)"""
         self.flow = start(self.name)
         self._warm_up()
-        for order in orders:
-            self._step(order if leave_out else None, leaves_out=True)
+        for order in left_out:
+            self._step(order, leaves_out=True)
             self._step()
         numbers = self.flow.numbers()
         self.flow.close()
-        return numbers
+        races = sorted(self.gpu.races())
+        self.gpu.clear()
+        return numbers, races
 
 
 def some_of(orders: Sequence[Order], most: int | None) -> list[Order]:

@@ -5,6 +5,7 @@ a message keeps its tensor until the next one on its link, and a microbatch in f
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memo.config import RunConfig
@@ -15,6 +16,7 @@ from memo.estimate.program.embedding_and_loss import (
     order_bytes,
     rope_frequency_bytes,
 )
+from memo.estimate.program.gathers import Gathers
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.passes import EndPasses, LayerPasses, Pass, end_passes, layer_passes
 from memo.estimate.program.sizes import LayerSizes
@@ -75,6 +77,9 @@ class Step:
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._reducing: list[Block] = []  # of each bucket in `_whole` its shard and what gloo holds
         self._num_reduced = 0
+        self._pending: list[Block] = []  # what gloo holds of the driven layer whose gradients are under way
+        self._pending_owner: int | None = None
+        self._pending_squares: tuple[str, int] | None = None
         self._whole = [bucket for bucket in states.buckets if not self._is_driven(bucket.owner)]
         # Where no layer asks for anything but its own tensors, layers are alike.
         self._alike = z.on_cuda or not any(place.in_slot for place in states.places.values())
@@ -104,6 +109,7 @@ class Step:
             self._run_breadth_first()
         else:
             self._run_schedule()
+        self._finish_reduction()
         self._reduce_all()
         self._norm()
         self._publish()
@@ -112,6 +118,7 @@ class Step:
     def _run_schedule(self) -> None:
         count = min(self.microbatches, _STEADY_ROUNDS * self.pp)
         actions = one_f_one_b(Pipeline(self.pp, self.vpp, count), self.stage)
+        self._gathers = self._gathers_of([owner for action in actions for owner in self._owners(action)])
         for index, action in enumerate(actions):
             for upcoming in actions[index : index + 2]:
                 self._post_receive(upcoming)
@@ -133,6 +140,8 @@ class Step:
         one's gradients are reduced: those between are walked through at once.
         """
         ledger, groups = self.ledger, self._alike_microbatches()
+        owners = range(1, self.layers + 1)
+        self._gathers = self._gathers_of([*owners, *reversed(owners)])
         ropes = []
         for count in groups:
             self._play(self.ends.rope, "embedding forward")
@@ -142,18 +151,19 @@ class Step:
             self._play(self.ends.embedding, "embedding forward")
             hidden.append(ledger.make("input", count * self.passes.hidden_bytes))
         kept: list[list[Block]] = []
-        for owner in range(1, self.layers + 1):
-            self._fill_weights(owner)
+        for owner in owners:
+            self._gathers.begin(owner)
             for index, count in enumerate(groups):
                 hidden[index] = self._layer_forward(hidden[index], count, kept)
         grads = []
         for index, count in enumerate(groups):
             grads.append(self._loss_of_alike(hidden[index], count))
             self._reduce_from(self.layers + 1, index == len(groups) - 1)
-        for owner in range(self.layers, 0, -1):
-            self._fill_weights(owner)
+        for owner in reversed(owners):
+            self._gathers.begin(owner)
             for index in range(len(groups)):
                 is_last = index == len(groups) - 1
+                self._settle_slot(owner)
                 self._play(self.passes.backward, "layer backward")
                 ledger.free(*kept[(owner - 1) * len(groups) + index])
                 self._reduce_slot(owner, is_last)
@@ -180,6 +190,7 @@ class Step:
             kept[-1].append(x)
         elif output is not x:
             self.ledger.free(x)
+        self._finish_reduction()
         return output
 
     def _loss_of_alike(self, x: Block, count: int) -> Block:
@@ -188,6 +199,21 @@ class Step:
             return self._loss_backward(self._loss(x))[0]
         self.ledger.free(x)
         return self.ledger.make("gradient", count * self.passes.hidden_bytes)
+
+    def _owners(self, action: Action) -> Sequence[int]:
+        """The layers of an action's chunk, in the order in which it runs them."""
+        first = action.chunk * (self.layers + 2) + 1
+        owners = range(first, first + self.layers)
+        return owners if action.kind == "F" else owners[::-1]
+
+    def _gathers_of(self, owners: Sequence[int]) -> Gathers:
+        """`owners`: of each operation of a layer, in order."""
+        states, sizes = self.states, dict[int, list[int]]()
+        if states.num_shards > 1 and not self.z.on_cuda:
+            for bucket in states.buckets:
+                if states.places[bucket.owner].weights_in_slot:
+                    sizes.setdefault(bucket.owner, []).append(bucket.size * self.z.narrow)
+        return Gathers(self.ledger, [owner for owner in owners if owner in sizes], sizes)
 
     # Passes.
 
@@ -208,7 +234,7 @@ class Step:
         self._hold(received)
         owner = action.chunk * (self.layers + 2) + 1
         for count in groups:
-            self._fill_weights(owner)
+            self._gathers.begin(owner)
             self._play(self.passes.forward, "layer forward")
             ledger.at = "layer forward"
             output = ledger.make("input", hidden_bytes)
@@ -218,6 +244,7 @@ class Step:
                     blocks.append(x)
                 else:
                     ledger.free(x)
+            self._finish_reduction()
             flight.layers.append((count, blocks))
             owner += count
             x = output
@@ -245,7 +272,8 @@ class Step:
         owner = action.chunk * (self.layers + 2) + self.layers + 1
         self._reduce_from(owner, is_last_microbatch)
         for count, blocks in reversed(flight.layers):
-            self._fill_weights(owner - 1)
+            self._gathers.begin(owner - 1)
+            self._settle_slot(owner - 1)
             self._play(self.passes.held_backward if grad is received else self.passes.backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
@@ -309,14 +337,7 @@ class Step:
             ledger.at = at
             ledger.free(ledger.make_all(recorded.transient))
 
-    # Weights and gradients that come and go, whose slots are the caller's like all states: what gloo takes beside them.
-
-    def _fill_weights(self, owner: int) -> None:
-        """One bucket is gathered after the other."""
-        if self.states.num_shards > 1 and self.states.places[owner].weights_in_slot:
-            self.ledger.at = "weights"
-            largest = max(bucket.size for bucket in self.states.buckets if bucket.owner == owner)
-            self.ledger.pulse(("gloo", largest * self.z.narrow))
+    # Gradients that come and go, whose slots are the caller's like all states: what gloo takes beside them.
 
     def _is_driven(self, owner: int) -> bool:
         """Whether gradients are reduced when their layer's backward ends (memo.parallel.units)."""
@@ -324,18 +345,33 @@ class Step:
         return is_layer and (places.optimizer_on_host or places.gradients_in_slot)
 
     def _reduce_slot(self, owner: int, is_last_microbatch: bool) -> None:
-        """ZeRO-2/3 reduce each microbatch's gradients, ZeRO-1 the sum of all; a slot is free once that is done.
-
-        The squares of what leaves the device are summed while gloo still holds what it reduced.
-        """
-        states, places = self.states, self.states.places[owner]
+        """ZeRO-2/3 reduce each microbatch's gradients, ZeRO-1 the sum of all; the next operation hides the messages."""
+        self._finish_reduction()
         if not self._is_driven(owner) or not (self.config.parallel.shards_gradients or is_last_microbatch):
             return
-        self.ledger.at = "reduction"
+        states, places = self.states, self.states.places[owner]
         buckets = [bucket for bucket in states.buckets if bucket.owner == owner]
-        reduced = [("gloo", bucket.size * self.z.wide) for bucket in buckets if states.num_shards > 1]
-        squares = [self._squares(bucket) for bucket in buckets if places.optimizer_on_host and is_last_microbatch]
-        self.ledger.pulse(*reduced, *([max(squares)] if squares else []))
+        self.ledger.at = "reduction"
+        sizes = [bucket.size * self.z.wide if states.num_shards > 1 else 0 for bucket in buckets]
+        self._pending = [self.ledger.make("gloo", size) for size in sizes]
+        if places.optimizer_on_host and is_last_microbatch:
+            self._pending_squares = max(map(self._squares, buckets))
+        self._pending_owner = owner
+        if states.num_shards == 1:
+            self._finish_reduction()
+
+    def _settle_slot(self, owner: int) -> None:
+        """Before a backward of a layer that takes the slot of its own gradients under way: they end first."""
+        if owner == self._pending_owner and self.states.places[owner].gradients_in_slot:
+            self._finish_reduction()
+
+    def _finish_reduction(self) -> None:
+        """The squares of what leaves the device are summed while gloo still holds what it reduced."""
+        if self._pending_squares is not None:
+            self.ledger.at = "reduction"
+            self.ledger.pulse(self._pending_squares)
+        self.ledger.free(*self._pending)
+        self._pending, self._pending_owner, self._pending_squares = [], None, None
 
     # Reduction and update.
 
