@@ -85,8 +85,17 @@ REASONS: dict[str, str] = {
             "self.backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, name)",
             "copy states.py upload_weights: "
             'self.backend.copy(Stream.PREFETCH, shard, source, name_of("weights", bucket), name)',
+            "copy states.py _bring_shards: self.backend.copy(Stream.PREFETCH, shard, source, name, place)",
         ),
         "after an exception the host waits for all streams, and swapping orders compute behind both copy streams",
+    ),
+    "recording states.py end: self._buffers.weights[step.weight_slot].free = self.backend.record(Stream.COMPUTE)": (
+        "a swapped backward has read its weights when it records that its rounding buffer is free, and the prefetch "
+        "stream waits for that record first"
+    ),
+    "message data.py _publish: all_gather(shard.clone(), self.group, out=weights)": (
+        "the wait for the next bucket's gather, on the same stream of NCCL, orders the weights as well; the copy of "
+        "the shard is in danger only where the next one gets its memory, which is not so under planned memory"
     ),
     "message pipeline.py _finish_send: work.wait()": (
         "torch gives the memory of a message to nobody before an event behind it has come; planned memory relies on "
