@@ -19,6 +19,11 @@ def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig)
     """
     if isinstance(model, ModelConfig):
         return dataclasses.replace(config, model=model)
+    if isinstance(model, RunConfig):
+        raise ConfigError(
+            "--model is a RunConfig, which is a whole run: give it as config=, as in Trainer(config=...), and as the "
+            "model the name of a preset, the directory of a model of Hugging Face, or a ModelConfig"
+        )
     name = os.fspath(model) if isinstance(model, os.PathLike) else str(model)  # a TOML file may hold anything
     is_path = isinstance(model, os.PathLike) or os.sep in name or Path(name, CONFIG_FILE).exists()
     if name in PRESETS or not is_path:

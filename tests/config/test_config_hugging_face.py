@@ -231,6 +231,8 @@ def test_names_that_are_no_preset_and_no_directory(monkeypatch: pytest.MonkeyPat
         choose_model(RunConfig(), "meta-llama/Llama-3.1-8B")
     with pytest.raises(ConfigError, match=r"`hf download ORG/NAME --local-dir \./mine/new`"):
         choose_model(RunConfig(), "./mine/new")
+    with pytest.raises(ConfigError, match=r"^--model is a RunConfig, which is a whole run: give it as config="):
+        choose_model(RunConfig(), RunConfig())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"--model lama-tiny: no such preset: did you mean 'llama-tiny'"):
         choose_model(RunConfig(), "lama-tiny")
 
