@@ -143,9 +143,8 @@ class Campaign:
             self.flow = start(self.name)
             verdicts = [self._lose(order) for order in _as_long_everywhere(some_of(self._warm_up(), most))]
             found = [verdict for verdict in verdicts if verdict is not None]
+            needless = _as_long_everywhere([verdict.order for verdict in found if verdict.outcome == "needless"])
             self.flow.close()
-            seeming = [verdict.order for verdict in found if verdict.outcome == "needless"]
-            needless = _as_long_everywhere(seeming)
             if not needless or not self._shows(needless):
                 return found
             telling = {order: self._shows([order]) for order in needless}
@@ -177,27 +176,26 @@ class Campaign:
 
     def _shows(self, orders: Sequence[Order | None]) -> str:
         """What is seen where these are left out one by one; on any rank, since all ranks leave theirs out together."""
-        expected, _ = self._run([None] * len(orders))
-        numbers, races = self._run(orders)
-        told = races[0] if races else "" if numbers == expected else "other numbers"
-        if dist.is_initialized():
-            of_ranks: list[str] = [""] * dist.get_world_size()
-            dist.all_gather_object(of_ranks, told)
-            told = max(of_ranks)
-        return told
+        expected, (numbers, races) = self._run([None] * len(orders)), self._run(orders)
+        if numbers != expected[0]:
+            return "other numbers"
+        return max(races)
 
-    def _run(self, left_out: Sequence[Order | None]) -> tuple[list[float], list[str]]:
-        """(numbers, races)"""
+    def _run(self, left_out: Sequence[Order | None]) -> tuple[list[list[float]], list[str]]:
+        """The numbers of each rank, and a race that it saw."""
         self.flow = start(self.name)
         self._warm_up()
         for order in left_out:
             self._step(order, leaves_out=True)
             self._step()
-        numbers = self.flow.numbers()
+        torch.cuda.synchronize()
+        seen = [(self.flow.numbers(), min(self.gpu.races(), default=""))]
+        if dist.is_initialized():
+            mine, seen = seen[0], seen * dist.get_world_size()
+            dist.all_gather_object(seen, mine)
         self.flow.close()
-        races = sorted(self.gpu.races())
         self.gpu.clear()
-        return numbers, races
+        return [numbers for numbers, _ in seen], [race for _, race in seen]
 
 
 def some_of(orders: Sequence[Order], most: int | None) -> list[Order]:
