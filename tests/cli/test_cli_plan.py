@@ -115,7 +115,7 @@ def test_json(capsys: Capture) -> None:
     assert set(best) == {
         "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "moved_tiles", "limit", "verdict",
         "total_gib", "host_gib", "parts_gib", "tgs", "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share",
-        "hidden_share", "seconds", "resources", "binding_resource", "sharding", "states_in_host_memory",
+        "hidden_share", "seconds", "resources", "binding_resource", "sharding", "states_in_host_memory", "order",
     }  # fmt: skip
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
