@@ -71,9 +71,13 @@ REASONS: dict[str, str] = {
         "where nothing is in host memory, the host only reads the norm next, for which it waits longer"
     ),
     "recording states.py await_gradients: self._follow(Stream.HOST, stream)": "as the wait for it",
-    "message data.py complete: all_reduce(shard, self._replica_group(bucket))": (
-        "on a rank that counts no norm of the shard and clips nothing, the norm's own message comes first: later, and "
-        "by the same communicator"
+    **dict.fromkeys(
+        (
+            "wait background.py _own_stream: stream.wait_event(after)",
+            "recording background.py start: now = torch.cuda.current_stream(self.device).record_event() "
+            'if self.device.type == "cuda" else None',
+        ),
+        "where all states are in host memory, a checkpoint reads nothing of the device",
     ),
     "host wait states.py _interrupt: self.backend.synchronize()": "swapping waits for all streams next",
     "host wait swapper.py reset: self.backend.synchronize()": "streamed states have waited for all streams",
