@@ -15,8 +15,9 @@ from memo.estimate.program.embedding_and_loss import (
 )
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.passes import LayerPasses, Pass, end_passes, layer_passes
+from memo.estimate.program.reductions import NORM_CHUNK
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
-from memo.estimate.program.step import NORM_CHUNK, make_lasting
+from memo.estimate.program.step import make_lasting
 from memo.estimate.program.tiles import slot_of
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import swap_bytes

@@ -4,24 +4,25 @@ As memo.planner.state_plan decides it: the slots hold the next different layers 
 by fetching those of them that no slot holds. A gather ends when its layer runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.states import States
 from memo.spec.placement import NUM_STATE_SLOTS
 
 
 class Gathers:
-    """Holds the copies of gloo in the ledger.
+    """Holds the copies of gloo in the ledger; `owners`: whose layer each operation of a step runs, in order."""
 
-    Args:
-        owners: whose weights are in a slot, of each operation in order.
-        sizes: bytes of the buckets of each of them, by owner.
-    """
-
-    def __init__(self, ledger: Ledger, owners: Sequence[int], sizes: Mapping[int, Sequence[int]]) -> None:
-        self._ledger, self._owners, self._sizes = ledger, owners, sizes
-        self._wanted = _next_owners(owners)
-        self._position = 0
+    def __init__(self, ledger: Ledger, z: LayerSizes, states: States, owners: Iterable[int]) -> None:
+        self._ledger = ledger
+        self._sizes: dict[int, list[int]] = {}  # of the buckets that are gathered
+        if states.num_shards > 1 and not z.on_cuda:
+            for bucket in states.buckets:
+                if states.places[bucket.owner].weights_in_slot:
+                    self._sizes.setdefault(bucket.owner, []).append(bucket.size * z.narrow)
+        self._wanted = iter(_next_owners([owner for owner in owners if owner in self._sizes]))
         self._in_slots: tuple[int, ...] = ()
         self._under_way: dict[int, list[Block]] = {}
 
@@ -29,9 +30,8 @@ class Gathers:
         """An operation of a layer begins: it fetches others ahead, and waits for its own weights."""
         if owner not in self._sizes:
             return
-        assert owner == self._owners[self._position], (owner, self._position)
-        wanted = self._wanted[self._position]
-        self._position += 1
+        wanted = next(self._wanted)
+        assert wanted[0] == owner, (wanted, owner)
         self._ledger.at = "weights"
         for fetched in wanted:
             if fetched not in self._in_slots:

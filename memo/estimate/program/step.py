@@ -19,8 +19,9 @@ from memo.estimate.program.embedding_and_loss import (
 from memo.estimate.program.gathers import Gathers
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.passes import EndPasses, LayerPasses, Pass, end_passes, layer_passes
+from memo.estimate.program.reductions import Reductions
 from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.states import Bucket, States
+from memo.estimate.program.states import States
 from memo.estimate.program.tiles import Slot
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.units import MIB
@@ -30,9 +31,6 @@ _STEADY_ROUNDS = 2
 
 CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 8 MiB."""
-
-NORM_CHUNK = 1 << 20
-"""Gradients of a shard that are widened to fp64 at a time when their squares are summed (memo_kernels.squared_norm)."""
 
 
 def make_lasting(ledger: Ledger, config: RunConfig, z: LayerSizes, microbatches: int) -> None:
@@ -75,12 +73,7 @@ class Step:
         self._names: dict[str, Block | None] = {}  # variables and links of memo.parallel.pipeline
         self._posted: dict[Action, Block] = {}
         self._flights: dict[tuple[int, int], _Flight] = {}
-        self._reducing: list[Block] = []  # of each bucket in `_whole` its shard and what gloo holds
-        self._num_reduced = 0
-        self._pending: list[Block] = []  # what gloo holds of the driven layer whose gradients are under way
-        self._pending_owner: int | None = None
-        self._pending_squares: tuple[str, int] | None = None
-        self._whole = [bucket for bucket in states.buckets if not self._is_driven(bucket.owner)]
+        self._reductions = Reductions(self.ledger, config, z, states, self.layers)
         # Where no layer asks for anything but its own tensors, layers are alike.
         self._alike = z.on_cuda or not any(place.in_slot for place in states.places.values())
 
@@ -109,16 +102,15 @@ class Step:
             self._run_breadth_first()
         else:
             self._run_schedule()
-        self._finish_reduction()
-        self._reduce_all()
-        self._norm()
-        self._publish()
+        self._reductions.finish()
         return self.ledger
 
     def _run_schedule(self) -> None:
         count = min(self.microbatches, _STEADY_ROUNDS * self.pp)
         actions = one_f_one_b(Pipeline(self.pp, self.vpp, count), self.stage)
-        self._gathers = self._gathers_of([owner for action in actions for owner in self._owners(action)])
+        self._gathers = Gathers(
+            self.ledger, self.z, self.states, (owner for action in actions for owner in self._owners(action))
+        )
         for index, action in enumerate(actions):
             for upcoming in actions[index : index + 2]:
                 self._post_receive(upcoming)
@@ -141,7 +133,7 @@ class Step:
         """
         ledger, groups = self.ledger, self._alike_microbatches()
         owners = range(1, self.layers + 1)
-        self._gathers = self._gathers_of([*owners, *reversed(owners)])
+        self._gathers = Gathers(ledger, self.z, self.states, [*owners, *reversed(owners)])
         ropes = []
         for count in groups:
             self._play(self.ends.rope, "embedding forward")
@@ -158,19 +150,18 @@ class Step:
         grads = []
         for index, count in enumerate(groups):
             grads.append(self._loss_of_alike(hidden[index], count))
-            self._reduce_from(self.layers + 1, index == len(groups) - 1)
+            self._reductions.after_backward(self.layers + 1, index == len(groups) - 1)
         for owner in reversed(owners):
             self._gathers.begin(owner)
             for index in range(len(groups)):
                 is_last = index == len(groups) - 1
-                self._settle_slot(owner)
+                self._reductions.before_backward(owner)
                 self._play(self.passes.backward, "layer backward")
                 ledger.free(*kept[(owner - 1) * len(groups) + index])
-                self._reduce_slot(owner, is_last)
-                self._reduce_from(owner, is_last)
+                self._reductions.after_backward(owner, is_last)
         for index, grad in enumerate(grads):
             self._embedding_backward(grad, None)
-            self._reduce_from(0, index == len(groups) - 1)
+            self._reductions.after_backward(0, index == len(groups) - 1)
         ledger.free(*ropes)
 
     def _alike_microbatches(self) -> list[int]:
@@ -190,7 +181,7 @@ class Step:
             kept[-1].append(x)
         elif output is not x:
             self.ledger.free(x)
-        self._finish_reduction()
+        self._reductions.after_forward()
         return output
 
     def _loss_of_alike(self, x: Block, count: int) -> Block:
@@ -205,15 +196,6 @@ class Step:
         first = action.chunk * (self.layers + 2) + 1
         owners = range(first, first + self.layers)
         return owners if action.kind == "F" else owners[::-1]
-
-    def _gathers_of(self, owners: Sequence[int]) -> Gathers:
-        """`owners`: of each operation of a layer, in order."""
-        states, sizes = self.states, dict[int, list[int]]()
-        if states.num_shards > 1 and not self.z.on_cuda:
-            for bucket in states.buckets:
-                if states.places[bucket.owner].weights_in_slot:
-                    sizes.setdefault(bucket.owner, []).append(bucket.size * self.z.narrow)
-        return Gathers(self.ledger, [owner for owner in owners if owner in sizes], sizes)
 
     # Passes.
 
@@ -244,7 +226,7 @@ class Step:
                     blocks.append(x)
                 else:
                     ledger.free(x)
-            self._finish_reduction()
+            self._reductions.after_forward()
             flight.layers.append((count, blocks))
             owner += count
             x = output
@@ -270,23 +252,22 @@ class Step:
         if flight.loss:
             grad, of_head = self._loss_backward(flight.loss)
         owner = action.chunk * (self.layers + 2) + self.layers + 1
-        self._reduce_from(owner, is_last_microbatch)
+        self._reductions.after_backward(owner, is_last_microbatch)
         for count, blocks in reversed(flight.layers):
             self._gathers.begin(owner - 1)
-            self._settle_slot(owner - 1)
+            self._reductions.before_backward(owner - 1)
             self._play(self.passes.held_backward if grad is received else self.passes.backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
             if grad is received:
                 grad = ledger.make("gradient", self.passes.hidden_bytes)
             owner -= count
-            self._reduce_slot(owner, is_last_microbatch)
-            self._reduce_from(owner, is_last_microbatch)
+            self._reductions.after_backward(owner, is_last_microbatch)
         ledger.free(flight.rope)
         assert grad is not None
         if flight.entered is None:
             self._embedding_backward(grad, of_head)
-            self._reduce_from(0, is_last_microbatch)
+            self._reductions.after_backward(0, is_last_microbatch)
         else:
             self._name("gradient of entered", grad)
             self._send(action, grad)
@@ -336,92 +317,6 @@ class Step:
         if ledger.live_bytes + recorded.transient_bytes > ledger.peak_bytes:
             ledger.at = at
             ledger.free(ledger.make_all(recorded.transient))
-
-    # Gradients that come and go, whose slots are the caller's like all states: what gloo takes beside them.
-
-    def _is_driven(self, owner: int) -> bool:
-        """Whether gradients are reduced when their layer's backward ends (memo.parallel.units)."""
-        places, is_layer = self.states.places[owner], 1 <= owner % (self.layers + 2) <= self.layers
-        return is_layer and (places.optimizer_on_host or places.gradients_in_slot)
-
-    def _reduce_slot(self, owner: int, is_last_microbatch: bool) -> None:
-        """ZeRO-2/3 reduce each microbatch's gradients, ZeRO-1 the sum of all; the next operation hides the messages."""
-        self._finish_reduction()
-        if not self._is_driven(owner) or not (self.config.parallel.shards_gradients or is_last_microbatch):
-            return
-        states, places = self.states, self.states.places[owner]
-        buckets = [bucket for bucket in states.buckets if bucket.owner == owner]
-        self.ledger.at = "reduction"
-        sizes = [bucket.size * self.z.wide if states.num_shards > 1 else 0 for bucket in buckets]
-        self._pending = [self.ledger.make("gloo", size) for size in sizes]
-        if places.optimizer_on_host and is_last_microbatch:
-            self._pending_squares = max(map(self._squares, buckets))
-        self._pending_owner = owner
-        if states.num_shards == 1:
-            self._finish_reduction()
-
-    def _settle_slot(self, owner: int) -> None:
-        """Before a backward of a layer that takes the slot of its own gradients under way: they end first."""
-        if owner == self._pending_owner and self.states.places[owner].gradients_in_slot:
-            self._finish_reduction()
-
-    def _finish_reduction(self) -> None:
-        """The squares of what leaves the device are summed while gloo still holds what it reduced."""
-        if self._pending_squares is not None:
-            self.ledger.at = "reduction"
-            self.ledger.pulse(self._pending_squares)
-        self.ledger.free(*self._pending)
-        self._pending, self._pending_owner, self._pending_squares = [], None, None
-
-    # Reduction and update.
-
-    def _reduce_from(self, owner: int, is_last_microbatch: bool) -> None:
-        """Start what is complete once the backward of module `owner` is done, in the order of the buckets."""
-        if not (is_last_microbatch and self.config.parallel.overlap_grad_reduce):
-            return
-        buckets = self._whole
-        while self._num_reduced < len(buckets) and buckets[self._num_reduced].owner >= owner:
-            self._start_reduction()
-
-    def _reduce_all(self) -> None:
-        self.ledger.at = "reduction"
-        while self._num_reduced < len(self._whole):
-            self._start_reduction()
-        for index, bucket in enumerate(self._whole):
-            if self.states.num_shards > 1:
-                self.ledger.free(*self._reducing[2 * index : 2 * index + 2])
-            if self.states.places[bucket.owner].optimizer_on_host:
-                self.ledger.pulse(self._squares(bucket))
-
-    def _start_reduction(self) -> None:
-        bucket = self._whole[self._num_reduced]
-        self._num_reduced += 1
-        shards = self.states.num_shards
-        if shards > 1:
-            size = bucket.size * self.z.wide
-            self._reducing.append(self.ledger.make("reduced gradients", size // shards))
-            self._reducing.append(self.ledger.make("gloo", size))
-
-    def _norm(self) -> None:
-        """Of what is updated on the device; the squares of all else were summed before it left."""
-        self.ledger.at = "gradient norm"
-        here = [bucket for bucket in self.states.buckets if not self.states.places[bucket.owner].optimizer_on_host]
-        if here:
-            self.ledger.pulse(self._squares(max(here, key=lambda bucket: bucket.size)))
-
-    def _squares(self, bucket: Bucket) -> tuple[str, int]:
-        """A chunk of a shard in fp64; fp64 needs no copy of itself."""
-        elements = min(NORM_CHUNK, bucket.size // self.states.num_shards)
-        return "squares", 0 if self.z.wide == 8 else 8 * elements
-
-    def _publish(self) -> None:
-        """Updated weights, bucket by bucket: each rank gives a copy of its shard, gloo gathers into one of its own."""
-        self.ledger.at = "weights"
-        states = self.states
-        whole = [bucket.size for bucket in states.buckets if not states.places[bucket.owner].weights_in_slot]
-        if states.num_shards > 1 and whole:
-            largest = max(whole) * self.z.narrow
-            self.ledger.pulse(("weights to send", largest // states.num_shards), ("gloo", largest))
 
     # Messages, and who holds a tensor.
 
