@@ -18,6 +18,7 @@ from memo.config.derived import num_microbatches, resolved_dtype
 from memo.estimate.accounts import Account
 from memo.estimate.device_memory import device_bytes
 from memo.estimate.hardware import Hardware
+from memo.estimate.own_memory import worst_stages
 from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, shape_units
 from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.swap_memory import num_records
@@ -113,7 +114,7 @@ class Costs:
         self._known: dict[StatePlacement, PlacementCosts] = {}
         self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}
         last = self.config.parallel.pp - 1
-        self._ends, self._kinds = sorted({0, last}), sorted({0, min(1, last), last})  # stages that differ
+        self._ends, self._kinds = sorted({0, last}), worst_stages(self.config)  # the second is like all between
 
     @cached_property
     def frugal_uses(self) -> list[ActivationUse]:
@@ -239,10 +240,10 @@ class Costs:
             return cache(
                 lambda placement: max(
                     device_bytes(with_placement(config, placement), self.world_size, stage, moved)
-                    for stage in self._ends
+                    for stage in self._kinds
                 )
             )
-        rests = {stage: self._rests(config, stage, moved) for stage in self._ends}
+        rests = {stage: self._rests(config, stage, moved) for stage in self._kinds}
 
         def needed(placement: StatePlacement) -> int:
             driven = placement.layers if placement.shards_gradients else placement.optimizer

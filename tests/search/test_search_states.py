@@ -156,6 +156,20 @@ def test_memory_of_a_choice_is_that_of_its_placement() -> None:
         check(run_of(question, search(question, top=1).choices[0]), 8, needs_data=False)
 
 
+def test_memory_of_a_choice_is_that_of_the_worst_stage() -> None:
+    """With few layers a stage that is the second one, which also receives and sends."""
+    question, layout = ask("llama-3.1-8b", 8, seq_len=65536, gpu_memory_gib=24), Layout(pp=8)
+    strategy = next(iter(strategies(question, layout)))
+    found = placed(question, layout, strategy)
+    assert found is not None and found.strategy.placement is not None
+    costs, config = costs_of(question, layout, strategy), config_of(question, layout, found.strategy)
+    use = costs.best_use(found.strategy.placement)[1]
+    assert use is not None
+    stages = [question.account.stage(config, stage, found.moved).total for stage in range(8)]
+    assert max(stages[0], stages[-1]) < stages[1] == max(stages)
+    assert max(stages) <= costs.needed(found.strategy.placement, use)[0] <= 1.03 * max(stages)
+
+
 def test_states_are_placed_where_nothing_fits_without() -> None:
     question = ask("llama-3.1-8b", 1, seq_len=4096, gpu_memory_gib=24)
     best = search(question).best
