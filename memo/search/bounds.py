@@ -11,7 +11,7 @@ not yet known what moves, gradients that are reduced late, and every wait of one
 
 from dataclasses import dataclass, replace
 
-from memo.search.candidates import KEEP, Layout, Strategy, config_of
+from memo.search.candidates import KEEP, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.search.swap_choice import SwapChoice
 from memo.simulate.kernels import Kernels
@@ -70,7 +70,7 @@ class Bounds:
     def _pipeline_s(self, layout: Layout, strategy: Strategy, swap: SwapChoice | None) -> float:
         """From the first forward to the last backward."""
         question = self.question
-        microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
+        microbatches = num_microbatches(question, layout)
         layer_s = self._layer_s(layout, strategy) if swap is None else swap.layer_s
         stage_s, ends = layer_s * question.model.sizes.num_layers / layout.pp, self._ends_of(layout)
         if layout.pp == 1:

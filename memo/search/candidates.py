@@ -142,12 +142,17 @@ def pipelines(question: Question, grid: Layout) -> Iterator[Layout]:
 
 def batches(question: Question, pipeline: Layout) -> Iterator[Layout]:
     """Micro-batches of 1, 2, 4, ... sequences that divide what one copy of the model gets, smallest first."""
-    sequences = question.global_batch_size // (question.gpus // pipeline.ranks)
+    sequences = num_microbatches(question, replace(pipeline, mbs=1))
     size = 1
     while size <= sequences and sequences % size == 0:
         if pipeline.vpp == 1 or sequences // size % pipeline.pp == 0:
             yield replace(pipeline, mbs=size)
         size *= 2
+
+
+def num_microbatches(question: Question, layout: Layout) -> int:
+    """Of one copy of the model in a step."""
+    return question.global_batch_size // (question.gpus // layout.ranks * layout.mbs)
 
 
 def exchanges(question: Question, layout: Layout) -> list[Layout]:

@@ -13,7 +13,7 @@ from memo.config.parallel import AccumulationOrder
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import node_budget_bytes
 from memo.search.bounds import Bounds
-from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of
+from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.search.state_costs import Costs, MemoryLimits
 from memo.search.states import fits, place, shortage
@@ -75,7 +75,7 @@ def strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
     Breadth first needs a single stage, and differs only with several microbatches.
     """
     shardings = SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
-    microbatches = question.global_batch_size * layout.ranks // (question.gpus * layout.mbs)
+    microbatches = num_microbatches(question, layout)
     orders = get_args(AccumulationOrder) if layout.pp == 1 and microbatches > 1 else ("depth_first",)
     for activations, order, sharding in product(_ACTIVATIONS, orders, shardings):
         yield replace(activations, order=order, sharding=sharding)
