@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from memo.estimate.program.step import NORM_CHUNK
+from memo.estimate.program.reductions import NORM_CHUNK
 from memo_kernels.squared_norm.reference import CHUNK, squared_norm
 
 NUM_ELEMENTS = 40_000_000
