@@ -39,6 +39,9 @@ class Ranks:
     def __init__(self, processes: Sequence[Process | subprocess.Popen[bytes]], folder: Path) -> None:
         self.processes, self.folder = list(processes), folder
 
+    def output(self, rank: int) -> str:
+        return (self.folder / f"output{rank}").read_text(errors="replace")
+
     def errors(self, rank: int) -> str:
         return (self.folder / f"errors{rank}").read_text(errors="replace")
 
@@ -61,6 +64,13 @@ class Ranks:
 
 
 @contextmanager
+def alone(folder: Path, program: tuple[Kind, str], flags: Sequence[str]) -> Iterator[Ranks]:
+    """One process, as a user starts a program who knows of no ranks."""
+    with _forked(folder, program, [flags], [{}]) as ranks:
+        yield ranks
+
+
+@contextmanager
 def by_hand(
     world_size: int,
     folder: Path,
@@ -69,24 +79,28 @@ def by_hand(
     extra: dict[int, Sequence[str]] | None = None,
 ) -> Iterator[Ranks]:
     """A program for each rank, as somebody would start them in so many terminals; `extra` flags by rank."""
-    port = free_port()
+    same = {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
+    arguments = [[*flags, *(extra or {}).get(rank, ())] for rank in range(world_size)]
+    variables = [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
+    with _forked(folder, program, arguments, variables) as ranks:
+        yield ranks
+
+
+@contextmanager
+def _forked(
+    folder: Path, program: tuple[Kind, str], arguments: Sequence[Sequence[str]], variables: Sequence[dict[str, str]]
+) -> Iterator[Ranks]:
+    """A process for each list of arguments, with these variables beside the test's own."""
     started: list[Process] = []
     try:
-        for rank in range(world_size):
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "WORLD_SIZE": str(world_size),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "localhost",
-                "MASTER_PORT": str(port),
-            }
-            arguments = [*flags, *(extra or {}).get(rank, ())]
-            files = folder / f"output{rank}", folder / f"errors{rank}"
-            started.append(fork(*program, arguments, environment, *files))
+        for i, (own, more) in enumerate(zip(arguments, variables, strict=True)):
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+            started.append(fork(*program, own, environment, folder / f"output{i}", folder / f"errors{i}"))
         yield Ranks(started, folder)
     finally:
         for process in started:
