@@ -1,7 +1,7 @@
-"""Whose memory is asked about: memo's own program's, counted request by request, or Megatron-LM's, fitted to its runs.
+"""One interface to the two memory accounts: that of memo itself, and that of Megatron-LM.
 
-memo          memo.estimate.own_memory: what a run of memo takes                     nothing fitted
-megatron-lm   memo.estimate.rank_memory: what published runs of Megatron-LM took     memo.estimate.calibration
+memo          memo.estimate.own_memory     every request is counted, nothing is fitted
+megatron-lm   memo.estimate.rank_memory    a few terms are fitted to published runs (memo.estimate.calibration)
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,12 @@ Program = Literal["memo", "megatron-lm"]
 
 @dataclass(frozen=True)
 class Account:
-    """Memory of runs of one model, with --device cuda.
+    """Memory of runs of one model with --device cuda.
 
     Attributes:
-        shape: whose parameters are counted for Megatron-LM; memo's own are those of the configuration.
-        whole_logits: Megatron-LM's loss, which keeps logits of all tokens at once; memo's own never does.
+        program: the program that runs.
+        shape: the model whose parameters are counted for Megatron-LM; for memo the configuration has them.
+        whole_logits: whether Megatron-LM's loss keeps the logits of all tokens at once; memo's loss never does.
     """
 
     program: Program
@@ -33,26 +34,32 @@ class Account:
     whole_logits: bool = True
 
     def stage(self, config: RunConfig, stage: int, moved: Moved | None = None) -> RankMemory:
-        """The worst rank of a pipeline stage; `moved`: by a swap plan, default: a number in --offload-alpha."""
+        """Memory of the rank of a pipeline stage that needs most.
+
+        `moved` is what a swap plan moves; by default it is what a number in --offload-alpha moves.
+        """
         if self.program == "memo":
             return _own(config, self.world_size, stage, _key(moved))
         return rank_memory(config, self.shape, self.world_size, stage, whole_logits=self.whole_logits, moved=moved)
 
     def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
-        """Of the stage that needs most."""
-        if self.program == "memo":
-            bounds = self._own_bounds(config, moved)
-            worst: RankMemory | None = None
-            for stage in sorted(bounds, key=lambda stage: -bounds[stage].most):
-                if worst is None or bounds[stage].most > worst.total:  # else it cannot need more
-                    rank = self.stage(config, stage, moved)
-                    worst = rank if worst is None or rank.total > worst.total else worst
-            assert worst is not None
-            return worst
-        return worst_rank(config, self.shape, self.world_size, whole_logits=self.whole_logits, moved=moved)
+        """Memory of the rank that needs most, over all stages."""
+        if self.program != "memo":
+            return worst_rank(config, self.shape, self.world_size, whole_logits=self.whole_logits, moved=moved)
+        bounds = self._own_bounds(config, moved)
+        worst: RankMemory | None = None
+        for stage in sorted(bounds, key=lambda stage: -bounds[stage].most):
+            if worst is None or bounds[stage].most > worst.total:  # else this stage cannot need more
+                rank = self.stage(config, stage, moved)
+                worst = rank if worst is None or rank.total > worst.total else worst
+        assert worst is not None
+        return worst
 
     def bounds(self, config: RunConfig, moved: Moved | None = None) -> tuple[RankMemory, int]:
-        """Of `worst`: at least these components, at most so many bytes in all; where it is cheap, it itself."""
+        """Bounds of what `worst` returns: components that it has at least, and the total that it has at most.
+
+        They take less time than `worst`. For Megatron-LM both are the exact answer, which is cheap there.
+        """
         if self.program == "memo":
             found = self._own_bounds(config, moved).values()
             least = max((each.least for each in found), key=lambda rank: rank.total)
@@ -68,7 +75,7 @@ _Key = float | frozenset[tuple[str, int]] | None
 
 
 def _key(moved: Moved | None) -> _Key:
-    """What moves, as a key: a group of which nothing moves need not be named."""
+    """A hashable form of `moved`, the same whether groups of which nothing moves are named or not."""
     if isinstance(moved, Mapping):
         return frozenset((name, tiles) for name, tiles in moved.items() if tiles)
     return moved
@@ -78,7 +85,7 @@ def _moved(key: _Key) -> Moved | None:
     return dict(key) if isinstance(key, frozenset) else key
 
 
-# A search asks about one run when it plans what moves, when it ranks, and when it shows.
+# Cached, because a search asks about the same run when it plans what moves, when it ranks, and when it prints.
 
 
 @lru_cache(maxsize=1024)

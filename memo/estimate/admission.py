@@ -1,32 +1,36 @@
-"""Refuse a run that cannot fit or finish before it allocates anything.
+"""Refuses a run that cannot fit or finish before it allocates anything.
 
-The estimates are rough (see memo.estimate.own_memory and memo.estimate.time): a run near the limit may be admitted and
-fail, or be refused although it would just fit. Under --offload-alpha auto it is admitted when it fits with everything
-on the device, or with as little there as can be. A CPU has one memory for what lies on the device and on the host;
-there --device-memory-gb holds for what torch allocates, which is counted to the byte (memo.estimate.program) but for
+The estimates have errors (see memo.estimate.own_memory and memo.estimate.time): a run near the limit may be admitted
+and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with
+all activations on the device or with as few as possible. On a CPU, device and host share one memory. There
+--device-memory-gb limits what torch allocates, which is counted to the byte (memo.estimate.program), except for the
 scratch memory of matrix products in bf16 and fp16, which depends on the CPU.
 """
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.errors import ResourceError
 from memo.estimate.device_memory import worst_device_bytes
-from memo.estimate.host_memory import available_host_bytes as available_host_bytes
-from memo.estimate.own_memory import own_memory
-from memo.estimate.rank_memory import RankMemory, most_of_a_node, node_host_bytes
+from memo.estimate.own_memory import possible_memory
+from memo.estimate.rank_memory import RankMemory, components, most_of_a_node, node_host_bytes
 from memo.estimate.time import estimate_step_s
 from memo.units import GIB, format_bytes, format_duration_s
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What an admitted run is expected to take."""
+    """What an admitted run is expected to take.
+
+    Attributes:
+        worst_rank: memory of the rank that needs most.
+        shared_bytes: bytes of all ranks that share one memory.
+        step_s: seconds of one step.
+    """
 
     worst_rank: RankMemory
     shared_bytes: int
-    """Bytes of the ranks that share one memory."""
     step_s: float
 
 
@@ -41,16 +45,16 @@ def admit(
     host_ranks: int = 1,
     total_bytes: int | None = None,
 ) -> Admission:
-    """Estimate a checked run; raises ResourceError when it needs more memory or time than there is.
+    """Estimate a checked run; raises ResourceError if it needs more memory or time than there is.
 
     Args:
         available_bytes: free bytes of one memory: the node's on CPU (`available_host_bytes`), one
             device's on CUDA.
         peak_flops: peak of one rank, FLOP/s.
         local_ranks: ranks that share that memory: those of the node on CPU, 1 on CUDA.
-        host_bytes: what activations and states of the `host_ranks` ranks of a node may take in host memory; None:
-            not checked.
-        total_bytes: of that memory, with what other processes hold; None: the same as `available_bytes`.
+        host_bytes: host memory that activations and states of the `host_ranks` ranks of a node may take; None if it
+            is not to be checked.
+        total_bytes: size of that memory, including what other processes hold; None if it equals `available_bytes`.
     """
     cap = _cap(config, is_device=True)
     total_bytes = min(total_bytes or available_bytes, cap or sys.maxsize)
@@ -64,8 +68,8 @@ def admit(
         _check_host(config, machine)
         return admission
     memory, step_s = admission.worst_rank, format_duration_s(admission.step_s)
-    names = [field.name for field in fields(memory) if field.name != "host" or memory.host]
-    parts = ", ".join(f"{name} {format_bytes(getattr(memory, name))}" for name in names)
+    sizes = components(memory).items()
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes if name != "host" or size)
     within = "within" if admission.step_s <= limit_s else "above"
     if not fits and admission.shared_bytes <= total_bytes:
         cause = "this run does not fit in the memory that is free"
@@ -104,7 +108,7 @@ class _Machine:
         return Admission(stages[0], shared, estimate_step_s(config, self.world_size, self.peak_flops))
 
     def holds(self, config: RunConfig) -> bool:
-        """Whether all of a run fits, device and host."""
+        """Whether a run fits both on its devices and in host memory."""
         cap = _cap(config, is_device=False)
         return (
             self.estimate(config).shared_bytes <= self.available_bytes
@@ -119,7 +123,7 @@ class _Machine:
 
 
 def _cap(config: RunConfig, *, is_device: bool) -> int | None:
-    """--device-memory-gb in bytes: of a GPU (`is_device`), or of what torch allocates on a CPU."""
+    """--device-memory-gb in bytes if it applies, else None: to a GPU (`is_device`), or to torch's memory on a CPU."""
     given = config.memory.device_memory_gb
     return None if given is None or is_device != (config.hardware.device == "cuda") else int(given * GIB)
 
@@ -152,15 +156,11 @@ def _check_host(config: RunConfig, machine: _Machine) -> None:
 
 
 def _memory(config: RunConfig, world_size: int, stage: int) -> RankMemory:
-    memory = own_memory(config, world_size, stage)
-    if config.memory.swaps and config.memory.offload_alpha == "auto":
-        swapped = own_memory(config, world_size, stage, moved={})
-        return min(memory, swapped, key=lambda rank: _needed_bytes(config, rank))
-    return memory
+    return min(possible_memory(config, world_size, stage), key=lambda rank: _needed_bytes(config, rank))
 
 
 def _needed_bytes(config: RunConfig, memory: RankMemory) -> int:
-    """Of the memory that ranks share: on a CPU that is also the host's, where records and moved states lie."""
+    """Bytes of the memory that ranks share. On a CPU it also holds host records and the states in host memory."""
     return memory.total + (0 if config.hardware.device == "cuda" else memory.host)
 
 
@@ -175,7 +175,7 @@ def _remedy(config: RunConfig, machine: _Machine, only_time: bool) -> str:
     step = tp if cp == 1 else 2 * cp * tp
     longer = "raise --max-step-minutes, " if only_time else _states_remedy(config, machine)
     spread = "spread the run over more devices with --tp, --cp and --pp"
-    low, high = 0, config.data.seq_length // step  # in steps: low fits (0: none does), high does not
+    low, high = 0, config.data.seq_length // step  # in steps; `low` fits (0 if nothing does), `high` does not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if is_within(middle * step) else (low, middle)
@@ -185,8 +185,10 @@ def _remedy(config: RunConfig, machine: _Machine, only_time: bool) -> str:
 
 
 def _states_remedy(config: RunConfig, machine: _Machine) -> str:
-    """--offload-states auto, where some placement fits: the most frugal one of the device, with or without the copy of
-    the weights."""
+    """Advice to use --offload-states auto if some placement fits; "" if none does or the flag is given already.
+
+    Tried are the placements with the least device memory, with and without the copy of the weights.
+    """
     if config.memory.offload_states == "auto":
         return ""
     fits = any(machine.holds(_all_on_host(config, copy)) for copy in (True, False))

@@ -1,4 +1,7 @@
-"""Answers a case by memo's own account: bytes by component, and the verdict. Papers' methods: memo.papers.methods."""
+"""Answers a case by memo's memory account: bytes by component, and the verdict.
+
+The methods of the papers are in memo.papers.methods.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,13 +43,13 @@ _CPU_BOUND = (
 
 @dataclass(frozen=True)
 class Answer:
-    """Bytes of one GPU (the worst), of one node's host memory, and what follows.
+    """Bytes of the GPU that needs most and of one node's host memory, and the verdict on them.
 
     Attributes:
         parts: bytes by component, as the method names them.
-        bound: what the verdict rests on.
-        moved: tiles by group that alpha auto moves; None: nothing moves, or alpha is given.
-        timing: where a model of time was given.
+        bound: what the verdict is based on, for people.
+        moved: tiles by group that alpha auto moves; None if nothing moves or alpha is a number.
+        timing: times of a step; None without a model of time.
     """
 
     states_bytes: float
@@ -66,12 +69,12 @@ def answer(
     time_model: TimeModel | None = None,
     arena_bytes: int | None = None,
 ) -> Answer:
-    """By memo's account of its own runs, or of Megatron-LM's for that method.
-
-    Raises ConfigError where memo cannot run the case, or needs a model of time for alpha auto.
+    """The answer of memo's account of its own runs, or of Megatron-LM's runs for that method.
 
     Args:
-        arena_bytes: what a memory plan of this case reserves; it then stands for all that a step allocates.
+        arena_bytes: bytes that a memory plan of this case reserves; they then replace all that a step allocates.
+
+    Raises ConfigError if memo cannot run the case, or if alpha is auto and no model of time is given.
     """
     capacity = Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
     if case.hardware.device == "cpu" and case.method != "memo":
@@ -82,7 +85,7 @@ def answer(
 
 
 def run_config(case: Case) -> RunConfig:
-    """The run that the case describes, checked. Raises ConfigError."""
+    """The checked configuration of the run that the case describes. Raises ConfigError."""
     config = RunConfig(
         model=model_config_of(case.shape),
         parallel=ParallelConfig(
@@ -104,8 +107,8 @@ def run_config(case: Case) -> RunConfig:
         data=DataConfig(seq_length=case.seq_len),
         hardware=HardwareConfig(device=case.hardware.device),
     )
-    # Ranges of single cells were checked as they were read, and there is neither data nor an optimizer to check:
-    # memo.config.checks.check would take half of a case's time.
+    # memo.config.checks.check would take half of a case's time: the ranges of single cells were checked when they were
+    # read, and there is neither data nor an optimizer to check.
     check_model(config)
     check_layout(config, case.gpus)
     check_batch(config, case.gpus)
@@ -114,7 +117,7 @@ def run_config(case: Case) -> RunConfig:
 
 
 def _filling_batch(case: Case) -> int:
-    """As many microbatches as keep the pipeline full: activations in flight do not grow beyond them."""
+    """Sequences of as many microbatches as keep the pipeline full; more do not add activations in flight."""
     microbatches = case.pp if case.vpp == 1 else 2 * case.pp
     return case.mbs * (case.gpus // case.model_ranks) * microbatches
 
@@ -137,7 +140,7 @@ def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
             config = replace(config, memory=replace(config.memory, offload_alpha="off"))
     what = case.alpha if isinstance(case.alpha, float) else moved
     rank = account.worst(config, what)
-    if arena_bytes is not None:  # what is kept lies there too, unless it lies in rounding buffers
+    if arena_bytes is not None:  # the arena also holds what layers keep, unless rounding buffers do
         rank = replace(rank, skeletal=0, transient=arena_bytes)
     host = 0 if what is None else node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, what)
     return Answer(
@@ -154,7 +157,7 @@ def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
 
 
 def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
-    """What torch's allocator is asked for, counted tensor by tensor; the process has its own beside."""
+    """The answer for a CPU: requests to torch's allocator are counted, and the process takes memory in addition."""
     if not case.loss_chunk_size:
         raise ConfigError(
             "loss_chunk_size is 0, as in Megatron-LM, but on a CPU memo itself runs, which never has all logits at "
@@ -167,13 +170,13 @@ def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
         )
     config = run_config(case)
     stages = range(config.parallel.pp)
-    memory = max((program_memory(config, case.gpus, stage) for stage in stages), key=lambda rank: rank.total)
+    memory = max((program_memory(config, case.gpus, stage) for stage in stages), key=lambda stage: stage.total)
     context_bytes, host = cpu_context_bytes(memory.total, case.gpus), 0
     if isinstance(case.alpha, float):
         host = node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, case.alpha)
     return Answer(
-        states_bytes=memory.states.total,
-        activation_bytes=memory.total - memory.states.total,
+        states_bytes=memory.states.device,
+        activation_bytes=memory.total - memory.states.device,
         total_bytes=memory.total,
         host_bytes=host,
         verdict=judge_capacity(memory.total + context_bytes, capacity),

@@ -1,13 +1,13 @@
-"""One question to the estimators: which method, model, layout and machine; read from cells of text and checked.
+"""One question to the estimators (method, model, layout and machine), read from cells of text and checked.
 
 Cells come from a CSV file or from flags. A cell that is absent or empty takes its default. Every refusal is one
-ConfigError that names where the cell stands, its column, its value and what would do.
+ConfigError that names where the cell stands, its column, its value and what would be accepted.
 """
 
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -31,14 +31,14 @@ _COUNT = re.compile("[0-9]{1,15}")
 
 @dataclass(frozen=True)
 class Case:
-    """A checked question; sizes are per the columns of the same names.
+    """A checked question; fields are the columns of the same names, and the shape of the model.
 
     Attributes:
-        global_batch_size: None: enough microbatches to fill the pipeline.
-        gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
-        alpha: share of the tokens that moves to the host; auto: what limits and times allow; None: nothing moves.
-        method: memo and megatron-lm: whose runs are asked about; else a paper's formulas.
-        loss_chunk_size: tokens whose logits exist at once; 0: all of them, as in Megatron-LM, whose default it is.
+        global_batch_size: None for enough microbatches to fill the pipeline.
+        gpu_memory_gib, host_memory_gib: nominal memory of one GPU and of one node.
+        alpha: share of the tokens that moves to the host; auto for what limits and times allow; None if nothing moves.
+        method: memo and megatron-lm name the program whose runs are asked about; all others are a paper's formulas.
+        loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
     """
 
     method: str
@@ -64,29 +64,12 @@ class Case:
         return self.tp * self.cp * self.pp
 
 
-COLUMNS = (
-    "method",
-    "model",
-    "seq_len",
-    "tp",
-    "cp",
-    "pp",
-    "mbs",
-    "gpus",
-    "gpu_memory_gib",
-    "global_batch_size",
-    "hardware",
-    "alpha",
-    "vpp",
-    "recompute",
-    "loss_chunk_size",
-    "host_memory_gib",
-)
+COLUMNS = tuple(field.name for field in fields(Case) if field.name != "shape")
 """Columns that are read; any other is passed through."""
 
 DEFAULT_SEQ_LEN = 8192
 MEMO_LOSS_CHUNK = 1024
-"""The trainer's default, and the estimate's for memo's runs and where a swap plan runs."""
+"""The default of the trainer, and of estimates for memo's own runs and for runs with a swap plan."""
 
 
 def read_case(cells: Mapping[str, str | None], where: str) -> Case:
@@ -130,9 +113,9 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
 
 @lru_cache(maxsize=256)
 def model_shape(name: str, seq_len: int) -> ModelShape:
-    """Of a preset, or of a config.json of Hugging Face (a file or its directory). Raises ConfigError.
+    """The shape of a preset, or of a config.json of Hugging Face (a file or its directory). Raises ConfigError.
 
-    Kept, because thousands of cases ask for few models.
+    Cached, because thousands of cases ask for few models.
     """
     if not name:
         raise ConfigError(f"no model is named: give a preset ({', '.join(PRESETS)}) or the path of a config.json")
@@ -147,7 +130,7 @@ def model_shape(name: str, seq_len: int) -> ModelShape:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Typed reads of one row."""
+    """Reads the cells of one row by type. All methods raise ConfigError for a cell that cannot be used."""
 
     text: dict[str, str]
     where: str
@@ -167,14 +150,14 @@ class _Reader:
         return 0 if self.text["loss_chunk_size"] == "0" else self.count("loss_chunk_size", default)
 
     def size(self, column: str) -> float | None:
-        """GiB above 0; None where empty."""
+        """GiB above 0; None if the cell is empty."""
         value = self._number(column, "give GiB above 0, such as 80, or leave it empty")
         if value is not None and not 0 < value <= LARGEST:
             raise self.refusal(column, "give GiB above 0, such as 80, or leave it empty")
         return value
 
     def alpha(self) -> float | Literal["auto"] | None:
-        """None for off or empty."""
+        """None if the cell is off or empty."""
         if self.text["alpha"] == "off":
             return None
         if self.text["alpha"] == "auto":
@@ -192,7 +175,7 @@ class _Reader:
         return text
 
     def using(self, column: str, function: Callable[[str], Any]) -> Any:
-        """function(cell); its ConfigError gets place and column."""
+        """function(cell); to its ConfigError the place of the cell and its column are added."""
         try:
             return function(self.text[column])
         except ConfigError as error:

@@ -19,10 +19,9 @@ class ControlGroup:
 def own_control_groups(
     controller: str, root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS
 ) -> Iterator[ControlGroup]:
-    """Where limits of `controller`, such as "memory" or "cpu", may stand. The paths are for tests.
+    """The control groups that may limit `controller`, such as "memory" or "cpu"; none if the system has none.
 
-    `own_cgroups` has lines `0::/path` for version 2 and `N:controllers:/path` for version 1. Nothing where there
-    are no control groups.
+    `own_cgroups` has lines `0::/path` for version 2 and `N:controllers:/path` for version 1. The paths are for tests.
     """
     try:
         lines = own_cgroups.read_text().splitlines()
@@ -36,7 +35,7 @@ def own_control_groups(
             base, version = root / controller, 1
         else:
             continue
-        # A container may see its own group as the root, where the path of the host does not exist.
+        # A container may see its own group as the root, and then the path that the host uses does not exist.
         group = base / path.lstrip("/")
         for folder in (group, *group.parents):
             if not folder.is_relative_to(base):

@@ -1,7 +1,7 @@
 """Peak rates of matrix products of GPUs, by the whole name that their driver reports.
 
-Whole names, because parts of names mislead: an L40 is no L4, an A10G no A10, and an H100 NVL runs at lower clocks than
-the H100 of an SXM board.
+Parts of names would mislead: an L40 is not an L4, an A10G is not an A10, and an H100 NVL runs at lower clocks than the
+H100 of an SXM board.
 """
 
 _TFLOPS_BY_NAMES = {
@@ -33,7 +33,7 @@ V100, are not listed.
 
 
 def bf16_peak_tflops(driver_name: str) -> float | None:
-    """TFLOP/s of the GPU whose driver reports this name; None for GPUs that are not listed, such as parts (MIG).
+    """TFLOP/s of the GPU whose driver reports this name; None for GPUs that are not listed, such as MIG instances.
 
     Older drivers leave out the maker's name.
     """

@@ -1,8 +1,8 @@
-"""Devices and the machines around them: what the vendor promises, and which share of it software reaches.
+"""Devices and their nodes: the rates that the vendor states, and the shares of them that training reaches.
 
-A `Hardware` is the machine: peaks, memory, links. Its `Efficiency` is what is left of them in training, and the
-only place with fitted numbers. `memo.estimate.hardware_table` holds the known ones, `memo.estimate.hardware_file`
-reads others.
+A `Hardware` has peaks, memory and links. Its `Efficiency` has the shares of them that training reaches, and is the only
+place with fitted times. `memo.estimate.hardware_table` lists the known machines, `memo.estimate.hardware_file` reads
+others.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,20 @@ class Efficiency:
     """Shares of the peaks that kernels and collectives reach.
 
     Attributes:
-        matmul: of the FLOP/s, by matrix products whose three sizes are all large.
-        matmul_half_size: a product with one size of so many reaches half of that.
-        attention_forward, attention_backward: of the FLOP/s, counted as the mathematics needs them (causal half,
-            backward twice forward), by exact attention with heads of 128.
-        attention_half_head: heads of that size reach half of what endless ones would (FlashAttention-2, fig. 4
+        matmul: share of the FLOP/s that matrix products reach whose three sizes are all large.
+        matmul_half_size: a product of which one size is this small reaches half of that.
+        attention_forward, attention_backward: share of the FLOP/s that exact attention with heads of 128 reaches, if
+            FLOPs are counted as the mathematics needs them (causal half, backward twice forward).
+        attention_half_head: heads of that size reach half of the limit for large heads (FlashAttention-2, fig. 4
             to 6: heads of 64 reach about 0.8 of heads of 128).
-        memory: of the memory's rate, by norms, activations, sums, the optimizer.
-        node: of the link inside a node, by collectives.
-        network: of the network between nodes, by collectives.
-        host_memory: of the host memory's rate, by the optimizer on all CPU cores.
+        memory: share of the memory's rate that norms, activations, sums and the optimizer reach.
+        node: share of the link inside a node that collectives reach.
+        network: share of the network between nodes that collectives reach.
+        host_memory: share of the host memory's rate that the optimizer reaches on all CPU cores.
         kernel_s: seconds lost around each kernel: launch, first and last wave.
-        collective_s: seconds before a collective's or a message's first byte.
+        collective_s: seconds before the first byte of a collective or a message.
         host_core_gb_per_s: host memory traffic of the optimizer on one CPU core, 10^9 bytes a second.
+        source: where the numbers come from.
     """
 
     matmul: float
@@ -53,19 +54,19 @@ class Hardware:
     """One device and its node.
 
     Attributes:
-        device: what torch calls it.
-        driver_name, capability, multiprocessors: what a GPU's driver tells of it, the compute capability times ten; for
-            an emulated one (memo.rehearsal). A CPU has none.
-        peak_tflops: dense matrix products, by dtype.
-        memory_gib: of one device, as its driver reports it.
-        memory_gb_per_s: of one device, 10^9 bytes a second (here and below).
-        offload_gb_per_s, prefetch_gb_per_s: one device to pinned host memory and back, while all devices of a
-            node copy and compute.
-        copies_overlap: copies run beside compute; on CPUs they take turns.
-        node_gb_per_s: of one device to others of its node, one direction.
+        device: torch's name of the device type.
+        driver_name, capability, multiprocessors: what a GPU's driver reports, the compute capability times ten; the
+            emulated GPU of memo.rehearsal reports the same. A CPU has none of them.
+        peak_tflops: TFLOP/s of dense matrix products, by dtype.
+        memory_gib: memory of one device, as its driver reports it.
+        memory_gb_per_s: rate of one device's memory, 10^9 bytes a second (here and below).
+        offload_gb_per_s, prefetch_gb_per_s: rates from one device to pinned host memory and back while all devices of
+            a node copy and compute.
+        copies_overlap: whether copies run at the same time as compute; on CPUs they take turns.
+        node_gb_per_s: rate from one device to others of its node, one direction.
         network_gb_per_s: each device's part of the network to other nodes, one direction.
-        host_memory_gib: of one node.
-        host_memory_gb_per_s, host_cores: of one node, all sockets: rate of its memory, and physical CPU cores.
+        host_memory_gib: host memory of one node.
+        host_memory_gb_per_s, host_cores: rate of the host memory and physical CPU cores of one node, all sockets.
         source: where the numbers come from.
     """
 

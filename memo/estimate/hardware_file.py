@@ -25,14 +25,13 @@ from memo.units import DTYPE_BYTES
 _SIZE = Annotated[float, Range(above=0, high=1e18)]
 _COUNT = Annotated[int, Range(1, 1 << 20)]
 _SHARE = Annotated[float, Range(above=0, high=1)]
-_SHARES = {field.name for field in fields(Efficiency)} - {"matmul_half_size", "attention_half_head", "kernel_s"}
-_SHARES -= {"collective_s", "host_core_gb_per_s", "source"}
+_SHARES = ("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory")
 
 
 def read_hardware(path: str | Path) -> Hardware:
-    """The machine that a file describes; its name is the file's unless it gives one.
+    """The machine that a file describes; unless the file gives a name, it is the file's own.
 
-    Raises ConfigError: a file that cannot be read, an unknown field or base, a value of a wrong type or range.
+    Raises ConfigError for a file that cannot be read, an unknown field or base, and a value of a wrong type or range.
     """
     source = f"--hardware {path}"
     remedy = f"give the path of a TOML file, or one of {_names()}"
@@ -83,7 +82,7 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
 
 
 def _checked(section: type, name: str, value: object, source: str) -> Any:
-    """By the type of the field; all numbers are above 0, and shares at most 1."""
+    """The value, if it has the type of the field; all numbers must be above 0, and shares at most 1."""
     hint = get_type_hints(section)[name]
     if section is Efficiency and name in _SHARES:
         hint = _SHARE

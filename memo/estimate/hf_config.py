@@ -1,6 +1,6 @@
-"""A published config.json of Hugging Face as a `ModelShape`: one short function a family.
+"""Reads a config.json of Hugging Face as a `ModelShape`, with one short function for each family.
 
-Where a file leaves a key out, the default of the family's configuration class holds, as in transformers.
+A key that the file leaves out has the default of the family's configuration class in transformers.
 """
 
 import os
@@ -40,15 +40,15 @@ _NUMBERS = {
     "rms_norm_eps": "norm_epsilon",
     "rope_theta": "rotary_base",
 }
-"""Keys of a config.json -> the field of ModelConfig whose range holds for them. Those that no shape needs are checked
-as well: a file with a norm of NaN is not what it should be."""
+"""{key of a config.json: the field of ModelConfig whose range applies to it}. Keys that no shape needs are checked as
+well, because a file with such a value is damaged or of another kind."""
 
 
 class _Keys:
-    """Reads of one config.json whose numbers are checked; every refusal names file, key, value and remedy."""
+    """Reads one config.json and checks its numbers; every refusal names file, key, value and remedy."""
 
     def __init__(self, source: Source, values: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a number that no model has."""
+        """Raises ConfigError for a number outside of the range of its key."""
         self.source = source
         self.values = dict(values)
         for name, ours in _NUMBERS.items():
@@ -56,7 +56,7 @@ class _Keys:
                 self.values[name] = checked(number_of_model(ours), values[name], name, source)
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """The first of `names` that is there and not null: a whole number above 0."""
+        """The value of the first of `names` that the file has and that is not null: a whole number above 0."""
         assert all(name in _NUMBERS for name in names), f"{names} are not checked"
         for name in names:
             if self.values.get(name) is not None:
@@ -86,7 +86,7 @@ _Sizes = tuple[int, int, int]
 
 
 def _sizes(keys: _Keys) -> _Sizes:
-    """Under the names of most families."""
+    """The sizes under the keys that most families use."""
     return keys.count("num_hidden_layers"), keys.count("hidden_size"), keys.count("num_attention_heads")
 
 
@@ -95,7 +95,10 @@ def _gpt2_sizes(keys: _Keys) -> _Sizes:
 
 
 def _shape(keys: _Keys, sizes: _Sizes, tied: bool, **fields: Any) -> ModelShape:
-    """What every family has; heads are alike and share the hidden size unless `fields` say otherwise."""
+    """A shape from the keys that every family has and from `fields`.
+
+    Unless `fields` say otherwise, there are as many key/value heads as heads, and heads divide the hidden size.
+    """
     layers, hidden, heads = sizes
     given: dict[str, Any] = {
         "name": "",
@@ -112,7 +115,7 @@ def _shape(keys: _Keys, sizes: _Sizes, tied: bool, **fields: Any) -> ModelShape:
 
 
 def _llama_like(keys: _Keys, tied: bool = False, **fields: Any) -> ModelShape:
-    """RMSNorm, gated MLP, RoPE, grouped key/value heads; biases and ties as `fields` or the file say."""
+    """RMSNorm, gated MLP, RoPE and grouped key/value heads; `fields` or the file set biases and tied embeddings."""
     sizes = _sizes(keys)
     given: dict[str, Any] = {
         "kv_heads": keys.count("num_key_value_heads", default=sizes[2]),
@@ -171,7 +174,8 @@ def _gpt_bigcode(keys: _Keys) -> ModelShape:
 
 
 def _opt(keys: _Keys) -> ModelShape:
-    """Position ids start at 2, so the table has two rows more; narrow embeddings are projected both ways."""
+    """Position ids start at 2, so the table has two more rows; embeddings narrower than the hidden size are projected
+    before and after the layers."""
     sizes = _sizes(keys)
     width = keys.count("word_embed_proj_dim", default=sizes[1])
     bias = keys.flag("enable_bias", True)
@@ -188,7 +192,7 @@ def _opt(keys: _Keys) -> ModelShape:
         positions=keys.count("max_position_embeddings", default=2048) + 2,
         embedding_width=width,
         final_norm=norms_first and not keys.flag("_remove_final_layer_norm", False),
-        extra=0 if width == sizes[1] else width * sizes[1],  # the projection back, beside the one of the embedding
+        extra=0 if width == sizes[1] else width * sizes[1],  # the projection after the layers
     )
 
 
@@ -222,7 +226,7 @@ def _bloom(keys: _Keys) -> ModelShape:
 
 
 def _codegen(keys: _Keys) -> ModelShape:
-    """One norm serves attention and MLP, which run side by side; the head has a bias."""
+    """Attention and MLP have the same normed input; the head has a bias."""
     sizes = _gpt2_sizes(keys)
     return _shape(
         keys,
@@ -281,10 +285,9 @@ FAMILIES: dict[str, Callable[[_Keys], ModelShape]] = {
 
 
 def shape_from_hf(values: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that the keys of a config.json describe; `name` is the file's in messages and the shape's.
+    """The shape that the keys of a config.json describe; `name` is the name of the shape, and of the file in messages.
 
-    Raises ConfigError for an unknown model_type, a missing key, a value of the wrong kind and a number that no model
-    has.
+    Raises ConfigError for an unknown model_type, a missing key, a value of the wrong type and a number out of range.
     """
     source = Source(name, ConfigError, "correct the file")
     family = values.get("model_type")
@@ -300,8 +303,8 @@ def shape_from_hf(values: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def read_hf_config(path: str | Path) -> ModelShape:
-    """Read a config.json, or that of a directory. Raises ConfigError as `shape_from_hf`, and for a file that cannot
-    be read."""
+    """Read a config.json, or the one in a directory. Raises the ConfigErrors of `shape_from_hf`, and one for a file
+    that cannot be read."""
     file = Path(path)
     if os.path.isdir(file):
         file = file / "config.json"

@@ -1,4 +1,4 @@
-"""How many CPUs the ranks of a node may use: what the scheduler lets run them, or less inside a container."""
+"""How many CPUs the ranks of a node may use: those that the system allows them, or fewer inside a container."""
 
 import os
 from collections.abc import Collection
@@ -8,7 +8,7 @@ from memo.estimate.cgroups import CGROUP_ROOT, OWN_CGROUPS, ControlGroup, own_co
 
 
 def allowed_cpus(pid: int = 0) -> frozenset[int]:
-    """CPUs that a process may run on, by default this one; all of them where the system cannot tell."""
+    """CPUs that a process (by default this one) may run on; all CPUs if the system does not say."""
     try:
         return frozenset(os.sched_getaffinity(pid))
     except (AttributeError, OSError):  # not Linux; or a process that is gone, or another user's
@@ -16,10 +16,10 @@ def allowed_cpus(pid: int = 0) -> frozenset[int]:
 
 
 def cpu_quota(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> float:
-    """CPUs' worth of time that the control groups leave us (Kubernetes' limits.cpu); infinite without a limit.
+    """CPU time that the control groups of this process allow, in CPUs (Kubernetes' limits.cpu); infinite if unlimited.
 
-    A quota does not show in the CPUs that a process may run on: more threads than it allows are stopped for the
-    rest of each period. The arguments are for tests.
+    `allowed_cpus` does not show a quota: it stops a process that has used its time for the rest of each period. The
+    arguments are for tests.
     """
     quotas = [quota for group in own_control_groups("cpu", cgroup_root, own_cgroups) for quota in _quota(group)]
     return min(quotas, default=float("inf"))
@@ -29,16 +29,16 @@ def threads_of_a_rank(own: Collection[int], launcher: Collection[int], quota_cpu
     """CPU threads of one of `local_ranks` ranks of a node, at least one.
 
     Args:
-        own: CPUs that the rank may run on; fewer than the launcher's where it is bound to a NUMA node, by memo, by
-            torchrun --numa-binding or by Slurm.
-        launcher: CPUs of the process that started all ranks of the node, which share these and `quota_cpus`.
+        own: CPUs that the rank may run on; fewer than the launcher's if the rank is bound to a NUMA node by memo,
+            torchrun --numa-binding or Slurm.
+        launcher: CPUs of the process that started all ranks of the node; the ranks share these, and `quota_cpus`.
     """
     share = int(min(len(launcher), quota_cpus) / local_ranks)
     return max(1, min(len(own), share))
 
 
 def _quota(group: ControlGroup) -> list[float]:
-    """CPUs that a control group allows; nothing where it sets no limit."""
+    """[CPUs that a control group allows], or [] if it sets no limit."""
     try:
         if group.version == 2:
             quota, period = (group.folder / "cpu.max").read_text().split()

@@ -6,32 +6,32 @@ from memo.estimate.cgroups import CGROUP_ROOT, OWN_CGROUPS, ControlGroup, own_co
 from memo.units import GIB
 
 HOST_FITS_SHARE = 0.9
-"""Of free host memory, what surely fits: the rest of the process, and the page cache, still need some."""
+"""Share of free host memory that a run may surely take: the rest of the process and the page cache need some, too."""
 
 
 def node_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
-    """What activations and states of all ranks of a node may take of its host memory, of which `free_bytes` are free.
+    """Host memory that activations and states of all ranks of a node may take if `free_bytes` of it are free.
 
     Args:
-        limit_gib: --offload-host-memory-gb; None: as much as surely fits.
+        limit_gib: --offload-host-memory-gb; None for as much as surely fits.
     """
     return int(free_bytes * HOST_FITS_SHARE if limit_gib is None else min(free_bytes, limit_gib * GIB))
 
 
 def available_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> int:
-    """The smaller of the machine's available memory and what each control group above us has left.
+    """The smaller of the machine's available memory and what each control group of this process has left.
 
     Page cache that the kernel can drop counts as free in both. The arguments are for tests.
     """
-    import psutil  # here, because plans and estimates of other machines import this package and never ask
+    import psutil  # here, because plans and estimates of other machines import this module but never call this
 
     available = int(psutil.virtual_memory().available)
     groups = own_control_groups("memory", cgroup_root, own_cgroups)
-    return max(0, min([available, *(room for group in groups for room in _room(group))]))
+    return max(0, min([available, *(free for group in groups for free in _free_bytes(group))]))
 
 
 def total_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CGROUPS) -> int:
-    """The smaller of the machine's memory and the limit of each control group above us, whoever holds it now."""
+    """The smaller of the machine's memory and the limit of each control group of this process, in use or not."""
     import psutil
 
     groups = own_control_groups("memory", cgroup_root, own_cgroups)
@@ -40,7 +40,7 @@ def total_host_bytes(cgroup_root: Path = CGROUP_ROOT, own_cgroups: Path = OWN_CG
 
 
 def _limit(group: ControlGroup) -> int | None:
-    """Of a control group, in bytes; None where it sets none."""
+    """The limit of a control group in bytes; None if it sets none."""
     name = "memory.max" if group.version == 2 else "memory.limit_in_bytes"
     try:
         text = (group.folder / name).read_text().strip()
@@ -49,8 +49,8 @@ def _limit(group: ControlGroup) -> int | None:
     return None if text == "max" else int(text)
 
 
-def _room(group: ControlGroup) -> list[int]:
-    """Bytes left in a control group; nothing where it sets no limit."""
+def _free_bytes(group: ControlGroup) -> list[int]:
+    """[bytes left in a control group], or [] if it sets no limit."""
     if group.version == 2:
         usage, cache = "memory.current", "inactive_file"
     else:

@@ -1,4 +1,4 @@
-"""Machines by the names that tables and people use: `a100-40gb`, `H200-141GB`, `a100` beside its memory, or a file."""
+"""Finds a machine by the names that tables and people use: `a100-40gb`, `H200-141GB`, `a100` and its memory, a file."""
 
 import difflib
 
@@ -8,10 +8,10 @@ from memo.estimate.hardware_file import read_hardware
 from memo.estimate.hardware_table import HARDWARE
 
 DEFAULT = "a800-80"
-"""MEMO's."""
+"""The machine of the MEMO paper."""
 
 SAME_MEMORY = {"a100-80": "a800-80"}
-"""An A800 is an A100 with a slower link to its neighbours."""
+"""An A800 is an A100 with slower links between the GPUs of a node."""
 
 
 def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
@@ -38,7 +38,7 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
 
 
 def named_hardware(flag: str, name: str, memory_gib: float | None = None) -> Hardware:
-    """`find_hardware`, whose error names the flag that gave the name."""
+    """The same as `find_hardware`, with an error that names the flag that gave the name."""
     try:
         return find_hardware(name, memory_gib)
     except ConfigError as error:
@@ -47,7 +47,7 @@ def named_hardware(flag: str, name: str, memory_gib: float | None = None) -> Har
 
 
 def require_full_nodes(flag: str, gpus: int, machine: Hardware) -> None:
-    """Raises ConfigError for GPUs that need more than one node and leave one half empty; `flag` named the machine."""
+    """Raises ConfigError for GPUs that need several nodes but do not fill them; `flag` named the machine."""
     if gpus > machine.gpus_per_node and gpus % machine.gpus_per_node:
         raise ConfigError(
             f"--gpus {gpus} do not fill nodes of {machine.gpus_per_node} ({flag} {machine.name}): use --gpus "
@@ -56,10 +56,10 @@ def require_full_nodes(flag: str, gpus: int, machine: Hardware) -> None:
 
 
 def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
-    """The known GPU machine that a device of this name and memory is most like; "cpu" is a CPU.
+    """The known GPU machine most like a device of this name and memory; for "cpu" the known CPU.
 
-    By the family in its name (NVIDIA A100-SXM4-80GB), then by memory; without a known family by memory alone, and never
-    one that is much larger. Its times are then a guess, and say so by their name.
+    It is chosen by the family in the device's name (NVIDIA A100-SXM4-80GB) and then by memory; by memory alone if the
+    family is unknown.
     """
     if device_name == "cpu":
         return HARDWARE["cpu"]

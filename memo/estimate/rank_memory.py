@@ -7,10 +7,10 @@
     state_slots       0; with states in slots, and then less of the three above (memo.estimate.state_memory)
     skeletal          layers in flight x a layer's        x a layer's input       hidden states between stages
     rounding_buffers  0                                   0                       slots (memo.estimate.swap_memory)
-    transient         the larger of a layer's backward and the loss, and hidden states at both ends
+    transient         the larger of a layer's backward and the loss, and hidden states before and after the layers
     communication     cp's, and the optimizer step's      =                       =
     context           CUDA, holes: 0.1 GiB + 0.12 P       =                       =
-    host              0, and what was moved of states     0                       records
+    host              states in host memory               =                       = and host records
 
 P is the number of parameters of the rank, with the padding of the vocabulary, counted from the model's shape. The
 number of layers in flight is that of 1F1B, interleaved or not. `communication` and `context` are fitted to published
@@ -24,7 +24,7 @@ instead of the fitted STEP_BYTES.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
@@ -175,8 +175,10 @@ def worst_rank(
     logit_bytes: int = WHOLE_LOGIT_BYTES,
     moved: Moved | None = None,
 ) -> RankMemory:
-    """Memory of the stage with the highest total: the first, with the most microbatches in flight, or the last, with
-    the head."""
+    """Memory of the stage with the highest total.
+
+    That is the first one, which has the most microbatches in flight, or the last one, which has the head.
+    """
     ends = {0, config.parallel.pp - 1}
     ranks = [
         rank_memory(config, shape, world_size, stage, whole_logits=whole_logits, logit_bytes=logit_bytes, moved=moved)
@@ -186,7 +188,7 @@ def worst_rank(
 
 
 def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved | None) -> int:
-    """Host memory that activations (`moved`; None: none) and states of the ranks of one node take.
+    """Host memory of the activations (`moved`; None if none move) and states of the ranks of one node.
 
     Which stages share a node depends on the launcher, so the ranks that need most are assumed to share one.
     """
@@ -245,7 +247,7 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
 
 
 def layer_activation_bytes(config: RunConfig) -> int:
-    """What one layer keeps of one microbatch on one rank."""
+    """Bytes that one layer keeps of one microbatch on one rank, between its forward and its backward."""
     model, narrow = config.model, _narrow(config)
     wide = max(4, narrow)
     per_token = sum(tensor.width * (wide if tensor.dtype == "wide" else narrow) for tensor in skeletal_tensors(model))
@@ -257,7 +259,7 @@ def layer_activation_bytes(config: RunConfig) -> int:
 
 
 def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
-    """`logit_bytes`: bytes of a logit if all logits exist at once; None: the loss is chunked."""
+    """Bytes of the loss; `logit_bytes`: bytes of a logit if all logits exist at once, None if the loss is chunked."""
     tokens, narrow = _tokens(config), _narrow(config)
     if stage != config.parallel.pp - 1:
         return 0
@@ -289,5 +291,5 @@ def _narrow(config: RunConfig) -> int:
 
 
 def components(memory: RankMemory) -> dict[str, int]:
-    """The fields by name, for tables; `host` last."""
-    return {field.name: getattr(memory, field.name) for field in fields(memory)}
+    """The bytes by field name, for tables; `host` comes last."""
+    return asdict(memory)

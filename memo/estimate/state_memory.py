@@ -12,8 +12,9 @@ the dtype of the model and w bytes in that of gradients, masters and moments. On
     [1] the master (or copy), only if n differs from w      [3] with several microbatches, unless each is reduced
     [2] ZeRO-2 with the optimizer on the device             [4] ZeRO-3 with the optimizer on the device
 
-All layers share at most 2 slots of P n for weights and 2 of P w for gradients and, if N > 1, a stage of P n/N or P w/N
-beside each. On the host they share 2 stages for the shard of the largest bucket whose weights are copied back whole.
+All layers share at most 2 slots of P n for weights and 2 of P w for gradients and, if N > 1, a staging buffer of P n/N
+or P w/N for each slot. On the host they share 2 staging buffers for the shard of the largest bucket whose weights are
+copied back whole.
 
 If N = 1, the record of the reduced gradient also holds the sum between microbatches. Without clipping and with one
 microbatch per step, a layer on the host is updated as soon as its gradient arrives, so two records of gradients serve
@@ -36,7 +37,7 @@ class StateBytes:
     """Bytes of one rank. All fields but `host` are bytes of its device.
 
     Attributes:
-        weights, gradients, optimizer: states that stay on the device, whole or as this rank's shard.
+        weights, gradients, masters, moments: states that stay on the device, whole or as this rank's shard.
         slots: rounding buffers for weights and gradients that stream.
         staging: buffers for shards before they are gathered or after they are reduced, and for masters before a cast.
         host: the arena in host memory.
@@ -44,10 +45,15 @@ class StateBytes:
 
     weights: int
     gradients: int
-    optimizer: int
+    masters: int
+    moments: int
     slots: int
     staging: int
     host: int
+
+    @property
+    def optimizer(self) -> int:
+        return self.masters + self.moments
 
     @property
     def device(self) -> int:
@@ -99,13 +105,14 @@ def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
 def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
     """Bytes of one checkpoint on disk: the master and the two moments of every weight.
 
-    Known error: none for the values. The index and the state of the run are not counted, about 100 bytes per rectangle.
+    Known error: none for the values. The index and the state of the run, about 100 bytes per rectangle, are not
+    counted.
     """
     return 3 * state_sizes(config, world_size).wide * count_parameters(config).total
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
-    """As `state_bytes`, for given units."""
+    """The same as `state_bytes`, for given parameters."""
     narrow, wide, layer, layers = sizes.narrow, sizes.wide, units.layer, units.layers
     in_weight_slots = layers if placement.shards_weights else placement.weights
     in_gradient_slots = layers if placement.shards_gradients else placement.gradients
@@ -121,7 +128,8 @@ def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes)
     return StateBytes(
         weights=((layers - in_weight_slots) * layer.size + ends + weight_shards) * narrow,
         gradients=((layers - in_gradient_slots) * layer.size + ends + gradient_shards) * wide,
-        optimizer=masters + 2 * _shard(here_numel, sizes) * wide,
+        masters=masters,
+        moments=2 * _shard(here_numel, sizes) * wide,
         slots=layer.size * slots,
         staging=_staging_bytes(layer, placement, sizes, in_gradient_slots),
         host=_host_bytes(units, placement, sizes),
@@ -133,11 +141,6 @@ def streamed_weights(placement: StatePlacement) -> int:
     return placement.optimizer if placement.shards_weights else placement.weights
 
 
-def host_gradient_slots(placement: StatePlacement) -> int:
-    """Number of layers whose gradients are copied from a slot to host memory."""
-    return placement.optimizer if placement.shards_gradients else placement.gradients
-
-
 def accumulates_whole(placement: StatePlacement, sizes: StateSizes) -> bool:
     """Whether gradients in slots are copied to host memory before they are reduced, for the next microbatch to add
     to.
@@ -146,7 +149,7 @@ def accumulates_whole(placement: StatePlacement, sizes: StateSizes) -> bool:
 
 
 def rings_gradients(placement: StatePlacement, sizes: StateSizes) -> bool:
-    """Whether two records hold the reduced gradients of all layers on the host in turn."""
+    """Whether all layers on the host take turns in two records of reduced gradients."""
     return placement.optimizer > 0 and not sizes.clips and sizes.microbatches == 1
 
 

@@ -1,18 +1,17 @@
 """Memory of the layers under a swap plan, in closed form: rounding buffers, host records, working set.
 
-    device     num_slots x slot  +  room for qkv where none of it moves  +  working set of one layer
-    host       the moved prefix of a slot, once for each layer and microbatch that is away
+    device     num_slots x slot  +  one workspace for qkv if none of it moves  +  working set of one layer
+    host       the moved prefix of a slot, once for each layer and microbatch that lies in host memory
 
 Sources: memo.spec.slots (layout, to the byte), memo.executor.layer (working set), memo.planner.swap (records).
-Known error: none for slots; host records are exact for one stage and for the last stage of plain 1F1B, elsewhere at
-most one too many; the working set is a bound on what exists at once and was not measured on GPUs.
+Known error: none for slots. Host records are exact for one stage and for the last stage of plain 1F1B, and elsewhere at
+most one too many. The working set is an upper bound of what exists at once and was not measured on GPUs.
 """
 
 from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
-from memo.config.training import Dtype
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved, slot_layout
 from memo.units import DTYPE_BYTES
@@ -20,7 +19,7 @@ from memo.units import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class SwapBytes:
-    """One rank of one stage."""
+    """Bytes of one rank of one stage."""
 
     rounding_buffers: int
     host: int
@@ -36,9 +35,10 @@ def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> 
 
 
 def num_records(config: RunConfig, world_size: int, stage: int) -> int:
-    """Layers x microbatches away at once: all that are in flight but the last one or two, still in their slots.
+    """Number of host records in use at once, each of one layer and microbatch.
 
-    A backward that directly follows its forward (one stage, or the last of plain 1F1B) finds two layers in place.
+    Everything in flight has one, except the last one or two, which are still in their slots: two if a backward directly
+    follows its forward (with one stage, or on the last stage of plain 1F1B), else one.
     """
     parallel = config.parallel
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
@@ -48,19 +48,20 @@ def num_records(config: RunConfig, world_size: int, stage: int) -> int:
 
 
 def working_set_bytes(config: RunConfig) -> int:
-    """What a layer's backward holds beside the slots: the larger of attention and of one tile of the MLP.
+    """Bytes of a layer's backward in addition to the slots.
 
-    Gradients of input, residual and attention's output; then either dq, dk and dv with attention's fp32 sums, or
-    the tile's activations, their gradients and one weight's gradient.
+    These are the gradients of input, residual and attention's output, and the larger of two: dq, dk and dv with
+    attention's fp32 sums, or one tile of the MLP with its activations, their gradients and one weight's gradient.
     """
     model, parallel = config.model, config.parallel
-    narrow, wide = DTYPE_BYTES[_dtype(config)], max(4, DTYPE_BYTES[_dtype(config)])
+    narrow = DTYPE_BYTES[resolved_dtype(config, config.hardware.device)]
+    wide = max(4, narrow)
     tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
     q_size, kv_size = model.num_attention_heads * model.head_dim, 2 * model.kv_heads * model.head_dim
     fc1 = model.ffn_size * (2 if model.gated else 1)
     attention = narrow * (q_size + kv_size) + wide * q_size  # gradients, and the kernel's sums for q
     if parallel.cp > 1:
-        attention += 2 * narrow * kv_size + 3 * wide * kv_size  # K/V here and under way, their gradients
+        attention += 2 * narrow * kv_size + 3 * wide * kv_size  # K/V held and being received, and their gradients
     if model.qk_layernorm:
         attention += narrow * (q_size + kv_size)  # heads after their norm
     tile_tokens = tokens // resolved_offload_tiles(config)
@@ -69,7 +70,3 @@ def working_set_bytes(config: RunConfig) -> int:
     tile += narrow * model.hidden_size * fc1 // parallel.tp
     shared = tokens * narrow * (3 * model.hidden_size + q_size) // parallel.tp
     return shared + max(tokens * attention // parallel.tp, tile)
-
-
-def _dtype(config: RunConfig) -> Dtype:
-    return resolved_dtype(config, config.hardware.device)

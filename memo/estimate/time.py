@@ -1,7 +1,7 @@
 """Time of one optimizer step, from FLOPs alone.
 
-Known error: everything that is not a matrix product hides in EFFICIENCY, communication too. Long
-sequences on a good GPU reach 0.5 (MEMO, table 3); tiny models and slow links take several times as long.
+Known error: EFFICIENCY stands for everything that is not a matrix product, communication included. Long sequences on a
+data-centre GPU reach 0.5 (MEMO, table 3); tiny models and slow links take several times as long.
 """
 
 from memo.config import RunConfig

@@ -1,6 +1,7 @@
-"""Where a model of time plugs into estimates: given from above, because `memo.estimate` knows none.
+"""The interface through which estimates ask for times.
 
-`memo estimate` hands one in; without one the columns of time stay empty.
+`memo.estimate` has no model of time and must not import one, so the caller (`memo estimate`) gives it. Without one the
+columns of time stay empty.
 """
 
 from collections.abc import Mapping
@@ -15,11 +16,11 @@ from memo.estimate.verdict import Capacity
 
 @dataclass(frozen=True)
 class Timing:
-    """One optimizer step.
+    """Foreseen speed of one optimizer step.
 
     Attributes:
         tflops_per_gpu, mfu_percent: model FLOPs alone, with the causal half of attention, as training logs them (the
-            4D paper, for one, counts all of attention); MFU against the machine's bf16 peak.
+            4D paper counts all of attention). MFU refers to the machine's bf16 peak.
         tgs: tokens per GPU per second.
     """
 
@@ -35,7 +36,7 @@ class TimeModel(Protocol):
     def timing(
         self, config: RunConfig, world_size: int, hardware: Hardware, moved: Mapping[str, int] | None
     ) -> Timing | None:
-        """One step; `moved` gives tiles by group under --offload-alpha auto. None where it cannot tell."""
+        """Times of one step, or None if the model cannot foresee them; `moved`: tiles by group under alpha auto."""
 
     def moved(self, config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity) -> Mapping[str, int]:
-        """Tiles by group that --offload-alpha auto moves where not all activations fit on the GPU."""
+        """Tiles by group that --offload-alpha auto moves if not all activations fit on the GPU."""

@@ -1,9 +1,9 @@
-"""Does it fit? From bytes needed and bytes there to one of four words, with the bound that each rests on.
+"""Whether a run fits, as one of four words, from the bytes that it needs and the bytes that there are.
 
     device     fits <= 98 % of the usable memory, oom > 100.3 %, unsure between (memo.estimate.calibration)
     host       fits <= 90 % of a node's memory, oohm > 100 %, unsure between
 
-Known error, on the 232 measured runs that it was calibrated on: none is called wrong, 7 are unsure (and ran).
+Known error on the 232 measured runs of the calibration: no verdict is wrong, and 7 runs that did fit are unsure.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from memo.estimate.host_memory import HOST_FITS_SHARE
 
 
 class Verdict(StrEnum):
-    """oohm: the GPU would do, but host memory runs out."""
+    """oom: out of GPU memory; oohm: the GPU would suffice, but host memory runs out."""
 
     FITS = "fits"
     UNSURE = "unsure"
@@ -24,17 +24,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Capacity:
-    """What there is, in bytes: nominal memory of one GPU, and host memory of one node."""
+    """Bytes of memory that there are: nominal memory of one GPU, and host memory of one node."""
 
     gpu_bytes: float
     host_bytes: float
 
 
 def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity) -> Verdict:
-    """The calibrated verdict on one rank's peak and one node's host memory.
-
-    Out of device memory comes before out of host memory, and both before unsure.
-    """
+    """The calibrated verdict on one rank's peak and on one node's host memory; if both fail, the verdict is oom."""
     device = _between(gpu_bytes / (USABLE_SHARE * capacity.gpu_bytes), FITS_SHARE, OOM_SHARE, Verdict.OOM)
     host = _between(host_bytes / capacity.host_bytes, HOST_FITS_SHARE, 1.0, Verdict.OOHM)
     for verdict in (Verdict.OOM, Verdict.OOHM, Verdict.UNSURE):
@@ -44,7 +41,7 @@ def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity) -> Verdict:
 
 
 def judge_capacity(gpu_bytes: float, capacity: Capacity) -> Verdict:
-    """Fits exactly up to the capacity."""
+    """The verdict of an exact account: everything up to the capacity fits."""
     return Verdict.FITS if gpu_bytes <= capacity.gpu_bytes else Verdict.OOM
 
 

@@ -51,7 +51,7 @@ def test_train_refuses_in_a_process_of_its_own(flags: str, ranks: str, says: str
         "from memo.cli.main import main; main(['profile', '--help'])",
         "from memo.cli.main import main; main(['profile', '--tp', '3'])",
         "from memo.cli.main import main; main(['rehearse', '--gpu', 'h100-80', '--gpus', '8', '--model', 'gpt-7b'])",
-        "import memo.estimate, memo.config.flags",
+        "import memo.estimate.admission, memo.config.flags",
     ],
 )
 def test_starts_without_torch(call: str) -> None:

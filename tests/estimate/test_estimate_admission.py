@@ -9,8 +9,10 @@ import torch
 
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
-from memo.estimate import admit, available_host_bytes, estimate_step_s, own_memory
-from memo.estimate.host_memory import total_host_bytes
+from memo.estimate.admission import admit
+from memo.estimate.host_memory import available_host_bytes, total_host_bytes
+from memo.estimate.own_memory import own_memory
+from memo.estimate.time import estimate_step_s
 from memo.train.device import Peak
 from memo.train.setup import _admit, prepare
 from memo.units import GIB, format_bytes

@@ -11,9 +11,9 @@ from memo.config.memory import OffloadStates
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.sizes import layer_sizes
-from memo.estimate.program.states import rank_states
+from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import slot_of
+from memo.estimate.program.tiles import kept_groups
 from memo.search.candidates import (
     AUTO,
     FULL,
@@ -126,9 +126,9 @@ def test_no_rank_of_a_ring_and_no_stage_needs_more_than_the_account_says() -> No
     seen = 0
     for config, moved in runs("llama-3.1-8b", 16, 131072, 37, "cuda"):
         z = layer_sizes(config, 0, threads=1)
-        slot = None if moved is None else slot_of(moved, resolved_offload_tiles(config))
+        slot = None if moved is None else kept_groups(moved, resolved_offload_tiles(config))
         for stage in {0, config.parallel.pp - 1}:
-            states = rank_states(config, 16, stage)
+            states = state_layout(config, 16, stage)
             peaks = [
                 Step(config, 16, stage, replace(z, ring_rank=rank), states, slot).run().peak_bytes
                 for rank in {0, z.ring - 1}

@@ -24,9 +24,10 @@ from memo.estimate.program.memory import program_memory
 from memo.estimate.program.passes import layer_passes
 from memo.estimate.program.products import Scratch
 from memo.estimate.program.sizes import layer_sizes
-from memo.estimate.program.states import rank_states
+from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import Slot
+from memo.estimate.program.tiles import KeptGroups
+from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
 from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.model.layer import LayerContext
@@ -165,7 +166,7 @@ def scratch(config: RunConfig) -> Scratch:
 
 
 def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
-    slot = Slot(**SLOT_GROUPS) if config.memory.swaps else None
+    slot = KeptGroups(**SLOT_GROUPS) if config.memory.swaps else None
     passes = layer_passes(config, layer_sizes(config, 0, torch.get_num_threads(), scratch(config)), slot)
     x = passes.hidden_bytes  # the test holds it, whatever the layer does
     return {
@@ -228,7 +229,7 @@ def test_a_step_is_foreseen_within_the_bound(name: str, world_size: int, flags: 
 
 def gathered_ahead_bytes(config: RunConfig, world_size: int) -> int:
     """gloo's copy of a layer that is gathered while another one runs: when gloo is done with it is chance."""
-    states = rank_states(config, world_size, 0)
+    states = state_layout(config, world_size, 0)
     if states.num_shards == 1 or not states.places[1].weights_in_slot:
         return 0
     return sum(4 * bucket.size for bucket in states.buckets if bucket.owner == 1)
@@ -254,8 +255,8 @@ def test_states_are_those_of_the_buckets(name: str, world_size: int, flags: dict
             for _, named in modules
             for bucket in plan_buckets(list(named), config.parallel.ddp_bucket_size, shards)
         ]
-        states = rank_states(config, world_size, stage)
-        assert [bucket.size for bucket in states.buckets] == [plan.size for plan in plans]
+        layout, states = state_layout(config, world_size, stage), state_bytes(config, world_size, stage)
+        assert [bucket.size for bucket in layout.buckets] == [plan.size for plan in plans]
         assert states.weights == states.gradients == 4 * sum(plan.size for plan in plans)
 
 
@@ -353,8 +354,8 @@ def test_what_a_step_makes_it_drops(name: str, flags: dict[str, object]) -> None
     """At its end nothing lives but the batch and what stays for the run, however often a tensor changes hands."""
     flags = flags | ({"num_query_groups": 4} if name == "qwen3-tiny" else {})
     config = run_config(name, seq_length=1024, **flags)
-    sizes, states = layer_sizes(config, 0, threads=1), rank_states(config, 8, 0)
-    slot = Slot(**SLOT_GROUPS) if config.memory.swaps else None
+    sizes, states = layer_sizes(config, 0, threads=1), state_layout(config, 8, 0)
+    slot = KeptGroups(**SLOT_GROUPS) if config.memory.swaps else None
     for stage in range(config.parallel.pp):
         ledger = Step(config, 8, stage, sizes, states, slot).run()
         assert set(ledger.now.alive) == {"batch", "order of tokens", *(["rope frequencies"] if sizes.rope else [])}

@@ -8,9 +8,9 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ResourceError
-from memo.estimate import admit
+from memo.estimate.admission import admit
 from memo.estimate.program.memory import program_memory
-from memo.estimate.program.states import rank_states
+from memo.estimate.program.state_layout import state_layout
 from memo.estimate.rank_memory import node_host_bytes, rank_memory
 from memo.estimate.state_memory import StateBytes, state_bytes
 from memo.spec.buckets import rank_units
@@ -58,7 +58,8 @@ def one_by_one(config: RunConfig, at: StatePlacement, world_size: int, stage: in
     return StateBytes(
         weights * narrow,
         gradients * 4,
-        elements * 4 * has_masters + 2 * -(-numel // shards) * 4,
+        elements * 4 * has_masters,
+        2 * -(-numel // shards) * 4,
         whole * (narrow * weight_slots + 4 * gradient_slots),
         staging,
         host + 2 * max(back, default=0) // shards * narrow * (at.optimizer > 0 and has_masters),
@@ -107,7 +108,7 @@ def test_without_clipping_two_records_hold_the_gradients() -> None:
 def test_buckets_close_at_the_end_of_each_module() -> None:
     """However much room is left: of six layers, an embedding and a head, each has its own, the last module first."""
     config = run(num_layers=6, ddp_bucket_size=1 << 40, untie_embeddings_and_output_weights=True)
-    states, layer = rank_states(config, 1, 0), shape_of(config.model, "", 0).layer_weights
+    states, layer = state_layout(config, 1, 0), shape_of(config.model, "", 0).layer_weights
     assert [bucket.owner for bucket in states.buckets] == [7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0]
     names = [[slot.name for slot in bucket.plan.slots] for bucket in states.buckets if bucket.owner == 3]
     whole = [weight.name for weight in reversed(layer) if weight.split == "whole"]
@@ -121,7 +122,7 @@ def test_the_estimates_take_them_in(shares: dict[str, Any], values: dict[str, An
     config = run(**values, **shares)
     for stage in range(config.parallel.pp):
         found, memory = state_bytes(config, 4, stage), program_memory(replace_alpha(config), 4, stage)
-        assert memory.states.total == found.device and memory.states.host == found.host
+        assert memory.states.device == found.device and memory.states.host == found.host
         assert sum(memory.components.values()) == memory.total
         on_gpu = config.override({"device": "cuda"})
         rank = rank_memory(on_gpu, shape_of(config.model, "", 256), 4, stage)
@@ -137,7 +138,7 @@ def replace_alpha(config: RunConfig) -> RunConfig:
 
 def test_places_of_buckets_follow_the_layers_of_each_chunk() -> None:
     config = run(pp=2, vpp=2, gbs=8, offload_states="all", optimizer_offload_fraction=0.5)
-    states, placement = rank_states(config, 4, 0), placement_of(config, 4)
+    states, placement = state_layout(config, 4, 0), placement_of(config, 4)
     assert placement.layers == 2 and placement.optimizer == 1
     on_host = {owner for owner, places in states.places.items() if places.optimizer_on_host}
     assert len(on_host) == 1 and on_host <= {1, 4}  # one layer between the ends of each chunk

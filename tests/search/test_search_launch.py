@@ -10,7 +10,7 @@ import pytest
 from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.errors import ConfigError, ResourceError
-from memo.estimate import admit
+from memo.estimate.admission import admit
 from memo.search.candidates import AUTO, FULL, GRID, KEEP, Layout, config_of
 from memo.search.launch import command, run_of, write_run
 from memo.search.question import ask

@@ -24,7 +24,7 @@ def configuration(**changes: Any) -> RunConfig:
     return RunConfig(model=preset("gpt-tiny")).override(values | changes)
 
 
-CAP_BYTES = program_memory(configuration(), 1, 0).states.total // 5
+CAP_BYTES = program_memory(configuration(), 1, 0).states.device // 5
 CAPPED: dict[str, Any] = {"device_memory_gb": CAP_BYTES / GIB}
 
 

@@ -1,7 +1,5 @@
-"""Peak of allocated memory of one rank on a CPU, in closed form: which tensors live together, and when.
+"""Peak of allocated memory of one rank of memo, from a walk through the requests of one training step.
 
-    layers in flight | chunk's ends | one layer's forward or backward, tensor by tensor | messages | states
-
-Everything here is arithmetic on sizes: nothing is run, and torch is not imported. Sources: the code that runs, whose
-order of requests each file follows (memo.model, memo.executor, memo.parallel), and the kernels of torch 2.13 on CPU.
+Each tensor is a name and a number of bytes in a ledger: nothing is run, and torch is not imported. Each file follows
+the order of requests of the code that runs (memo.model, memo.executor, memo.parallel) and of torch 2.13's kernels.
 """

@@ -1,6 +1,6 @@
-"""Attention of one context-parallel rank on CPU: each way of memo.parallel.context, and torch's flash kernel below.
+"""Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context, and torch's flash kernel.
 
-q, k and v belong to the caller. Documents are taken as whole sequences: shorter ones only cut the blocks smaller.
+q, k and v belong to the caller. Each sequence is taken as one document; shorter ones only make the blocks smaller.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
 
 _KEY_BLOCK = 512
-"""Keys of one block of torch's CPU flash kernel."""
+"""Number of keys of one block of torch's CPU flash kernel."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call: queries and keys of all sequences of the micro-batch."""
+    """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch."""
 
     queries: int
     keys: int
@@ -30,7 +30,7 @@ def attention_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, Block]:
 
 
 def attention_forward_placed(ledger: Ledger, z: LayerSizes) -> Block:
-    """Log-sum-exp alone: the output goes to a slot that is there already."""
+    """Log-sum-exp alone: the output is written to a slot, which exists already."""
     _, lse = _forward(ledger, z, placed=True)
     return lse
 
@@ -47,7 +47,7 @@ def _forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | None,
 
 
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
-    """Gradients of q, k and v, together in fewer tensors where one message carries them."""
+    """Gradients of q, k and v; those that one message carries are one tensor."""
     if z.a2a == 1:
         return _ring_backward(ledger, z)
     inner = _exchanged(z)
@@ -59,7 +59,7 @@ def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
 
 
 def _exchanged(z: LayerSizes) -> LayerSizes:
-    """All tokens of the group that splits heads, for a share of them."""
+    """The sizes between the two all-to-alls: all tokens of the group that exchanges heads, for a part of the heads."""
     return replace(z, tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
 
 
@@ -73,7 +73,7 @@ def _split_heads(ledger: Ledger, num_bytes: int) -> Block:
 
 
 def _join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[Block]:
-    """Parts are (width, heads of a share). Shares of one head need no copy: they are views of what was received."""
+    """`parts` are (width, heads that one rank has). Parts with one head are views of what was received, not copies."""
     widths = [width * z.tokens * z.narrow for width, _ in parts]
     joined = ledger.make("heads to join", sum(widths))
     packed = ledger.make("heads to send", sum(widths))
@@ -114,7 +114,7 @@ def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | 
 
 
 def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
-    """A part is dropped when the next one is there."""
+    """The output of a call is freed when that of the next call exists."""
     previous: tuple[Block, ...] = ()
     for call in calls:
         part = _kernel_forward(ledger, z, call)
@@ -136,7 +136,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
         return _gathered_backward(ledger, z)
     kv_bytes, wide_kv_bytes = 2 * _kv_bytes(z), 2 * _kv_bytes(z) // z.narrow * z.wide
     kv = ledger.make("k and v", kv_bytes)
-    met: Block | None = None  # the k and v of the step before are held until the next ones are met
+    met: Block | None = None  # the k and v of the last step, which live until those of the next step are used
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
     shift: tuple[Block, ...] = ()
     for step in range(z.ring):
@@ -199,8 +199,8 @@ def _gather(ledger: Ledger, z: LayerSizes) -> Block:
 
 
 def _ring_call(z: LayerSizes, step: int) -> Call:
-    """Zigzag: the own block is causal; of earlier ranks' keys only the low half is seen, by all; later ranks' keys are
-    seen by the high half of the queries."""
+    """Zigzag order: the own block is causal; all queries attend to the first half of an earlier rank's keys; only the
+    second half of the queries attends to a later rank's keys."""
     if step == 0:
         return Call(z.tokens, z.tokens)
     if step <= z.ring_rank:
@@ -209,7 +209,7 @@ def _ring_call(z: LayerSizes, step: int) -> Call:
 
 
 def _gathered_calls(z: LayerSizes) -> list[Call]:
-    """Causal squares of both chunks, then all keys before each."""
+    """A causal block for each of the two chunks, then for each chunk all keys before it."""
     chunk, rank = z.tokens // 2, z.ring_rank
     before = [Call(chunk, chunk * count) for count in (rank, 2 * z.ring - 1 - rank) if count]
     return [Call(chunk, chunk), Call(chunk, chunk), *before]
@@ -225,7 +225,7 @@ def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, B
 
 
 def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
-    """dq, dk, dv. Gradients of the output that are strided, by sequence or by an exchange of heads, are copied."""
+    """dq, dk and dv. The kernel copies a strided output gradient: with several sequences, or after an all-to-all."""
     grads = [ledger.make("dq", call.queries * z.q * z.narrow)]
     grads += [ledger.make(name, call.keys * z.kv * z.narrow) for name in ("dk", "dv")]
     copied = z.batch > 1 or z.a2a > 1
@@ -238,14 +238,14 @@ def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
 
 
 def _block(z: LayerSizes, call: Call) -> tuple[int, int]:
-    """Queries and keys that one thread of the kernel works on."""
+    """Numbers of queries and keys of the block that one thread of the kernel works on."""
     queries, keys = call.queries // z.batch, call.keys // z.batch
     largest = 256 if queries >= 768 else 64 if queries >= 192 else 32
     return min(largest, queries), min(_KEY_BLOCK, keys)
 
 
 def _scratch(z: LayerSizes, wide_bytes: int, narrow_bytes: int) -> Iterator[tuple[str, int]]:
-    """Scores in the wide dtype, and narrow ones where that is another."""
+    """Scores in the wide dtype, and also in the narrow one if the two differ."""
     yield "attention scratch", z.threads * wide_bytes
     if z.mixed:
         yield "attention scratch", z.threads * narrow_bytes

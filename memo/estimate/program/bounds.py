@@ -1,24 +1,22 @@
-"""Between which bytes the peak of a step lies: what a search asks first, at a twentieth of the walk's cost.
+"""Bounds of the peak of a step, which a search asks for first, at a twentieth of the cost of the walk.
 
     at least   states, buffers, batches, what is in flight at the first backward, and the worst moment of that backward
-    at most    the same with every message, output and transient that might live beside it, and all reduced gradients
+    at most    the same with every message, output and transient that might live then, and all reduced gradients
 
-Both follow memo.estimate.program.step, whose walk tells the peak to the byte; the tests hold it between the two.
+The walk of memo.estimate.program.step gives the exact peak; tests check that it lies between the two.
 """
 
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_offload_tiles
-from memo.estimate.program.embedding_and_loss import (
-    end_sizes,
-)
+from memo.estimate.program.embedding_and_loss import end_sizes
 from memo.estimate.program.ledger import Ledger
-from memo.estimate.program.passes import LayerPasses, Pass, end_passes, layer_passes
+from memo.estimate.program.passes import LayerPasses, end_passes, layer_passes
 from memo.estimate.program.reductions import NORM_CHUNK
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
 from memo.estimate.program.step import make_lasting
-from memo.estimate.program.tiles import slot_of
+from memo.estimate.program.tiles import kept_groups
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import swap_bytes
 from memo.spec.buckets import RankUnits, rank_units
@@ -27,7 +25,7 @@ from memo.spec.placement import placement_of
 from memo.spec.slots import Moved
 
 _MESSAGES = 5
-"""Hidden states at most that messages, and who sends and receives them, hold beside what is in flight."""
+"""Hidden states that messages, their sender and their receiver hold at most, in addition to what is in flight."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class MemoryBounds:
     """Bytes of one rank.
 
     Attributes:
-        kept: part of both: what layers keep between forward and backward, but for the one at work.
-        least, most: all of the device, states and buffers with it.
+        kept: what layers keep between forward and backward, except the layer that runs; part of `least` and `most`.
+        least, most: bounds of all allocated bytes of the device, including states and rounding buffers.
     """
 
     states: StateBytes
@@ -47,47 +45,47 @@ class MemoryBounds:
 
 
 def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> MemoryBounds:
-    """`moved`: what a swap plan moves; None: none runs. Else as of memo.estimate.program.memory.program_memory."""
+    """Bounds of `program_memory`; `moved` is what a swap plan moves, None if there is no swap plan."""
     units, sizes = rank_units(config, world_size, stage), state_sizes(config, world_size)
     states = placed_bytes(units, placement_of(config, world_size), sizes)
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     first = layer_sizes(config, 0, config.hardware.num_threads or 1)
-    slot = None if moved is None else slot_of(moved, resolved_offload_tiles(config))
+    groups = None if moved is None else kept_groups(moved, resolved_offload_tiles(config))
     lasting = Ledger(never=first.never)
     make_lasting(lasting, config, first, num_microbatches(config, world_size))
     base = states.device + buffers + lasting.live_bytes
     is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
     ends = end_passes(first, end_sizes(config, first), not is_breadth_first)
     has_loss = stage == config.parallel.pp - 1
-    loss, waiting = (_end_bytes(ends.loss_backward), ends.of_head_bytes) if has_loss else (0, 0)
-    others = max(map(_end_bytes, (ends.rope, ends.embedding, ends.embedding_backward)))
-    if has_loss:
-        others = max(others, _end_bytes(ends.loss))
+    loss, waiting = (ends.loss_backward.peak.num_bytes, ends.of_head_bytes) if has_loss else (0, 0)
+    others = [ends.rope, ends.embedding, ends.embedding_backward, *([ends.loss] if has_loss else [])]
     least = most = 0
     for ring_rank in {0, first.ring - 1}:
-        layer = layer_passes(config, replace(first, ring_rank=ring_rank), slot)
+        layer = layer_passes(config, replace(first, ring_rank=ring_rank), groups)
         flights = _flights(config, world_size, stage, layer, ends.rope_bytes)
         backwards = [layer.backward.transient_bytes]
-        if config.parallel.pp > 1:  # only a message's gradient is held
+        if config.parallel.pp > 1:  # only a gradient that was received is kept alive during the backward
             backwards.append(layer.held_backward.transient_bytes)
         at_work = max(layer.hidden_bytes + waiting + min(backwards), loss)
         messages = _MESSAGES if config.parallel.pp > 1 else 1
         beside = waiting + messages * layer.hidden_bytes
-        beside += max(*backwards, layer.forward.transient_bytes, loss, others)
+        beside += max(*backwards, layer.forward.transient_bytes, loss, *(each.peak.num_bytes for each in others))
         reduced = _reduced_bytes(first, units, sizes.shards)
         least = max(least, base + flights.in_flight + at_work)
         most = max(most, base + beside + max(flights.in_flight_at_most, flights.last + reduced))
     return MemoryBounds(states, buffers, flights.kept, least, most)  # the same for all ranks of a ring
 
 
-def _end_bytes(recorded: Pass) -> int:
-    """All of its own at its worst moment."""
-    return recorded.peak.num_bytes
-
-
 @dataclass(frozen=True)
 class _Flights:
-    """Bytes of what waits for its backward: of all layers but one, of all, with messages, and of the last ones."""
+    """Bytes that wait for their backward.
+
+    Attributes:
+        kept: what all layers in flight but one keep.
+        in_flight: everything in flight.
+        in_flight_at_most: the same, with hidden states that some chunks do not hold.
+        last: what is in flight while the gradients of the last microbatch are reduced.
+    """
 
     kept: int
     in_flight: int
@@ -102,30 +100,32 @@ def _flights(config: RunConfig, world_size: int, stage: int, layer: LayerPasses,
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     count = passes // layers
     kept = layer.kept_bytes + (hidden if layer.keeps_input else 0)
-    # Each keeps what entered, of which the lowest layer may be the keeper, and its output.
+    # Each microbatch in a chunk keeps the chunk's output and its input, which the lowest layer may keep already.
     around = ((0 if layer.keeps_input else 1) + 1) * hidden if pp > 1 else 0
     at_ends = 0
-    if pp > 1 and stage == 0 and not layer.keeps_input:  # nothing enters the model's first chunk
+    if pp > 1 and stage == 0 and not layer.keeps_input:  # the model's first chunk receives nothing
         at_ends += _of_chunk(count, pp, vpp, 0) * hidden
-    if pp > 1 and stage == pp - 1:  # and nothing leaves its last one
+    if pp > 1 and stage == pp - 1:  # its last chunk sends nothing
         at_ends += _of_chunk(count, pp, vpp, vpp - 1) * hidden
     # While the last microbatch's gradients are reduced, only the chunks of the last group are in flight.
     last = min(count, pp * (vpp - 1) + 1)
     if parallel.gradient_accumulation_order == "breadth_first":
-        # Between two layers wait all hidden states, or their gradients; the one at work is counted with its layer.
+        # The hidden states of all microbatches, or their gradients, wait between two layers; those of the microbatch
+        # that runs are counted with its layer.
         last, around, at_ends = count, hidden, hidden
     each = layers * kept + rope + around
     return _Flights((passes - 1) * kept, count * each - at_ends, count * each, last * each)
 
 
 def _of_chunk(forwards: int, pp: int, vpp: int, chunk: int) -> int:
-    """How many of the first forwards of interleaved 1F1B are of a chunk: its stages take turns of pp microbatches."""
+    """How many of the first `forwards` forwards of interleaved 1F1B run `chunk`; a stage runs pp microbatches through a
+    chunk before it goes on to the next one."""
     rounds, rest = divmod(forwards, pp * vpp)
     return rounds * pp + min(max(rest - chunk * pp, 0), pp)
 
 
 def _reduced_bytes(z: LayerSizes, units: RankUnits, shards: int) -> int:
-    """Of everything that is reduced and gathered at the end of a step, with the largest piece that is at work."""
+    """Bytes of everything that is reduced and gathered at the end of a step, all at once."""
     norm = 8 * NORM_CHUNK
     if shards == 1:
         return norm

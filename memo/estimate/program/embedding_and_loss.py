@@ -1,21 +1,21 @@
-"""Both ends of a stage's layers: embedding, table of positions, final norm and loss."""
+"""What comes before and after the layers: embedding, table of positions, final norm and loss."""
 
 from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings, vocab_rows_per_rank
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import hidden_bytes, multiply
+from memo.estimate.program.matrices import add_gradient, hidden_bytes, multiply
 from memo.estimate.program.messages import all_gather, reduce_scatter
-from memo.estimate.program.products import Linear
+from memo.estimate.program.products import LinearProducts
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
 
 _INDEX_BYTES = 8
 _EMBEDDING_CHUNK = 8192
-"""Tokens, as in memo.parallel.tensor."""
+"""Tokens that are looked up at a time, as in memo.parallel.tensor."""
 _SEGMENT_TOKENS = 10
-"""Of one row that a GPU sums in one piece, in fp32."""
+"""Tokens of one row whose gradients a GPU sums in one piece, in fp32."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class EndSizes:
     """The vocabulary's part of this rank.
 
     Attributes:
-        rows: of the embedding and of the head, padding included.
+        rows: rows of the embedding and of the head, padding included.
         positions: rows of a learned position table.
         chunk: tokens whose logits exist at once.
-        tied: the head is the embedding's matrix, on this very stage.
+        tied: whether the head is the embedding's matrix and both are on the same stage.
     """
 
     rows: int
@@ -47,12 +47,13 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
 
 
 def batch_bytes(z: LayerSizes) -> int:
-    """Tokens, labels, two kinds of positions and loss weights of one microbatch."""
+    """Bytes of tokens, labels, two kinds of positions and loss weights of one microbatch."""
     return 5 * z.tokens * _INDEX_BYTES
 
 
 def order_bytes(config: RunConfig) -> int:
-    """Where this rank's tokens stand in the sequence, once more where tiles are split over tp (memo.train.feed)."""
+    """Bytes of the indices of this rank's tokens in the sequence; there are two orders if tiles are split over tp
+    (memo.train.feed)."""
     tokens = config.data.seq_length // config.parallel.cp
     orders = 2 if config.memory.swaps and config.parallel.tp > 1 else 1
     return orders * tokens * _INDEX_BYTES
@@ -75,9 +76,9 @@ def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 
 
 def embedding_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block, of_head: Block | None) -> None:
-    """Drops `grad`; `of_head` is the head's part of a tied matrix's gradient, which has waited for this one."""
+    """Frees `grad` and `of_head`, the head's part of the gradient of a tied matrix."""
     if ends.positions:
-        _added(ledger, z, ends.positions * z.hidden)
+        add_gradient(ledger, z, ends.positions * z.hidden)
     size = ends.rows * z.hidden
     if z.tp == 1:
         table = ledger.make("embedding gradient", size * z.narrow)
@@ -101,25 +102,19 @@ def embedding_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Bloc
 
 
 def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
-    """On a GPU aten::embedding_dense_backward sorts tokens by row and sums at most this many segments of rows."""
+    """Bytes of the sums that aten::embedding_dense_backward makes on a GPU: it sorts tokens by row and sums segments of
+    them first, of which there are at most this many."""
     segments = -(-tokens // _SEGMENT_TOKENS) + min(tokens, rows)
     return segments * z.hidden * 4 if z.on_cuda else 0
 
 
-def _added(ledger: Ledger, z: LayerSizes, size: int) -> None:
-    gradient = ledger.make("weight gradient", size * z.narrow)
-    if z.mixed:
-        ledger.pulse(("wide weight gradient", size * z.wide))
-    ledger.free(gradient)
-
-
 def rope_frequency_bytes(z: LayerSizes) -> int:
-    """What a chunk keeps for the whole run to make its tables from: one fp64 number a pair of dims."""
+    """Bytes that a chunk keeps for the whole run, from which it makes RoPE's tables: one fp64 number per two dims."""
     return 8 * (z.head_dim // 2)
 
 
 def rope_table(ledger: Ledger, z: LayerSizes) -> Block:
-    """cos and sin of every pair of dims; the angles are in fp64."""
+    """cos and sin for every token and pair of dims; the angles are in fp64."""
     pairs = z.tokens * z.head_dim // 2
     seconds = ledger.make("angles", 8 * pairs)
     table = [_cast(ledger, z, pairs) for _ in range(2)]
@@ -138,13 +133,15 @@ def _cast(ledger: Ledger, z: LayerSizes, pairs: int) -> Block:
 
 @dataclass
 class LossKept:
+    """What the loss keeps for its backward; `x` is None if the norm keeps something else instead."""
+
     x: Block | None
     norm: Normed
     lse: Block
 
 
 def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes, x: Block) -> LossKept:
-    """x stays with the norm where its backward needs it, else it is dropped."""
+    """Forward of final norm and loss; x is kept if the norm's backward needs it, else freed."""
     norm = norm_forward(ledger, z, "final norm", z.tokens // z.tp, z.hidden, graph=True)
     losses, lse = (ledger.make(name, z.tokens * z.wide) for name in ("losses", "log-sum-exp"))
     gathered, logits = _logits(ledger, z, ends)  # the chunks follow each other, and each drops its own
@@ -159,7 +156,7 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes, x: Block) -> Los
 
 
 def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, kept: LossKept) -> tuple[Block, Block | None]:
-    """(gradient of the last layer's output, the head's gradient where a tied embedding waits for it)."""
+    """(gradient of the last layer's output, the head's gradient if a tied embedding adds its own to it)."""
     size = ends.rows * z.hidden
     grad_losses = ledger.make("losses' gradient", z.tokens * z.wide)
     grad_hidden = ledger.make("hidden gradient", hidden_bytes(z, z.tokens) // z.tp)
@@ -184,7 +181,7 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     size = ends.rows * z.hidden
     gathered, logits = _logits(ledger, z, ends)
     _softmax(ledger, z, ends)  # its gradient takes the logits' place
-    head = Linear(z.hidden, ends.rows)
+    head = LinearProducts(z.hidden, ends.rows)
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
     multiply(ledger, z, head.input_gradient(ends.chunk))
     part, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
@@ -202,11 +199,11 @@ def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> tuple[Block | None
     """(gathered tokens, logits) of one chunk."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk))
     logits = ledger.make("logits", ends.chunk * ends.rows * z.narrow)
-    multiply(ledger, z, Linear(z.hidden, ends.rows).forward(ends.chunk))
+    multiply(ledger, z, LinearProducts(z.hidden, ends.rows).forward(ends.chunk))
     return gathered, logits
 
 
 def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
-    """What it or its gradient takes beside the logits: a wide copy of narrow ones, and labels in two forms."""
+    """What softmax or its gradient makes: a copy of narrow logits in the wide dtype, and labels in two forms."""
     wide = ends.chunk * ends.rows * z.wide if z.mixed else 0
     ledger.pulse(("wide logits", wide), ("local labels", ends.chunk * (2 * _INDEX_BYTES + z.wide)))

@@ -1,4 +1,4 @@
-"""One plain transformer layer under autograd, tensor by tensor: memo.model.layer, forward and back."""
+"""One transformer layer under autograd (memo.model.layer), forward and backward, tensor by tensor."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from memo.estimate.program.tokenwise import (
 
 @dataclass
 class Heads:
-    """q, k and v as attention takes them: what is not None is a tensor of its own, else a part of qkv."""
+    """q, k and v as attention takes them: q or k is None if it is a view of qkv, as v always is."""
 
     q_norm: Normed | None = None
     k_norm: Normed | None = None
@@ -35,7 +35,7 @@ class Heads:
 
 @dataclass
 class Kept:
-    """What a layer's forward leaves for its backward."""
+    """What a layer's forward keeps for its backward."""
 
     x: Block | None
     attention_norm: Normed
@@ -51,7 +51,7 @@ class Kept:
 
 
 def matrices(z: LayerSizes) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-    """qkv, projection, fc1, fc2."""
+    """The matrices qkv, projection, fc1 and fc2."""
     return (
         Matrix(z.qkv, z.qkv_bias),
         Matrix(z.q, z.linear_bias),
@@ -61,7 +61,7 @@ def matrices(z: LayerSizes) -> tuple[Matrix, Matrix, Matrix, Matrix]:
 
 
 def layer_forward(ledger: Ledger, z: LayerSizes, x: Block) -> tuple[Block, Kept]:
-    """(output, what stays). x stays where the norm's backward needs it, else it is dropped at the end."""
+    """(output, what is kept). x is kept if the norm's backward needs it, else it is freed at the end."""
     residual, added, kept = _to_the_last_sum(ledger, z, x)
     y = ledger.make("layer output", added.num_bytes)
     ledger.free(added)
@@ -71,7 +71,7 @@ def layer_forward(ledger: Ledger, z: LayerSizes, x: Block) -> tuple[Block, Kept]
 
 
 def _to_the_last_sum(ledger: Ledger, z: LayerSizes, x: Block) -> tuple[Block, Block, Kept]:
-    """(residual, what the MLP adds to it, what stays)."""
+    """The forward without its last sum: (residual, what the MLP adds to it, what is kept)."""
     qkv_matrix, projection, fc1, fc2 = matrices(z)
     rows = z.tokens // z.tp
     attention_norm = norm_forward(ledger, z, "attention_norm", rows, z.hidden, graph=True)
@@ -96,13 +96,16 @@ def _to_the_last_sum(ledger: Ledger, z: LayerSizes, x: Block) -> tuple[Block, Bl
 
 
 def _keeps_inputs(z: LayerSizes) -> bool:
-    """Of a narrow input RMSNorm keeps a wide copy instead."""
+    """Whether norms keep their inputs; a composed RMSNorm keeps a wide copy of a narrow input instead."""
     return not (z.composes_norm and z.mixed)
 
 
 def layer_backward(ledger: Ledger, z: LayerSizes, kept: Kept, grad: Block, *, held: bool) -> Block:
-    """Gradient of the input: the same tensor as the output's, to which autograd adds in place, unless somebody else
-    holds that (`held`)."""
+    """Gradient of the input.
+
+    It is the same tensor as the gradient of the output, to which autograd adds in place, unless the caller keeps that
+    one alive (`held`).
+    """
     qkv_matrix, projection, fc1, fc2 = matrices(z)
     grad_active = row_backward(ledger, z, fc2, grad, kept.active, z.tokens)
     grad_inner = activation_backward(ledger, z, z.tokens, kept.silu, grad_active, kept.inner)
@@ -123,7 +126,7 @@ def layer_backward(ledger: Ledger, z: LayerSizes, kept: Kept, grad: Block, *, he
 
 
 def unkept_forward(ledger: Ledger, z: LayerSizes) -> Block:
-    """The output of a layer that keeps its input alone (--recompute-granularity full)."""
+    """Output of a layer that keeps nothing but its input (--recompute-granularity full)."""
     qkv_matrix, projection, fc1, fc2 = matrices(z)
     rows = z.tokens // z.tp
     normed = norm_forward(ledger, z, "attention_norm", rows, z.hidden, graph=False).out
@@ -147,7 +150,7 @@ def unkept_forward(ledger: Ledger, z: LayerSizes) -> Block:
 
 
 def recomputed_backward(ledger: Ledger, z: LayerSizes, x: Block, grad: Block, *, held: bool) -> Block:
-    """Forward again, up to what the last matrix keeps, then back; x is dropped."""
+    """The forward again, without its last sum, and then the backward; x is freed."""
     residual, added, kept = _to_the_last_sum(ledger, z, x)
     ledger.free(added)
     if not _keeps_inputs(z):
@@ -159,13 +162,13 @@ def recomputed_backward(ledger: Ledger, z: LayerSizes, x: Block, grad: Block, *,
 
 
 def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
-    """SelfAttention.prepare on `tokens` tokens: norm of q and k, then RoPE on both."""
+    """What SelfAttention.prepare does on `tokens` tokens: the norms of q and k, then RoPE on both."""
     heads = normed_heads_forward(ledger, z, tokens, graph)
     if z.rope:
         heads.q = rope_forward(ledger, z, "rotated q", tokens, z.q)
         heads.k = rope_forward(ledger, z, "rotated k", tokens, z.kv)
         if z.qk_norm and heads.q_norm is not None and heads.k_norm is not None:
-            ledger.free(heads.q_norm.out, heads.k_norm.out)  # RoPE keeps its table alone
+            ledger.free(heads.q_norm.out, heads.k_norm.out)  # RoPE's backward needs nothing but its table
     return heads
 
 
@@ -181,9 +184,9 @@ def normed_heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool
 def heads_backward(
     ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads, grads: list[Block] | None, qkv: Block | None
 ) -> Block:
-    """Gradient of qkv. `grads` of q, k and v are dropped as they are used; None where the caller holds them.
+    """Gradient of qkv. `grads`, those of q, k and v, are freed once used; None if the caller frees them.
 
-    With a norm of heads `qkv` is dropped too, once that is done.
+    If heads are normed, `qkv` is freed after the backward of their norms.
     """
     grad_q, grad_k, rest = _by_use(grads)
     if z.rope:
@@ -203,7 +206,7 @@ def normed_heads_backward(
     grad_k: Block | None = None,
     qkv: Block | None = None,
 ) -> Block:
-    """Gradient of qkv; what is given is dropped."""
+    """Gradient of qkv; the given blocks are freed."""
     if heads.q_norm is not None and heads.k_norm is not None:
         grad_k = norm_backward(ledger, z, heads.k_norm, grad_k, None, adds=False)
         grad_q = norm_backward(ledger, z, heads.q_norm, grad_q, None, adds=False)
@@ -214,7 +217,7 @@ def normed_heads_backward(
 
 
 def _by_use(grads: list[Block] | None) -> tuple[Block | None, Block | None, list[Block]]:
-    """(dropped with q, dropped with k, dropped at the end), of [dq, dk, dv] or of fewer tensors that hold them."""
+    """(freed with q, freed with k, freed at the end), for [dq, dk, dv] or for fewer tensors that hold them."""
     if grads is None:
         return None, None, []
     if len(grads) == 3:

@@ -1,4 +1,4 @@
-"""Tensors that come and go, by name and bytes, and the moment at which they take most."""
+"""Requests to an allocator, as names and bytes, and the moment at which the live tensors take most bytes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from itertools import islice
 
 
 class Block:
-    """One tensor while it lives, or several that come and go together: `parts` are then their bytes by name."""
+    """One tensor while it lives, or several with the same lifespan; `parts` are then their bytes by name."""
 
     __slots__ = ("name", "num_bytes", "parts")
 
@@ -18,11 +18,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Moment:
-    """What lives together.
+    """The tensors that live at one moment.
 
     Attributes:
-        at: where in the step, such as "layer backward".
-        num_bytes: of all of it.
+        at: the part of the step, such as "layer backward".
+        num_bytes: bytes of all of them.
     """
 
     at: str
@@ -32,7 +32,7 @@ class Moment:
 
     @cached_property
     def alive(self) -> dict[str, int]:
-        """Bytes by name; equal names add up. Put together when it is asked for: most moments are only weighed."""
+        """Bytes by name; those of equal names add up. Computed on demand, as most callers only need `num_bytes`."""
         alive: Counter[str] = Counter()
         for block, sign in islice(self._events, self._num_events):
             for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts.items():
@@ -42,10 +42,12 @@ class Moment:
 
 @dataclass
 class Ledger:
-    """Requests of a piece of code, in its order. Bytes are what an allocator counts: asked for, nothing rounded.
+    """Requests of a piece of code, in their order. Bytes are those that are asked for, without rounding.
 
     Attributes:
-        never: names of what is only asked for on another device.
+        at: the part of the step that runs; it names the moments.
+        never: names of requests that do not occur on this device; they are left out.
+        live_bytes, peak_bytes: bytes that live now, and the most that did since the beginning or `restart`.
     """
 
     at: str = ""
@@ -57,12 +59,12 @@ class Ledger:
     _peak_at: str = ""
 
     def make(self, name: str, num_bytes: int) -> Block:
-        """What is empty is no event."""
+        """A tensor that begins to live; an empty one leaves no event."""
         block = Block(name, 0 if name in self.never else num_bytes)
         return self._add(block) if block.num_bytes else block
 
     def make_all(self, parts: Mapping[str, int]) -> Block:
-        """As one, which is freed as one."""
+        """Several tensors as one block, which is freed at once."""
         return self._add(Block("", sum(parts.values()), parts))
 
     def _add(self, block: Block) -> Block:
@@ -73,7 +75,7 @@ class Ledger:
         return block
 
     def restart(self) -> None:
-        """The peak from here on."""
+        """Forget the peak so far."""
         self.peak_bytes, self._peak_event, self._peak_at = self.live_bytes, len(self._events), self.at
 
     @property
@@ -81,14 +83,14 @@ class Ledger:
         return Moment(self.at, self.live_bytes, self._events, len(self._events))
 
     def free(self, *blocks: Block | None) -> None:
-        """None and what is empty do not count."""
+        """End the lives of blocks; None and empty blocks are ignored."""
         for block in blocks:
             if block is not None and (block.num_bytes or block.parts):
                 self._events.append((block, -1))
                 self.live_bytes -= block.num_bytes
 
     def pulse(self, *sizes: tuple[str, int]) -> None:
-        """Made one after the other and freed the other way round, as the scratch memory of a kernel is."""
+        """Make blocks one after the other and free them in reverse order, as kernels do with scratch memory."""
         blocks = [self.make(name, num_bytes) for name, num_bytes in sizes if num_bytes and name not in self.never]
         self.free(*reversed(blocks))
 

@@ -1,54 +1,66 @@
-"""Column- and row-parallel matrices under autograd (memo.parallel.tensor): forward and back.
+"""Column- and row-parallel matrices under autograd (memo.parallel.tensor), forward and backward.
 
-Widths are those of this tp rank; `inside` counts the elements a token between the two matrices of a pair.
+Widths are those of this tp rank. `inside` is the width between a column-parallel matrix and the row-parallel one that
+follows it, in elements per token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
-from memo.estimate.program.products import Linear, Product
+from memo.estimate.program.products import LinearProducts, Product
 from memo.estimate.program.sizes import LayerSizes
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Between hidden states and `inside`; `bias` of the output."""
+    """A matrix between hidden states and `inside`, in one direction or the other; `bias`: whether it has one."""
 
     inside: int
     bias: bool
 
-    def column(self, z: LayerSizes) -> Linear:
-        return Linear(z.hidden, self.inside, self.bias)
+    def column(self, z: LayerSizes) -> LinearProducts:
+        return LinearProducts(z.hidden, self.inside, self.bias)
 
-    def row(self, z: LayerSizes) -> Linear:
-        """Its bias is added once the parts of all tp ranks are."""
-        return Linear(self.inside, z.hidden)
+    def row(self, z: LayerSizes) -> LinearProducts:
+        """The bias is not part of the product: it is added after the sum over the tp ranks."""
+        return LinearProducts(self.inside, z.hidden)
 
 
 def multiply(ledger: Ledger, z: LayerSizes, product: Product) -> None:
-    """What a matrix product takes beside its result, which is there already."""
+    """The scratch memory of a matrix product; its result is the caller's."""
     ledger.pulse(("matrix scratch", z.scratch(product)))
 
 
-def weight_gradient(ledger: Ledger, z: LayerSizes, product: Product, *dropped: Block | None) -> None:
-    """Made, then what only it needed is dropped, then it is added to the main gradient, cast if that is wider."""
-    size = product.rows * product.columns
+def add_gradient(
+    ledger: Ledger, z: LayerSizes, size: int, product: Product | None = None, freed: Sequence[Block | None] = ()
+) -> None:
+    """A weight gradient of `size` elements, which is added to the main gradient and cast first if that is wider.
+
+    It is computed by `product` if that is given. `freed` are blocks that are freed once it is computed.
+    """
     gradient = ledger.make("weight gradient", size * z.narrow)
-    multiply(ledger, z, product)
-    ledger.free(*dropped)
+    if product is not None:
+        multiply(ledger, z, product)
+    ledger.free(*freed)
     if z.mixed:
         ledger.pulse(("wide weight gradient", size * z.wide))
     ledger.free(gradient)
 
 
+def weight_gradient(ledger: Ledger, z: LayerSizes, product: Product, *freed: Block | None) -> None:
+    """The weight gradient that `product` computes, as `add_gradient`."""
+    add_gradient(ledger, z, product.rows * product.columns, product, freed)
+
+
 def hidden_bytes(z: LayerSizes, tokens: int) -> int:
-    """Hidden states of `tokens` tokens, gathered over tp."""
+    """Bytes of the hidden states of `tokens` tokens, gathered over tp."""
     return tokens * z.hidden * z.narrow
 
 
 def column_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, name: str, x: Block, tokens: int) -> Block:
-    """x stays with its owner."""
+    """Output of a column-parallel matrix; x belongs to the caller."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens), x)
     out = ledger.make(name, tokens * matrix.inside * z.narrow)
     multiply(ledger, z, matrix.column(z).forward(tokens))
@@ -57,7 +69,7 @@ def column_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, name: str, x: 
 
 
 def column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, grad: Block, x: Block, tokens: int) -> Block:
-    """Gradient of x; drops `grad` and x."""
+    """Gradient of x; frees `grad` and x."""
     whole = hidden_bytes(z, tokens)
     gathered = all_gather(ledger, z.tp, "gathered", whole, x)
     grad_gathered = ledger.make("column gradient", whole)
@@ -72,7 +84,7 @@ def column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, grad: Block, 
 
 
 def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> Block:
-    """What the matrix adds to the residual; its input stays with its owner."""
+    """Output of a row-parallel matrix; its input belongs to the caller."""
     partial = ledger.make("row output", hidden_bytes(z, tokens))
     multiply(ledger, z, matrix.row(z).forward(tokens))
     out, copy = reduce_scatter(ledger, z.tp, "row output", partial)
@@ -86,7 +98,7 @@ def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> B
 
 
 def row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, grad: Block, x: Block | None, tokens: int) -> Block:
-    """Gradient of x, which is dropped; `grad` stays with its owner."""
+    """Gradient of x; frees x, while `grad` belongs to the caller."""
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens), grad)
     grad_x = ledger.make("row gradient", tokens * matrix.inside * z.narrow)
     multiply(ledger, z, matrix.row(z).input_gradient(tokens))

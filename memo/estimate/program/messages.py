@@ -1,20 +1,17 @@
-"""What gloo asks torch's allocator for, beside the tensors that it is given (torch 2.13).
+"""What gloo requests from torch's allocator in addition to the tensors that it is given (torch 2.13).
 
     all_gather       a copy of the whole result, twice, one after the other
-    reduce_scatter   a copy of the whole input, until the message is waited for and dropped
+    reduce_scatter   a copy of the whole input, until the caller has waited for the message and dropped it
     all_to_all, all_reduce, send, receive   nothing
 
-NCCL asks for none of this.
+NCCL requests none of this.
 """
 
 from memo.estimate.program.ledger import Block, Ledger
 
 
 def all_gather(ledger: Ledger, size: int, name: str, num_bytes: int, own: Block | None = None) -> Block | None:
-    """The gathered tensor, `num_bytes` over all ranks; `own`, what each gives, where there is one rank.
-
-    That is: what to free once it is used. None where the caller's own tensor stands for it.
-    """
+    """The gathered tensor, of `num_bytes` over all `size` ranks, which the caller must free; with one rank, `own`."""
     if size == 1:
         return own
     out = ledger.make(name, num_bytes)
@@ -23,7 +20,7 @@ def all_gather(ledger: Ledger, size: int, name: str, num_bytes: int, own: Block 
 
 
 def reduce_scatter(ledger: Ledger, size: int, name: str, whole: Block) -> tuple[Block, Block | None]:
-    """(this rank's part, gloo's copy); where there is one rank the part is `whole`, else `whole` is still there."""
+    """(this rank's part, gloo's copy). With one rank the part is `whole`; else the caller must free `whole` as well."""
     if size == 1:
         return whole, None
     part = ledger.make(name, whole.num_bytes // size)

@@ -22,7 +22,7 @@ from memo.estimate.program.layer import Kept, layer_backward, layer_forward, rec
 from memo.estimate.program.ledger import Block, Ledger, Moment
 from memo.estimate.program.matrices import hidden_bytes
 from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.tiles import Slot, tiled_backward, tiled_forward
+from memo.estimate.program.tiles import KeptGroups, tiled_backward, tiled_forward
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LayerPasses:
     Attributes:
         between: tensors between forward and backward, without the output; the input only if it stays.
         keeps_input: whether the input stays.
-        hidden_bytes: of the input, the output, and each of their gradients.
+        hidden_bytes: bytes of the input; the output and the gradients of both have as many.
     """
 
     forward: Pass
@@ -68,12 +68,12 @@ class LayerPasses:
 
     @cached_property
     def held_backward(self) -> Pass:
-        """Backward if the caller keeps the gradient of the output alive."""
+        """The backward if the caller keeps the gradient of the output alive."""
         return _record_passes(self._execution, held=True).backward
 
     @cached_property
     def kept(self) -> dict[str, int]:
-        """Bytes by name that stay between forward and backward, without input and output."""
+        """Bytes by name that are kept between forward and backward, without input and output."""
         return {name: num_bytes for name, num_bytes in self.between.alive.items() if name != "input"}
 
     @property
@@ -82,15 +82,15 @@ class LayerPasses:
         return self.between.num_bytes - (self.hidden_bytes if self.keeps_input else 0)
 
 
-def layer_passes(config: RunConfig, z: LayerSizes, slot: Slot | None) -> LayerPasses:
-    """`slot`: what a swap plan keeps of every tile; None: no swap plan runs."""
-    return _layer_passes(z, slot, config.memory.recompute_granularity == "full")
+def layer_passes(config: RunConfig, z: LayerSizes, groups: KeptGroups | None) -> LayerPasses:
+    """The passes of one layer; `groups` are those that a swap plan keeps whole, None without a swap plan."""
+    return _layer_passes(z, groups, config.memory.recompute_granularity == "full")
 
 
 @lru_cache(maxsize=4096)
-def _layer_passes(z: LayerSizes, slot: Slot | None, recomputes: bool) -> LayerPasses:
+def _layer_passes(z: LayerSizes, groups: KeptGroups | None, recomputes: bool) -> LayerPasses:
     """Cached, because a search asks for the same few passes many times."""
-    return _record_passes(_Execution(z, slot, recomputes), held=False)
+    return _record_passes(_Execution(z, groups, recomputes), held=False)
 
 
 def _record_passes(execution: "_Execution", held: bool) -> LayerPasses:
@@ -137,7 +137,10 @@ class EndPasses:
 
 @lru_cache(maxsize=4096)
 def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
-    """As if the stage had both embedding and head; `head_waits`: a tied head's gradient is kept for the embedding."""
+    """The passes of a stage that has both embedding and head.
+
+    `head_waits`: the gradient of a tied head is kept until that of the embedding is added to it.
+    """
     hidden = hidden_bytes(z, z.tokens) // z.tp
 
     def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:
@@ -182,17 +185,21 @@ _Back = Callable[[Block, bool], Block]
 
 @dataclass(frozen=True)
 class _Execution:
-    """How this run executes a layer."""
+    """How a run executes a layer: on tiles under a swap plan (`groups`), with full recomputation, or neither."""
 
     z: LayerSizes
-    slot: Slot | None
+    groups: KeptGroups | None
     recomputes: bool
 
     def forward(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
-        """(output, its backward, whether x stays)."""
-        z, slot = self.z, self.slot
-        if slot is not None:
-            return tiled_forward(ledger, z, slot, x), lambda grad, held: tiled_backward(ledger, z, slot, grad), False
+        """(output, the backward, whether x is kept)."""
+        z, groups = self.z, self.groups
+        if groups is not None:
+            return (
+                tiled_forward(ledger, z, groups, x),
+                lambda grad, held: tiled_backward(ledger, z, groups, grad),
+                False,
+            )
         if self.recomputes:
             y = unkept_forward(ledger, z)
             return y, lambda grad, held: recomputed_backward(ledger, z, x, grad, held=held), True

@@ -1,10 +1,10 @@
 """Matrix products, and the scratch memory that their library takes from torch's allocator while they run.
 
-How much that is depends on the instructions that the CPU has and on the number of threads: oneDNN packs operands of
-bf16 and fp16, or sums in a wider copy of the result, as it likes best there. No formula holds for all of them, so it
-is measured where torch is at hand (memo.profiler.product_scratch), and left out on paper.
+Its size depends on the instructions of the CPU and on the number of threads: in bf16 and fp16 oneDNN packs operands, or
+sums in a wider copy of the result. No formula holds for all CPUs, so a run measures it (memo.profiler.product_scratch),
+and estimates without torch leave it out.
 
-Known to be left out in any case: what the small products inside the backward of torch's flash kernel take in bf16 and
+Always left out is the scratch memory of the small products inside the backward of torch's flash kernel in bf16 and
 fp16, 0.03 to 0.2 MiB for each thread (AVX-512, torch 2.13).
 """
 
@@ -18,9 +18,10 @@ class Product:
     """left [rows, inner] x right [inner, columns].
 
     Attributes:
-        kind: which operand lies in memory as its transpose: "forward" the right one (a weight [columns, inner]),
-            "weight gradient" the left one (the gradient of an output, [inner, rows]), "input gradient" none.
-        bias: added by the product itself.
+        kind: says which operand lies in memory as its transpose: in "forward" the right one (a weight
+            [columns, inner]), in "weight gradient" the left one (the gradient of an output, [inner, rows]), in
+            "input gradient" none.
+        bias: whether the product itself adds one.
     """
 
     kind: Literal["forward", "input gradient", "weight gradient"]
@@ -31,8 +32,8 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Linear:
-    """y [tokens, outputs] = x [tokens, inputs] W^T (+ bias), and the products of its backward."""
+class LinearProducts:
+    """The matrix products of y [tokens, outputs] = x [tokens, inputs] W^T (+ bias) and of its backward."""
 
     inputs: int
     outputs: int
@@ -49,9 +50,9 @@ class Linear:
 
 
 Scratch = Callable[[Product], int]
-"""Bytes that a product asks of torch's allocator beside its result."""
+"""Gives the bytes that a product requests from torch's allocator in addition to its result."""
 
 
 def uncounted(product: Product) -> int:
-    """On paper: what another machine's CPU asks for is not known."""
+    """For estimates of other machines: what their CPUs request is not known."""
     return 0

@@ -1,4 +1,4 @@
-"""What decides the size of every tensor of a layer on one rank."""
+"""The sizes from which those of all tensors of a layer on one rank follow."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from memo.units import DTYPE_BYTES
 ON_CPUS_ALONE = frozenset(
     {
         *("gloo", "attention scratch", "norm scratch", "order of tokens"),
-        # Kernels of a GPU add narrow numbers to wide ones as they are.
+        # Kernels on a GPU add narrow numbers to wide ones without a cast.
         *("wide weight gradient", "wide head gradient", "wide embedding gradient", "wide part"),
     }
 )
@@ -18,20 +18,20 @@ ON_CPUS_ALONE = frozenset(
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """One rank's part of a layer. Widths are elements a token after tp's split, tokens those of all sequences.
+    """One rank's part of a layer. Widths are elements per token after the split over tp.
 
     Attributes:
-        tokens: s / cp x micro-batch, gathered over tp.
+        tokens: tokens of all sequences of a micro-batch, s / cp each, gathered over tp.
         batch: sequences of a micro-batch.
         narrow, wide: bytes of an element of the model, and of sums and statistics.
-        heads, kv_heads, head_dim: of this tp rank.
-        fc1, ffn: width of fc1's output (gate and up when gated), and of the activation.
-        ring, ring_rank, a2a: ranks of a ring of cp, where in it, and ranks that split heads instead.
-        threads: of one rank; each has scratch memory in attention.
-        tiles: of tokens, under a swap plan.
-        recomputes_attention: --recompute-granularity selective.
-        scratch: of a matrix product.
-        on_cuda: else on a CPU.
+        heads, kv_heads, head_dim: heads of this tp rank and their width.
+        fc1, ffn: width of fc1's output (gate and up if gated), and of the activation.
+        ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
+        threads: CPU threads of one rank; each has scratch memory in attention.
+        tiles: tiles of tokens under a swap plan, else 1.
+        recomputes_attention: whether --recompute-granularity is selective.
+        scratch: gives the scratch memory of a matrix product.
+        on_cuda: whether the device is a GPU.
     """
 
     tokens: int
@@ -75,27 +75,27 @@ class LayerSizes:
 
     @property
     def composes_norm(self) -> bool:
-        """Whether a norm is put together of elementwise steps: CPUs have no kernel for RMSNorm."""
+        """Whether a norm is composed of elementwise operations: torch has no kernel for RMSNorm on CPUs."""
         return self.rms and not self.on_cuda
 
     @property
     def statistic(self) -> int:
-        """Bytes of one number that a norm's kernel keeps for a row."""
+        """Bytes of one statistic that a norm's kernel keeps for a row."""
         return self.wide if self.on_cuda else self.narrow
 
     @property
     def never(self) -> frozenset[str]:
-        """Requests that this device knows nothing of: NCCL and kernels on a GPU keep what they need to themselves."""
+        """Names of requests that do not occur on this device: NCCL and GPU kernels do not ask torch's allocator."""
         return ON_CPUS_ALONE if self.on_cuda else frozenset()
 
     @property
     def mixed(self) -> bool:
-        """Whether sums are wider than the model: in-place additions then cast what they add."""
+        """Whether sums are wider than the model; in-place additions then cast what they add."""
         return self.narrow != self.wide
 
 
 def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratch = uncounted) -> LayerSizes:
-    """Of the rank at `ring_rank` of its ring of K/V (0 where there is none)."""
+    """The sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring)."""
     model, parallel = config.model, config.parallel
     device = "cuda" if config.hardware.device == "cuda" else "cpu"
     narrow = DTYPE_BYTES[resolved_dtype(config, device)]

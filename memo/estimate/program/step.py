@@ -1,7 +1,8 @@
 """One training step of one rank, action by action: what lives between the layers, and the peak.
 
-Who holds a tensor follows memo.parallel.pipeline: its variables keep what they name until they name something else,
-a message keeps its tensor until the next one on its link, and a microbatch in flight keeps what entered and left.
+How long a tensor lives follows memo.parallel.pipeline: a variable keeps its tensor until it is assigned again, a
+message keeps its tensor until the next message on the same link, and a microbatch in flight keeps the input and the
+output of its chunk.
 """
 
 from collections import Counter
@@ -10,31 +11,26 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
-from memo.estimate.program.embedding_and_loss import (
-    batch_bytes,
-    end_sizes,
-    order_bytes,
-    rope_frequency_bytes,
-)
+from memo.estimate.program.embedding_and_loss import batch_bytes, end_sizes, order_bytes, rope_frequency_bytes
 from memo.estimate.program.gathers import Gathers
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.passes import EndPasses, LayerPasses, Pass, end_passes, layer_passes
 from memo.estimate.program.reductions import Reductions
 from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.states import States
-from memo.estimate.program.tiles import Slot
+from memo.estimate.program.state_layout import StateLayout
+from memo.estimate.program.tiles import KeptGroups
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.units import MIB
 
 _STEADY_ROUNDS = 2
-"""Microbatches for each stage after which a schedule repeats itself: all others only wait in the batch."""
+"""After this many microbatches for each stage a schedule repeats itself; all others only add to the batch."""
 
 CUBLAS_WORKSPACE_BYTES = 32 * MIB
 """What torch gives cuBLAS for the whole run on compute capability 9.0 and above; before that it is 8 MiB."""
 
 
 def make_lasting(ledger: Ledger, config: RunConfig, z: LayerSizes, microbatches: int) -> None:
-    """What lives all through a step beside states and buffers."""
+    """What lives during all of a step besides states and rounding buffers."""
     ledger.make("batch", microbatches * batch_bytes(z))
     ledger.make("order of tokens", order_bytes(config))
     ledger.make("cuBLAS workspace", CUBLAS_WORKSPACE_BYTES if z.on_cuda else 0)
@@ -49,49 +45,55 @@ class _Flight:
     entered: Block | None
     output: Block | None
     rope: Block | None
-    layers: list[tuple[int, list[Block]]]  # of groups of layers, bottom up: how many, and what they keep
+    layers: list[tuple[int, list[Block]]]  # groups of layers from the first: their number, and what they keep
     loss: list[Block]
 
 
 class Step:
-    """Walks through a step; `ledger` has it all afterwards. States and batches are the caller's."""
+    """Walks through a step and records its requests in `ledger`, without states and rounding buffers."""
 
     def __init__(
-        self, config: RunConfig, world_size: int, stage: int, z: LayerSizes, states: States, slot: Slot | None
+        self,
+        config: RunConfig,
+        world_size: int,
+        stage: int,
+        z: LayerSizes,
+        layout: StateLayout,
+        kept: KeptGroups | None,
     ) -> None:
-        self.config, self.stage, self.z, self.states = config, stage, z, states
+        self.config, self.stage, self.z, self.layout = config, stage, z, layout
         parallel = config.parallel
         self.pp, self.vpp = parallel.pp, parallel.vpp
         self.layers = config.model.num_layers // (self.pp * self.vpp)
         self.ends: EndPasses = end_passes(
             z, end_sizes(config, z), parallel.gradient_accumulation_order != "breadth_first"
         )
-        self.passes: LayerPasses = layer_passes(config, z, slot)
+        self.passes: LayerPasses = layer_passes(config, z, kept)
         self.microbatches = num_microbatches(config, world_size)
         self.ledger = Ledger(never=z.never)
         self._holders: Counter[Block] = Counter()
         self._names: dict[str, Block | None] = {}  # variables and links of memo.parallel.pipeline
         self._posted: dict[Action, Block] = {}
         self._flights: dict[tuple[int, int], _Flight] = {}
-        self._reductions = Reductions(self.ledger, config, z, states, self.layers)
-        # Where no layer asks for anything but its own tensors, layers are alike.
-        self._alike = z.on_cuda or not any(place.in_slot for place in states.places.values())
+        self._reductions = Reductions(self.ledger, config, z, layout, self.layers)
+        # Layers are alike unless some of them also request gloo's copies of their states.
+        self._alike = z.on_cuda or not any(place.in_slot for place in layout.places.values())
 
     @property
     def kept_bytes(self) -> int:
-        """Of one layer and microbatch, between forward and backward."""
+        """Bytes that one layer keeps of one microbatch between forward and backward."""
         passes = self.passes
         return passes.kept_bytes + (passes.hidden_bytes if passes.keeps_input else 0)
 
     def needs_no_less_than(self, other: "Step") -> bool:
         """Whether no moment of this step takes less than the same moment of the other one.
 
-        Both are of one stage, at two places of a ring, which only their layers see.
+        The two are of one stage at two places of a ring, so they differ in their layers alone.
         """
         return all(mine >= others for mine, others in zip(self._layer_bytes(), other._layer_bytes(), strict=True))
 
     def _layer_bytes(self) -> tuple[int, ...]:
-        """What a layer adds to the ledger: its peak grows with each of them."""
+        """The bytes that a layer adds to the ledger; the peak of a step grows with each of them."""
         passes = self.passes
         each = [passes.forward, passes.backward, *([passes.held_backward] if self.pp > 1 else [])]
         return (self.kept_bytes, *(one.transient_bytes for one in each))
@@ -109,14 +111,14 @@ class Step:
         count = min(self.microbatches, _STEADY_ROUNDS * self.pp)
         actions = one_f_one_b(Pipeline(self.pp, self.vpp, count), self.stage)
         self._gathers = Gathers(
-            self.ledger, self.z, self.states, (owner for action in actions for owner in self._owners(action))
+            self.ledger, self.z, self.layout, (owner for action in actions for owner in self._owners(action))
         )
         for index, action in enumerate(actions):
             for upcoming in actions[index : index + 2]:
                 self._post_receive(upcoming)
             received = self._posted.pop(action, None)
             self._name("received", received)
-            self._drop(received)  # the message's own hold
+            self._drop(received)  # the message no longer keeps it
             is_last_microbatch = action.microbatch == count - 1
             if action.kind == "F":
                 self._forward(action, received, self._groups(is_last_microbatch))
@@ -126,14 +128,14 @@ class Step:
             self._name(name, None)
 
     def _run_breadth_first(self) -> None:
-        """memo.train.breadth_first: every microbatch through one module before the next.
+        """Run all microbatches through one module before the next (memo.train.breadth_first).
 
-        Microbatches are alike, so the worst moment is when the last one goes up, the first one comes down, or the last
-        one's gradients are reduced: those between are walked through at once.
+        Microbatches are alike, so the step needs most in the forward of the last one, in the backward of the first one,
+        or when the gradients of the last one are reduced. All others are walked through at once.
         """
         ledger, groups = self.ledger, self._alike_microbatches()
         owners = range(1, self.layers + 1)
-        self._gathers = Gathers(ledger, self.z, self.states, [*owners, *reversed(owners)])
+        self._gathers = Gathers(ledger, self.z, self.layout, [*owners, *reversed(owners)])
         ropes = []
         for count in groups:
             self._play(self.ends.rope, "embedding forward")
@@ -165,16 +167,16 @@ class Step:
         ledger.free(*ropes)
 
     def _alike_microbatches(self) -> list[int]:
-        """How many to walk through at once."""
+        """Numbers of microbatches to walk through at once."""
         between = self.microbatches - 2
         return [1, between, 1] if between > 0 else [1] * self.microbatches
 
     def _layer_forward(self, x: Block, count: int, kept: list[list[Block]]) -> Block:
-        """Of `count` microbatches. x goes, or stays with what the layer keeps, which is added to `kept`."""
+        """The output for `count` microbatches; x is freed or becomes part of what the layer keeps, added to `kept`."""
         self._play(self.passes.forward, "layer forward")
         self.ledger.at = "layer forward"
         of_one, keeps_input = self.passes.kept, self.passes.keeps_input
-        # Of several, each output takes the place of its input before the next one is made.
+        # With several microbatches, the input of each is freed before the output of the next one is made.
         output = x if count > 1 and not keeps_input else self.ledger.make("input", count * self.passes.hidden_bytes)
         kept.append([self.ledger.make_all({name: count * num_bytes for name, num_bytes in of_one.items()})])
         if keeps_input:
@@ -185,7 +187,7 @@ class Step:
         return output
 
     def _loss_of_alike(self, x: Block, count: int) -> Block:
-        """The gradients of the last layer's outputs `x`; no head's waits for the embedding's, as depth first."""
+        """The gradients of the last layer's outputs `x`; the head's gradient does not wait for the embedding's here."""
         if count == 1:
             return self._loss_backward(self._loss(x))[0]
         self.ledger.free(x)
@@ -200,10 +202,10 @@ class Step:
     # Passes.
 
     def _groups(self, is_last_microbatch: bool) -> list[int]:
-        """How many layers of a chunk to walk through at once, bottom up.
+        """Numbers of layers of a chunk to walk through at once, from the first layer on.
 
-        What layers keep adds up in forward and goes in backward, so the worst moment is at one of the upper two: all
-        below them are one group, unless they ask for something else meanwhile, such as the last reductions.
+        What layers keep adds up in forward and is freed in backward, so the chunk needs most at one of its last two
+        layers. All layers before them are one group, unless they request something else, such as the last reductions.
         """
         if is_last_microbatch or not self._alike or self.layers < 3:
             return [1] * self.layers
@@ -281,7 +283,7 @@ class Step:
         return self.ledger.make("input", self.passes.hidden_bytes)
 
     def _loss(self, x: Block) -> list[Block]:
-        """What stays; x stays with it, or goes."""
+        """What the loss keeps, possibly with x; else x is freed."""
         self._play(self.ends.loss, "loss forward")
         kept = [self.ledger.make_all(self.ends.loss_kept)]
         if self.ends.keeps_hidden:
@@ -290,7 +292,7 @@ class Step:
         return kept
 
     def _loss_backward(self, kept: list[Block]) -> tuple[Block, Block | None]:
-        """(gradient of the last layer's output, the head's where a tied embedding waits for it)."""
+        """(gradient of the last layer's output, the head's gradient if a tied embedding adds its own to it)."""
         ledger, ends = self.ledger, self.ends
         self._play(ends.loss_backward, "loss backward")
         ledger.free(*kept)
@@ -298,12 +300,12 @@ class Step:
         return ledger.make("gradient", self.passes.hidden_bytes), of_head
 
     def _embedding_backward(self, grad: Block, of_head: Block | None) -> None:
-        """Drops both."""
+        """Frees both gradients."""
         self._play(self.ends.embedding_backward, "embedding backward")
         self.ledger.free(grad, of_head)
 
     def _kept(self, count: int) -> dict[str, int]:
-        """Of so many layers, by name: with the inputs of all but the lowest, which is not the group's own."""
+        """What a group of `count` layers keeps, by name, without the input of the first one, which the caller adds."""
         if count == 1:
             return self.passes.kept
         kept = {name: count * num_bytes for name, num_bytes in self.passes.kept.items()}
@@ -312,13 +314,13 @@ class Step:
         return kept
 
     def _play(self, recorded: Pass, at: str) -> None:
-        """The worst moment of a layer, whose own tensors at its start are in the ledger already."""
+        """Add the worst moment of a pass; the tensors that it starts from are in the ledger already."""
         ledger = self.ledger
         if ledger.live_bytes + recorded.transient_bytes > ledger.peak_bytes:
             ledger.at = at
             ledger.free(ledger.make_all(recorded.transient))
 
-    # Messages, and who holds a tensor.
+    # Messages, and what keeps a tensor alive.
 
     def _virtual(self, action: Action) -> int:
         return action.chunk * self.pp + self.stage
@@ -333,7 +335,7 @@ class Step:
         self._posted[action] = block
 
     def _send(self, action: Action, block: Block) -> None:
-        """One message a link: forwards and backwards, to the neighbour or around."""
+        """There are four links: forward and backward, to the neighbour or from the last stage to the first."""
         step = 1 if action.kind == "F" else -1
         target = self._virtual(action) + step
         self._name(f"sent {action.kind} {target // self.pp != action.chunk}", block)

@@ -1,11 +1,11 @@
-"""One layer under a swap plan, tensor by tensor, beside its slot: memo.executor.layer, forward and back."""
+"""One layer under a swap plan (memo.executor.layer), forward and backward, tensor by tensor, without its slot."""
 
 from dataclasses import dataclass
 
 from memo.estimate.program.attention import attention_backward, attention_forward_placed
 from memo.estimate.program.layer import matrices, normed_heads_backward, normed_heads_forward
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import Matrix, hidden_bytes, multiply, row_forward
+from memo.estimate.program.matrices import Matrix, hidden_bytes, multiply, row_forward, weight_gradient
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.products import Product
 from memo.estimate.program.sizes import LayerSizes
@@ -20,10 +20,10 @@ from memo.spec.slots import Moved
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Whether the first tile that backward meets with the least kept finds these in its slot.
+class KeptGroups:
+    """Which groups of activations the slot holds for every tile.
 
-    Tiles that were left behind need most: one of them decides, unless every tile is kept.
+    Of the other groups, at least one tile is recomputed, and the backward of that tile needs most memory.
     """
 
     qkv: bool
@@ -31,19 +31,19 @@ class Slot:
     fc1: bool
 
 
-def slot_of(moved: Moved, tiles: int) -> Slot:
-    """What backward finds of every tile: of a group that moves in part, one tile at least is recomputed."""
+def kept_groups(moved: Moved, tiles: int) -> KeptGroups:
+    """The groups of which `moved` moves all `tiles` tiles."""
 
-    def whole(group: str) -> bool:
+    def moves_whole(group: str) -> bool:
         if isinstance(moved, int | float):
             return moved >= 1
         return moved.get(group, 0) == tiles
 
-    return Slot(qkv=whole("qkv"), residual=whole("residual"), fc1=whole("fc1"))
+    return KeptGroups(qkv=moves_whole("qkv"), residual=moves_whole("residual"), fc1=moves_whole("fc1"))
 
 
-def tiled_forward(ledger: Ledger, z: LayerSizes, slot: Slot, x: Block) -> Block:
-    """Output; x is dropped."""
+def tiled_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, x: Block) -> Block:
+    """Output of the layer; x is freed."""
     tile = z.tokens // z.tiles
     hidden = hidden_bytes(z, z.tokens) // z.tp
     _compute_qkv(ledger, z, tile)
@@ -57,7 +57,7 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, slot: Slot, x: Block) -> Block:
     normed = norm_forward(ledger, z, "mlp_norm", tile // z.tp, z.hidden, graph=False).out
     ledger.free(projected)
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
-    inner = _fc1(ledger, z, slot, fc1, tile)
+    inner = _fc1(ledger, z, groups, fc1, tile)
     ledger.free(gathered)
     active, _ = activation_forward(ledger, z, tile, graph=False)
     added = row_forward(ledger, z, fc2, tile)
@@ -65,15 +65,15 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, slot: Slot, x: Block) -> Block:
     return y
 
 
-def tiled_backward(ledger: Ledger, z: LayerSizes, slot: Slot, grad: Block) -> Block:
-    """Gradient of the input; `grad` is dropped."""
+def tiled_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, grad: Block) -> Block:
+    """Gradient of the input; `grad` is freed."""
     tile = z.tokens // z.tiles
     hidden, q_bytes = grad.num_bytes, z.tokens * z.q * z.narrow
-    if not slot.qkv:
+    if not groups.qkv:
         _compute_qkv(ledger, z, tile)
     grad_residual = ledger.make("residual gradient", hidden)
     grad_out = ledger.make("output gradient", q_bytes)
-    _mlp_backward(ledger, z, slot, tile)
+    _mlp_backward(ledger, z, groups, tile)
     q, k = _attention_inputs(ledger, z)
     grads = attention_backward(ledger, z)
     ledger.free(grad_out, q, k)
@@ -94,7 +94,7 @@ def _compute_qkv(ledger: Ledger, z: LayerSizes, tile: int) -> None:
 
 
 def _attention_inputs(ledger: Ledger, z: LayerSizes) -> tuple[Block | None, Block | None]:
-    """q and k where they are normed, and so not in the slot."""
+    """q and k if they are normed; else the slot holds them."""
     heads = normed_heads_forward(ledger, z, z.tokens, graph=False)
     if z.rope and z.qk_norm:
         rope_in_place(ledger, z, z.tokens)
@@ -108,26 +108,26 @@ def _residual(ledger: Ledger, z: LayerSizes, projection: Matrix, tile: int) -> B
     return residual
 
 
-def _fc1(ledger: Ledger, z: LayerSizes, slot: Slot, fc1: Matrix, tile: int) -> Block | None:
-    """A tensor of its own where the slot has no room for it."""
-    inner = None if slot.fc1 else ledger.make("fc1", tile * fc1.inside * z.narrow)
+def _fc1(ledger: Ledger, z: LayerSizes, groups: KeptGroups, fc1: Matrix, tile: int) -> Block | None:
+    """Output of fc1: a tensor of its own, or None if the slot holds it."""
+    inner = None if groups.fc1 else ledger.make("fc1", tile * fc1.inside * z.narrow)
     multiply(ledger, z, fc1.column(z).forward(tile))
     return inner
 
 
-def _mlp_backward(ledger: Ledger, z: LayerSizes, slot: Slot, tile: int) -> None:
-    """Locals of the function live to its end."""
+def _mlp_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) -> None:
+    """Backward of the MLP and the projection for one tile; as in the code, local variables live until its end."""
     _, projection, fc1, fc2 = matrices(z)
     rows = tile // z.tp
     whole = hidden_bytes(z, tile)
-    gradients = all_gather(ledger, z.tp, "gathered gradient", whole) if slot.fc1 else None
-    residual = None if slot.residual else _residual(ledger, z, projection, tile)
+    gradients = all_gather(ledger, z.tp, "gathered gradient", whole) if groups.fc1 else None
+    residual = None if groups.residual else _residual(ledger, z, projection, tile)
     norm = norm_forward(ledger, z, "mlp_norm", rows, z.hidden, graph=True)
     inputs = all_gather(ledger, z.tp, "gathered", whole)
     inner = None
-    if not slot.fc1:
+    if not groups.fc1:
         gradients = all_gather(ledger, z.tp, "gathered gradient", whole)
-        inner = _fc1(ledger, z, slot, fc1, tile)
+        inner = _fc1(ledger, z, groups, fc1, tile)
     active, silu = activation_forward(ledger, z, tile, graph=True)
     grad_active = _row_backward(ledger, z, fc2, tile, gradients)
     grad_inner = activation_backward(ledger, z, tile, silu, None, None)
@@ -152,7 +152,7 @@ def _qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
 
 
 def _row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int, gathered: Block | None) -> Block:
-    """`gathered`, the output's gradient, is dropped."""
+    """Gradient of the input; frees `gathered`, the gradient of the output."""
     _weight_gradient(ledger, z, matrix.row(z).weight_gradient(tile))
     grad_x = ledger.make("row gradient", tile * matrix.inside * z.narrow)
     multiply(ledger, z, matrix.row(z).input_gradient(tile))
@@ -165,19 +165,12 @@ def _column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -
     multiply(ledger, z, matrix.column(z).input_gradient(tile))
     grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", grad_gathered)
     if z.tp > 1:
-        ledger.free(grad_gathered)  # gloo works on its copy
+        ledger.free(grad_gathered)  # gloo works on a copy of it
     _weight_gradient(ledger, z, matrix.column(z).weight_gradient(tile))
     ledger.free(copy)
     return grad_x
 
 
 def _weight_gradient(ledger: Ledger, z: LayerSizes, product: Product) -> None:
-    """Added by the matrix product itself where the main gradient is of the same dtype."""
-    if not z.mixed:
-        multiply(ledger, z, product)
-        return
-    size = product.rows * product.columns
-    gradient = ledger.make("weight gradient", size * z.narrow)
-    multiply(ledger, z, product)
-    ledger.pulse(("wide weight gradient", size * z.wide))
-    ledger.free(gradient)
+    """If the main gradient has the dtype of the model, the matrix product itself adds to it."""
+    (weight_gradient if z.mixed else multiply)(ledger, z, product)

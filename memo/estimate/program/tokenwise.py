@@ -1,7 +1,7 @@
-"""Pieces of a layer that work token by token: norms, RoPE, the MLP's activation; forward and back.
+"""The parts of a layer that work token by token (norms, RoPE, the MLP's activation), forward and backward.
 
-Each follows what torch's CPU kernels and autograd ask for, in their order. With `graph` a forward keeps what its
-backward needs, as under autograd; without, as in memo.executor, it leaves its output alone.
+Each follows the requests of torch's CPU kernels and of autograd, in their order. With `graph` a forward keeps what its
+backward needs, as under autograd; without it, as in memo.executor, it keeps nothing but its output.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from memo.estimate.program.sizes import LayerSizes
 
 @dataclass
 class Normed:
-    """A norm of `rows` of `width` elements each: its output, and what its backward needs beside input and output."""
+    """A norm of `rows` rows of `width` elements: its output, and what its backward needs besides input and output."""
 
     rows: int
     width: int
@@ -27,7 +27,7 @@ class Normed:
 
 
 def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
-    """On CPUs RMSNorm is composed of elementwise steps; those of a narrow input are in the wide dtype."""
+    """On CPUs RMSNorm is composed of elementwise operations, which are in the wide dtype for a narrow input."""
     if not z.composes_norm:
         out = ledger.make(name, rows * width * z.narrow)
         statistics = tuple(ledger.make("statistics", rows * z.statistic) for _ in range(1 if z.rms else 2))
@@ -62,9 +62,9 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
 def norm_backward(
     ledger: Ledger, z: LayerSizes, saved: Normed, grad: Block | None, x: Block | None, *, adds: bool
 ) -> Block | None:
-    """Gradient of the input. `grad` and `x`, the norm's input, are dropped once used; None where the caller holds them.
+    """Gradient of the input. `grad` and `x`, the norm's input, are freed once used; None if the caller frees them.
 
-    With `adds`, autograd adds the result in place to a gradient that the input already has, and None is left.
+    With `adds`, autograd adds the result in place to a gradient that the input already has, and None is returned.
     """
     rows, width = saved.rows, saved.width
     if not z.composes_norm:
@@ -84,7 +84,7 @@ def norm_backward(
     direct = ledger.make("times scale", wide)
     summed = ledger.make("row sum", row)
     ledger.free(along, weighted)
-    merged = adds and not z.mixed  # a wide gradient waits for its cast
+    merged = adds and not z.mixed  # a wide gradient must be cast before it is added
     ledger.free(direct if merged else None)
     cube = ledger.make("row sum", row)
     ledger.free(summed, *saved.statistics)
@@ -102,7 +102,7 @@ def norm_backward(
 
 
 def rope_forward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: int) -> Block:
-    """q or k, rotated: (low cos - high sin, high cos + low sin)."""
+    """Rotated q or k: (low cos - high sin, high cos + low sin)."""
     half = tokens * width * z.narrow // 2
     low = _product_sum(ledger, half)
     high = _product_sum(ledger, half)
@@ -112,7 +112,7 @@ def rope_forward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: i
 
 
 def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
-    """q, then k, or their gradients: the low half is turned beside them while one product comes and goes."""
+    """Rotate q and then k, or their gradients, in place: the new low half and one product exist at the same time."""
     for width in (z.q, z.kv):
         half = tokens * width * z.narrow // 2
         ledger.pulse(("rope half", half), ("rope term", half))
@@ -126,7 +126,7 @@ def _product_sum(ledger: Ledger, num_bytes: int) -> Block:
 
 
 def rope_backward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: int, grad: Block | None) -> Block:
-    """`grad` is dropped once used; None where the caller holds it, as of gradients that are parts of one tensor."""
+    """Gradient of q or k before the rotation; `grad` is freed once used, None if it is part of another tensor."""
     half = tokens * width * z.narrow // 2
     low, high = (ledger.make("rope half", half) for _ in range(2))
     ledger.pulse(("rope term", half), ("rope term", half))
@@ -138,7 +138,7 @@ def rope_backward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: 
 
 
 def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, Block | None]:
-    """(activation, silu(gate) where gated and kept for backward)."""
+    """(activation, silu(gate) if the MLP is gated and the backward needs it)."""
     num_bytes = tokens * z.ffn * z.narrow
     if not z.gated:
         return ledger.make("activation", num_bytes), None
@@ -153,7 +153,7 @@ def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) 
 def activation_backward(
     ledger: Ledger, z: LayerSizes, tokens: int, silu: Block | None, grad: Block | None, inner: Block | None
 ) -> Block:
-    """Gradient of fc1's output; `grad` and `inner`, fc1's output, as in `norm_backward`."""
+    """Gradient of `inner`, fc1's output; `inner` and `grad` are freed once used, None if the caller frees them."""
     num_bytes = tokens * z.ffn * z.narrow
     if not z.gated:
         grad_inner = ledger.make("fc1 gradient", num_bytes)
