@@ -1,27 +1,22 @@
 """How much of a layer's activations moves to host memory: the paper's alpha, and a share for each group.
 
-Source: MEMO, section 4.1, equations 1-3. `solve_paper` is that program to the letter. `solve` adds what it
-lacks: both directions of the link, device memory, the host records of a pipeline stage, a share for each group
-by the recompute time that it saves, and the grid of tiles. Shares are solved in the reals, then rounded down.
+Source: MEMO, section 4.1, equations 1-3. `solve_paper` is that program to the letter, a real share. `solve` adds what
+it lacks: both directions of the link, device memory, the host records of a pipeline stage, a share for each group by
+the recomputation that it saves, and the grid of tiles, on which its answer is the best there is.
 """
 
 from dataclasses import dataclass
-from itertools import product
 
 from memo.errors import HostMemoryError, PlanError
-from memo.planner.linear import Row, maximize
 from memo.planner.problem import Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
 from memo.spec.slots import whole_tiles
 from memo.units import format_bytes
 
 Bundle = tuple[SwapGroup, ...]
-"""Groups that share one variable of the program."""
-
-_GRID_TOLERANCE = 1e-9
-"""In tiles: solvers return 0.4999999999 for 1/2. A count that is rounded up too far is lowered again."""
+"""Groups that move the same number of tiles."""
 
 _CLEARLY_MORE = 1 + 1e-9
-"""The gains of equally good programs differ by rounding; then the program that takes less memory is kept."""
+"""The gains of equally good solutions differ by rounding; then the one that takes less memory is kept."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +59,14 @@ def solve_paper(
         )
     if records * always_bytes > host_bytes:
         raise _no_host_memory(records, always_bytes, host_bytes)
-    rows = {
-        Limit.OFFLOAD: Row((other_bytes,), hideable_bytes - always_bytes),
-        Limit.HOST: Row((records * other_bytes,), host_bytes - records * always_bytes),
+    bounds = {
+        Limit.EVERYTHING: 1.0,
+        Limit.OFFLOAD: (hideable_bytes - always_bytes) / other_bytes,
     }
-    alphas = maximize([1.0], list(rows.values()))
-    assert alphas is not None, "both bounds were found to be at least 0"
-    if alphas[0] >= 1.0 - _GRID_TOLERANCE:
-        return PaperAlpha(alphas[0], Limit.EVERYTHING)
-    return PaperAlpha(alphas[0], _tightest(rows, alphas))
+    if records:
+        bounds[Limit.HOST] = (host_bytes / records - always_bytes) / other_bytes
+    limit = min(bounds, key=bounds.__getitem__)
+    return PaperAlpha(bounds[limit], limit)
 
 
 def solve(problem: SwapProblem) -> SwapSolution:
@@ -80,7 +74,7 @@ def solve(problem: SwapProblem) -> SwapSolution:
 
     No limit is broken, with one exception: where the link does not even hide what always moves, that moves
     all the same, and hidden_share says how far it hides. Where all activations fit in device memory, nothing
-    moves.
+    moves. `alphas` are the tiles as shares.
 
     Raises:
         HostMemoryError: what always moves does not fit in host memory.
@@ -89,12 +83,12 @@ def solve(problem: SwapProblem) -> SwapSolution:
     if problem.fits_resident:
         return stay(problem)
     _require_memory(problem)
-    bundles = _bundles(problem)
-    shares, limit = _best_shares(problem, bundles)
-    tiles = _lowered(problem, bundles, _floor(problem, shares), set(Limit))
-    if problem.policy == "auto":
-        tiles = _filled(problem, bundles, tiles)
-    return predict(problem, tiles, shares, limit)
+    bundles = bundles_of(problem)
+    tiles = problem.uniform(0)
+    if not problem.violated(tiles):
+        tiles = _Search(problem, bundles).best
+    shares = {name: count / problem.tiles for name, count in tiles.items()}
+    return predict(problem, tiles, shares, _limit(problem, bundles, tiles))
 
 
 def solve_at(problem: SwapProblem, alpha: float) -> SwapSolution:
@@ -106,13 +100,12 @@ def solve_at(problem: SwapProblem, alpha: float) -> SwapSolution:
         raise PlanError(f"--offload-alpha is {alpha}, but it is a share and must be in [0, 1]: give 0 to 1")
     _require_memory(problem)
     shares = {group.name: float(alpha) for group in problem.groups}
-    asked = _floor(problem, shares)
-    tiles = _lowered(problem, [problem.groups], asked, {Limit.HOST, Limit.DEVICE})
-    limit = Limit.REQUEST
-    if tiles != asked:
-        one_more = {name: count + 1 for name, count in tiles.items()}
-        limit = problem.violated(one_more)[0]  # memory comes first
-    return predict(problem, tiles, shares, limit)
+    asked = count = whole_tiles(alpha, problem.tiles)
+    while count and {Limit.HOST, Limit.DEVICE}.intersection(problem.violated(problem.uniform(count))):
+        count -= 1
+    # Limits of memory come first.
+    limit = Limit.REQUEST if count == asked else problem.violated(problem.uniform(count + 1))[0]
+    return predict(problem, problem.uniform(count), shares, limit)
 
 
 def _require_memory(problem: SwapProblem) -> None:
@@ -136,128 +129,85 @@ def _no_host_memory(num_records: int, always_bytes: float, host_bytes: float) ->
     )
 
 
-def _bundles(problem: SwapProblem) -> list[Bundle]:
+def bundles_of(problem: SwapProblem) -> list[Bundle]:
+    """What gets its tiles together, in order of the recomputation that a byte of it saves, the most first.
+
+    Under the paper's policy that is everything. Otherwise each group has its own share, and a group that costs nothing
+    to recompute never moves.
+    """
     if problem.policy == "paper":
         return [problem.groups]
-    return [(group,) for group in problem.groups if group.recompute_s > 0]
+    bundles = [(group,) for group in problem.groups if group.recompute_s > 0]
+    return sorted(bundles, key=lambda bundle: bundle[0].recompute_s / max(1, bundle[0].num_bytes), reverse=True)
 
 
-def _best_shares(problem: SwapProblem, bundles: list[Bundle]) -> tuple[dict[str, float], Limit]:
-    """Real shares of all groups, and the limit that binds.
+def _limit(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) -> Limit:
+    """What prevents one more tile of the bundle that is worth most among those that do not move in full.
 
-    Memory that a group takes as soon as any of it moves is not linear in its share. So there is one linear program for
-    each choice of the groups that may move. As a rule only qkv has such memory, which makes two programs.
+    Of several limits it is the one that would be exceeded furthest.
     """
-    worth_moving = {group.name for bundle in bundles for group in bundle}
-    full = {group.name: problem.tiles if group.name in worth_moving else 0 for group in problem.groups}
-    if not problem.violated(full):
-        shares = {name: count / problem.tiles for name, count in full.items()}
-        return shares, Limit.EVERYTHING if problem.num_moves else Limit.NO_MOVES
-    best = {group.name: 0.0 for group in problem.groups}
-    broken = problem.violated(problem.uniform(0))
-    if broken:  # memory suffices, so the link is too slow to hide what always moves
-        return best, broken[0]
-    best_gain, limit = -1.0, Limit.DEVICE
-    for choice in product(*((False, True) if _entry_bytes(bundle) else (True,) for bundle in bundles)):
-        chosen = [bundle for bundle, is_chosen in zip(bundles, choice, strict=True) if is_chosen]
-        rows = _rows(problem, chosen, sum(_entry_bytes(bundle) for bundle in chosen))
-        values = maximize(_gains(problem, chosen), list(rows.values()))
-        if values is not None and _total(problem, chosen, values) > best_gain * _CLEARLY_MORE:
-            best_gain, limit = _total(problem, chosen, values), _tightest(rows, values)
-            best = dict.fromkeys(best, 0.0) | _by_group(chosen, values)
-    if any(_entry_bytes(bundle) for bundle in bundles):
-        values = maximize(_gains(problem, bundles), list(_rows(problem, bundles, entry_bytes=0).values()))
-        if values is not None and _total(problem, bundles, values) > best_gain * _CLEARLY_MORE:
-            limit = Limit.DEVICE
-    return best, limit
-
-
-def _rows(problem: SwapProblem, bundles: list[Bundle], entry_bytes: int) -> dict[Limit, Row]:
-    """Every limit as a row over the shares of these bundles; all other groups stay at 0."""
-    num_bytes = [float(sum(group.num_bytes for group in bundle)) for bundle in bundles]
-    buffer_bytes = [float(sum(group.buffer_bytes for group in bundle)) for bundle in bundles]
-    recompute_s = [sum(group.recompute_s for group in bundle) for bundle in bundles]
-    free_bytes = problem.device_bytes - problem.fixed_buffer_bytes - entry_bytes
-    rows = {Limit.DEVICE: Row(tuple(buffer_bytes), free_bytes)}
-    offload, prefetch = problem.offload.under_compute_bytes_per_s, problem.prefetch.under_compute_bytes_per_s
-    if not (problem.num_moves and offload and prefetch):  # no copies: what moves over no link was settled before
-        return rows
-    records = problem.num_records
-    rows[Limit.HOST] = Row(
-        tuple(records * size for size in num_bytes), problem.host_bytes - records * problem.always_bytes
+    more = next(
+        (
+            _with(tiles, bundle, tiles[bundle[0].name] + 1)
+            for bundle in bundles
+            if tiles[bundle[0].name] < problem.tiles
+        ),
+        None,
     )
-    # What always moves may fill its time but for the tolerance of `violated`: hence no bound below 0.
-    forward_s = max(0.0, problem.forward_s - problem.always_bytes / offload)
-    rows[Limit.OFFLOAD] = Row(tuple(size / offload for size in num_bytes), forward_s)
-    # Moving more fills the link and shortens the backward that hides it.
-    longest_s = problem.backward_s + problem.recompute_s(problem.uniform(0))
-    rows[Limit.PREFETCH] = Row(
-        tuple(size / prefetch + rebuild for size, rebuild in zip(num_bytes, recompute_s, strict=True)),
-        max(0.0, longest_s - problem.always_bytes / prefetch),
-    )
-    return rows
+    if more is None:
+        return Limit.EVERYTHING if problem.num_moves else Limit.NO_MOVES
+    broken = problem.violated(tiles) or problem.violated(more)
+    return max(broken, key=lambda limit: problem.use(limit, more))
 
 
-def _tightest(rows: dict[Limit, Row], values: list[float]) -> Limit:
-    """The limit with the least slack, relative to its bound."""
+class _Search:
+    """Finds the best tiles by branch and bound: a bundle with fewer tiles is tried only while it may still win.
 
-    def slack(limit: Limit) -> float:
-        row = rows[limit]
-        used = sum(c * value for c, value in zip(row.coefficients, values, strict=True))
-        return (row.bound - used) / row.bound if row.bound > 0 else 0.0
-
-    return min((limit for limit in rows if any(rows[limit].coefficients)), key=slack, default=Limit.DEVICE)
-
-
-def _entry_bytes(bundle: Bundle) -> int:
-    return sum(group.entry_bytes for group in bundle)
-
-
-def _gains(problem: SwapProblem, bundles: list[Bundle]) -> list[float]:
-    """Seconds of recomputation saved at share 1; under the paper's policy 1, because it maximises alpha itself."""
-    return [1.0 if problem.policy == "paper" else sum(group.recompute_s for group in bundle) for bundle in bundles]
-
-
-def _total(problem: SwapProblem, bundles: list[Bundle], values: list[float]) -> float:
-    return sum(gain * value for gain, value in zip(_gains(problem, bundles), values, strict=True))
-
-
-def _by_group(bundles: list[Bundle], values: list[float]) -> dict[str, float]:
-    return {group.name: value for bundle, value in zip(bundles, values, strict=True) for group in bundle}
-
-
-def _floor(problem: SwapProblem, shares: dict[str, float]) -> dict[str, int]:
-    return {name: whole_tiles(share, problem.tiles) for name, share in shares.items()}
-
-
-def _lowered(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int], limits: set[Limit]) -> dict[str, int]:
-    """Take tiles away until none of `limits` is violated.
-
-    The bundle that saves least recomputation per byte loses its tiles first; of equal bundles, the one listed first.
-    All groups of a bundle keep the same number of tiles.
+    Every limit that some tiles break, more tiles break too. So the last bundle takes as many tiles as fit, and no count
+    above that is tried.
     """
-    tiles = dict(tiles)
-    for bundle in sorted(bundles, key=lambda bundle: _worth(bundle[0])):
-        while tiles[bundle[0].name] > 0 and limits.intersection(problem.violated(tiles)):
-            for group in bundle:
-                tiles[group.name] -= 1
-    return tiles
+
+    def __init__(self, problem: SwapProblem, bundles: list[Bundle]) -> None:
+        self._problem, self._bundles = problem, bundles
+        # Under the paper's policy alpha itself is as large as can be, even where nothing is saved by it.
+        is_paper = problem.policy == "paper"
+        self._gains = [1.0 if is_paper else sum(group.recompute_s for group in bundle) for bundle in bundles]
+        self.best = problem.uniform(0)
+        self._best_gain, self._best_bytes = 0.0, (problem.buffer_bytes(self.best), problem.moved_bytes(self.best))
+        self._try(0, self.best, 0.0)
+
+    def _try(self, depth: int, tiles: dict[str, int], gain: float) -> None:
+        """`gain`: seconds that the bundles before `depth` save, in tiles."""
+        if depth == len(self._bundles):
+            self._keep_better(tiles, gain)
+            return
+        bundle, rest = self._bundles[depth], sum(self._gains[depth + 1 :]) * self._problem.tiles
+        for count in range(self._most(tiles, bundle), -1, -1):
+            reached = gain + self._gains[depth] * count
+            if (reached + rest) * _CLEARLY_MORE < self._best_gain:
+                return
+            self._try(depth + 1, _with(tiles, bundle, count), reached)
+
+    def _most(self, tiles: dict[str, int], bundle: Bundle) -> int:
+        """The largest number of tiles of `bundle` that breaks no limit beside `tiles`, which break none."""
+        fitting, broken = 0, self._problem.tiles + 1
+        if not self._problem.violated(_with(tiles, bundle, self._problem.tiles)):
+            return self._problem.tiles
+        while broken - fitting > 1:
+            middle = (fitting + broken) // 2
+            if self._problem.violated(_with(tiles, bundle, middle)):
+                broken = middle
+            else:
+                fitting = middle
+        return fitting
+
+    def _keep_better(self, tiles: dict[str, int], gain: float) -> None:
+        taken = self._problem.buffer_bytes(tiles), self._problem.moved_bytes(tiles)
+        is_as_good = gain * _CLEARLY_MORE >= self._best_gain
+        if gain > self._best_gain * _CLEARLY_MORE or (is_as_good and taken < self._best_bytes):
+            self.best, self._best_gain, self._best_bytes = tiles, gain, taken
 
 
-def _filled(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) -> dict[str, int]:
-    """Add tiles, one at a time, for what rounding down has left unused.
-
-    Each goes to the group that saves most recomputation per byte among those for which no limit is violated.
-    """
-    names = [bundle[0].name for bundle in sorted(bundles, key=lambda bundle: _worth(bundle[0]), reverse=True)]
-    while True:
-        more = ({**tiles, name: tiles[name] + 1} for name in names if tiles[name] < problem.tiles)
-        fitting = next((candidate for candidate in more if not problem.violated(candidate)), None)
-        if fitting is None:
-            return tiles
-        tiles = fitting
-
-
-def _worth(group: SwapGroup) -> float:
-    """Seconds of recomputation saved per byte that moves."""
-    return group.recompute_s / max(1, group.num_bytes)
+def _with(tiles: dict[str, int], bundle: Bundle, count: int) -> dict[str, int]:
+    """`tiles`, but `count` of each group of `bundle`."""
+    return {**tiles, **{group.name: count for group in bundle}}

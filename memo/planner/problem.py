@@ -10,6 +10,7 @@ the slot of its neighbour is copied: to the host in forward, back in backward.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from memo.config.memory import OffloadPolicy
 from memo.errors import PlanError
@@ -51,7 +52,7 @@ class Link:
         if num_bytes == 0:
             return 0.0
         if not self.alone_bytes_per_s or self.under_compute_bytes_per_s is None:
-            return float("inf")
+            return inf
         left_bytes = num_bytes - compute_s * self.under_compute_bytes_per_s
         if left_bytes <= 0:
             return num_bytes / self.under_compute_bytes_per_s
@@ -160,7 +161,7 @@ class SwapProblem:
         return sum(g.recompute_s * (self.tiles - tiles[g.name]) / self.tiles for g in self.groups)
 
     def violated(self, tiles: dict[str, int]) -> list[Limit]:
-        """The limits that these tiles violate, those of memory first."""
+        """The limits that these tiles violate, those of memory first; whatever more tiles do, it is at least these."""
         broken = []
         moved = self.moved_bytes(tiles)
         if self.num_records * moved > self.host_bytes:
@@ -177,6 +178,17 @@ class SwapProblem:
             if link.copy_s(moved, compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
                 broken.append(limit)
         return broken
+
+    def use(self, limit: Limit, tiles: dict[str, int]) -> float:
+        """What these tiles take of a limit of memory or of a link, as a share of what there is."""
+        moved, backward_s = self.moved_bytes(tiles), self.backward_s + self.recompute_s(tiles)
+        taken, available = {
+            Limit.HOST: (self.num_records * moved, self.host_bytes),
+            Limit.DEVICE: (self.buffer_bytes(tiles), self.device_bytes),
+            Limit.OFFLOAD: (self.offload.copy_s(moved, self.forward_s), self.forward_s),
+            Limit.PREFETCH: (self.prefetch.copy_s(moved, backward_s), backward_s),
+        }[limit]
+        return taken / available if available else inf
 
 
 @dataclass(frozen=True)
@@ -225,7 +237,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         prefetch_s = problem.prefetch.copy_s(moved, backward_s)
         copies_s = problem.offload.copy_s(moved, 0.0) + problem.prefetch.copy_s(moved, 0.0)
         exposed_s = max(0.0, offload_s - problem.forward_s) + max(0.0, prefetch_s - backward_s)
-    is_known = copies_s < float("inf")
+    is_known = copies_s < inf
     return SwapSolution(
         tiles=tiles,
         alphas=alphas,

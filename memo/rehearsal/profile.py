@@ -15,7 +15,7 @@ from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
-from memo.simulate.swapping import swap_problem
+from memo.simulate.swapping import modelled_problem
 from memo.train.layer_profile import profile_key, tensor_bytes
 
 _OF_THE_PLACE = ("device", "num_threads", "ranks_per_node", "torch", "memo")
@@ -48,7 +48,7 @@ def _modelled(config: RunConfig, world_size: int, hardware: Hardware, key: Profi
     dtype = config.training.params_dtype
     assert dtype is not None, "prepare() resolves the dtype"
     layer = swapped_layer(config, Kernels(hardware, dtype))
-    problem = swap_problem(config, world_size, hardware, layer)
+    problem = modelled_problem(config, world_size, hardware, layer)
     offload, prefetch = problem.offload, problem.prefetch
     assert offload.alone_bytes_per_s and prefetch.alone_bytes_per_s, "a machine says how fast its links are"
     return LayerProfile(

@@ -26,7 +26,7 @@ from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
 from memo.simulate.states import state_times
-from memo.simulate.swapping import swap_problem, ways_to_move
+from memo.simulate.swapping import modelled_problem, ways_to_move
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.shapes import shape_of
@@ -144,7 +144,7 @@ class Costs:
     @cached_property
     def _moves(self) -> list[dict[str, int]]:
         layer = swapped_layer(self.config, self.kernels)
-        return ways_to_move(swap_problem(self.config, self.world_size, self.hardware, layer))
+        return ways_to_move(modelled_problem(self.config, self.world_size, self.hardware, layer))
 
     def rough_s(self, placement: StatePlacement, use: ActivationUse) -> float:
         """An estimate of the seconds of a step, whether it fits or not, to compare placements before they are

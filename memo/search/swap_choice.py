@@ -14,7 +14,7 @@ from memo.estimate.verdict import Capacity
 from memo.planner.problem import Limit
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
-from memo.simulate.swapping import choose, swap_problem
+from memo.simulate.swapping import choose, modelled_problem
 from memo.spec.slots import SLOT_ALIGNMENT_BYTES
 
 
@@ -46,7 +46,7 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
     """
     world_size = account.world_size
     layer = swapped_layer(config, Kernels(hardware, resolved_dtype(config, "cuda")))
-    free = swap_problem(config, world_size, hardware, layer)
+    free = modelled_problem(config, world_size, hardware, layer)
     nothing = free.uniform(0)
     others = []
     for stage in worst_stages(config):

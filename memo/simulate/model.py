@@ -8,13 +8,14 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
+from memo.planner.swap_problem import NO_LIMITS
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
 from memo.simulate.outside_layers import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
-from memo.simulate.swapping import choose, layer_times, machine_limits, swap_problem
+from memo.simulate.swapping import choose, layer_times, machine_limits, modelled_problem
 from memo.spec.schedule import Action, Pipeline, pipeline_of
 
 _Of = TypeVar("_Of")
@@ -112,8 +113,8 @@ def _layer(
     if asked != "off" and (alpha is not None or config.memory.swaps):
         layer = swapped_layer(config, kernels)
         hardware = kernels.hardware
-        limits = machine_limits(config, world_size, hardware) if asked == "auto" else None
-        problem = swap_problem(config, world_size, hardware, layer, limits)
+        limits = machine_limits(config, world_size, hardware) if asked == "auto" else NO_LIMITS
+        problem = modelled_problem(config, world_size, hardware, layer, limits)
         swap = choose(problem, asked)
         if not (swap.moves_nothing_is_best and asked == "auto"):
             recompute = NOTHING

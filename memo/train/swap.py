@@ -8,9 +8,8 @@ import torch
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import local_world_size_from_env, num_microbatches, resolved_offload_tiles
+from memo.config.derived import local_world_size_from_env, resolved_offload_tiles
 from memo.estimate.host_memory import available_host_bytes
-from memo.estimate.own_memory import activation_bytes
 from memo.executor.host_budget import HostBudget
 from memo.executor.layer import Buffers, TokenwiseLayer, make_tiles
 from memo.executor.pieces import GradientSink
@@ -24,16 +23,15 @@ from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import solve, solve_at
 from memo.planner.alpha_table import describe
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
-from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
 from memo.planner.swap import SwapPlan, swap_plan
+from memo.planner.swap_problem import activation_limits, swap_problem
 from memo.spec.layer_ops import LayerOp
-from memo.spec.skeleton import layer_bytes
-from memo.spec.slots import slot_dims, slot_layout
+from memo.spec.slots import slot_layout
 from memo.train.layer_profile import measure, obtain
 
 
-class Room(NamedTuple):
-    """Bytes that activations of this rank may take, with what serves them there."""
+class FreeMemory(NamedTuple):
+    """Bytes that this rank can take beside its states, for activations and what serves them."""
 
     device_bytes: int
     host_bytes: int
@@ -73,7 +71,7 @@ def choose(
             return measure(config, mesh, layer, data_parallel.main_gradient, device)
 
     profile, origin = obtain(config, mesh, device, measured)
-    return decide(config, mesh, ops, profile, origin, Room(free_bytes(device), host.left_bytes), device)
+    return decide(config, mesh, ops, profile, origin, FreeMemory(free_bytes(device), host.left_bytes), device)
 
 
 def decide(
@@ -82,17 +80,17 @@ def decide(
     ops: Sequence[LayerOp],
     profile: LayerProfile,
     origin: str,
-    room: Room,
+    free: FreeMemory,
     device: torch.device,
 ) -> ChosenSwap:
     """Solve for what moves; the ranks of a stage agree on the least of their answers.
 
     Args:
         profile: the same on all ranks.
-        room: beside all states, whether they exist already or not.
+        free: beside all states, whether they exist already or not.
     """
     plan = swap_plan(ops)
-    problem = _problem(config, mesh, plan, profile, room)
+    problem = _problem(config, mesh, plan, profile, free)
     solution = _solve(config, problem)
     stays = torch.tensor(int(config.memory.offload_alpha == "auto" and solution.moves_nothing_is_best), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp, mesh.pp):
@@ -150,27 +148,18 @@ def free_bytes(device: torch.device) -> int:
     return available_host_bytes() // local_world_size_from_env()
 
 
-def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, room: Room) -> SwapProblem:
-    memory = config.memory
-    dims = slot_dims(config)
-    sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
-    activations = activation_bytes(config, mesh.grid.world_size, mesh.at.pp)
-    layers = config.model.num_layers // mesh.grid.pp
-    return SwapProblem(
-        policy=memory.offload_policy,
-        tiles=dims.tiles,
-        always=sizes.always,
-        groups=swap_groups(config.model, dims, plan.num_slots, sizes, profile.recompute_s),
-        never=sizes.never,
-        forward_s=profile.forward_s,
-        backward_s=profile.backward_s,
-        offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
-        prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
-        num_passes=layers * num_microbatches(config, mesh.grid.world_size),
+def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, free: FreeMemory) -> SwapProblem:
+    world_size = mesh.grid.world_size
+    return swap_problem(
+        config,
+        world_size,
+        num_slots=plan.num_slots,
         num_moves=plan.num_offloads,
         num_records=plan.num_records,
-        host_bytes=room.host_bytes,
-        device_bytes=max(0, room.device_bytes - activations.beside),
-        fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, plan.num_slots),
-        resident_bytes=activations.resident,
+        forward_s=profile.forward_s,
+        backward_s=profile.backward_s,
+        recompute_s=profile.recompute_s,
+        offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
+        prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
+        limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes),
     )

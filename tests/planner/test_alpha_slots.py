@@ -7,7 +7,7 @@ import pytest
 from memo.config import preset
 from memo.config.memory import OffloadPolicy
 from memo.planner.problem import Link, SwapProblem
-from memo.planner.slot_costs import fixed_buffer_bytes, swap_groups
+from memo.planner.swap_problem import fixed_buffer_bytes, swap_groups
 from memo.spec.skeleton import layer_bytes, skeletal_tensors
 from memo.spec.slots import SLOT_ALIGNMENT_BYTES, SlotDims, plan_slot
 

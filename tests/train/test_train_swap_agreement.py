@@ -13,7 +13,7 @@ from memo.planner.problem import Limit
 from memo.spec.layer_ops import layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.train.build import build_mesh
-from memo.train.swap import ChosenSwap, Room, decide
+from memo.train.swap import ChosenSwap, FreeMemory, decide
 from memo.units import GIB
 
 RATE = 1e12
@@ -30,12 +30,12 @@ PROFILE: Any = SimpleNamespace(  # a layer that hides every copy
 
 # Activations of 6 layers take 1.94 MB of the device where all stay and 1.29 MB where all that can moves; then 4 records
 # of 34 to 162 KiB are on the host.
-LARGE = Room(GIB, GIB)
+LARGE = FreeMemory(GIB, GIB)
 LITTLE_HOST = 300_000
 LITTLE_DEVICE = 1_600_000
 
 
-def decided(alpha: float | str, rooms: list[Room]) -> tuple[ChosenSwap, str]:
+def decided(alpha: float | str, rooms: list[FreeMemory]) -> tuple[ChosenSwap, str]:
     config = tiny("gpt-tiny", num_layers=6, offload_alpha=alpha, offload_tiles=8)
     mesh = build_mesh(config, dist.get_rank(), 2)
     pipeline = Pipeline(1, 1, 2)
@@ -46,7 +46,7 @@ def decided(alpha: float | str, rooms: list[Room]) -> tuple[ChosenSwap, str]:
 
 def test_a_rank_that_could_move_more_names_the_other() -> None:
     """Its own limit would be none, with the tiles of a rank whose host memory is short."""
-    rooms = [Room(LITTLE_DEVICE, GIB), Room(LITTLE_DEVICE, LITTLE_HOST)]
+    rooms = [FreeMemory(LITTLE_DEVICE, GIB), FreeMemory(LITTLE_DEVICE, LITTLE_HOST)]
     (first, told), (second, _) = run_ranks(2, decided, "auto", rooms)
     assert first.solution.tiles == second.solution.tiles
     assert 0 < sum(first.solution.tiles.values()) < 24
@@ -58,7 +58,7 @@ def test_a_rank_that_could_move_more_names_the_other() -> None:
 def test_a_rank_that_need_not_move_anything_moves_what_it_can_with_the_others() -> None:
     """Where all activations would stay here but not elsewhere, this rank's limits of moving count, and no line of its
     header says that all stay."""
-    rooms = [Room(GIB, LITTLE_HOST), Room(LITTLE_DEVICE, GIB)]
+    rooms = [FreeMemory(GIB, LITTLE_HOST), FreeMemory(LITTLE_DEVICE, GIB)]
     (first, told), (second, _) = run_ranks(2, decided, "auto", rooms)
     assert first.solution.tiles == second.solution.tiles
     assert (first.solution.limit, second.solution.limit) == (Limit.HOST, Limit.OTHERS)
@@ -72,11 +72,11 @@ def test_a_rank_that_need_not_move_anything_moves_what_it_can_with_the_others() 
     ("alpha", "room", "limit"),
     [
         ("auto", LARGE, Limit.RESIDENT),
-        ("auto", Room(LITTLE_DEVICE, GIB), Limit.EVERYTHING),
+        ("auto", FreeMemory(LITTLE_DEVICE, GIB), Limit.EVERYTHING),
         (0.5, LARGE, Limit.REQUEST),
     ],
 )
-def test_ranks_that_agree_keep_their_reason(alpha: float | str, room: Room, limit: Limit) -> None:
+def test_ranks_that_agree_keep_their_reason(alpha: float | str, room: FreeMemory, limit: Limit) -> None:
     for chosen, told in run_ranks(2, decided, alpha, [room, room]):
         assert chosen.solution.limit == limit and f"limit          {limit}\n" in told
         assert chosen.solution.moves_nothing_is_best == (limit == Limit.RESIDENT)

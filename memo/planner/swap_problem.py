@@ -1,0 +1,105 @@
+"""What the solver is asked about a run: the one place that puts its `SwapProblem` together.
+
+Device memory of the rounding buffers is that of the layout of `memo.spec.slots` without alignment. The memory that a
+group adds to the buffers is proportional to the share of it that moves, except for qkv. Attention reads q, k and v of
+all tokens at once, so as soon as one tile of qkv moves, every slot needs space for all its tiles, and the workspace is
+not needed.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from memo.config import ModelConfig, RunConfig
+from memo.config.derived import num_microbatches
+from memo.estimate.own_memory import activation_bytes
+from memo.planner.problem import Link, SwapGroup, SwapProblem
+from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
+from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
+
+
+class ActivationLimits(NamedTuple):
+    """Bytes that the activations of one rank may take, as of `SwapProblem`; default: none is known."""
+
+    device_bytes: int = sys.maxsize
+    host_bytes: int = sys.maxsize
+    resident_bytes: int | None = None
+
+
+NO_LIMITS = ActivationLimits()
+
+
+def activation_limits(
+    config: RunConfig, world_size: int, stage: int, device_bytes: int, host_bytes: int
+) -> ActivationLimits:
+    """`device_bytes`, `host_bytes`: what is free beside the states of a rank of pipeline stage `stage`."""
+    activations = activation_bytes(config, world_size, stage)
+    return ActivationLimits(max(0, device_bytes - activations.beside), max(0, host_bytes), activations.resident)
+
+
+def swap_problem(
+    config: RunConfig,
+    world_size: int,
+    *,
+    num_slots: int,
+    num_moves: int,
+    num_records: int,
+    forward_s: float,
+    backward_s: float,
+    recompute_s: Mapping[str, float],
+    offload: Link,
+    prefetch: Link,
+    limits: ActivationLimits = NO_LIMITS,
+) -> SwapProblem:
+    """Of one rank, from counts of its swap plan, and the times of one layer and of the link, modelled or measured.
+
+    Args:
+        config: its device decides the dtype where the configuration names none.
+        recompute_s: by group of `memo.spec.skeleton`, to recompute all of it.
+    """
+    memory, dims = config.memory, slot_dims(config)
+    sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
+    return SwapProblem(
+        policy=memory.offload_policy,
+        tiles=dims.tiles,
+        always=sizes.always,
+        groups=swap_groups(config.model, dims, num_slots, sizes, recompute_s),
+        never=sizes.never,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        offload=offload,
+        prefetch=prefetch,
+        num_passes=config.model.num_layers // config.parallel.pp * num_microbatches(config, world_size),
+        num_moves=num_moves,
+        num_records=num_records,
+        host_bytes=limits.host_bytes,
+        device_bytes=limits.device_bytes,
+        fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, num_slots),
+        resident_bytes=limits.resident_bytes,
+    )
+
+
+def fixed_buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int) -> int:
+    """Bytes if only what always moves does: space for it in every slot, and one workspace for qkv."""
+    return _buffer_bytes(model, dims, num_slots, {})
+
+
+def swap_groups(
+    model: ModelConfig, dims: SlotDims, num_slots: int, sizes: LayerBytes, recompute_s: Mapping[str, float]
+) -> tuple[SwapGroup, ...]:
+    """The groups that may move, each with the seconds to recompute all of it (`recompute_s`, 0 for absent groups).
+
+    Args:
+        sizes: of one layer of `model` under `dims`; its groups are those that the policy may move.
+    """
+    fixed = _buffer_bytes(model, dims, num_slots, {})
+    groups = []
+    for name, num_bytes in sizes.groups.items():
+        added = _buffer_bytes(model, dims, num_slots, {name: dims.tiles}) - fixed
+        entry, gradual = (added, 0) if name == WHOLE_GROUP else (0, added)
+        groups.append(SwapGroup(name, num_bytes, recompute_s.get(name, 0.0), gradual, entry))
+    return tuple(groups)
+
+
+def _buffer_bytes(model: ModelConfig, dims: SlotDims, num_slots: int, tiles: Mapping[str, int]) -> int:
+    return plan_slot(skeletal_tensors(model), dims, tiles, alignment_bytes=1).buffer_bytes(num_slots)
