@@ -6,8 +6,8 @@ shard of it goes to the memory that holds the masters. memo.executor.states has 
 """
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,15 +21,9 @@ from memo.parallel.data import ShardedDataParallel
 from memo.parallel.units import Bucket, Unit
 from memo.planner.state_plan import StatePlan, StateStep
 
-
-class GradientConsumer(Protocol):
-    """Updates layers during backward, as soon as their gradients are in host memory (memo.train.optimizer)."""
-
-    def arrived(self, unit: Unit, wait: Callable[[], None]) -> None:
-        """Called when the copy of a unit's gradient is issued; `wait` blocks until it has ended."""
-
-    def consumed(self, unit: Unit) -> None:
-        """Block until the gradient of a unit, for which `arrived` was called, has been used."""
+Update = Callable[[Unit, Callable[[], None]], Future[None]]
+"""Starts the update of a layer whose gradient is on its way to host memory (memo.train.optimizer), and returns what
+has a result when the gradient has been used. The second argument blocks until the gradient has arrived."""
 
 
 @dataclass
@@ -56,7 +50,6 @@ class GradientStreamer:
         poison: bool,
     ) -> None:
         self.plan, self.data_parallel, self.backend, self._poison = plan, data_parallel, backend, poison
-        self.consumer: GradientConsumer | None = None
         self._units = units
         self._num_shards = group_size(data_parallel.group)
         self._buffers = StateBuffers(plan, units, data_parallel, poison)
@@ -67,7 +60,8 @@ class GradientStreamer:
         self._pending: _Reduction | None = None
         self._next_reduced = 0
         self._offloaded: dict[str, Event] = {}
-        self._in_ring: dict[int, Unit] = {}
+        self._update: Update | None = None
+        self._updates: dict[int, Future[None]] = {}  # by record of the ring: of the layer whose gradient is in it
 
     def _lend_gradient(self, unit: Unit, slot: StateSlot, step: StateStep) -> None:
         if step.start == "zero":
@@ -133,8 +127,9 @@ class GradientStreamer:
             return
         for work in pending.works:
             work.wait()
-        if self.data_parallel.rules.consumes and pending.unit.places.optimizer_on_host:
-            self._clear_ring(pending.unit)
+        record = pending.unit.ring_record
+        if record is not None:
+            self._clear_record(record)
         for bucket, part in zip(pending.unit.buckets, pending.parts, strict=True):
             self._deliver(bucket, part, pending)
         on_host = pending.unit.places.optimizer_on_host
@@ -144,20 +139,20 @@ class GradientStreamer:
             gone = self.backend.record(Stream.COMPUTE)
         if pending.source is not None:
             pending.source.free = gone
-        if on_host and pending.step.is_last and self.consumer is not None:
-            self._announce(pending.unit, self.consumer)
+        if on_host and pending.step.is_last and self._update is not None:
+            done = self._start_update(pending.unit, self._update)
+            if record is not None:
+                self._updates[record] = done
 
-    def _clear_ring(self, unit: Unit) -> None:
-        """Wait until the layer whose gradient used this unit's record of the ring has been updated."""
-        if self.consumer is None:
+    def _clear_record(self, record: int) -> None:
+        """Wait until the layer whose gradient is in this record of the ring has been updated."""
+        if self._update is None:
             raise PlanError("gradients that are consumed as they arrive need train_step(), which says with which rate")
-        place = unit.buckets[0].gradient_shard.data_ptr()
-        if place in self._in_ring:
-            self.consumer.consumed(self._in_ring[place])
+        if record in self._updates:
+            self._updates[record].result()
             self._written = self.backend.record(Stream.HOST)
-        self._in_ring[place] = unit
 
-    def _announce(self, unit: Unit, consumer: GradientConsumer) -> None:
+    def _start_update(self, unit: Unit, update: Update) -> Future[None]:
         event = self.backend.record(Stream.OFFLOAD)
 
         def wait() -> None:
@@ -165,7 +160,7 @@ class GradientStreamer:
             for bucket in unit.buckets:
                 self.backend.access(Stream.HOST, gradient_name(bucket), "r", "update")
 
-        consumer.arrived(unit, wait)
+        return update(unit, wait)
 
     def _deliver(self, bucket: Bucket, shard: Tensor, pending: _Reduction) -> None:
         """Add the reduced gradient of earlier microbatches, complete the sum after the last one, and store it."""
@@ -236,8 +231,8 @@ def source_name(bucket: Bucket) -> str:
 
 
 def gradient_name(bucket: Bucket) -> str:
-    """The name of a gradient's memory in host memory; made from its address, because layers may share it."""
-    return f"host gradient at {bucket.gradient_shard.data_ptr():x}"
+    """The name of a reduced gradient's record in host memory, which layers may have in turn."""
+    return name_of("host gradient", bucket) if bucket.ring_record is None else f"gradient record {bucket.ring_record}"
 
 
 def partial_name(bucket: Bucket) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memo.errors import PlanError
 from memo.executor.state_buffers import StateSlot
-from memo.executor.state_gradients import GradientStreamer, given, gradient_name, name_of, source_name
+from memo.executor.state_gradients import GradientStreamer, Update, given, gradient_name, name_of, source_name
 from memo.executor.streams import Stream, StreamBackend
 from memo.parallel.collectives import all_gather_async
 from memo.parallel.data import ShardedDataParallel
@@ -42,7 +42,6 @@ class StateStreamer(GradientStreamer):
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
         self._position = 0
         self._is_settled = True  # whether the last step reached the optimizer
-        data_parallel.mover = self
 
     @property
     def device_bytes(self) -> int:
@@ -73,15 +72,19 @@ class StateStreamer(GradientStreamer):
 
     # Around each step.
 
-    def next_step(self) -> None:
-        """Call it before each training step, also after one that an exception has interrupted."""
+    def next_step(self, update: Update | None = None) -> None:
+        """Call it before each training step, also after one that an exception has interrupted.
+
+        `update`: updates layers during backward, each as soon as its gradient is in host memory.
+        """
         if not self._is_settled:
             self._interrupt()
         for unit in self._units.values():
             self._release(unit)
         self.forget()
         self._position, self._is_settled = 0, False
-        self._in_ring.clear()
+        self._update = update
+        self._updates.clear()
         self._follow(Stream.COMPUTE, Stream.HOST)  # the host has waited for all gradients, even if the step was skipped
         for bucket in self._on_host:
             self._touch_weights(bucket, "forward")
@@ -239,6 +242,7 @@ class StateStreamer(GradientStreamer):
     # The optimizer's step.
 
     def await_gradients(self) -> None:
+        """Block the host until it may read the gradients in host memory and write the masters."""
         for stream in (Stream.OFFLOAD, Stream.PREFETCH):
             self._follow(Stream.HOST, stream)
         self._is_settled = True

@@ -58,9 +58,6 @@ class StateMover(Protocol):
     def offload_gradient(self, bucket: Bucket, reduced: Tensor) -> None:
         """Issue the copy of a reduced gradient from the device to the bucket's gradient shard in host memory."""
 
-    def await_gradients(self) -> None:
-        """Block the host until it may read the gradients in host memory and write the masters."""
-
     def upload_weights(self, bucket: Bucket) -> None:
         """Issue the copy of the masters in host memory to this rank's shard of the resident weights."""
 
@@ -102,11 +99,11 @@ class ShardedDataParallel:
         self.model, self.mesh, self.overlap = model, mesh, overlap
         self.group, self.device, self.dtype = mesh.dp_cp, device, dtype
         self._squared_norm = squared_norm
-        self.mover: StateMover | None = None
         # Backward produces gradients from the last layer to the first.
         named: dict[str, ShardedParameter] = {}
         for name, parameter in reversed(list(model.named_parameters())):
             assert isinstance(parameter, ShardedParameter), f"{name} has no Shard"
+            parameter.local_name = name
             named[name] = parameter
         plans = plan_units(named, bucket_size, group_size(self.group), placement)
         self.host_memory = host_memory
@@ -121,8 +118,6 @@ class ShardedDataParallel:
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self._nothing = nothing(dtype, device)
         self.parameters = self._give_memory(named)
-        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
-        self._main_gradients: dict[int, Tensor] = {}
         for unit in self.units:
             self.bind_gradients(unit, None)
         self._missing: dict[str, int] = {}
@@ -147,9 +142,9 @@ class ShardedDataParallel:
                 for parameter in self._parameters_of(unit):
                     initialize(parameter, seed)
                 for bucket, flat in zip(unit.buckets, weights, strict=True):
-                    for copy in (bucket.master, bucket.source):
-                        if copy is not None and copy.data_ptr() != flat[bucket.mine].data_ptr():
-                            copy.copy_(flat[bucket.mine])
+                    if bucket.has_own_master:
+                        bucket.master.copy_(flat[bucket.mine])
+                    bucket.refresh_source()
 
     @contextlib.contextmanager
     def scratch(self, unit: Unit) -> Iterator[list[Tensor]]:
@@ -184,7 +179,7 @@ class ShardedDataParallel:
             segments.append(MasterSegment(segment, shard, weight, moments))
         return segments
 
-    def begin_step(self, num_microbatches: int, used_twice: nn.Parameter | None = None) -> None:
+    def begin_step(self, num_microbatches: int, used_twice: ShardedParameter | None = None) -> None:
         """Zero the main gradients, and expect `num_microbatches` contributions to the gradient of every parameter.
 
         `used_twice`: a parameter that contributes twice in a microbatch, because its two uses are in different graphs.
@@ -195,13 +190,14 @@ class ShardedDataParallel:
             bucket.pending = bucket.reduced = bucket.squared_norm = None
         self._missing = dict.fromkeys(self.parameters, num_microbatches)
         if used_twice is not None:
-            self._missing[self._names[id(used_twice)]] *= 2
+            self._missing[used_twice.local_name] *= 2
         self._next_bucket = 0
 
-    def finish_reduction(self) -> None:
+    def finish_reduction(self, mover: StateMover | None = None) -> None:
         """Call it after the last backward; then every shard holds the gradient of the whole global batch.
 
-        Raises RuntimeError if a parameter got fewer gradients than there are microbatches.
+        `mover`: of this rank's states, where a placement has some outside of resident memory. Raises RuntimeError if a
+        parameter got fewer gradients than there are microbatches.
         """
         late = [name for name, missing in self._missing.items() if missing]
         if late:
@@ -209,8 +205,8 @@ class ShardedDataParallel:
                 f"{len(late)} parameters got fewer gradients than microbatches, the first is {late[0]}: "
                 "each must take part in every forward"
             )
-        if self.mover is not None:
-            self.mover.finish_gradients()
+        if mover is not None:
+            mover.finish_gradients()
         for bucket in self._reduced_here[self._next_bucket :]:
             self._start_reduction(bucket)
         reduced = []
@@ -227,8 +223,8 @@ class ShardedDataParallel:
         self.complete(reduced)
         for bucket, shard in reduced:
             if bucket.places.optimizer_on_host:
-                assert self.mover is not None
-                self.mover.offload_gradient(bucket, shard)
+                assert mover is not None, "states in host memory need their mover"
+                mover.offload_gradient(bucket, shard)
 
     def complete(self, reduced: Sequence[tuple[Bucket, Tensor]]) -> None:
         """Turn shards that are reduced over dp x cp into gradients of the whole global batch.
@@ -260,23 +256,24 @@ class ShardedDataParallel:
         for bucket in self.buckets:
             bucket.gradient_shard.mul_(factor)
 
-    def publish_weights(self, buckets: Sequence[Bucket] | None = None) -> None:
+    def publish_weights(self, buckets: Sequence[Bucket] | None = None, mover: StateMover | None = None) -> None:
         """Cast the updated masters of these buckets (default: of all) to the weights' dtype, and gather over dp x cp.
 
-        A caller that names buckets must have called their `refresh_source` before.
+        A caller that names buckets must have called their `refresh_source` before. `mover`: as in `finish_reduction`;
+        before it exists, masters in host memory are copied without it.
         """
         for bucket in self.buckets if buckets is None else buckets:
             if buckets is None:
                 bucket.refresh_source()
             if bucket.weights is not None:
-                self._publish(bucket, bucket.weights)
-        if self.mover is not None:
-            self.mover.forget()
+                self._publish(bucket, bucket.weights, mover)
+        if mover is not None:
+            mover.forget()
 
-    def _publish(self, bucket: Bucket, weights: Tensor) -> None:
+    def _publish(self, bucket: Bucket, weights: Tensor, mover: StateMover | None) -> None:
         shard = weights[bucket.mine]
-        if bucket.places.optimizer_on_host and self.mover is not None:
-            self.mover.upload_weights(bucket)
+        if bucket.places.optimizer_on_host and mover is not None:
+            mover.upload_weights(bucket)
         elif bucket.has_own_master:
             shard.copy_(bucket.master)
         # Cloned, because the input and the output of a collective must not overlap.
@@ -305,11 +302,7 @@ class ShardedDataParallel:
         parts = [bucket.gradients for bucket in unit.buckets] if flats is None else flats
         for bucket, part in zip(unit.buckets, parts, strict=True):
             for slot in bucket.plan.slots:
-                key = id(self.parameters[slot.name])
-                if part is None:
-                    self._main_gradients.pop(key, None)
-                else:
-                    self._main_gradients[key] = bucket.view(slot, part)
+                self.parameters[slot.name].main_grad = None if part is None else bucket.view(slot, part)
 
     def _parameters_of(self, unit: Unit) -> list[ShardedParameter]:
         return [self.parameters[slot.name] for bucket in unit.buckets for slot in bucket.plan.slots]
@@ -321,22 +314,23 @@ class ShardedDataParallel:
                 view = self._nothing.expand(slot.shape)
                 if bucket.weights is not None:
                     view = bucket.view(slot, bucket.weights)
-                placed[slot.name] = ShardedParameter(view, named[slot.name].shard)
-        by_identity = {id(parameter): placed[name] for name, parameter in named.items()}
+                placed[slot.name] = ShardedParameter(view, named[slot.name].shard, slot.name)
         for module in self.model.modules():
             for key, parameter in list(module.named_parameters(recurse=False)):
-                setattr(module, key, by_identity[id(parameter)])
+                assert isinstance(parameter, ShardedParameter)
+                setattr(module, key, placed[parameter.local_name])
         return placed
 
     def main_gradient(self, parameter: nn.Parameter) -> Tensor:
         """The main gradient of a parameter, in its shape and in the wide dtype, for code that adds to it directly."""
-        return self._main_gradients[id(parameter)]
+        assert isinstance(parameter, ShardedParameter) and parameter.main_grad is not None, "no memory for its gradient"
+        return parameter.main_grad
 
     def gradient_done(self, parameter: nn.Parameter) -> None:
         """Call it once for each contribution that has been added to a parameter's main gradient."""
-        name = self._names[id(parameter)]
-        self._missing[name] -= 1
-        if self.overlap and self._missing[name] == 0:
+        assert isinstance(parameter, ShardedParameter)
+        self._missing[parameter.local_name] -= 1
+        if self.overlap and self._missing[parameter.local_name] == 0:
             self._start_ready_buckets()
 
     def _accumulate(self, parameter: Tensor) -> None:

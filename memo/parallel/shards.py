@@ -53,13 +53,20 @@ class Shard:
 
 
 class ShardedParameter(nn.Parameter):
-    """A parameter with the description of what it holds."""
+    """A parameter with the description of what it holds.
+
+    Attributes:
+        local_name: in the model of this rank, if memo.parallel.data gives it memory.
+        main_grad: the main gradient, in its shape and in the wide dtype, while that has memory.
+    """
 
     shard: Shard
+    local_name: str
+    main_grad: Tensor | None
 
-    def __new__(cls, data: Tensor, shard: Shard) -> "ShardedParameter":
+    def __new__(cls, data: Tensor, shard: Shard, local_name: str = "") -> "ShardedParameter":
         parameter = super().__new__(cls, data)
-        parameter.shard = shard
+        parameter.shard, parameter.local_name, parameter.main_grad = shard, local_name, None
         return parameter
 
 

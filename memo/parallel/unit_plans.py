@@ -58,15 +58,15 @@ def make_units(
             rings = [carver.take(size, wide_dtype(dtype)) for size in ring_sizes(plans)]
     units, num_in_ring = [], 0
     for plan in plans:
-        ring = None
+        record = None
         if rings and plan.layer is not None and plan.places.optimizer_on_host:
-            ring = rings[num_in_ring % len(rings)]
+            record = num_in_ring % len(rings)
             num_in_ring += 1
         buckets, used = [], 0
         for bucket in plan.buckets:
-            own = None if ring is None else ring[used : used + bucket.shard_size]
+            ring = None if record is None else (record, rings[record][used : used + bucket.shard_size])
             used += bucket.shard_size
-            buckets.append(Bucket(bucket, rank, dtype, device, plan.places, carver, rules=rules, ring=own))
+            buckets.append(Bucket(bucket, rank, dtype, device, plan.places, carver, rules=rules, ring=ring))
         units.append(Unit(plan.layer, plan.places, tuple(buckets)))
     return units, host
 

@@ -50,7 +50,10 @@ class Bucket:
         weights, gradients: flat tensors of the whole bucket on the device; None where they exist only in slots.
         master, gradient_shard: this rank's shard as the optimizer sees it, on the device or in host memory, where it
             is updated.
+        has_own_master: whether the master does not share its memory with the weights.
         moments: the first and second moment of the shard, in the host arena; None where the optimizer allocates them.
+        ring_record: index of the record in host memory that the gradient shard has in turn with those of other layers;
+            None: it has memory of its own.
         source: this rank's shard of the weights, from which a weight slot is filled; None where weights are resident.
         partial: where the sum of the whole bucket's gradient waits in host memory between two microbatches.
         squared_norm: of the reduced gradient, fp64, computed before the gradient left the device; None if it stays.
@@ -66,14 +69,17 @@ class Bucket:
         host: Carver | None,
         *,
         rules: "HostRules",
-        ring: Tensor | None = None,
+        ring: tuple[int, Tensor] | None = None,
     ) -> None:
-        """`ring`: memory shared with other layers, for the reduced gradient until the CPU has used it."""
+        """`ring`: a record shared with other layers, for the reduced gradient until the CPU has used it: its index, and
+        the part of it that is this bucket's."""
         self.plan, self.places, self.device = plan, places, device
         wide = wide_dtype(dtype)
         self.mine = slice(rank * plan.shard_size, (rank + 1) * plan.shard_size)
         self.weights = None if places.weights_in_slot else torch.zeros(plan.size, dtype=dtype, device=device)
         self.gradients = None if places.gradients_in_slot else torch.zeros(plan.size, dtype=wide, device=device)
+        self.has_own_master = True
+        self.ring_record = None if ring is None else ring[0]
         self.moments: tuple[Tensor, Tensor] | None = None
         self.partial: Tensor | None = None
         self.source: Tensor | None = None
@@ -81,7 +87,7 @@ class Bucket:
             assert host is not None, "states in host memory need its arena"
             self.master, *moments = (host.take(plan.shard_size, wide) for _ in range(3))
             self.moments = moments[0], moments[1]
-            self.gradient_shard = host.take(plan.shard_size, wide) if ring is None else ring[: plan.shard_size]
+            self.gradient_shard = host.take(plan.shard_size, wide) if ring is None else ring[1]
             if places.gradients_in_slot and rules.keeps_partial:
                 self.partial = self.gradient_shard if plan.num_shards == 1 else host.take(plan.size, wide)
             if places.weights_in_slot:
@@ -97,7 +103,7 @@ class Bucket:
         shard, device = self.plan.shard_size, self.device
         # Weights that are as wide as their gradients need no master copy.
         if dtype == wide and self.weights is not None:
-            self.master = self.weights[self.mine]
+            self.master, self.has_own_master = self.weights[self.mine], False
         else:
             self.master = torch.zeros(shard, dtype=wide, device=device)
         if self.gradients is not None:
@@ -111,12 +117,6 @@ class Bucket:
     def weight_shard(self) -> Tensor | None:
         """This rank's shard of the resident weights; None where they are not resident."""
         return None if self.weights is None else self.weights[self.mine]
-
-    @property
-    def has_own_master(self) -> bool:
-        """Whether the master does not share its memory with the weights."""
-        shard = self.weight_shard
-        return shard is None or shard.data_ptr() != self.master.data_ptr()
 
     def refresh_source(self) -> None:
         """Call it after the masters have changed: casts them to the copy that fills weight slots, if there is one."""
@@ -144,6 +144,11 @@ class Unit:
     def is_driven(self) -> bool:
         """Whether memo.executor.states reduces its gradients when its backward ends, instead of bucket by bucket."""
         return self.layer is not None and self.places.is_driven
+
+    @property
+    def ring_record(self) -> int | None:
+        """As its buckets'."""
+        return self.buckets[0].ring_record
 
     @property
     def size(self) -> int:

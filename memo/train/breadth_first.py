@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from memo.executor.phases import unmarked
 from memo.model.transformer import Microbatch, TransformerChunk
+from memo.parallel.shards import ShardedParameter
 from memo.parallel.units import wide_dtype
 
 
@@ -75,12 +76,12 @@ def run_breadth_first(
     return loss_sum
 
 
-def tied_weight(chunk: TransformerChunk) -> nn.Parameter | None:
+def tied_weight(chunk: TransformerChunk) -> ShardedParameter | None:
     """What embedding and head share: here each gives it a gradient of its own."""
     embedding, head = unmarked(chunk.embedding), unmarked(chunk.head)
     if embedding is None or head is None or embedding.tokens.weight is not head.weight:
         return None
-    weight: nn.Parameter = head.weight
+    weight: ShardedParameter = head.weight
     return weight
 
 

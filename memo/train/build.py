@@ -19,6 +19,7 @@ from memo.executor.host_pool import HostPool
 from memo.executor.phases import mark_phases, unmarked
 from memo.executor.runtime import SwapRuntime
 from memo.executor.select import make_backend
+from memo.executor.state_gradients import Update
 from memo.executor.states import StateStreamer
 from memo.executor.streamed import StreamedLayer
 from memo.executor.streams import StreamBackend
@@ -72,8 +73,8 @@ class ParallelModel:
         (this rank's share of the loss, gradient norm before clipping, whether the weights were updated).
         """
         iteration = contextlib.nullcontext() if self.transients is None else self.transients.iteration()
-        with iteration, self.optimizer.updating(lr, self.states):
-            loss_sum = self.forward_backward(batches)
+        with iteration, self.optimizer.updating(lr) as update:
+            loss_sum = self.forward_backward(batches, update)
             self._begin_phase("optimizer")
             with self.mesh.watch.work("optimizer"):
                 if agreement is None:
@@ -81,10 +82,13 @@ class ParallelModel:
                 agreement.send(loss_sum)
                 return loss_sum, *self.optimizer.step(lr, agreement.read)
 
-    def forward_backward(self, batches: list[Microbatch]) -> Tensor:
-        """Compute and reduce the gradients of one global batch; returns this rank's share of the loss."""
+    def forward_backward(self, batches: list[Microbatch], update: Update | None = None) -> Tensor:
+        """Compute and reduce the gradients of one global batch; returns this rank's share of the loss.
+
+        `update`: updates layers whose states are in host memory meanwhile.
+        """
         if self.states is not None:
-            self.states.next_step()
+            self.states.next_step(update)
         self.data_parallel.begin_step(len(batches), tied_weight(self.chunks[0]) if self.is_breadth_first else None)
         if self.swap is not None:
             self.swap.next_step()
@@ -95,7 +99,7 @@ class ParallelModel:
             loss_sum = self._run(self.actions, batches, enter)
         self._begin_phase("reduction")
         with self.mesh.watch.work("reduction"):
-            self.data_parallel.finish_reduction()
+            self.data_parallel.finish_reduction(self.states)
         return loss_sum
 
     def _run_breadth_first(self, batches: list[Microbatch]) -> Tensor:
@@ -233,9 +237,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
     _first_weights(config, data_parallel, mesh)
-    # 5. The optimizer sees this rank's shard of the masters.
-    optimizer = Optimizer(data_parallel, training)
-    # 6. Swapping wraps the layers after the gradients have memory, because it adds to them. Streaming of states wraps
+    # 5. Swapping wraps the layers after the gradients have memory, because it adds to them. Streaming of states wraps
     # the result.
     actions = one_f_one_b(pipeline, mesh.at.pp)
     is_breadth_first = parallel.gradient_accumulation_order == "breadth_first"
@@ -249,6 +251,8 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     states = None
     if placement.streams:
         states = stream_states(placement, ops, chunks, data_parallel, backend)
+    # 6. The optimizer sees this rank's shard of the masters, and waits for the copies of those in host memory.
+    optimizer = Optimizer(data_parallel, training, states)
     # 7. Marks of phases wrap everything that allocates memory.
     transients = None
     if memory.plans:

@@ -13,6 +13,7 @@ from torch import Tensor
 from memo.config import RunConfig, TrainingConfig
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
 from memo.errors import GradientError
+from memo.executor.state_gradients import Update
 from memo.executor.states import StateStreamer
 from memo.parallel.data import MasterSegment, ShardedDataParallel
 from memo.parallel.units import Bucket, Unit
@@ -22,8 +23,15 @@ from memo.train.adamw import AdamW
 class _Part:
     """What one call updates: everything on the device, or one unit in host memory."""
 
-    def __init__(self, data_parallel: ShardedDataParallel, buckets: Sequence[Bucket], config: TrainingConfig) -> None:
-        self.buckets = buckets
+    def __init__(
+        self,
+        data_parallel: ShardedDataParallel,
+        buckets: Sequence[Bucket],
+        config: TrainingConfig,
+        layer: int | None = None,
+    ) -> None:
+        """`layer`: position among the rank's layers, if these are the buckets of one in host memory."""
+        self.buckets, self.layer = buckets, layer
         self.segments = [segment for bucket in buckets for segment in data_parallel.segments_of(bucket)]
         groups = [
             {"params": [s.weight for s in self.segments if s.shard.decay is decay], "weight_decay": amount}
@@ -67,12 +75,19 @@ class Optimizer:
     a layer in host memory as soon as its gradient has arrived, while backward goes on with the layers below.
     """
 
-    def __init__(self, data_parallel: ShardedDataParallel, config: TrainingConfig) -> None:
-        self.data_parallel, self.config = data_parallel, config
+    def __init__(
+        self, data_parallel: ShardedDataParallel, config: TrainingConfig, states: StateStreamer | None = None
+    ) -> None:
+        """`states`: what streams the states of this rank, if anything does."""
+        self.data_parallel, self.config, self.states = data_parallel, config, states
         units = data_parallel.units
         on_device = [b for unit in units for b in unit.buckets if not b.places.optimizer_on_host]
-        on_host = [unit.buckets for unit in reversed(units) if unit.places.optimizer_on_host]
-        self.parts = [_Part(data_parallel, buckets, config) for buckets in ([on_device] if on_device else []) + on_host]
+        self.parts = [_Part(data_parallel, on_device, config)] if on_device else []
+        self.parts += [
+            _Part(data_parallel, unit.buckets, config, unit.layer)
+            for unit in reversed(units)
+            if unit.places.optimizer_on_host
+        ]
         for part in self.parts:
             for segment in part.segments:
                 if segment.moments is not None:
@@ -82,18 +97,18 @@ class Optimizer:
         self._early: _EarlyUpdates | None = None
 
     @contextlib.contextmanager
-    def updating(self, lr: float, states: StateStreamer | None) -> Iterator[None]:
-        """A context around backward and `step(lr)` of one training step."""
-        if states is None or self.config.clip_grad > 0:
-            yield
+    def updating(self, lr: float) -> Iterator[Update | None]:
+        """A context around backward and `step(lr)` of one training step; yields what updates layers during backward."""
+        if self.states is None or self.config.clip_grad > 0:
+            yield None
             return
-        parts = {id(part.buckets): part for part in self.parts}
+        parts = {part.layer: part for part in self.parts if part.layer is not None}
         with ThreadPoolExecutor(1, "memo-optimizer") as thread:
-            self._early = states.consumer = _EarlyUpdates(parts, lr, self.before_update, thread)
+            self._early = _EarlyUpdates(parts, lr, self.before_update, thread)
             try:
-                yield
+                yield self._early.start
             finally:
-                self._early = states.consumer = None
+                self._early = None
 
     @property
     def host_update_s(self) -> float:
@@ -111,8 +126,8 @@ class Optimizer:
         norm, an fp64 scalar, to the host, which waits for the device here and nowhere else.
         """
         data_parallel = self.data_parallel
-        if data_parallel.mover is not None:
-            data_parallel.mover.await_gradients()
+        if self.states is not None:
+            self.states.await_gradients()
         norm_value = read(data_parallel.gradient_norm())
         # Allocated even if it is not used, so that every step makes the same memory requests, as a memory plan needs.
         dtype = data_parallel.buckets[0].gradient_shard.dtype
@@ -132,7 +147,7 @@ class Optimizer:
         for part in self.parts:
             if part not in done:
                 part.update(lr)
-            data_parallel.publish_weights(part.buckets)
+            data_parallel.publish_weights(part.buckets, self.states)
         return norm_value, True
 
     @contextlib.contextmanager
@@ -177,21 +192,23 @@ class Optimizer:
                 part.state(segment)["step"] = step
             for group in [] if part.adam is None else part.adam.param_groups:
                 group["step"] = optimizer_steps  # apex counts here
-        self.data_parallel.publish_weights()
+        self.data_parallel.publish_weights(mover=self.states)
 
 
 class _EarlyUpdates:
-    """Updates units in host memory during backward; the `GradientConsumer` of one step."""
+    """Updates layers in host memory during the backward of one step."""
 
     def __init__(
         self, parts: dict[int, _Part], lr: float, before_update: Callable[[], None], thread: ThreadPoolExecutor
     ) -> None:
-        """`parts`: by the identity of their buckets."""
+        """`parts`: by layer."""
         self._parts, self._lr, self._before_update, self._thread = parts, lr, before_update, thread
         self._running: dict[int, Future[None]] = {}
 
-    def arrived(self, unit: Unit, wait: Callable[[], None]) -> None:
-        part = self._parts[id(unit.buckets)]
+    def start(self, unit: Unit, wait: Callable[[], None]) -> Future[None]:
+        """An `Update`."""
+        assert unit.layer is not None, "embedding and head are not updated early"
+        part = self._parts[unit.layer]
         if unit.buckets[0].device.type == "cpu":
             wait()  # virtual copies run in the thread that waits for them
             wait = _nothing
@@ -201,16 +218,14 @@ class _EarlyUpdates:
             self._before_update()
             part.update(self._lr)
 
-        self._running[id(unit.buckets)] = self._thread.submit(update)
-
-    def consumed(self, unit: Unit) -> None:
-        self._running[id(unit.buckets)].result()
+        running = self._running[unit.layer] = self._thread.submit(update)
+        return running
 
     def finish(self) -> list[_Part]:
         """Wait for all updates, and return the parts that were updated. Raises the error of an update that failed."""
         for future in self._running.values():
             future.result()
-        return [self._parts[key] for key in self._running]
+        return [self._parts[layer] for layer in self._running]
 
 
 def _nothing() -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -103,9 +104,9 @@ def _finish_reduction(config: RunConfig, world_size: int) -> list[tuple[str, str
     model, feed = make(config, world_size)
     messages, finish = _Messages(), model.data_parallel.finish_reduction
 
-    def watched() -> None:
+    def watched(*args: Any) -> None:
         model.mesh.watch.listener = messages
-        finish()
+        finish(*args)
         model.mesh.watch.listener = None
 
     with patch.object(model.data_parallel, "finish_reduction", watched):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from memo.config import TrainingConfig
 from memo.executor.host_pool import HostPool
+from memo.executor.state_gradients import Update
 from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
@@ -103,18 +104,23 @@ class StateRun:
             consumes_gradients=training.clip_grad == 0,
         )
         self.data_parallel.initialize(seed=3)
-        self.optimizer = Optimizer(self.data_parallel, training)
         self.states: StateStreamer | None = None
         if backend is not None:
             plan = placed_state_plan(ops, placement)
             self.states = StateStreamer(plan, self.data_parallel, self.positions, backend, poison=True)
+        self.optimizer = Optimizer(self.data_parallel, training, self.states)
         self.seen = Seen()
 
     @torch.no_grad()
     def step(self, lr: float = 0.1) -> None:
         """One training step in the order of the operations."""
+        with self.optimizer.updating(lr) as update:
+            self._backwards(update)
+            self.seen.steps.append(self.optimizer.step(lr))
+
+    def _backwards(self, update: Update | None) -> None:
         if self.states is not None:
-            self.states.next_step()
+            self.states.next_step(update)
         self.data_parallel.begin_step(self.num_microbatches)
         for op in self.ops:
             if self.states is not None:
@@ -124,8 +130,7 @@ class StateRun:
                 self.states.end(op.kind, op.layer)
         for microbatch in range(self.num_microbatches):
             self._backward(self.chunk.embedding, microbatch)
-        self.data_parallel.finish_reduction()
-        self.seen.steps.append(self.optimizer.step(lr))
+        self.data_parallel.finish_reduction(self.states)
 
     @torch.no_grad()
     def evaluate(self) -> None:

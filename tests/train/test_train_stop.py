@@ -176,14 +176,14 @@ from memo.train.entry import main
 
 finish, calls = ShardedDataParallel.finish_reduction, 0
 
-def wrapped(self):
+def wrapped(self, *args):
     global calls
     calls += 1
     if calls == 3:
         Path(sys.argv[1], f"rank{os.environ['RANK']}").touch()
         while os.environ["RANK"] == "1":
             time.sleep(1)
-    return finish(self)
+    return finish(self, *args)
 
 ShardedDataParallel.finish_reduction = wrapped
 raise SystemExit(main(sys.argv[2:]))
