@@ -25,7 +25,7 @@ BACKENDS = ("auto", "cpu", *CUDA_BACKENDS)
 
 
 @dataclass(frozen=True)
-class Choice:
+class AttentionChoice:
     """A backend's name, never "auto", and why it is this one, for people."""
 
     name: str
@@ -39,7 +39,7 @@ def choose_backend(
     calls: Mapping[Case, float] | None = None,
     table: AttentionTable | None = None,
     compute_capability: tuple[int, int] | None = None,
-) -> Choice:
+) -> AttentionChoice:
     """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and why.
 
     "auto" is the CPU kernel on a CPU. On CUDA it is what ``table`` found quickest for ``calls`` (how often each case
@@ -53,20 +53,20 @@ def choose_backend(
     """
     _check(name, device_type)
     if device_type == "cpu":
-        return Choice("cpu", "--attention-backend" if name == "cpu" else "the one kernel of this device")
+        return AttentionChoice("cpu", "--attention-backend" if name == "cpu" else "the one kernel of this device")
     if name != "auto":
         _check_deterministic(name, head_dim)
-        return Choice(name, "--attention-backend")
+        return AttentionChoice(name, "--attention-backend")
     eligible = [backend for backend in CUDA_BACKENDS if is_installed(backend) and _is_eligible(backend, head_dim)]
     totals = table.totals(calls) if table is not None and calls else {}
     measured = [backend for backend in totals if backend in eligible]
     limited = "; torch.use_deterministic_algorithms leaves no other" if _must_be_deterministic() else ""
     if table is not None and calls and measured:
-        return Choice(measured[0], _figures(measured, totals, table, calls) + limited)
+        return AttentionChoice(measured[0], _figures(measured, totals, table, calls) + limited)
     major, minor = compute_capability or torch.cuda.get_device_capability()
     chosen = "cudnn" if major >= 9 and "cudnn" in eligible else "flash"
     _check_deterministic(chosen, head_dim)
-    return Choice(
+    return AttentionChoice(
         chosen,
         f"by compute capability {major}.{minor}{limited}; kernels were not measured here for this shape: "
         "`memo profile --attention` with the flags of this run",

@@ -1,11 +1,11 @@
-"""A checkpoint written by a thread, while training goes on with everything that the checkpoint does not hold.
+"""Writes a checkpoint in a thread while training goes on, up to the next change of what the checkpoint holds.
 
     training   | step 100 | save | forward, backward of step 101 | wait | update | step 102 ...
     thread                       | read and write masters, moments      | all ranks done? publish |
 
-Masters and moments change in the optimizer's update alone. So nothing is copied to be safe: the thread reads them
-where they lie, and the next update waits until it has. Where a step takes longer than writing one rank's share, as on
-long sequences it does, nobody waits.
+Masters and moments change in the optimizer's update alone, so they need not be copied first: the thread reads them
+where they lie, and the next update waits until it has read them all. If a step takes longer than writing the part of
+one rank, as it does on long sequences, no update waits.
 """
 
 import threading
@@ -19,8 +19,8 @@ import torch
 class BackgroundWriter:
     """Runs one write at a time in a thread.
 
-    Host memory: none of its own. What a write holds is the write's matter (see PIECE_BYTES in writer.py).
-    The thread is no daemon: an interpreter that ends waits for it.
+    It takes no host memory of its own; PIECE_BYTES in writer.py says how much a write takes. The thread is no daemon:
+    an interpreter that ends waits for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,8 +35,8 @@ class BackgroundWriter:
     def start(self, write: Callable[[Callable[[], None]], None]) -> None:
         """Call write(on_read) in the thread; it must call on_read() once it has read all that may change later.
 
-        On CUDA its copies run on a stream of their own, behind what is queued on the current one now.
-        Raises what the write before raised, after waiting for it.
+        On CUDA its copies run on a stream of their own, after everything that is queued on the current stream now.
+        This waits for the previous write first, and raises what that one raised.
         """
         self.finish()
         self._was_read.clear()
@@ -46,13 +46,13 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait_until_read(self) -> None:
-        """Return when what is being written may change, at once if nothing is."""
+        """Return when the tensors that are being written may change; at once if none are."""
         self._waiting_since_s = time.perf_counter()
         self._was_read.wait()
         self._waiting_since_s = None
 
     def times_s(self) -> tuple[float, float]:
-        """Since start(), and how much of it wait_until_read() took; for the write itself, after its on_read()."""
+        """(seconds since start(), seconds that wait_until_read() took); to be called by write, after on_read()."""
         return time.perf_counter() - self._began_s, self._waited_s
 
     @property
@@ -61,7 +61,7 @@ class BackgroundWriter:
         return self._error is not None
 
     def finish(self) -> None:
-        """Wait for the write, if there is one. Raises what it raised, once."""
+        """Wait for the write, if there is one. Raises once what it raised."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -76,7 +76,7 @@ class BackgroundWriter:
         except BaseException as error:
             self._error = error
         finally:
-            self._was_read.set()  # nobody waits for a write that has failed
+            self._was_read.set()  # a write that has failed must not block an update
 
     def _release(self) -> None:
         since_s = self._waiting_since_s
@@ -87,7 +87,7 @@ class BackgroundWriter:
 
 @contextmanager
 def _own_stream(device: torch.device, after: torch.cuda.Event | None) -> Iterator[None]:
-    """Copies from the device beside training's kernels; threads begin on the first device, so name ours."""
+    """Run copies from the device on a stream of their own; a new thread's device is the first one, so it is set."""
     if after is None:
         yield
         return

@@ -1,9 +1,8 @@
 """A flat ZeRO-1 shard as rectangles of global tensors.
 
-A shard begins and ends anywhere in a parameter, so its part of a matrix is a partial row, some whole
-rows and another partial row: three rectangles. Each is cut further where the local parameter is
-made of several global tensors (fused qkv). Rectangles are all that it takes to save from one layout and load into any
-other: none of them knows how many ranks there were.
+A shard begins and ends anywhere in a parameter, so its part of a matrix is a partial row, some whole rows and another
+partial row: three rectangles. They are cut further if the local parameter consists of several global tensors (fused
+qkv). As rectangles do not depend on the number of ranks, a checkpoint of one layout can be loaded into any other.
 """
 
 import math
@@ -27,7 +26,7 @@ class Part:
     """A rectangle of a global tensor that this rank holds.
 
     Attributes:
-        values: gives its tensor, of `shape`: a view of where it lies, or what is read once it is asked for.
+        values: returns its tensor, of `shape`: a view of the rank's memory, or a tensor that is read when it is called.
     """
 
     offset: Shape
@@ -49,7 +48,7 @@ class GlobalTensor:
 
     @staticmethod
     def whole(values: Tensor) -> "GlobalTensor":
-        """All of it, here."""
+        """A global tensor of which this rank holds everything."""
         return GlobalTensor(tuple(values.shape), values.dtype, [Part.of((0,) * values.ndim, values)])
 
 

@@ -1,15 +1,15 @@
-"""The directory that --save names: which checkpoints it holds, and how one comes and goes.
+"""The directory that --save names: which checkpoints it holds, and how they are published and deleted.
 
     DIR/iter_0000100/                          a whole checkpoint: index.json, tensors-*.bin, run_state.json
-    DIR/latest_checkpointed_iteration.txt      Megatron's name for the pointer to the newest
-    DIR/iter_0000200.partial/                  one on its way in or out, or left by a run that died meanwhile
-    DIR/iter_0000100.replaced/                 the older of two of one iteration, until the newer is in its place
+    DIR/latest_checkpointed_iteration.txt      Megatron's name for the pointer to the newest one
+    DIR/iter_0000200.partial/                  one that is being written or deleted, or was when its run died
+    DIR/iter_0000100.replaced/                 the older of two of one iteration, until the newer one has its name
 
-A checkpoint is written aside and renamed when it is whole; then the pointer moves; only then may an older one go,
-renamed before it is deleted. Each of these becomes durable before the next begins, so whenever a process is killed
-or a machine loses power, the pointer names a whole checkpoint.
+A checkpoint is written under another name and renamed when it is whole. Then the pointer changes. Only then may an
+older one be deleted, which is renamed before. Each of these steps is durable before the next begins, so whenever a
+process is killed or a machine loses power, the pointer names a whole checkpoint.
 
-All functions are for one process alone, and all but the two that look are for rank 0. No torch here.
+None of these functions is collective, and those that change the directory are for rank 0. No torch here.
 """
 
 import os
@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 
 from memo.artifacts.reading import Source, read_text, shown
-from memo.checkpoint.files import RUN_STATE
+from memo.checkpoint.files import RUN_STATE, write_durably
 from memo.checkpoint.run_state import RunState, read_state, write_state
 from memo.errors import CheckpointError
 
@@ -28,10 +28,13 @@ _WHOLE_NAME = re.compile(r"iter_(\d{7,})")
 
 
 def latest_checkpoint(directory: str | Path) -> Path:
-    """The one that the pointer names, without a pointer the newest; raises CheckpointError if there is none."""
+    """The checkpoint that the pointer names, or the newest one if there is no pointer.
+
+    Raises CheckpointError if there is none.
+    """
     root = Path(directory)
     pointer = root / LATEST
-    if not os.path.exists(pointer):  # of os.path, as here and below: a name that no file can have is not there either
+    if not os.path.exists(pointer):  # os.path returns False for a name that no file can have, where pathlib raises
         if whole := whole_checkpoints(root):  # the pointer is lost, or a run died between its first two renames
             return whole[-1]
         raise CheckpointError(
@@ -52,13 +55,13 @@ def latest_checkpoint(directory: str | Path) -> Path:
 
 
 def resolve_checkpoint(directory: str | Path) -> Path:
-    """What a path names: one checkpoint, as DIR/iter_0000100, or the newest in it. Raises as latest_checkpoint."""
+    """The checkpoint at a path such as DIR/iter_0000100, else the newest one in it. Raises as latest_checkpoint."""
     named = Path(directory)
     return named if os.path.exists(named / RUN_STATE) else latest_checkpoint(named)
 
 
 def has_checkpoint(directory: str | Path) -> bool:
-    """Whether it is a checkpoint, or a run has ever saved there; what it saved may be damaged since."""
+    """Whether it is a checkpoint, or a run has ever saved there; the checkpoint may be damaged."""
     root = Path(directory)
     return os.path.exists(root / RUN_STATE) or has_pointer(root) or bool(whole_checkpoints(root))
 
@@ -68,7 +71,8 @@ def has_pointer(directory: str | Path) -> bool:
 
 
 def newest_but(final: Path) -> Path | None:
-    """The newest whole checkpoint before `final` beside it, else the newest of all others; None if there is none."""
+    """The newest whole checkpoint older than `final` in its directory, else the newest of all others; None if there is
+    none."""
     others = [path for path in whole_checkpoints(final.parent) if path.name != final.name]
     number = _WHOLE_NAME.match(final.name)
     older = [path for path in others if number and _iteration(path) < int(number[1])]
@@ -76,16 +80,17 @@ def newest_but(final: Path) -> Path | None:
 
 
 def partial(final: Path) -> Path:
-    """Where a checkpoint is written before it is whole, and goes to be deleted."""
+    """The name under which a checkpoint is written, and under which it is deleted."""
     return final.with_name(f"{final.name}.partial")
 
 
 def replaced(final: Path) -> Path:
+    """The name of a checkpoint whose iteration was saved again."""
     return final.with_name(f"{final.name}.replaced")
 
 
 def prepare(final: Path) -> None:
-    """Clear what runs left that died here, and make an empty partial(final). Raises OSError."""
+    """Remove what runs that died here left behind, and make an empty partial(final). Raises OSError."""
     root = final.parent
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob("iter_*.replaced"):
@@ -109,7 +114,7 @@ def publish(final: Path, state: RunState) -> None:
     os.replace(written, final)
     _make_durable(root)
     pointer = root / LATEST
-    _write_durably(pointer.with_suffix(".tmp"), f"{state.iteration}\n")
+    write_durably(pointer.with_suffix(".tmp"), f"{state.iteration}\n")
     os.replace(pointer.with_suffix(".tmp"), pointer)
     _make_durable(root)
     shutil.rmtree(replaced(final), ignore_errors=True)
@@ -118,9 +123,9 @@ def publish(final: Path, state: RunState) -> None:
 def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
     """Delete whole checkpoints older than `final`, which is published, so that with it the newest K remain.
 
-    0 keeps all. What is newer than `final` (a run that went back to an older one left it), what is a link, and
-    what is not whole counts for nothing and stays. So does the last one that was saved before a run of skipped steps
-    that has not ended. Returns what was deleted, the oldest first. Raises OSError.
+    0 keeps all. Checkpoints newer than `final` (they remain if a run goes back to an older one), links, and checkpoints
+    that are not whole are neither counted nor deleted. While steps are being skipped, the last checkpoint from before
+    the first skip is kept as well. Returns what was deleted, the oldest first. Raises OSError.
     """
     if keep_latest_k == 0:
         return []
@@ -128,13 +133,13 @@ def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
     spared = next((path for path in (final, *reversed(older)) if _is_before_skips(path)), None)
     gone = [path for path in older[: max(0, len(older) - (keep_latest_k - 1))] if path != spared]
     for path in gone:
-        os.replace(path, partial(path))  # a kill from here on leaves no half checkpoint under a whole one's name
+        os.replace(path, partial(path))  # if the process is killed now, no damaged checkpoint has a whole one's name
         shutil.rmtree(partial(path))
     return gone
 
 
 def whole_checkpoints(root: Path) -> list[Path]:
-    """By iteration, the oldest first; no links, as their target belongs to somebody else."""
+    """All whole checkpoints by iteration, the oldest first; no links, as their targets may belong to other runs."""
     if not os.path.isdir(root):
         return []
     found = [
@@ -146,7 +151,7 @@ def whole_checkpoints(root: Path) -> list[Path]:
 
 
 def _is_before_skips(final: Path) -> bool:
-    """Whether the step before this checkpoint was not skipped; one that cannot be read is no good either."""
+    """Whether the step before this checkpoint was not skipped; False for one that cannot be read."""
     try:
         return read_state(final).consecutive_skips == 0
     except CheckpointError:
@@ -159,15 +164,8 @@ def _iteration(final: Path) -> int:
     return int(match[1])
 
 
-def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _make_durable(directory: Path) -> None:
-    """The names in it; their files are synced by whoever writes them."""
+    """Sync the names in a directory; their files are synced when they are written."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,12 +1,13 @@
-"""Checkpoints of memo's schema 1 and 2, which torch.distributed.checkpoint wrote, read without unpickling anything.
+"""Reads checkpoints of memo's schema 1 and 2, which torch.distributed.checkpoint wrote, without unpickling anything.
 
 Their index, `.metadata`, is a pickle, and every rectangle is a zip file of torch.save within a `.distcp` file:
 
     __3_0.distcp    | archive/data.pkl  archive/data/0 ... | archive/data.pkl  archive/data/0 ... | ...
 
-A pickle is a program, and a stranger's can do anything. Here none is run. What `.metadata` would build is written down
-instead, classes as their names and objects as what they would be given. Of each zip file only the directory is read:
-it says where the numbers lie, uncompressed, and their CRC-32. From there on an old checkpoint is an index as any other.
+A pickle is a program, which could do anything, so none is run here. `.metadata` is parsed into plain data instead:
+classes become their names, and objects become the arguments that their constructors would get. Of each zip file only
+the directory is read, which has the place of the uncompressed numbers and their CRC-32. The result is an index like
+that of a new checkpoint.
 """
 
 import io
@@ -25,7 +26,7 @@ from memo.errors import CheckpointError
 
 METADATA = ".metadata"
 _KNOWN = re.compile(r"torch\.(distributed\.checkpoint\..*|serialization\._get_layout|Size|\w+)|pathlib\.\w+")
-"""Names that such a pickle mentions; any other is refused, though none is ever looked up."""
+"""Names that such a pickle may contain; any other is refused, although none is ever imported."""
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _LOCAL_HEADER_BYTES = 30
@@ -33,7 +34,7 @@ _LOCAL_HEADER_BYTES = 30
 
 @dataclass
 class _Named:
-    """A class or a function by its name; or what calling it would have made: what it was given, and its state."""
+    """A class or a function by its name, or the object that it would have made, as its arguments and its state."""
 
     name: str
     arguments: Any = None
@@ -60,7 +61,7 @@ def read_metadata(final: Path) -> dict[str, StoredTensor]:
 
 
 def written_down(content: bytes) -> Any:
-    """What a pickle of protocol 4 describes: dictionaries as lists of pairs, everything else that is called as _Named.
+    """The content of a pickle of protocol 4: dictionaries as lists of pairs, and all other objects as _Named.
 
     Raises ValueError, IndexError, TypeError or AttributeError for what torch.distributed.checkpoint does not write.
     """
@@ -119,7 +120,7 @@ def written_down(content: bytes) -> Any:
 
 
 def _cut(stack: list[Any], start: int) -> list[Any]:
-    """Take what lies on a stack from `start` on."""
+    """Remove and return the items of a stack from `start` on."""
     items = stack[start:]
     del stack[start:]
     return items
@@ -166,7 +167,7 @@ def _tensor(
 
 
 def _stored(file: BinaryIO, offset: int, length: int) -> tuple[int, int, str]:
-    """(byte in the file, bytes, CRC-32) of the numbers in a zip file that is part of `file`."""
+    """(offset in the file, number of bytes, CRC-32) of the numbers in a zip file that is part of `file`."""
     try:
         with zipfile.ZipFile(_Slice(file, offset, length)) as archive:
             (member,) = [entry for entry in archive.infolist() if re.fullmatch(r"[^/]+/data/\d+", entry.filename)]
@@ -181,7 +182,7 @@ def _stored(file: BinaryIO, offset: int, length: int) -> tuple[int, int, str]:
 
 
 class _Slice(io.RawIOBase):
-    """Part of a file, as one."""
+    """Part of a file, read as a file of its own."""
 
     def __init__(self, file: BinaryIO, offset: int, length: int) -> None:
         self.file, self.offset, self.length, self.position = file, offset, length, 0

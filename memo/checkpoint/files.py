@@ -1,5 +1,6 @@
-"""The files of one checkpoint: their names, and how one is found and refused. No torch here."""
+"""The files of one checkpoint: their names, and how they are written, found and refused. No torch here."""
 
+import os
 from pathlib import Path
 
 from memo.artifacts.model_directory import model_file
@@ -11,7 +12,10 @@ RUN_STATE = "run_state.json"
 
 
 def checkpoint_file(final: Path, name: str) -> Path:
-    """The path of a file of a checkpoint; raises CheckpointError when it is missing, no plain file, or leads out."""
+    """The path of a file of a checkpoint.
+
+    Raises CheckpointError if it is missing, is no regular file, or leads out of the checkpoint.
+    """
     if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise CheckpointError(f"{name!r} is no name of a file in a checkpoint")
     found = model_file(final, name)
@@ -20,10 +24,18 @@ def checkpoint_file(final: Path, name: str) -> Path:
     return found
 
 
+def write_durably(path: Path, text: str) -> None:
+    """Write a text file and sync it to the disk. Raises OSError."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 class DamagedError(CheckpointError):
-    """Bytes that are not those that were written: their checksum says so."""
+    """Bytes whose checksum differs from that of the bytes that were written."""
 
 
 def damaged(name: str) -> Source:
-    """How a file is refused that does not hold what memo writes into it; the caller says what helps."""
+    """The source of errors about a file whose content is not what memo writes; the caller adds what helps."""
     return Source(name, CheckpointError, "it is damaged, or no file of memo's")

@@ -1,4 +1,4 @@
-"""Nothing that is not finite is ever published: a look at every master and moment before it is written."""
+"""Checks that every master and moment is finite before a checkpoint is written."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ from memo.mesh import Mesh
 def check_finite(
     segments: Sequence[SegmentState], iteration: int, mesh: Mesh, group: ProcessGroup | None = None
 ) -> None:
-    """Raises DivergenceError, on every rank, that names the first such tensor of each rank; collective over `group`.
+    """Raises DivergenceError on every rank if any value is not finite, naming the first such tensor; collective.
 
-    Reads everything once and makes no copy; waits for the device. `group`: of all ranks, default mesh.world.
+    It reads all values once without a copy, and waits for the device. `group` has all ranks, by default mesh.world.
     """
     group = mesh.world if group is None else group
     mine = _first_not_finite(segments)
@@ -26,11 +26,11 @@ def check_finite(
     if group is not None:
         found = [None] * mesh.grid.world_size
         dist.all_gather_object(found, mine, group=group)
-    told = [f"{name} on rank {rank}" for rank, name in enumerate(found) if name is not None]
-    if told:
-        more = f" and of {len(told) - 1} more ranks" if len(told) > 1 else ""
+    names = [f"{name} on rank {rank}" for rank, name in enumerate(found) if name is not None]
+    if names:
+        more = f" and of {len(names) - 1} more ranks" if len(names) > 1 else ""
         raise DivergenceError(
-            f"iteration {iteration} is not saved, because values of {told[0]}{more} are not finite; older checkpoints "
+            f"iteration {iteration} is not saved, because values of {names[0]}{more} are not finite; older checkpoints "
             "are untouched: go on from one with --load, with a lower --lr, or after a look at the data since then"
         )
 
@@ -39,7 +39,7 @@ def _first_not_finite(segments: Sequence[SegmentState]) -> str | None:
     tensors = [(owner, kind, values) for owner, kinds in segments for kind, values in kinds.items()]
     for device in {values.device for _, _, values in tensors}:
         here = [entry for entry in tensors if entry[2].device == device]
-        # NaN is the extreme of all that hold one, and no tensor of their size is made.
+        # aminmax returns NaN if there is one, and makes no tensor of the size of its input.
         extremes = torch.stack([torch.stack(torch.aminmax(values)) for _, _, values in here])
         flags = extremes.isfinite().all(dim=1).tolist()
         for (owner, kind, values), is_finite in zip(here, flags, strict=True):

@@ -4,8 +4,8 @@
         "master/layers.0.mlp.fc1.weight": {"shape": [64, 32], "dtype": "float32", "rectangles": [
             {"offset": [0, 0], "shape": [40, 32], "file": "tensors-00000.bin", "at_byte": 0, "xxh3_64": "..."}, ...]}}}
 
-The bytes of a rectangle are its numbers in row-major order, little-endian, without header or padding. So reading needs
-no unpickler, nor any other format's reader, and whoever wants one tensor can find it with NumPy.
+The bytes of a rectangle are its numbers in row-major order, little-endian, without header or padding, so NumPy can read
+one tensor without memo.
 """
 
 import json
@@ -35,16 +35,17 @@ DTYPES = {
 }
 _MAX_DIMS = 8
 MAX_BYTES = 512 << 20
-"""Of the file: the optimizer of 70B parameters, cut by 4,096 ranks, is a million rectangles of 150 bytes."""
+"""Limit of the file's size: the optimizer of 70B parameters, cut by 4,096 ranks, is a million rectangles of 150 bytes.
+"""
 _MAX_VALUES = MAX_BYTES // 12
-"""Commas and brackets; rectangles have one for more than 12 bytes."""
+"""Limit of commas and brackets; the text of rectangles has fewer than one for each 12 bytes."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StoredRectangle:
-    """A rectangle of a global tensor, and where its bytes lie."""
+    """A rectangle of a global tensor, and the file and the place of its bytes."""
 
     offset: Shape
     shape: Shape
@@ -59,7 +60,7 @@ class StoredRectangle:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A global tensor; its rectangles cover it, and none of them another."""
+    """A global tensor; its rectangles cover it without overlaps."""
 
     shape: Shape
     dtype: torch.dtype
@@ -71,7 +72,7 @@ Index = Mapping[str, StoredTensor]
 
 
 def merged(parts: Iterable[Index]) -> dict[str, StoredTensor]:
-    """What several ranks have written, as one. Raises CheckpointError where they do not agree."""
+    """The index of what several ranks have written. Raises CheckpointError if they contradict each other."""
     found: dict[str, StoredTensor] = {}
     for part in parts:
         for name, tensor in part.items():
@@ -84,7 +85,7 @@ def merged(parts: Iterable[Index]) -> dict[str, StoredTensor]:
 
 
 def to_json(index: Index) -> str:
-    """The file's text. Raises CheckpointError for more than from_json would read."""
+    """The text of the file. Raises CheckpointError if it is larger than what from_json reads."""
     tensors = {
         name: {
             "shape": tensor.shape,
@@ -132,7 +133,7 @@ class _Document:
 
 
 def from_json(content: bytes) -> dict[str, StoredTensor]:
-    """What to_json wrote. Raises CheckpointError that says what is wrong with anything else."""
+    """The index that to_json wrote. Raises CheckpointError for any other content."""
     source = damaged(INDEX)
     document = build(_Document, parse_json(content, source, max_values=_MAX_VALUES), source)
     index = {
@@ -148,7 +149,7 @@ def from_json(content: bytes) -> dict[str, StoredTensor]:
 
 
 def check_rectangles(index: Index) -> None:
-    """Raises CheckpointError unless the rectangles of each tensor cover it, each place once."""
+    """Raises CheckpointError unless the rectangles of each tensor cover it without overlaps."""
     for name, tensor in index.items():
         dims = {len(tensor.shape)}.union(*({len(r.offset), len(r.shape)} for r in tensor.rectangles))
         if len(dims) > 1 or not 0 < len(tensor.shape) <= _MAX_DIMS:
@@ -158,7 +159,7 @@ def check_rectangles(index: Index) -> None:
 
 
 def check_files(final: Path, index: Index) -> None:
-    """Raises CheckpointError unless every file is there, a file of this directory, and long enough."""
+    """Raises CheckpointError unless every file exists, lies in this directory, and is long enough."""
     needed_bytes: dict[str, int] = {}
     for tensor in index.values():
         for rectangle in tensor.rectangles:
@@ -171,10 +172,11 @@ def check_files(final: Path, index: Index) -> None:
 
 
 def covers(shape: Shape, rectangles: Sequence[tuple[Shape, Shape]]) -> bool:
-    """Whether rectangles, (offset, shape) each, fill `shape` and none overlaps another; O(rectangles x 2^dims).
+    """Whether rectangles, (offset, shape) each, fill `shape` without overlaps; O(rectangles x 2^dims).
 
-    Each corner of a rectangle counts +1 or -1, by how many of its coordinates are upper ends: the mixed difference of
-    the function that is 1 inside and 0 outside. Where these are equal, so are the functions that they are of.
+    Each corner of a rectangle counts +1 or -1, depending on how many of its coordinates are upper ends. These numbers
+    are the mixed difference of the function that is 1 inside of the rectangle and 0 outside. If the sums over all
+    rectangles equal the numbers of `shape`, the sum of their functions equals that of `shape`.
     """
     corners: Counter[Shape] = Counter()
     for weight, offset, size in ((-1, (0,) * len(shape), shape), *((1, *rectangle) for rectangle in rectangles)):

@@ -1,11 +1,11 @@
-"""One run at a time in the directory that --save names.
+"""Lets only one run at a time use the directory that --save names.
 
-    DIR/owner.json      host, process, user, and since when; whoever makes the file owns the directory until close()
+    DIR/owner.json      host, process, user and start of the run that created the file and owns the directory
 
-A run that was killed leaves its file behind. On its own machine the process is looked up: its number and the moment of
-its start belong to one process alone. One that cannot be seen from here (another machine, another container) is
-watched: an owner renews the file's time every HEARTBEAT_S, and where it stands still for STALE_S the owner is dead. A
-start that torchrun makes in place of an earlier one of the same job takes over at once. No torch here.
+A run that was killed leaves its file behind. On the same machine its process is looked up by its number and the time of
+its start, which no other process shares. For an owner on another machine or in another container, the time of the file
+is watched: an owner renews it every HEARTBEAT_S, and is dead if it does not change for STALE_S. A start with which
+torchrun replaces an earlier one of the same job takes over at once. No torch here.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Owner:
-    """Who a directory belongs to.
+    """The run that owns a directory.
 
     Attributes:
-        token: of one start alone.
-        machine: within which process numbers mean the same: a boot of a kernel, and a namespace of processes.
-        process_start: when the process started, as the system counts.
-        job, restart: torchrun's name of the job, and which of its starts this is; "" without torchrun.
+        token: a random name of this start.
+        machine: within one machine, process numbers are unique: a boot of a kernel and a namespace of processes.
+        process_start: when the process started, in units of the system.
+        job, restart: torchrun's name of the job ("" without torchrun) and the number of its restarts.
     """
 
     token: str
@@ -59,7 +59,7 @@ class Owner:
 
     @classmethod
     def here(cls) -> "Owner":
-        """This process, now."""
+        """The owner that this process is."""
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(
@@ -78,8 +78,8 @@ class Owner:
         return f"process {self.pid} of {self.user} on {self.host}, since {self.since}"
 
 
-class Claim:
-    """A directory that belongs to this process, until release(), the end of the process, or of this object."""
+class Ownership:
+    """Ownership of a directory, until release(), the end of the process, or the deletion of this object."""
 
     def __init__(self, path: Path, owner: Owner) -> None:
         self._path, self._owner = path, owner
@@ -88,7 +88,7 @@ class Claim:
         threading.Thread(target=_renew, args=(path, owner, stop), name="memo-owner", daemon=True).start()
 
     def check(self) -> None:
-        """Raises CheckpointError when another run has taken the directory meanwhile, or removed the file."""
+        """Raises CheckpointError if another run has taken the directory meanwhile, or removed the file."""
         theirs = _read(self._path)
         if theirs is None or theirs.token != self._owner.token:
             by = "nobody" if theirs is None else theirs.describe()
@@ -98,28 +98,28 @@ class Claim:
             )
 
 
-def claim(directory: str | Path, tell: Callable[[str], None]) -> Claim:
-    """Make the directory, and own it. `tell` is told when that takes a while.
+def claim(directory: str | Path, report: Callable[[str], None]) -> Ownership:
+    """Make the directory and own it; `report` is called with a message if that takes long.
 
-    Raises CheckpointError when it belongs to a run that lives, and OSError for a path that cannot be made.
+    Raises CheckpointError if it belongs to a live run, and OSError for a path that cannot be made.
     """
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
     path, mine = root / OWNER, Owner.here()
     while not _create(path, mine):
         theirs = _read(path)
-        if not _is_dead(theirs, mine, path, tell):
+        if not _is_dead(theirs, mine, path, report):
             who = "a run whose owner.json cannot be read" if theirs is None else theirs.describe()
             remedy = "wait for its end, stop it, or give another directory"
             if theirs is not None and (theirs.machine, theirs.pid) == (mine.machine, mine.pid):
                 remedy = "that is this process: close() the Trainer that holds it"
             raise CheckpointError(f"--save {root} belongs to another run, {who}: {remedy}")
         _remove(path, theirs)
-    return Claim(path, mine)
+    return Ownership(path, mine)
 
 
 def _create(path: Path, owner: Owner) -> bool:
-    """False where the file is there already."""
+    """Create the file; False if it exists already."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
@@ -134,7 +134,7 @@ def _create(path: Path, owner: Owner) -> bool:
 
 
 def _read(path: Path) -> Owner | None:
-    """None for a file that is not there, is being written, or is no owner's."""
+    """The owner in a file; None if the file does not exist, is being written, or has other content."""
     source = Source(str(path), CheckpointError, "delete it if no run uses this directory")
     try:
         return build(Owner, read_json(path, source, max_bytes=_MAX_BYTES), source)
@@ -142,18 +142,18 @@ def _read(path: Path) -> Owner | None:
         return None
 
 
-def _is_dead(theirs: Owner | None, mine: Owner, path: Path, tell: Callable[[str], None]) -> bool:
+def _is_dead(theirs: Owner | None, mine: Owner, path: Path, report: Callable[[str], None]) -> bool:
     if theirs is not None and theirs.job and theirs.job == mine.job and theirs.restart < mine.restart:
         return True
     if theirs is not None and theirs.machine == mine.machine:
         return _process_start(theirs.pid) != theirs.process_start
-    return _stands_still(path, theirs, tell)
+    return _is_stale(path, theirs, report)
 
 
-def _stands_still(path: Path, theirs: Owner | None, tell: Callable[[str], None]) -> bool:
-    """Whether nobody renews the file for STALE_S; a file that goes away meanwhile does not live either."""
+def _is_stale(path: Path, theirs: Owner | None, report: Callable[[str], None]) -> bool:
+    """Whether the file is not renewed for STALE_S, or is removed meanwhile."""
     who = "" if theirs is None else f", last of {theirs.describe()}"
-    tell(f"--save {path.parent} may belong to another run{who}: waiting {STALE_S:.0f} s for a sign of it")
+    report(f"--save {path.parent} may belong to another run{who}: waiting {STALE_S:.0f} s for a sign of it")
     seen, until_s = _renewed_at(path), time.monotonic() + STALE_S
     while time.monotonic() < until_s:
         time.sleep(min(1.0, STALE_S / 10))
@@ -166,7 +166,7 @@ def _stands_still(path: Path, theirs: Owner | None, tell: Callable[[str], None])
 
 
 def _renewed_at(path: Path) -> int | None:
-    """Opened anew each time, as a network's file system may otherwise tell of an older time."""
+    """The time of the file, which is opened each time, as a network file system may otherwise report an older time."""
     try:
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
@@ -175,7 +175,7 @@ def _renewed_at(path: Path) -> int | None:
 
 
 def _remove(path: Path, dead: Owner | None) -> None:
-    """Unless another run has taken the directory since: of all that find one dead owner, one removes its file."""
+    """Remove the file of a dead owner, unless another run has done so and taken the directory since."""
     with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -208,7 +208,8 @@ def _machine() -> str:
 
 
 def _process_start(pid: int) -> str:
-    """Empty where no such process runs. Ticks since the boot where /proc tells: no change of the clock moves them."""
+    """The start of a process; "" if it does not run. /proc counts ticks since the boot, which do not depend on the
+    clock."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
@@ -224,5 +225,5 @@ def _process_start(pid: int) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a number without a name, as containers have
+    except (OSError, KeyError):  # in containers a user may have no name
         return f"user {os.getuid()}"

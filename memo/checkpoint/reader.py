@@ -1,4 +1,4 @@
-"""Rectangles of stored tensors into tensors of any other cut, each checked against the checksum it was written with."""
+"""Reads stored rectangles into tensors that are cut in any other way, and checks the checksum of each rectangle."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +14,14 @@ from memo.errors import CheckpointError
 from memo.units import MIB
 
 PIECE_BYTES = 8 * MIB
-"""Read at a time, in whole rows: this much host memory, or one row."""
+"""Bytes that are read at a time, in whole rows; at least one row."""
 
 
 def read_parts(folder: Path, index: Index, tensors: Mapping[str, GlobalTensor], *, verify: bool) -> None:
-    """Fill the parts of tensors that `index` knows, each in its own dtype. Files are read in order.
+    """Fill the parts of tensors of `index`, each in its own dtype. Files are read in order.
 
-    A rectangle of which a part is wanted is read whole to be verified, else only its wanted rows. Raises
-    CheckpointError that names file and tensor; what had been filled by then stays.
+    With `verify`, every rectangle that is needed is read whole, else only the needed rows of it. Raises CheckpointError
+    that names file and tensor; parts that were filled before stay filled.
     """
     wanted: dict[str, list[tuple[int, str, StoredRectangle, list[Part]]]] = {}
     for name, tensor in tensors.items():
@@ -69,7 +69,7 @@ def _read(
 
 
 def _common(offset: Shape, shape: Shape, part: Part) -> tuple[Shape, Shape] | None:
-    """(low, high) of what a rectangle and a part have in common, in the global tensor; None for nothing."""
+    """(low, high) corners of what a rectangle and a part have in common, in the global tensor; None for nothing."""
     low = tuple(map(max, offset, part.offset))
     high = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, part.offset, part.shape, strict=True))
     return (low, high) if all(a < b for a, b in zip(low, high, strict=True)) else None

@@ -1,7 +1,6 @@
-"""run_state.json of a checkpoint: where its run stood, and checksums of this file and of the index of its tensors."""
+"""run_state.json of a checkpoint: the state of its run, and checksums of this file and of the index of its tensors."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from memo.artifacts.checksum import ALGORITHM, checksum_of, checksum_of_json
 from memo.artifacts.fields import Count, build
 from memo.artifacts.reading import read_json
-from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
+from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged, write_durably
 from memo.config.identity import Fact
 from memo.errors import CheckpointError
 
@@ -22,10 +21,11 @@ INDEX_CHECKSUM = f"index_{ALGORITHM}"
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands, besides its tensors.
+    """The state of a run besides its tensors.
 
-    memo draws no random number after the initial weights: the order of samples and mock data are functions of
-    (seed, consumed_samples), the learning rate is one of the iteration. So this, masters and moments are everything.
+    After the initial weights memo draws no random numbers: the order of samples and mock data are functions of (seed,
+    consumed_samples), and the learning rate is a function of the iteration. So this state, masters and moments suffice
+    to resume.
     """
 
     iteration: Count
@@ -35,13 +35,13 @@ class RunState:
     skipped_iterations: Count
     nan_iterations: Count
     global_batch_size: Count = 0
-    """Samples of one step; 0 where nobody wrote it down."""
+    """Samples of one step; 0 if the checkpoint does not have it."""
     model: dict[str, Fact] = field(default_factory=dict)
-    """What the model computes, by flag (memo.config.identity); empty where nobody wrote it down, as the next."""
+    """What the model computes, by flag (memo.config.identity); empty if the checkpoint does not have it."""
     data: dict[str, Fact] = field(default_factory=dict)
-    """What samples it read."""
+    """Which data the run reads; empty if the checkpoint does not have it."""
     consecutive_skips: Count = 0
-    """Steps that were skipped since the last one that was not; 0 where nobody wrote it down."""
+    """Steps that were skipped since the last one that was not; 0 if the checkpoint does not have it."""
 
 
 _NUMBERS = tuple(entry.name for entry in fields(RunState) if entry.name not in ("model", "data"))
@@ -53,15 +53,12 @@ _KEYS_OF_VERSION = {
 
 
 def write_state(folder: Path, state: RunState) -> None:
-    """Write it beside the index, if there is one, so that each belongs to the other; durably. Raises OSError."""
+    """Write the state durably, with the checksum of the index in the same folder, if there is one. Raises OSError."""
     index = folder / INDEX
     content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(state)}
     content[INDEX_CHECKSUM] = checksum_of(index.read_bytes()) if index.exists() else ""
     content[ALGORITHM] = checksum_of_json(content)
-    with open(folder / RUN_STATE, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=1))
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(folder / RUN_STATE, json.dumps(content, indent=1))
 
 
 def read_state(final: Path) -> RunState:
@@ -70,9 +67,9 @@ def read_state(final: Path) -> RunState:
 
 
 def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, str | None]:
-    """The state, and the checksum that the index must have; None for a checkpoint from before there was one.
+    """(state, checksum that the index must have); the checksum is None in old versions, which had no index.
 
-    Raises CheckpointError that says how it is missing, damaged, or of another version of memo.
+    Raises CheckpointError if the file is missing, damaged, or of another version of memo.
     """
     source = damaged(RUN_STATE)
     found = read_json(checkpoint_file(final, RUN_STATE), source)
@@ -97,7 +94,7 @@ def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, st
 
 
 def _checksum_of(content: dict[str, Any]) -> str | None:
-    """None for what write_state never writes, such as numbers that are not finite."""
+    """The checksum of a state; None for content that write_state never writes, such as numbers that are not finite."""
     try:
         return checksum_of_json(content)
     except ValueError:

@@ -10,7 +10,7 @@ from memo.parallel.shards import ShardedParameter
 
 
 def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, tuple[int, ...]]:
-    """{global name: shape} in the model's order, read off a model without memory.
+    """{global name: shape} in the model's order, read from a model that has no memory.
 
     `num_positions`: rows of a learned position table, if the model has one.
     """

@@ -1,11 +1,10 @@
-"""Masters and moments of all ranks, to a checkpoint and back.
+"""Saves masters and moments of all ranks as a checkpoint, and loads them.
 
-Every value is stored under the name and shape of the global tensor (`master/layers.0.mlp.fc1.weight`), so
-a checkpoint loads into any layout. One that holds masters alone, as `memo import` writes it, loads with
-moments of zero. What a directory of checkpoints looks like is in directory.py.
+Every value is stored under the name and shape of the global tensor (`master/layers.0.mlp.fc1.weight`), so a checkpoint
+loads into any layout. A checkpoint that holds masters alone, as `memo import` writes it, loads with moments of zero.
+directory.py describes a directory of checkpoints.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from memo.artifacts.reading import read_bytes
 from memo.checkpoint.chunks import GlobalTensor, Part, global_chunks
 from memo.checkpoint.directory import newest_but, partial, prepare, publish, resolve_checkpoint
 from memo.checkpoint.distcp import read_metadata
-from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
+from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged, write_durably
 from memo.checkpoint.index import MAX_BYTES as MAX_INDEX_BYTES
 from memo.checkpoint.index import Index, StoredTensor, check_files, from_json, merged, to_json
 from memo.checkpoint.reader import read_parts
@@ -31,7 +30,7 @@ from memo.mesh import Mesh
 from memo.parallel.data import MasterSegment
 
 MASTER = "master/"
-"""Before the global names of the weights; the moments stand beside them."""
+"""Stands before the global names of the weights; before those of the moments stand other prefixes."""
 
 SegmentState = tuple[MasterSegment, dict[str, Tensor]]
 """A segment and its 1-D tensors by kind: master, exp_avg, exp_avg_sq."""
@@ -51,12 +50,12 @@ def save_checkpoint(
     """Write one checkpoint; collective over all ranks. Returns its directory.
 
     Args:
-        group: of all ranks, for the messages of this save; default mesh.world. One for this alone lets it run
-            in a thread beside training.
-        on_read: called once this rank's tensors have been read and may change. They are read where they lie:
-            no copy is made of host memory, and of device memory a few MiB at a time.
+        group: a group of all ranks for the messages of this save, by default mesh.world. A group of its own lets the
+            save run in a thread while training goes on.
+        on_read: called once this rank's tensors have been read and may change. They are read where they lie: host
+            memory is not copied, and device memory a few MiB at a time.
 
-    Raises CheckpointError on every rank when any rank could not write; older checkpoints stay whole.
+    Raises CheckpointError on every rank if any rank cannot write; older checkpoints stay whole.
     """
     tensors = _state_dict(_written_here(segments, mesh))
     return write_tensors(directory, state, tensors, mesh, group=group, on_read=on_read)
@@ -71,7 +70,7 @@ def write_tensors(
     group: ProcessGroup | None = None,
     on_read: Callable[[], None] = lambda: None,
 ) -> Path:
-    """As save_checkpoint, of tensors by kind and global name; `flag` is who is to blame for `directory`."""
+    """The same as save_checkpoint, for tensors by kind and global name; `flag` is the one that named `directory`."""
     root = Path(directory)
     final = root / f"iter_{state.iteration:07d}"
     group = mesh.world if group is None else group
@@ -80,7 +79,7 @@ def write_tensors(
         written = _written_by_all(partial(final), tensors, mesh.rank, group, on_read)
         from_rank_zero(lambda: _complete(final, state, written), mesh.rank, group)
     except Exception as error:
-        if mesh.rank == 0:  # a full disk is not to stay full of what nobody can load
+        if mesh.rank == 0:  # what cannot be loaded must not fill the disk
             shutil.rmtree(partial(final), ignore_errors=True)
         raise CheckpointError(
             f"{flag} {root}: iteration {state.iteration} could not be written ({_cause(error)}); "
@@ -96,11 +95,11 @@ def _written_by_all(
     group: ProcessGroup | None,
     on_read: Callable[[], None],
 ) -> list[Index | str]:
-    """Write this rank's file; on rank 0, what each rank wrote, or why it could not."""
+    """Write this rank's file; returns, on rank 0, what each rank wrote or why it could not."""
     outcome: Index | str
     try:
         outcome = write_file(folder / f"tensors-{rank:05d}.bin", tensors, on_read)
-    except Exception as error:  # told by rank 0, to all: the others wait there
+    except Exception as error:  # rank 0 reports it to all ranks, which wait for it in the next message
         outcome = _cause(error)
     if group is None:
         return [outcome]
@@ -110,15 +109,12 @@ def _written_by_all(
 
 
 def _complete(final: Path, state: RunState, written: Sequence[Index | str]) -> None:
-    """Add the index of what all have written, and publish the whole. Raises OSError or CheckpointError."""
+    """Add the index of what all ranks have written, and publish the checkpoint. Raises OSError or CheckpointError."""
     for outcome in written:
         if isinstance(outcome, str):
             raise CheckpointError(outcome)
     text = to_json(merged(outcome for outcome in written if not isinstance(outcome, str)))
-    with open(partial(final) / INDEX, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(partial(final) / INDEX, text)
     publish(final, state)
 
 
@@ -132,17 +128,17 @@ def load_checkpoint(
 ) -> RunState:
     """Fill the segments in place from the checkpoint that `directory` names (resolve_checkpoint); collective.
 
-    Rank 0 says which that is and what it holds, for all: over a network's file system two nodes may see two.
+    Rank 0 reads its name and its index for all ranks, because nodes may see different states of a network file system.
 
     Args:
-        verify: compare every checksum.
+        verify: whether to compare every checksum.
         check: called on rank 0 with the state, before anything is filled; all ranks raise what it raises.
 
-    Raises CheckpointError, on every rank, when there is none, when it belongs to another model, or when
-    it cannot be read; segments may then be filled in part.
+    Raises CheckpointError on every rank if there is no checkpoint, if it belongs to another model, or if it cannot be
+    read; segments may then be filled in part.
     """
     tensors = _state_dict(segments)
-    # All ranks judge by the tensors of all, so that none goes on alone into a collective.
+    # All ranks check the tensors of all ranks, so that all of them raise or none does.
     shapes = _gather_shapes(tensors, mesh)
 
     def described() -> tuple[Path, RunState, Index]:
@@ -163,9 +159,9 @@ def load_checkpoint(
 
 
 def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict[str, StoredTensor]]:
-    """The state of one checkpoint and the index of its tensors, whose files are there; reads none of them.
+    """The state of one checkpoint, and the index of its tensors, whose files exist but are not read.
 
-    Raises CheckpointError when anything is missing, damaged, cut short, or leads out of the directory.
+    Raises CheckpointError if a file is missing, damaged, cut short, or leads out of the directory.
     """
     try:
         state, index_checksum = read_sealed_state(final, verify=verify)
@@ -184,9 +180,9 @@ def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict
 def read_tensors(
     final: Path, index: Index, tensors: Mapping[str, GlobalTensor], mesh: Mesh, *, verify: bool = True
 ) -> None:
-    """Fill tensors, by kind and global name, of shapes that `index` has; collective.
+    """Fill tensors, by kind and global name, with the shapes that `index` has; collective.
 
-    Raises CheckpointError on every rank when any rank could not read its part, or found it damaged.
+    Raises CheckpointError on every rank if any rank cannot read its part, or finds it damaged.
     """
     failure = None
     try:
@@ -208,7 +204,7 @@ def raise_together(failure: str | None, mesh: Mesh) -> None:
 
 
 def from_rank_zero(action: Callable[[], T], rank: int, group: ProcessGroup | None) -> T:
-    """What `action` returns on rank 0 of `group`, on every rank; what it raises there, too. None: a single process."""
+    """Run `action` on rank 0 of `group`, and return or raise its outcome on every rank; None is a single process."""
     if group is None:
         return action()
     outcome: list[Any] = [None, None]
@@ -241,7 +237,8 @@ def _state_dict(segments: Sequence[SegmentState]) -> dict[str, GlobalTensor]:
 
 
 def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentState]:
-    """Of copies on several ranks one is written: the first tp rank's, the first stage's."""
+    """The segments that this rank writes: of a parameter that several ranks hold, the first tp rank or the first stage
+    writes it."""
     writes = {"": True, "tp": mesh.at.tp == 0, "embedding": mesh.is_first_stage}
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
 
@@ -279,7 +276,7 @@ def _check_shapes(final: Path, shapes: dict[str, tuple[int, ...]], stored: dict[
 
 
 def _unreadable(final: Path, error: Exception) -> CheckpointError:
-    """What is wrong with a checkpoint, and which one to take instead."""
+    """The error of a checkpoint that cannot be read; it names another one to load instead."""
     other = newest_but(final)
     remedy = f"give {other} instead, the newest other one there" if other else "there is no other one: restore a copy"
     if isinstance(error, DamagedError):
@@ -288,6 +285,6 @@ def _unreadable(final: Path, error: Exception) -> CheckpointError:
 
 
 def _cause(error: Exception) -> str:
-    """In one line; memo's own errors are sentences already."""
+    """An error in one line; memo's own errors are sentences, for others the type is added."""
     lines = str(error).splitlines() or [""]
     return lines[0] if isinstance(error, MemoError) else f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,4 @@
-"""Tensors of one rank to one file, read where they lie; each rectangle with a checksum of the bytes written."""
+"""Writes the tensors of one rank to one file, with a checksum of each rectangle."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,15 +14,16 @@ from memo.checkpoint.index import StoredRectangle, StoredTensor
 from memo.units import MIB
 
 PIECE_BYTES = MIB
-"""Summed and then written at a time: little enough that it still lies in a core's cache when it is written.
+"""Bytes whose checksum is computed and which are then written at a time; so few stay in a core's cache meanwhile.
 
-Of tensors on a device this much lies in host memory; of others nothing is copied."""
+Tensors on a device are copied to host memory in such pieces; others are not copied."""
 
 
 def write_file(path: Path, tensors: Mapping[str, GlobalTensor], on_read: Callable[[], None]) -> dict[str, StoredTensor]:
-    """Write this rank's rectangles end to end, and to the disk; none where it has none. Returns where each lies.
+    """Write this rank's rectangles one after the other and sync the file; no file if there are none.
 
-    `on_read` is called once the tensors may change, which is before the disk has them. Raises OSError.
+    Returns the place of each. `on_read` is called once the tensors may change, before the file is synced. Raises
+    OSError.
     """
     stored: dict[str, StoredTensor] = {}
     if any(tensor.parts for tensor in tensors.values()):
@@ -43,7 +44,7 @@ def write_file(path: Path, tensors: Mapping[str, GlobalTensor], on_read: Callabl
 
 
 def write_values(file: BinaryIO, values: Tensor) -> str:
-    """Append the bytes of a tensor, in row-major order; returns their checksum."""
+    """Append the bytes of a tensor in row-major order; returns their checksum."""
     digest = checksum()
     for piece in _pieces(values):
         digest.update(piece)
@@ -52,8 +53,8 @@ def write_values(file: BinaryIO, values: Tensor) -> str:
 
 
 def _pieces(values: Tensor) -> Iterator[memoryview]:
-    """Bytes of a tensor, PIECE_BYTES at a time: those of host memory where they lie, unless it is not contiguous."""
-    # As bytes, because NumPy does not know all of torch's dtypes.
+    """Bytes of a tensor, PIECE_BYTES at a time; a contiguous tensor in host memory is not copied."""
+    # Viewed as bytes, because NumPy does not have all of torch's dtypes.
     flat = values.detach().contiguous().view(-1).view(torch.uint8)
     for start in range(0, flat.numel(), PIECE_BYTES):
         yield flat[start : start + PIECE_BYTES].cpu().numpy().data

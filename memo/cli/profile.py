@@ -67,11 +67,11 @@ def main(argv: Sequence[str]) -> None:
     require(options.stage == 0, f"--stage {options.stage} needs --on-paper: each real rank has its own stage")
     config = with_simulated_axes(config)
     check(config, run_world_size(config.parallel))
-    from memo.train.profile import Recording, profile_run
+    from memo.train.profile import TraceOptions, profile_run
 
     recording = None
     if options.trace_out is not None:
-        recording = Recording(options.trace_out, options.managed_memory, options.oversubscribe)
+        recording = TraceOptions(options.trace_out, options.managed_memory, options.oversubscribe)
     profile_run(config, options.out, recording, options.attention)
 
 

@@ -9,7 +9,7 @@ import torch
 from memo import __version__
 from memo.artifacts.attention_table import AttentionTable, Case, Row, length_class
 from memo.artifacts.profile_cache import attention_table_file, read_attention_table
-from memo.attention.select import Choice, choose_backend
+from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size
 from memo.errors import ArtifactError
@@ -17,7 +17,7 @@ from memo.profiler.attention import time_attention
 from memo.train.device import device_name
 
 
-def choose_attention(config: RunConfig, device: torch.device) -> Choice:
+def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice:
     """The backend that --attention-backend means on this device; `config` has its dtype.
 
     Each rank asks its own node's cache. A table that cannot be used is a warning, and the rule decides. Raises what

@@ -1,4 +1,4 @@
-"""The device of a rank: which one, how fast at best, and how much memory it used."""
+"""The device of a rank: its type and name, its peak FLOP/s, its CPU threads and the memory that was used."""
 
 import os
 import platform
@@ -19,8 +19,8 @@ from memo.train.numa import bind_near
 
 
 @dataclass(frozen=True)
-class Peak:
-    """Peak of one device and where the number comes from."""
+class PeakFlops:
+    """Peak FLOP/s of one device, and where the number comes from."""
 
     flops: float
     source: str
@@ -30,7 +30,7 @@ class Peak:
 
 
 def resolve_device_type(config: HardwareConfig) -> str:
-    """`cuda` or `cpu`; raises ConfigError when CUDA is asked for and absent."""
+    """`cuda` or `cpu`; raises ConfigError if --device is cuda and torch finds no CUDA device."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ConfigError(
@@ -43,10 +43,10 @@ def resolve_device_type(config: HardwareConfig) -> str:
 
 
 def place_on_host(config: HardwareConfig, device: torch.device) -> str:
-    """Put this rank's threads near its GPU and settle how many they are; returns what was done, in a few words.
+    """Bind this rank's threads to its GPU's NUMA node and set their number; returns what was done, in a few words.
 
-    Before anything large is allocated on the host: memory lies where it is touched first. torchrun sets
-    OMP_NUM_THREADS=1 for each rank, but CPU-side work wants the rank's share of the cores.
+    To be called before anything large is allocated on the host, as memory lies where it is touched first. torchrun sets
+    OMP_NUM_THREADS=1 for each rank, but work on the CPU should use the rank's share of the cores.
     """
     local_ranks = local_world_size_from_env()
     launcher = allowed_cpus(os.getppid() if local_ranks > 1 else 0)
@@ -58,26 +58,27 @@ def place_on_host(config: HardwareConfig, device: torch.device) -> str:
     return f"{threads} CPU thread{'s' * (threads > 1)} a rank{where}"
 
 
-def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype) -> Peak:
-    """Peak FLOP/s for MFU: the flag, else the table by the device's whole name, else a measured matrix product.
+def device_peak(config: HardwareConfig, device: torch.device, dtype: torch.dtype) -> PeakFlops:
+    """Peak FLOP/s for MFU: from the flag, else from the table by the device's whole name, else measured.
 
-    What is measured says so, and of a GPU also what helps: a share of it is no MFU that others would report.
+    The source of a measured peak says so, because a share of it is not the MFU that others report. For a GPU it also
+    names the flag that helps.
     """
     if config.peak_tflops is not None:
-        return Peak(config.peak_tflops * 1e12, "--peak-tflops")
+        return PeakFlops(config.peak_tflops * 1e12, "--peak-tflops")
     measured = f"measured matrix product, {str(dtype).removeprefix('torch.')}"
     if device.type == "cuda":
         name = gpu_name(device)
         tflops = bf16_peak_tflops(name)
         if tflops is not None and dtype == torch.bfloat16:
-            return Peak(tflops * 1e12, f"{name}, bf16 dense")
+            return PeakFlops(tflops * 1e12, f"{name}, bf16 dense")
         unknown = "memo knows no peak of" if tflops is None else "memo knows the peak in bf16 alone of"
         measured += f"; {unknown} {name}: give its data sheet's with --peak-tflops"
-    return Peak(_measured_flops(device, dtype), measured)
+    return PeakFlops(_measured_flops(device, dtype), measured)
 
 
 def gpu_name(device: torch.device) -> str:
-    """The name that the driver reports, or torch's name if the driver's library cannot be loaded."""
+    """The GPU's name that the driver reports, or torch's name for it if the driver's library cannot be loaded."""
     try:
         import pynvml
 
@@ -88,18 +89,18 @@ def gpu_name(device: torch.device) -> str:
 
 
 def pci_address(device: torch.device) -> str | None:
-    """Where a GPU sits on the bus, as sysfs writes it (0000:3b:00.0); None where the driver cannot be asked."""
+    """The PCI address of a GPU as sysfs writes it (0000:3b:00.0); None if the driver cannot be asked."""
     try:
         import pynvml
 
         info = pynvml.nvmlDeviceGetPciInfo(_nvml_handle(device))
-    except Exception:  # as above
+    except Exception:  # no driver library
         return None
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
 def _nvml_handle(device: torch.device) -> Any:
-    """By UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch, not for NVML."""
+    """NVML's handle of a GPU, found by UUID because CUDA_VISIBLE_DEVICES renumbers devices for torch alone."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -107,12 +108,12 @@ def _nvml_handle(device: torch.device) -> Any:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU, or the model of the processor."""
+    """The name of the GPU, or of the CPU."""
     return gpu_name(device) if device.type == "cuda" else _cpu_name()
 
 
 def _cpu_name() -> str:
-    """The name of the CPU that Linux reports; on other systems, or without a name, the architecture."""
+    """The CPU's name that Linux reports; on other systems, or without a name, the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -122,7 +123,7 @@ def _cpu_name() -> str:
 
 
 def _measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Best of the square products, large enough to leave the caches, that fit into half a second."""
+    """The best rate of square matrix products, larger than the caches, that are repeated for half a second."""
     size = 1024 if device.type == "cpu" else 8192
     a = torch.ones(size, size, dtype=dtype, device=device)
     best_s, end = float("inf"), time.perf_counter() + 0.5
@@ -141,7 +142,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> tuple[int, int]:
-    """(device, host) peaks of this process so far; on CPU both are the resident set's peak."""
+    """(device, host) peaks of this process so far in bytes; on a CPU both are the peak of the resident set."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), host

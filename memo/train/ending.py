@@ -10,7 +10,7 @@ from memo.train.outputs import goes_on
 
 
 def stopped(config: RunConfig, signal_name: str | None, iteration: int, saved: Path | None) -> str:
-    """Why a run ended before its last step, and how to go on; `saved`: the checkpoint that this start made last."""
+    """Why a run ended before its last step, and how to go on; `saved` is the last checkpoint of this start."""
     why = f"stopped by {signal_name or 'a signal to another rank'} at iteration {iteration} of "
     why += f"{config.training.train_iters}"
     save = config.checkpoint.save
@@ -23,11 +23,11 @@ def stopped(config: RunConfig, signal_name: str | None, iteration: int, saved: P
 
 
 def shutdown() -> None:
-    """End the process groups, if any were started; let go before of what holds them (Trainer.close() does both).
+    """End the process groups, if any were started; whatever refers to them must be dropped before.
 
-    gloo's threads free the tensors of the last messages when they get to it. One that does so while the
-    interpreter ends aborts the process (exit status -6), so groups, and with them their threads, end here.
+    gloo's threads free the tensors of the last messages at some later time. If that happens while the interpreter ends,
+    the process aborts (exit status -6), so the groups and with them their threads end here.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
-        gc.collect()  # a model is a reference cycle; threads end with the last reference to their group
+        gc.collect()  # a model is a reference cycle, and threads end with the last reference to their group

@@ -1,12 +1,12 @@
-"""Evaluation: what held-out samples cost on average, by position, and by the distance to what they ask for.
+"""Evaluation: the loss on held-out samples, on average and by position, and the recall of needles by distance.
 
-Everything here runs forwards alone. No gradient, buffer of a swapping run or sample of the training data is touched,
-so no later loss can tell that there was an evaluation. The same numbers come out of every layout: each rank adds up
-what its own tokens say, and the sums are added over all ranks.
+Only forwards run. Gradients, buffers of a swap plan and the order of the training data stay as they are, so an
+evaluation does not change any later loss. The numbers do not depend on the layout: each rank sums over its own tokens,
+and the sums are added over all ranks.
 
-Tokens weigh, not batches: a mean is the sum of the losses over the sum of their weights, of all global batches
-together, so the same samples give the same number however they are cut into batches. Sums are in fp64: in whatever
-order n tokens are added, the sum is off by at most n 2^-53 of itself, as no term is negative (1.2e-10 for 2^20 tokens).
+A mean is the sum of the losses of all tokens over the sum of their weights, so the same samples give the same number
+however they are cut into batches. Sums are in fp64: in whatever order n tokens are added, the relative error is at most
+n 2^-53, as no term is negative (1.2e-10 for 2^20 tokens).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from memo.train.feed import Feed
 from memo.train.metrics import perplexity
 
 _FIRST_EDGE = 512
-"""Positions below it are one bucket: so close to a text's beginning, all models are alike."""
+"""All positions below this are one bucket: so close to the beginning of a text, all models are alike."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class PositionBucket:
     first: int
     end: int
     num_tokens: int
-    """Those that count in the loss."""
+    """Number of tokens that count in the loss."""
     loss: float
-    """Nats a token."""
+    """Nats per token."""
 
     @property
     def perplexity(self) -> float:
@@ -49,22 +49,23 @@ class PositionBucket:
 
 @dataclass(frozen=True)
 class LossByPosition:
-    """Buckets without tokens are left out: with packing there may be no document that long."""
+    """Losses by position. Buckets without tokens are left out: with packing there may be no document that long."""
 
     loss: float
-    """Nats a token over all of them, as `evaluate` returns it."""
+    """Nats per token over all buckets, as `evaluate` returns it."""
     buckets: tuple[PositionBucket, ...]
 
     def table(self) -> str:
-        """For people, a line a bucket."""
+        """A table for people, with a line for each bucket."""
         rows = [(_span(b.first, b.end), f"{b.num_tokens:,}", *_loss_columns(b.loss)) for b in self.buckets]
         total = f"{sum(b.num_tokens for b in self.buckets):,}"
-        return _table(("position", "tokens", "loss", "perplexity"), [*rows, ("all", total, *_loss_columns(self.loss))])
+        rows.append(("all", total, *_loss_columns(self.loss)))
+        return text_table([("position", "tokens", "loss", "perplexity"), *rows], left=())
 
 
 @dataclass(frozen=True)
 class DistanceBucket:
-    """Questions whose answer stands at least `first` and less than `end` tokens back."""
+    """Questions whose answer is at least `first` and fewer than `end` tokens back."""
 
     first: int
     end: int
@@ -72,41 +73,41 @@ class DistanceBucket:
     accuracy: float
     """Share of the questions whose whole answer is what greedy decoding gives."""
     loss: float
-    """Nats a token of an answer."""
+    """Nats per token of an answer."""
 
 
 @dataclass(frozen=True)
 class NeedleRecall:
-    """How well a model finds what it is asked for; buckets without questions are left out."""
+    """How well a model finds the values that it is asked for; buckets without questions are left out."""
 
     accuracy: float
     loss: float
     buckets: tuple[DistanceBucket, ...]
 
     def table(self) -> str:
-        """For people, a line a bucket."""
+        """A table for people, with a line for each bucket."""
 
         def columns(num_questions: int, accuracy: float, loss: float) -> tuple[str, ...]:
             return f"{num_questions:,}", f"{100 * accuracy:.1f} %", f"{loss:.4f}"
 
         rows = [(_span(b.first, b.end), *columns(b.num_questions, b.accuracy, b.loss)) for b in self.buckets]
         rows.append(("all", *columns(sum(b.num_questions for b in self.buckets), self.accuracy, self.loss)))
-        return _table(("distance", "questions", "found", "loss"), rows)
+        return text_table([("distance", "questions", "found", "loss"), *rows], left=())
 
 
 def compare_positions(found: Mapping[str, LossByPosition]) -> str:
-    """Perplexities of several models on the same data for people: a line a bucket, a column a model, by its name."""
+    """A table of perplexities of models on the same data: a line for each bucket, a column for each model's name."""
     columns = list(found.values())
     rows = [
         (_span(same[0].first, same[0].end), *(f"{bucket.perplexity:.4g}" for bucket in same))
         for same in zip(*(column.buckets for column in columns), strict=True)
     ]
     rows.append(("all", *(f"{perplexity(column.loss):.4g}" for column in columns)))
-    return _table(("perplexity", *found), rows)
+    return text_table([("perplexity", *found), *rows], left=())
 
 
 def num_batches(config: RunConfig, iters: int | None) -> int:
-    """Global batches of an evaluation; None: --eval-iters. Raises ConfigError for fewer than one."""
+    """Number of global batches of an evaluation; None means --eval-iters. Raises ConfigError for fewer than one."""
     if iters is None:
         return config.training.eval_iters
     if iters < 1:
@@ -118,9 +119,9 @@ def num_batches(config: RunConfig, iters: int | None) -> int:
 
 
 def mean_loss(parts: ParallelModel, feed: Feed, iters: int) -> float:
-    """Nats a token over `iters` global batches; collective, the same on all ranks.
+    """Nats per token over `iters` global batches; collective, the same on all ranks.
 
-    Raises DataError, on all ranks, when none of their tokens counts.
+    Raises DataError on all ranks if none of their tokens counts.
     """
     sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
 
@@ -137,14 +138,14 @@ def loss_by_position(
 ) -> LossByPosition:
     """The losses of `iters` global batches by position; collective, the same on all ranks.
 
-    A position is what the rotation sees: with packing, a token's place in its document, which is how much of a text
-    the model can look back on; without, its place in the sample.
+    The position is the one that RoPE uses: with packing the place of a token in its document, without packing its place
+    in the sample. So it is the number of tokens to which the token can attend.
 
     Args:
-        edges: where buckets end, in increasing order, up to the sequence's end, which is always one; default: 512 and
-            its doublings.
+        edges: the ends of buckets, in increasing order; the end of the sequence is always one. Default: 512 and its
+            doublings.
 
-    Raises ConfigError for edges that do not increase from 1, and DataError when no token counts.
+    Raises ConfigError for edges that do not increase from 1, and DataError if no token counts.
     """
     seq_length = feed.dataset.seq_length
     bounds = _bounds(edges, seq_length)
@@ -169,15 +170,15 @@ def loss_by_position(
 def needle_recall(
     parts: ParallelModel, feed: Feed, needles: NeedleDataset, iters: int, edges: Sequence[int] | None = None
 ) -> NeedleRecall:
-    """Which of the values that `needles` ask for in `iters` global batches are found; collective, the same everywhere.
+    """How many values that `needles` ask for in `iters` global batches are found; collective, the same on all ranks.
 
     Args:
-        feed: draws from `needles`, from its first sample on.
-        edges: of distances, otherwise as in `loss_by_position`.
+        feed: draws from `needles`, starting with its first sample.
+        edges: edges of distances, otherwise as in `loss_by_position`.
     """
     bounds = _bounds(edges, needles.seq_length)
     num_samples = iters * feed.sampler.global_batch_size
-    # Of each question: the losses of its answer's tokens, and how many of them are the likeliest ones.
+    # For each question: the sum of the losses of its answer's tokens, and how many of them greedy decoding gives.
     tally = torch.zeros(num_samples * needles.num_needles, 2, dtype=torch.float64, device=parts.device)
     for _ in range(iters):
         groups = feed.sampler.indices(parts.mesh.at.dp, parts.mesh.grid.dp, feed.micro_batch_size)
@@ -211,9 +212,9 @@ def needle_recall(
 
 
 def _read_losses(parts: ParallelModel, feed: Feed, iters: int, read: Callable[[Microbatch, Tensor], None]) -> None:
-    """Forwards of `iters` global batches; `read(microbatch, losses)`, fp64 [s, b] each, on the last stage.
+    """Run forwards of `iters` global batches and call read(microbatch, losses), fp64 [s, b], on the last stage.
 
-    The weight of a token is its loss mask: sums over batches can be added, and be divided once.
+    The weight of a token is its loss mask, so that sums over batches can be added and divided once.
     """
     for _ in range(iters):
         batches = feed.next_global_batch(per_token=True)
@@ -237,7 +238,7 @@ def _mean(weighted: float, weight: float, feed: Feed, iters: int) -> float:
 
 
 def _question_numbers(needles: NeedleDataset, samples: Sequence[int]) -> Tensor:
-    """Of each token, [b, s], the number of the question whose answer it must foresee; -1 for none."""
+    """[b, s]: for each token the number of the question whose answer it must predict; -1 for none."""
     numbers = torch.full((len(samples), needles.seq_length), -1, dtype=torch.int64)
     for row, sample in enumerate(samples):
         for place, labels in enumerate(needles.questions(sample).labels):
@@ -246,12 +247,12 @@ def _question_numbers(needles: NeedleDataset, samples: Sequence[int]) -> Tensor:
 
 
 def _sum_over_ranks(share: Tensor, mesh: Mesh) -> Tensor:
-    """In fp64; tp ranks hold the same, so one of them counts."""
+    """The sum in fp64; all tp ranks hold the same values, so only those of the first one are added."""
     return all_reduce(share.double() * (mesh.at.tp == 0), mesh.world)
 
 
 def _bounds(edges: Sequence[int] | None, seq_length: int) -> list[int]:
-    """0, the edges within the sequence, and its end."""
+    """[0, the edges within the sequence, its end]."""
     if edges is None:
         doublings = range(((seq_length - 1) // _FIRST_EDGE).bit_length())
         edges = [_FIRST_EDGE << doubling for doubling in doublings]
@@ -274,7 +275,3 @@ def _short(tokens: int) -> str:
         if tokens and tokens % size == 0:
             return f"{tokens // size}{unit}"
     return str(tokens)
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    return text_table([head, *rows], left=())

@@ -1,4 +1,4 @@
-"""Makes microbatches of the samples of this data-parallel rank, with the tokens of this context-parallel rank."""
+"""Makes microbatches from the samples of this data-parallel rank, with the tokens of this context-parallel rank."""
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Feed:
         return microbatches
 
     def peek(self) -> list[Microbatch]:
-        """What `next_global_batch` will return, without advancing."""
+        """The microbatches that `next_global_batch` will return; the sampler does not advance."""
         state = self.sampler.state_dict()
         batches = self.next_global_batch()
         self.sampler.load_state_dict(state)
@@ -68,7 +68,7 @@ class Feed:
         return self._own(rows, self.shard_order)
 
     def _microbatch(self, batch: Batch) -> Microbatch:
-        """Weighted by the loss mask itself."""
+        """One microbatch on the device, whose loss weight is the loss mask."""
         positions = torch.from_numpy(batch.positions)
         return Microbatch(
             tokens=self._own(torch.from_numpy(batch.tokens), self.shard_order),

@@ -1,4 +1,4 @@
-"""What a rank shows when a step stands still: every thread's Python stack, and NCCL's record of messages."""
+"""What a rank prints when a step hangs: the Python stack of every thread, and the file of NCCL's flight record."""
 
 import sys
 import threading
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def describe_stacks() -> str:
-    """Of all threads of Python, the most recent call last; this one's own is left out."""
+    """The stacks of all Python threads except the calling one, with the most recent call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
     for ident, frame in sys._current_frames().items():
@@ -20,7 +20,7 @@ def describe_stacks() -> str:
 
 
 def write_flight_record(log: str | None, rank: int) -> str:
-    """Where torch's record of NCCL's messages lies now, as the end of a clause; "" where there is none.
+    """Write torch's record of NCCL's messages; returns its place for the end of a message, "" if there is no record.
 
     torch keeps the last 2000 messages of each rank (TORCH_FR_BUFFER_SIZE); `torchfrtrace` compares those of all ranks.
     """

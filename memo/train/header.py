@@ -16,10 +16,8 @@ def describe_start(
     prepared: Prepared,
 ) -> str:
     """Sizes, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds."""
-    model, grid = config.model, parts.mesh.grid
-    attention = prepared.attention
+    model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
     memory = f"memory: {prepared.allocator}\n" if prepared.allocator else ""
-    pipeline = parts.pipeline
     text = (
         f"model: {format_count(count_parameters(config).total)} parameters, {model.num_layers} layers, "
         f"h = {model.hidden_size}, "
@@ -56,5 +54,5 @@ def _simulation(config: RunConfig, rank: int) -> str:
 
 
 def _data(dataset: object) -> str:
-    """A line about a corpus; datasets of users have no words for themselves."""
+    """A line about memo's own datasets; a user's dataset has no `describe`."""
     return f"data: {dataset.describe()}\n" if isinstance(dataset, PackedDataset | PackedConversations) else ""

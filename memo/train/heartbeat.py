@@ -1,4 +1,4 @@
-"""A file by which a launcher sees that a run goes forward: replaced as a whole whenever a step is complete."""
+"""A file that shows a launcher that a run makes progress; it is replaced whenever a step is complete."""
 
 import json
 import os
@@ -10,14 +10,14 @@ from memo.errors import host_name
 
 
 class Heartbeat:
-    """Holds the iteration that is complete; write() may be called at any time, by one thread."""
+    """Writes the file; `iteration` is the last complete one. One thread alone may call write()."""
 
     def __init__(self, path: str) -> None:
         self.path, self.iteration = Path(path), 0
         self._written: int | None = None
 
     def write(self) -> None:
-        """Replace the file where the iteration has changed. A disk that fails warns once, and training goes on."""
+        """Replace the file if the iteration has changed. If that fails, this warns, and training goes on."""
         if self.iteration == self._written:
             return
         self._written = self.iteration

@@ -1,4 +1,4 @@
-"""The results of a step: one record, written as Megatron's log line, as JSON, and to the optional trackers."""
+"""Writes the record of each step: as Megatron's log line, as JSON lines, and to optional trackers."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from memo.spec.flops import model_flops_per_token
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """Medians over the measured steps; definitions as in StepRecord."""
+    """Medians over the measured steps; the fields are defined in StepRecord."""
 
     steps: int
     step_time_s: float
@@ -34,7 +34,7 @@ class BenchmarkResult:
 
     @classmethod
     def of(cls, records: Sequence[StepRecord]) -> "BenchmarkResult":
-        """The measured steps, at least one."""
+        """The medians of the records of the measured steps, of which there must be at least one."""
         median = statistics.median
         return cls(
             steps=len(records),
@@ -59,7 +59,7 @@ class Sink(Protocol):
 
 
 def perplexity(loss: float) -> float:
-    """Of a loss in nats a token; infinite where it is above what fp64 holds, nan for nan."""
+    """The perplexity of a loss in nats per token; infinite if fp64 cannot hold it, nan for nan."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -67,7 +67,7 @@ def perplexity(loss: float) -> float:
 
 
 def log_line(record: StepRecord, train_iters: int) -> str:
-    """Megatron's line, plus TGS and MFU."""
+    """Megatron's log line, with TGS and MFU added."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
     fields = [
         f" [{now}] iteration {record.iteration:8d}/{train_iters:8d}",
@@ -87,13 +87,16 @@ def log_line(record: StepRecord, train_iters: int) -> str:
 
 
 def say(text: str) -> None:
-    """A line for people on standard output; where that is full or nobody reads it any more, the run goes on."""
+    """Print a line on standard output; if that fails (a full disk, a closed pipe), the run goes on."""
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 
 
 class JsonLines:
-    """One object a line at full precision, and beside it what runs; a resumed run appends (memo.artifacts.run_log)."""
+    """A log with one JSON object per line, and the run's header in another file (memo.artifacts.run_log).
+
+    A resumed run appends to its log.
+    """
 
     def __init__(self, name: str, path: str, header: RunHeader) -> None:
         self.name = name
@@ -107,9 +110,9 @@ class JsonLines:
         self._write({"iteration": iteration, "evaluation": found})
 
     def _write(self, content: dict[str, Any]) -> None:
-        """A whole line or nothing: a later one must not follow half of it."""
+        """Append a whole line or nothing, so that the next line does not follow half of this one."""
         line, size = f"{json.dumps(content)}\n".encode(), os.fstat(self.file.fileno()).st_size
-        if self.file.write(line) != len(line):  # a disk that was full within the line; the next write says so
+        if self.file.write(line) != len(line):  # the disk is full
             self.file.truncate(size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -188,15 +191,20 @@ class Console:
 
 
 class Reporter:
-    """All sinks of one run; only rank 0 has any. Usable as a context manager."""
+    """All sinks of one run; only rank 0 has any. It is a context manager that closes them."""
 
     def __init__(self) -> None:
         self.sinks: list[Sink] = []
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @classmethod
     def for_rank(cls, is_main_rank: bool, config: RunConfig, done: int, header: Callable[[], RunHeader]) -> "Reporter":
-        """`done`: iterations before this start. `header` is asked for where a log is written."""
+        """The sinks that `config` asks for.
+
+        Args:
+            done: iterations that were complete before this start.
+            header: makes the header; called only if a log is written.
+        """
         reporter = cls()
         if not is_main_rank:
             return reporter
@@ -212,7 +220,7 @@ class Reporter:
         return reporter
 
     def add(self, name: str, make: Callable[[str], Sink]) -> None:
-        """Report to one more; where it cannot be opened the run goes on without it, after a warning."""
+        """Add the sink that make(name) opens; if that fails, the run goes on without it after a warning."""
         with self._going_on(name):
             self.sinks.append(make(name))
 
@@ -222,19 +230,19 @@ class Reporter:
                 sink.write(record)
 
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
-        """`found` holds the loss, in nats a token, and more where more was asked for; it can be written as JSON."""
+        """Report an evaluation; `found` can be written as JSON and has at least "loss", in nats per token."""
         for sink in self.sinks:
             with self._going_on(sink.name):
                 sink.write_evaluation(iteration, found)
 
     @contextlib.contextmanager
     def _going_on(self, name: str) -> Iterator[None]:
-        """No log is worth a run: what a sink raises becomes one warning."""
+        """Turn an error of a sink into a warning, printed once per sink, because no log is worth the end of a run."""
         try:
             yield
         except Exception as error:
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 with contextlib.suppress(OSError, ValueError):  # standard error may be gone as well
                     print(
                         f"warning: {name} cannot be written ({error}): training goes on, and what fails is missing "
@@ -255,7 +263,7 @@ class Reporter:
 
 
 def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[str, Any]:
-    """Of a step in which each rank's share of the global batch passes at `samples_per_s`; fields as in StepRecord."""
+    """The speeds among StepRecord's fields; `samples_per_s`: samples per second of a step, divided by all ranks."""
     seq_length = config.data.seq_length
     tgs = samples_per_s * seq_length
     flops = tgs * model_flops_per_token(config.model, seq_length)
@@ -263,7 +271,7 @@ def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[st
 
 
 def _scalars(record: StepRecord) -> dict[str, float]:
-    """What was measured, by name."""
+    """The record's values by the names that trackers show, without those that were not measured."""
     values = dataclasses.asdict(record)
     del values["iteration"]
     return {name.replace("_", "-"): value for name, value in values.items() if value is not None}

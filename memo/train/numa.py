@@ -1,6 +1,6 @@
-"""A rank near its GPU: its threads on the CPUs of the GPU's NUMA node, and so the memory that they touch first.
+"""Binds the threads of a rank to the CPUs of its GPU's NUMA node, so that its host memory lies there as well.
 
-Host memory belongs to the node of the CPU that touches it first. A copy between a GPU and another node's memory
+Host memory lies on the node of the CPU that touches it first. A copy between a GPU and the memory of another node
 crosses the link between the sockets, which is slower and which all ranks share.
 """
 
@@ -16,10 +16,11 @@ SYSFS = Path("/sys")
 
 @dataclass(frozen=True)
 class Binding:
-    """Where this rank runs, and what to say of it.
+    """Where this rank runs.
 
     Attributes:
-        node: NUMA node that the rank was bound to, or found bound to; None where nothing was done.
+        node: NUMA node to which the rank is bound now; None if nothing was done.
+        reason: what was done, or why nothing was, for people.
     """
 
     node: int | None
@@ -29,8 +30,8 @@ class Binding:
 def bind_near(pci_address: str | None, sysfs: Path = SYSFS) -> Binding:
     """Let this process run only on CPUs of the NUMA node of the device at `pci_address`, such as 0000:3b:00.0.
 
-    A process that already runs on that node alone (torchrun --numa-binding, Slurm) keeps the CPUs it has. Nothing
-    happens where there is one node, where the device's cannot be told, and where none of its CPUs is allowed.
+    A process that already runs on that node alone (torchrun --numa-binding, Slurm) keeps the CPUs it has. Nothing is
+    done if there is only one node, if the node of the device is unknown, or if this process may use none of its CPUs.
     `sysfs` is for tests.
     """
     nodes = cpus_by_node(sysfs)
@@ -50,7 +51,7 @@ def bind_near(pci_address: str | None, sysfs: Path = SYSFS) -> Binding:
 
 
 def numa_node(pci_address: str | None, sysfs: Path = SYSFS) -> int | None:
-    """The node of a PCI device; None where the system does not know (virtual machines say -1)."""
+    """The NUMA node of a PCI device; None if the system does not know it (virtual machines report -1)."""
     if pci_address is None:
         return None
     try:
@@ -61,7 +62,7 @@ def numa_node(pci_address: str | None, sysfs: Path = SYSFS) -> int | None:
 
 
 def cpus_by_node(sysfs: Path = SYSFS) -> dict[int, frozenset[int]]:
-    """{NUMA node: its CPUs}, without nodes of memory alone; empty where the system does not tell."""
+    """{NUMA node: its CPUs}, without nodes that have no CPU; empty if the system does not report them."""
     nodes = {}
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -71,13 +72,13 @@ def cpus_by_node(sysfs: Path = SYSFS) -> dict[int, frozenset[int]]:
 
 
 def _parse_list(text: str) -> frozenset[int]:
-    """As sysfs writes CPUs: 0-31,64-95."""
+    """The CPUs of a list as sysfs writes it, such as 0-31,64-95."""
     spans = [span.split("-") for span in text.strip().split(",") if span]
     return frozenset(cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1))
 
 
 def _run_on(cpus: frozenset[int]) -> None:
-    """All threads there are; those that they start later inherit it."""
+    """Bind all threads of this process; threads that they start later inherit the CPUs."""
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # one that has just ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has just ended
             os.sched_setaffinity(int(thread), cpus)

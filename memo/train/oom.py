@@ -1,4 +1,4 @@
-"""Explains an out-of-memory error in a step: which component exceeded its forecast, and which flags free memory."""
+"""Explains an out-of-memory error in a step: which component exceeds its forecast, and which flags save memory."""
 
 import contextlib
 import re
@@ -17,11 +17,11 @@ from memo.train.watching import MemoryUse, Meter
 from memo.units import GIB, KIB, MIB, format_bytes
 
 _MESSAGES = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "bad_alloc")
-"""How torch's allocator for CPUs and the planned one say it, as RuntimeErrors."""
+"""Messages of the RuntimeErrors that torch's allocator for CPUs and the planned allocator raise."""
 
 RESIDENT_NOISE_BYTES = 128 * MIB
-"""What a CPU's process may hold beyond what torch's allocator is asked for, which is what is foreseen: pages that were
-freed and not returned, libraries that the first step loads. 10 to 75 MiB in four small runs on Linux."""
+"""By how much the resident set of a process on a CPU may exceed the foreseen requests without a reason to report it:
+freed pages that were not returned, libraries that the first step loads. 10 to 75 MiB in four small runs on Linux."""
 
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
@@ -34,40 +34,39 @@ _PLACES = (
     ("memo.train.recompute", "the recomputation of a layer"),
     ("memo.parallel.pipeline", "a backward or the messages between stages"),
 )
-"""Where a step runs out, by module; the innermost on the stack counts. Plain layers' backwards have no frame."""
+"""Parts of a step by module; the innermost module on the stack counts. Backwards of autograd have no Python frame."""
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """What one rank had when it ran out.
+    """The memory of one rank when it ran out of it.
 
     Attributes:
-        place: what of the step was running.
-        asked_bytes: of the request that failed; None: the error does not tell.
-        used_bytes, foreseen_bytes: by component, now and before training; the request that failed counts as transient.
-        room: a sentence about the device's memory as a whole.
-        scattered_bytes: free, but in pieces that torch's allocator keeps.
-        noise_bytes: by which used_bytes may be too many.
+        place: the part of the step that was running.
+        asked_bytes: bytes of the request that failed; None if the error does not name them.
+        used_bytes, foreseen_bytes: bytes by component, now and before training; the failed request counts as transient.
+        free: the end of a clause about the free memory of the device.
+        scattered_bytes: free bytes in pieces that torch's allocator keeps.
+        noise_bytes: by how much used_bytes may be too high.
     """
 
     place: str
     asked_bytes: int | None
     used_bytes: dict[str, int]
     foreseen_bytes: dict[str, int]
-    room: str = ""
+    free: str = ""
     scattered_bytes: int = 0
     noise_bytes: int = 0
 
     @property
     def grown(self) -> str | None:
-        """The component that is most bytes above what was foreseen; None where none is by more than a hundredth and
-        the noise."""
+        """The component that exceeds its forecast most; None if none does by more than a hundredth and the noise."""
         above = {name: self.used_bytes[name] - self.foreseen_bytes.get(name, 0) for name in self.used_bytes}
         name = max(above, key=lambda name: above[name])
         return name if above[name] > max(self.foreseen_bytes.get(name, 0) / 100, self.noise_bytes) else None
 
     def describe(self) -> str:
-        """One paragraph without the advice."""
+        """What happened, in one paragraph, without the advice."""
         asked = "" if self.asked_bytes is None else f", which asked for {format_bytes(self.asked_bytes)}"
         parts = [
             f"{name} {format_bytes(used)} (foreseen {format_bytes(self.foreseen_bytes.get(name, 0))})"
@@ -80,17 +79,17 @@ class Shortage:
             if name is None
             else f"{name} is {format_bytes(self.used_bytes[name] - self.foreseen_bytes.get(name, 0))} above that"
         )
-        return f"in {self.place}{asked}{self.room}: {', '.join(parts)}; {verdict}"
+        return f"in {self.place}{asked}{self.free}: {', '.join(parts)}; {verdict}"
 
 
 @contextlib.contextmanager
 def explained(config: RunConfig, parts: ParallelModel, meter: Meter, iteration: int) -> Iterator[None]:
-    """Around one step: raises OutOfMemory for what the device's or the host's allocator refuses.
+    """A context around one step: raises OutOfMemory if the device's or the host's allocator refuses a request.
 
-    Its one message names the component that grew, with numbers, and the flags that help. On CUDA torch's memory
-    snapshot is written beside the run's log first.
+    Its message names the component that grew, with numbers, and the flags that help. On CUDA torch's memory snapshot is
+    written to the folder of the run's log first.
     """
-    meter.forecast(config, parts)  # while there is memory to measure in
+    meter.forecast(config, parts)  # which needs memory, so it is made before the step
     try:
         yield
     except Exception as error:
@@ -105,21 +104,21 @@ def explained(config: RunConfig, parts: ParallelModel, meter: Meter, iteration: 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA's error of torch, Python's own, and what torch's CPU allocator and C++ raise as RuntimeError."""
+    """Whether it is torch's error for CUDA, Python's MemoryError, or the RuntimeError of a CPU allocator."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter: Meter) -> Shortage:
-    """What this rank holds while the failed step's tensors are still alive."""
+    """The memory of this rank; to be called while the tensors of the failed step are still alive."""
     use, asked = MemoryUse.of(parts), asked_bytes(str(error))
-    room, scattered, noise = "", 0, 0
+    free, scattered, noise = "", 0, 0
     if parts.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(parts.device)
+        free_bytes, total_bytes = torch.cuda.mem_get_info(parts.device)
         allocated, reserved = torch.cuda.memory_allocated(parts.device), torch.cuda.memory_reserved(parts.device)
         scattered = reserved - allocated
-        room = f" where {format_bytes(free)} of {format_bytes(total)} are free outside of torch's allocator"
+        free = f" where {format_bytes(free_bytes)} of {format_bytes(total_bytes)} are free outside of torch's allocator"
     else:
         allocated, noise = meter.device_bytes_now(use), RESIDENT_NOISE_BYTES
     used = {
@@ -131,17 +130,17 @@ def measure(error: BaseException, config: RunConfig, parts: ParallelModel, meter
         "transient": max(0, allocated - use.device_bytes) + (asked or 0),
     }
     foreseen = meter.forecast(config, parts)
-    return Shortage(place_of(error.__traceback__), asked, used, foreseen, room, scattered, noise)
+    return Shortage(place_of(error.__traceback__), asked, used, foreseen, free, scattered, noise)
 
 
 def asked_bytes(message: str) -> int | None:
-    """The size of the request that an allocator refused, from its message."""
+    """The size of the request that an allocator refused, as its message names it; None if it does not."""
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)
     return None if found is None else int(float(found[1]) * _UNITS[found[2]])
 
 
 def place_of(trace: TracebackType | None) -> str:
-    """What of a step was running, for people."""
+    """The part of a step that was running, for people."""
     found = "the step"
     names = dict(_PLACES)
     while trace is not None:
@@ -151,7 +150,7 @@ def place_of(trace: TracebackType | None) -> str:
 
 
 def advice(config: RunConfig, shortage: Shortage, moves: bool) -> list[str]:
-    """Flags that make room, the most fitting first; `moves`: activations move to host memory."""
+    """Flags that save memory, the most fitting one first; `moves`: whether activations move to host memory."""
     memory, training, parallel = config.memory, config.training, config.parallel
     found = []
     if shortage.scattered_bytes > (shortage.asked_bytes or 0) and not memory.plans:
@@ -188,12 +187,12 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
 
 
 def _snapshot(config: RunConfig, parts: ParallelModel) -> str:
-    """Where torch's picture of the device's memory lies; its blocks are those of the failed step."""
+    """Write torch's snapshot of the device's memory in the failed step; returns a sentence about its file."""
     if parts.device.type != "cuda":
         return ""
     log = default_log(config.checkpoint.save, config.logging.log_jsonl)
     if log is None:
-        # A simulated rank keeps nothing: --save fights with --simulate-world, and memo rehearse has no log either.
+        # A simulated rank writes no log: --simulate-world does not go with --save, and memo rehearse has none either.
         is_alone = config.parallel.simulate_world is not None
         return "" if is_alone else ". With --save or --log-jsonl there would be a memory snapshot"
     path = Path(log).with_suffix(f".oom.rank{parts.mesh.rank}.pickle")

@@ -11,7 +11,7 @@ from memo.checkpoint.background import BackgroundWriter
 from memo.checkpoint.directory import LATEST, has_pointer, remove_older
 from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.finite import check_finite
-from memo.checkpoint.owner import Claim, claim
+from memo.checkpoint.owner import Ownership, claim
 from memo.checkpoint.store import SegmentState, from_rank_zero
 from memo.config import RunConfig
 from memo.config.identity import accepted_changes, differences, model_identity
@@ -24,13 +24,13 @@ from memo.train.feed import Feed
 from memo.train.metrics import say
 
 
-def own_directory(config: RunConfig, mesh: Mesh) -> Claim | None:
+def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
     """Own the directory of --save, and see that the next checkpoints have room; collective over all ranks.
 
     Returns what rank 0 must release at the end; None on other ranks, and without --save. Raises CheckpointError, on
     every rank, for a directory of another run or one that cannot be written, and ResourceError for one without room.
     """
-    save, owned = config.checkpoint.save, list[Claim]()
+    save, owned = config.checkpoint.save, list[Ownership]()
     if save is None:
         return None
 
@@ -62,7 +62,7 @@ class Persistence:
     tensors are read where they lie; optimizer steps wait for that (memo.checkpoint.background).
     """
 
-    def __init__(self, config: RunConfig, parts: ParallelModel, feed: Feed, owned: Claim | None) -> None:
+    def __init__(self, config: RunConfig, parts: ParallelModel, feed: Feed, owned: Ownership | None) -> None:
         """`owned`: what `own_directory` has returned."""
         self._owned = owned
         self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler

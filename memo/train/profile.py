@@ -1,4 +1,4 @@
-"""`memo profile` on the ranks of a run: one layer alone, and the plan that follows from it."""
+"""`memo profile` on the ranks of a run: it measures one layer alone, and makes the swap plan that follows from it."""
 
 import contextlib
 from dataclasses import dataclass
@@ -36,13 +36,13 @@ from memo_kernels import select_ops
 
 
 @dataclass(frozen=True)
-class Recording:
+class TraceOptions:
     """How the memory requests of one step are recorded.
 
     Attributes:
-        out: file for those of rank 0 (schema "memory_trace").
-        is_managed: serve the step from CUDA's managed memory while it is recorded.
-        oversubscribes: with that, let it ask for more than the device has free.
+        out: file for the requests of rank 0 (schema "memory_trace").
+        is_managed: whether CUDA's managed memory serves the step while it is recorded.
+        oversubscribes: whether the step may then request more than the device has free.
     """
 
     out: str
@@ -51,24 +51,24 @@ class Recording:
 
 
 def profile_run(
-    config: RunConfig, out: str | None, recording: Recording | None = None, attention: bool = False
+    config: RunConfig, out: str | None, recording: TraceOptions | None = None, attention: bool = False
 ) -> None:
-    """Measure, write and print, on every rank of the run that `config` describes; rank 0 tells.
+    """Measure one layer on every rank of the run that `config` describes; rank 0 writes and prints.
 
     Args:
-        out: file for the profile (schema "layer_profile"); None: the cache alone.
-        recording: of the memory requests of one step; None: they are not recorded.
-        attention: measure attention kernels first, and go on with those that --attention-backend then means.
+        out: file for the profile (schema "layer_profile"); None if it is only kept in the cache.
+        recording: how to record the memory requests of one step; None if they are not recorded.
+        attention: whether to measure attention kernels first, and to choose --attention-backend by them.
 
-    Raises what training raises for a run that cannot be, PlanError and HostMemoryError for one that has no plan,
-    AllocatorError where requests cannot be recorded, ConfigError for managed memory without CUDA.
+    Raises what training raises for a run that cannot start, PlanError and HostMemoryError if there is no plan,
+    AllocatorError if requests cannot be recorded, and ConfigError for managed memory without CUDA.
     """
     check_writable("--out", out, is_directory=False)
     if recording is not None:
         check_writable("--trace-out", recording.out, is_directory=False)
     if recording is None and config.memory.memory_planner is None:  # no step runs that could be planned
         config = config.override({"memory_planner": "off"})
-    # In managed memory what is asked for is counted and refused as it comes: no estimate has to.
+    # Requests of managed memory are counted and refused one by one, so no estimate has to refuse the run before.
     with refusals_are_heard(config.parallel):
         prepared = prepare(config, must_fit=recording is None or not recording.is_managed)
     wanted, config, device = config.hardware.attention_backend, prepared.config, local_device(prepared.device_type)
@@ -93,12 +93,12 @@ def profile_run(
 
 
 def _with_measured_attention(config: RunConfig, wanted: str, mesh: Mesh, device: torch.device) -> RunConfig:
-    """Time kernels on one device of each node; `config` with the backend that `wanted` now is."""
+    """Measure kernels on one device of each node; returns `config` with the backend that `wanted` selects then."""
     if is_first_of_node():
         rows, path = measure_attention(config, device)
         if mesh.is_main_rank:
             print(f"{describe_rows(rows)}\nkept in {path}", flush=True)
-    all_reduce(torch.zeros(1, device=device), mesh.world)  # the others wait: their work would be in the figures
+    all_reduce(torch.zeros(1, device=device), mesh.world)  # the other ranks wait, as their work would disturb the times
     choice = choose_attention(config.override({"attention_backend": wanted}), device)
     if mesh.is_main_rank:
         print(f"attention: {choice.name} ({choice.reason})\n", flush=True)
@@ -106,32 +106,32 @@ def _with_measured_attention(config: RunConfig, wanted: str, mesh: Mesh, device:
 
 
 def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | None) -> None:
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         if mesh.is_main_rank:
             print(text, flush=True)
 
-    # A run without swapping has no tiles and no plan, but its layer has times.
+    # A run without a swap plan has no tiles, but its layer can be measured on tiles all the same.
     on_tiles = {} if config.memory.swaps else {"offload_alpha": "auto", "recompute_granularity": "none"}
     host = settle(config, mesh, device)
     profile = _measure_alone(config.override(on_tiles), mesh, device)
-    tell(describe_profile(profile))
+    show(describe_profile(profile))
     origin = keep(profile, config, mesh)
     if out is not None:
         if mesh.is_main_rank:
             profile.save(out)
         origin += f" and written to {out}"
     if not config.memory.swaps:
-        tell(f"\nprofile {origin}\nno plan: --offload-alpha off, or --recompute-granularity in its place")
+        show(f"\nprofile {origin}\nno plan: --offload-alpha off, or --recompute-granularity in its place")
         return
     states = state_bytes(config, mesh.grid.world_size, mesh.at.pp)  # the model does not exist: count what it would take
     host.draw("states", states.host)
     room = FreeMemory(free_bytes(device) - states.device, host.left_bytes)
     chosen = decide(config, mesh, _operations(config, mesh), profile, origin, room, device)
-    tell(f"\nplan for one layer and microbatch on this rank:\n{chosen.describe()}")
+    show(f"\nplan for one layer and microbatch on this rank:\n{chosen.describe()}")
 
 
-def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Recording) -> None:
-    """What training does before its first step, without taking the planned memory."""
+def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: TraceOptions) -> None:
+    """Record what training records before its first step, without reserving the planned memory."""
     config = prepared.config.override({"memory_planner": "auto"})
     parts = build(config, mesh, prepared.dtype, device)
     transients = parts.transients
@@ -141,7 +141,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Rec
     feed = Feed(prepared.train_data, sampler, mesh, config, device, tiles)
     batches = feed.next_global_batch()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, whatever serves the step
+        stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory
         if recording.is_managed:
             stack.enter_context(transients.managed_memory(recording.oversubscribes))
         run = describe_run(config, mesh.grid.world_size, mesh.at.pp)
@@ -155,7 +155,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Rec
 
 
 def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> LayerProfile:
-    """Of the model only one layer exists."""
+    """The profile of one layer; no other part of the model is built."""
     dtype = torch_dtype(str(config.training.params_dtype))
     ops = select_ops(config.hardware.kernels, dtype)
     parts = ModelParts(config.model, dtype, mesh.tp, build_attention(config, mesh, device), ops)
@@ -169,6 +169,6 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
 
 
 def _operations(config: RunConfig, mesh: Mesh) -> list[LayerOp]:
-    """This stage's layer passes in one step."""
+    """The forwards and backwards of layers that this stage runs in one step."""
     pipeline = Pipeline(mesh.grid.pp, config.parallel.vpp, num_microbatches(config, mesh.grid.world_size))
     return layer_ops(pipeline, mesh.at.pp, config.model.num_layers, one_f_one_b(pipeline, mesh.at.pp))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from memo.attention.select import Choice
+from memo.attention.select import AttentionChoice
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
 from memo.checkpoint.store import from_rank_zero
 from memo.config import RunConfig
@@ -37,7 +37,7 @@ from memo.mesh import Mesh, local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.search.states import resolve_states
 from memo.train.attention import choose_attention
-from memo.train.device import Peak, device_peak, gpu_name, place_on_host, resolve_device_type
+from memo.train.device import PeakFlops, device_peak, gpu_name, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
 from memo.train.outputs import check_files
 from memo.train.planned_memory import prepare_allocator
@@ -58,10 +58,10 @@ class Prepared:
     world_size: int
     device_type: str
     dtype: torch.dtype
-    peak: Peak
+    peak: PeakFlops
     placement: str
     allocator: str
-    attention: Choice
+    attention: AttentionChoice
     train_data: SampleDataset
     eval_data: SampleDataset | None
 
@@ -242,7 +242,7 @@ def _device_room(device: torch.device) -> tuple[int, int]:
     return min(free_bytes + RUNTIME_BYTES["cuda"], total_bytes), total_bytes
 
 
-def _admit(config: RunConfig, world_size: int, device: torch.device, peak: Peak) -> None:
+def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakFlops) -> None:
     """One rank of each node asks for all of them: its answer must not differ from its neighbours'."""
     if not is_first_of_node():
         return

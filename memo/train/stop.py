@@ -1,12 +1,12 @@
 """Signals that ask a run to end: a scheduler's SIGTERM, and the SIGINT of Ctrl-C.
 
-    first signal     the step in hand is finished, a checkpoint is saved, exit status 0
+    first signal     the current step is finished, a checkpoint is saved, exit status 0
     second signal    the process ends at once
 
 A handler only sets a flag, on which the ranks agree after each step. Python runs handlers between two of its own
-instructions, so a rank that waits in a collective would never run one: the second signal is read by a thread, from the
-descriptor that the interpreter writes to as soon as a signal comes. No torch here: it takes seconds to load, and
-signals may come meanwhile.
+instructions, so a rank that waits in a collective would not run one. Therefore a thread reads the second signal, from
+the descriptor to which the interpreter writes as soon as a signal comes. This file does not import torch, which takes
+seconds to load, in which a signal may come.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from memo.errors import is_reporting_rank
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO_S = 0.2
-"""What comes so soon after the first is the same signal once more: GNU timeout, for one, sends it to its child and then
-to its group."""
+"""A signal that comes so soon after the first one is the same one again: GNU timeout sends it to its child and then to
+the child's process group."""
 
 
 class GracefulStop:
     """SIGTERM or SIGINT to any rank ends training on all of them, after the same step.
 
     Attributes:
-        requested: this rank was asked to.
-        agreed: all ranks know of it, and end; set by whoever lets them talk.
-        signal_name: what asked this rank; None if nothing did.
+        requested: whether this rank got a signal.
+        agreed: whether all ranks know of a signal and will end; set by the code in which they agree.
+        signal_name: the signal that this rank got; None if it got none.
     """
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class GracefulStop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator["GracefulStop"]:
-        """From here on no signal is older than this call; inside another listening() of the same stop a no-op.
+        """A context in which signals are noted and earlier ones are forgotten; nested in another it does nothing.
 
-        Handlers exist only in the main thread; in another this listens to nothing.
+        Python allows handlers in the main thread alone; in any other thread this does nothing.
         """
         if self._is_listening or threading.current_thread() is not threading.main_thread():
             yield self
@@ -64,7 +64,7 @@ class GracefulStop:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(previous_descriptor)
-            os.write(write, b"\0")  # closing would not do: a forked child may hold the pipe open
+            os.write(write, b"\0")  # closing would not end the thread if a forked child holds the pipe open
             thread.join()
             os.close(read)
             os.close(write)
@@ -75,7 +75,7 @@ class GracefulStop:
 
 
 def _watch(read: int) -> None:
-    """Tell the first signal, end the process at the second; a byte is a signal's number, 0 the end."""
+    """Report the first signal, and end the process at the second; a byte read is a signal's number, or 0 to return."""
     first_s: float | None = None
     while True:
         number = os.read(read, 1)[0]
@@ -87,14 +87,14 @@ def _watch(read: int) -> None:
         if first_s is None:
             first_s = time.monotonic()
             if is_reporting_rank():
-                _tell(f"{name}: this run ends after the step that it is in; a second signal ends it at once")
+                _print(f"{name}: this run ends after the step that it is in; a second signal ends it at once")
         elif time.monotonic() - first_s > ECHO_S:
             rank = os.environ.get("RANK", "0")
-            _tell(f"{name} after a first signal: rank {rank} ends at once, and what it has not saved is lost")
+            _print(f"{name} after a first signal: rank {rank} ends at once, and what it has not saved is lost")
             os._exit(128 + number)  # as a shell reports a process that a signal ended
 
 
-def _tell(text: str) -> None:
-    """On standard error, whatever the main thread is doing with it."""
-    with contextlib.suppress(OSError):  # whoever read it may be gone
+def _print(text: str) -> None:
+    """Print on standard error, without the locks of Python's own stream, which the main thread may hold."""
+    with contextlib.suppress(OSError):  # the reader may be gone
         os.write(2, f"{text}\n".encode())

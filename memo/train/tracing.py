@@ -1,4 +1,4 @@
-"""Some training steps as a trace: what each stream did, and which messages went over which axis."""
+"""Writes a trace of some training steps: the work of each stream, and the messages of each axis of the mesh."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from memo.train.build import ParallelModel
 
 
 def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteration: int, steps: int, path: Path) -> None:
-    """Run `step` so many times, recorded on every rank, and write a file a rank; collective.
+    """Run `step` `steps` times, record it on every rank, and write one file per rank; collective.
 
     All ranks count time from one message that they exchange before the first step.
     """
@@ -33,5 +33,5 @@ def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteratio
 
 
 def of_rank(path: Path, rank: int, world_size: int) -> Path:
-    """The file of one rank: of several, each has its number before the suffix."""
+    """The file of one rank; if there are several ranks, its number stands before the suffix."""
     return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from memo.checkpoint import RunState
-from memo.checkpoint.owner import Claim
+from memo.checkpoint.owner import Ownership
 from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
@@ -99,7 +99,7 @@ class Trainer:
         self._owns_groups = not dist.is_initialized()
         self._parts: ParallelModel | None = None
         self._train_feed: Feed | None = None
-        self._owned: Claim | None = None
+        self._owned: Ownership | None = None
         self._persistence: Persistence | None = None
         self._agreement: Agreement | None = None
         self._watchdog: Watchdog | None = None

@@ -6,9 +6,9 @@
                                     end by itself
 
 A rank that waits for a lost one is blocked in native code, where no exception reaches it. Under gloo the closed socket
-ends the wait; under NCCL nothing does. So the guard gives the main thread GRACE_S to raise an error, which says more,
-and then prints the reason and ends the process. Files on disk stay whole: a checkpoint is `.partial` until it is
-published.
+ends the wait; under NCCL nothing does. So the guard gives the main thread GRACE_S to raise an error of its own, which
+has more details, and then prints the reason and ends the process. Files on disk stay whole: a checkpoint is `.partial`
+until it is published.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from memo.train.heartbeat import Heartbeat
 GRACE_S = 5.0
 """Time from the report of a lost rank to the end of this process, if it has not failed by itself."""
 ENDING_S = 15.0
-"""Time from an error of this rank to the end of its process, whose messages may wait for ranks that are gone."""
+"""Time from an error of this rank to the end of its process, which may be waiting for messages of lost ranks."""
 PATIENCE_S = 3 * CENSUS_S
-"""How long a rank whose message has failed waits for a report of the cause."""
+"""Time that a rank whose message has failed waits for a report of the cause."""
 HANG_SHARE = 0.8
 """Share of the time that a message may wait, after which a step without progress prints the stacks of its threads."""
 _TICK_S = 0.25
@@ -51,7 +51,7 @@ class Watchdog:
     """Created once the ranks of a run know each other; close() ends both threads.
 
     Attributes:
-        watch: the observer to build the mesh with, which notes the last message.
+        watch: observes the messages of the mesh that is built with it, and remembers the last one.
         name: this rank's name in messages; None in a single process.
     """
 
@@ -64,7 +64,7 @@ class Watchdog:
             hosts = [member.host for member in world.members] or [host_name()] * world.size
             names = [_name_of(rank, host, grid.coordinates(rank)) for rank, host in enumerate(hosts)]
             self.name = names[world.rank]
-            self._store = world.store  # that of rank 0 may be the server itself, which all need until they are done
+            self._store = world.store  # kept alive: on rank 0 it may be the server, which all ranks need to the end
             if world.store is not None:
                 store = PrefixStore("presence", world.store.clone())  # type: ignore[attr-defined]
                 self._presence = Presence(store, world.rank, world.members, names, config.parallel.distributed_timeout)
@@ -110,7 +110,7 @@ class Watchdog:
     def explain(self, error: BaseException, *, has_started: bool = True) -> BaseException:
         """Report an error that ends the run to the other ranks, and return the error to raise.
 
-        That is RankLost if the error only says that a message failed because a rank is lost, else the error itself.
+        It is RankLost if the cause of the error is a lost rank, with which a message failed; else the error itself.
         """
         if self._is_over or _is_orderly(error):
             return error
@@ -129,15 +129,16 @@ class Watchdog:
 
     def _tell_others(self, presence: Presence, error: BaseException) -> None:
         why = str(error) if isinstance(error, MemoError) else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):  # the store may have gone as well
+        with contextlib.suppress(RuntimeError):  # the store may be lost as well
             first = presence.leave(why)
             if isinstance(error, MemoError):
                 error.is_known = first.rank != self.rank and first.why == why
 
     def close(self) -> None:
-        """Sign off and end both threads; a second call does nothing.
+        """Report an orderly end and stop both threads; a second call does nothing.
 
-        The pulse ends first, so that the sign-off is this rank's last message to the store: rank 0 may then end it.
+        The pulse thread ends first, so that this report is the rank's last message to the store. Rank 0, which may be
+        the store's server, can end after all reports.
         """
         if self._stop.is_set():
             return
@@ -240,7 +241,7 @@ class Watchdog:
         )
 
     def _end(self) -> None:
-        """End the process, which is the only way out of a message that waits for ever."""
+        """End the process, because nothing else ends a wait for a message that never comes."""
         words = self._error_text
         if not words and self._loss is not None:
             error = RankLost(self._described(self._loss))

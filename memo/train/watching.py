@@ -13,7 +13,7 @@ import torch
 
 from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
-from memo.attention.select import Choice
+from memo.attention.select import AttentionChoice
 from memo.config import RunConfig
 from memo.estimate.own_memory import RUNTIME_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
@@ -23,13 +23,13 @@ from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
 from memo.spec.parameters import count_parameters
 from memo.train.build import ParallelModel
-from memo.train.device import Peak, device_name, peak_memory_bytes
+from memo.train.device import PeakFlops, device_name, peak_memory_bytes
 from memo.train.swap import ChosenSwap
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of this rank by component, now; fields as in memo.artifacts.run_log.StepRecord."""
+    """Bytes that this rank uses now, by component; fields are defined in memo.artifacts.run_log.StepRecord."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -39,12 +39,12 @@ class MemoryUse:
 
     @property
     def device_bytes(self) -> int:
-        """All that lies on the device from one step to the next."""
+        """All bytes that lie on the device from one step to the next."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.rounding_buffers_bytes
 
     @classmethod
     def of(cls, parts: ParallelModel) -> "MemoryUse":
-        """What a rank's model holds; the optimizer's moments exist from its first step on."""
+        """The bytes of a rank's model; the optimizer's moments exist from its first step on."""
         buckets, swap, states = parts.data_parallel.buckets, parts.swap, parts.states
         weights = [x for b in buckets for x in (b.weights, b.source) if x is not None and x is not b.master]
         gradients = [b.gradients if b.gradients is not None else b.gradient_shard for b in buckets]
@@ -65,20 +65,21 @@ class MemoryUse:
 
 
 def _outside_bytes(tensors: list[torch.Tensor], arena: list[torch.Tensor]) -> int:
-    """Of those that do not lie in the arena of states in host memory."""
+    """Bytes of the tensors that do not lie in `arena`, the states in host memory."""
     inside = [x.untyped_storage().data_ptr() for x in arena]
     return sum(x.nbytes for x in tensors if x.untyped_storage().data_ptr() not in inside)
 
 
 class Meter:
-    """Measures the steps of one rank. Make it before the model: on a CPU it asks what the bare process takes.
+    """Measures the steps of one rank.
 
-    There torch loads more with the first step, so that process is taken to be no smaller than the estimate's.
+    It must be made before the model, because on a CPU it measures the size of the process without it. As torch loads
+    more with the first step, that size is taken to be at least the one of the estimate.
 
     Args:
-        interval: steps between two whose copies are timed. Timing puts a few timestamps around each layer and copy
-            and waits for nothing: on CUDA they are events, and those that have not happened when the step is over are
-            read with the next timed one.
+        interval: every how many steps copies are timed. Timing puts a few timestamps around each layer and copy and
+            waits for nothing. On CUDA they are events; those that have not happened when the step is over are read
+            with the next timed step.
     """
 
     def __init__(self, device: torch.device, interval: int) -> None:
@@ -89,7 +90,7 @@ class Meter:
 
     @contextlib.contextmanager
     def step(self, parts: ParallelModel, iteration: int) -> Iterator["CopyTimes"]:
-        """Around one step; what is yielded is filled when the block has ended."""
+        """A context around one step; the yielded times are filled when it ends."""
         times = CopyTimes()
         if iteration % self.interval:
             yield times
@@ -106,7 +107,7 @@ class Meter:
             times.host_update_s = parts.optimizer.host_update_s
 
     def figures(self, parts: ParallelModel, copies: "CopyTimes") -> dict[str, Any]:
-        """Memory of this rank and what is known of its copies, by the names of StepRecord's fields."""
+        """Memory of this rank and times of its copies, by the names of StepRecord's fields."""
         device_peak_bytes, host_peak_bytes = peak_memory_bytes(self.device)
         use = MemoryUse.of(parts)
         planned = parts.transients.statistics() if parts.transients is not None else None
@@ -121,23 +122,23 @@ class Meter:
         }
 
     def forecast(self, config: RunConfig, parts: ParallelModel) -> dict[str, int]:
-        """`memory_forecast`, made once: it runs matrix products, which cannot be done when memory is short."""
+        """The result of `memory_forecast`, which is called once, as it runs matrix products, which need memory."""
         if self._forecast is None:
             self._forecast = memory_forecast(config, parts)
         return self._forecast
 
     def device_bytes_now(self, use: MemoryUse) -> int:
-        """What of this process would lie on a device; for CPUs, where the system only tells of all of it."""
+        """On a CPU, the bytes of the process that would lie on a device; the system reports only their sum."""
         return resident_bytes() - self._beside_bytes(use)
 
     def _beside_bytes(self, use: MemoryUse) -> int:
-        """On a CPU the resident set also holds the host's records, and the process was there before the model."""
+        """On a CPU, what the resident set has besides the device's tensors: host records, and the process itself."""
         return 0 if self.device.type == "cuda" else use.host_records_bytes + self._bare_bytes
 
 
 @dataclass
 class CopyTimes:
-    """Of one step; fields as in StepRecord."""
+    """Times of copies in one step; fields are defined in StepRecord."""
 
     layers_s: float | None = None
     copy_wait_s: float | None = None
@@ -154,7 +155,7 @@ class CopyTimes:
 
 
 def resident_bytes() -> int:
-    """The resident set of this process now; its peak so far where the system does not tell."""
+    """The resident set of this process now; its peak so far if the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -163,19 +164,17 @@ def resident_bytes() -> int:
 
 
 def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
-    """Bytes of this rank by component at the peak of a step, from the second step on, by estimate and swap plan.
+    """Foreseen bytes of this rank by component at the peak of a step, from the second step on.
 
-    What torch's allocator is asked for (memo.estimate.program.memory, which knows no other requests). On a CPU with
-    what matrix products are measured to take on this very CPU, and the process as `runtime` beside it; on CUDA with
-    what torch does not see as `context` (memo.estimate.own_memory).
+    They are the requests to torch's allocator (memo.estimate.program.memory) under the swap plan. On a CPU they include
+    the scratch memory of matrix products, measured on this CPU, and `runtime` is the process itself. On CUDA `context`
+    is what torch does not see (memo.estimate.own_memory).
     """
     chosen, stage, world_size = parts.chosen_swap, parts.mesh.at.pp, parts.mesh.grid.world_size
-    swaps = chosen is not None and not chosen.solution.moves_nothing_is_best
-    moved = chosen.solution.tiles if chosen is not None and swaps else None
-    buffers, host = (
-        (chosen.solution.device_bytes, chosen.solution.host_bytes) if chosen is not None and swaps else (0, 0)
-    )
-    plain = config if swaps else config.override({"offload_alpha": "off"})
+    solution = None if chosen is None or chosen.solution.moves_nothing_is_best else chosen.solution
+    moved = None if solution is None else solution.tiles
+    buffers, host = (0, 0) if solution is None else (solution.device_bytes, solution.host_bytes)
+    plain = config if solution is not None else config.override({"offload_alpha": "off"})
     if parts.device.type == "cuda":
         rank = own_memory(plain, world_size, stage, moved=moved)
         states = {"weights": rank.weights, "gradients": rank.gradients, "optimizer": rank.optimizer}
@@ -184,14 +183,14 @@ def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
     else:
         cpu = program_memory(plain, world_size, stage, moved, scratch_on_this_cpu(parts.dtype))
         held = cpu.states
-        states = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.masters + held.moments}
+        states = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer}
         transient = cpu.moment.num_bytes
         other = {"runtime": RUNTIME_BYTES["cpu"]}
     return {**states, "rounding_buffers": buffers, "host_records": host, "transient": transient, **other}
 
 
 def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
-    """What the plan of this rank expects of a step."""
+    """The times and bytes that the swap plan of this rank foresees for a step."""
     problem, solution = chosen.problem, chosen.solution
     moved, moves = solution.moved_bytes, 0 if solution.moves_nothing_is_best else problem.num_moves
     copies_s = problem.offload.copy_s(moved, 0.0) + problem.prefetch.copy_s(moved, 0.0) if moves else 0.0
@@ -213,8 +212,10 @@ def swap_forecast(chosen: ChosenSwap) -> SwapForecast:
     )
 
 
-def run_header(config: RunConfig, parts: ParallelModel, peak: Peak, attention: Choice, meter: Meter) -> RunHeader:
-    """What runs on this rank."""
+def run_header(
+    config: RunConfig, parts: ParallelModel, peak: PeakFlops, attention: AttentionChoice, meter: Meter
+) -> RunHeader:
+    """The header of the run's log, as seen by this rank."""
     grid = parts.mesh.grid
     layout = {"tp": grid.tp, "cp": grid.cp, "pp": grid.pp, "dp": grid.dp, "world_size": grid.world_size}
     planned = parts.transients.planned if parts.transients is not None else None

@@ -7,7 +7,7 @@ import torch
 
 from memo.artifacts.attention_table import AttentionTable, Case, Row
 from memo.attention import select
-from memo.attention.select import Choice, choose_backend, is_installed
+from memo.attention.select import AttentionChoice, choose_backend, is_installed
 from memo.errors import ConfigError
 
 OWN = Case(128, "bf16", causal=True, packed=False, tokens=32768)
@@ -25,7 +25,7 @@ def table(**seconds: dict[Case, float]) -> AttentionTable:
     return AttentionTable("a GPU", "2.13.0", "0.1.0", tuple(rows))
 
 
-def choose(found: AttentionTable | None, calls: dict[Case, float], head_dim: int = 128) -> Choice:
+def choose(found: AttentionTable | None, calls: dict[Case, float], head_dim: int = 128) -> AttentionChoice:
     return choose_backend("auto", "cuda", head_dim, calls, found, compute_capability=(9, 0))
 
 
@@ -50,7 +50,7 @@ def test_the_quickest_over_all_calls_is_chosen(installed: set[str]) -> None:
     )
     assert choose(times, {OWN: 1.0}).name == "cudnn"
     chosen = choose(times, {OWN: 1.0, OTHER: 1.5})  # 55, 80 and 42 ms
-    assert chosen == Choice(
+    assert chosen == AttentionChoice(
         "flash_attn_3",
         "measured 2026-01-31, forward and backward of causal, 32,768 tokens, heads of 128, bf16; full, 32,768 tokens, "
         "heads of 128, bf16: flash_attn_3 42 ms, cudnn 55 ms, flash 80 ms",
@@ -92,9 +92,9 @@ def test_only_deterministic_backends_are_eligible_where_that_is_asked(installed:
 
 def test_a_name_is_taken_as_it_is(installed: set[str]) -> None:
     times = table(cudnn={OWN: 0.010}, flash={OWN: 0.020})
-    assert choose_backend("flash", "cuda", 128, {OWN: 1.0}, times) == Choice("flash", "--attention-backend")
-    assert choose_backend("cpu", "cpu", 128) == Choice("cpu", "--attention-backend")
-    assert choose_backend("auto", "cpu", 128) == Choice("cpu", "the one kernel of this device")
+    assert choose_backend("flash", "cuda", 128, {OWN: 1.0}, times) == AttentionChoice("flash", "--attention-backend")
+    assert choose_backend("cpu", "cpu", 128) == AttentionChoice("cpu", "--attention-backend")
+    assert choose_backend("auto", "cpu", 128) == AttentionChoice("cpu", "the one kernel of this device")
     with pytest.raises(ConfigError, match=r"'te', which needs CUDA"):
         choose_backend("te", "cpu", 128)
 

@@ -129,7 +129,7 @@ def test_a_restart_of_the_same_job_takes_over_at_once(tmp_path: Path, monkeypatc
     owned = claim(tmp_path, silent)
     owned.release()
     holds(tmp_path, machine="another", restart=1, job="job-6")
-    monkeypatch.setattr(module, "_stands_still", lambda *_: False)
+    monkeypatch.setattr(module, "_is_stale", lambda *_: False)
     with pytest.raises(CheckpointError, match="belongs to another run"):
         claim(tmp_path, silent)
 
@@ -169,7 +169,7 @@ def test_of_many_that_find_a_dead_owner_one_takes_the_directory(tmp_path: Path) 
         assert list(tmp_path.iterdir()) == []
 
 
-def _forked(owned: module.Claim) -> None:
+def _forked(owned: module.Ownership) -> None:
     owned.release()
 
 

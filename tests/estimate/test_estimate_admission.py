@@ -13,7 +13,7 @@ from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes, total_host_bytes
 from memo.estimate.own_memory import own_memory
 from memo.estimate.time import estimate_step_s
-from memo.train.device import Peak
+from memo.train.device import PeakFlops
 from memo.train.setup import _admit, prepare
 from memo.units import GIB, format_bytes
 
@@ -89,7 +89,7 @@ def test_the_context_of_this_process_is_no_other_process(
     config = run(device="cuda", params_dtype="bf16", seq_length=1 << 16, offload_alpha="off")
     total = own_memory(config, 1, 0).total
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (total - taken_bytes, total))
-    asked = (config, 1, torch.device("cuda"), Peak(1e15, "assumed"))
+    asked = (config, 1, torch.device("cuda"), PeakFlops(1e15, "assumed"))
     if says is None:
         _admit(*asked)
         return

@@ -27,7 +27,7 @@ from memo.data import MockDataset
 from memo.errors import OutOfMemory
 from memo.parallel.context import ContextAttention
 from memo.train.metrics import StepRecord
-from memo.train.profile import Recording, profile_run
+from memo.train.profile import TraceOptions, profile_run
 
 STEPS = 3
 SEQ_LENGTH = 64
@@ -177,7 +177,7 @@ def profiled(**options: Any) -> Numbers:
         out, trace, cache = (Path(folder) / name for name in ("profile.json", "trace.json", "cache"))
         config = dataclasses.replace(RunConfig(), model=preset("llama-tiny")).override(options)
         # A planned allocator stays in its process, and tests on CPUs share theirs.
-        recording = Recording(str(trace)) if config.hardware.device == "cuda" else None
+        recording = TraceOptions(str(trace)) if config.hardware.device == "cuda" else None
         profile_run(config.override({"profile_cache": str(cache)}), str(out), recording, attention=True)
         assert LayerProfile.load(out).backward_s > 0
         for row in AttentionTable.load(next(cache.glob("attention-*.json"))).rows:

@@ -17,7 +17,7 @@ from memo.estimate.gpu_peaks import bf16_peak_tflops
 from memo.estimate.hardware_table import HARDWARE
 from memo.executor.host_pool import HostPool
 from memo.train import device as device_module
-from memo.train.device import Peak, device_peak, pci_address, place_on_host
+from memo.train.device import PeakFlops, device_peak, pci_address, place_on_host
 from memo.train.numa import Binding, bind_near, cpus_by_node, numa_node
 
 GPU0, GPU1, UNKNOWN = "0000:3b:00.0", "0000:dc:00.0", "0001:00:00.0"
@@ -214,7 +214,7 @@ def test_a_rank_is_placed_before_its_host_memory_is_touched(
 def test_peaks_are_found_by_whole_names(monkeypatch: pytest.MonkeyPatch, name: str, tflops: float) -> None:
     monkeypatch.setattr(device_module, "gpu_name", lambda _: name)
     peak = device_peak(HardwareConfig(), CUDA, torch.bfloat16)
-    assert peak == Peak(tflops * 1e12, f"{name}, bf16 dense")
+    assert peak == PeakFlops(tflops * 1e12, f"{name}, bf16 dense")
 
 
 UNKNOWN_PEAK = "measured matrix product, bfloat16; memo knows no peak of"
@@ -239,8 +239,8 @@ def test_a_peak_that_is_not_known_is_measured_and_says_what_helps(
     monkeypatch.setattr(device_module, "gpu_name", lambda _: name)
     monkeypatch.setattr(device_module, "_measured_flops", lambda device, dtype: 5e12)
     peak = device_peak(HardwareConfig(), CUDA, dtype)
-    assert peak == Peak(5e12, f"{source} {name}: give its data sheet's with --peak-tflops")
-    assert device_peak(HardwareConfig(peak_tflops=80.0), CUDA, dtype) == Peak(80e12, "--peak-tflops")
+    assert peak == PeakFlops(5e12, f"{source} {name}: give its data sheet's with --peak-tflops")
+    assert device_peak(HardwareConfig(peak_tflops=80.0), CUDA, dtype) == PeakFlops(80e12, "--peak-tflops")
 
 
 def test_machines_and_trainer_take_peaks_from_one_table() -> None:

@@ -1,4 +1,4 @@
-"""Models of Hugging Face in and out: the same weights under other names, on disk and in a run."""
+"""Imports and exports models of Hugging Face: the same weights under other names, on disk and in a run."""
 
 from memo.checkpoint.hugging_face.exporter import Exported, export_checkpoint
 from memo.checkpoint.hugging_face.importer import Imported, import_checkpoint

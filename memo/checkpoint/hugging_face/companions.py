@@ -24,10 +24,10 @@ COMPANIONS = (
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copy what there is of COMPANIONS into `target`, which is made; returns their names.
+    """Copy those of COMPANIONS that exist into `target`, which is made; returns their names.
 
     Raises CheckpointError, before anything is copied, for a name that leads out of `source` or is no regular file;
-    OSError where `target` cannot be written.
+    OSError if `target` cannot be written.
     """
     found = {name: path for name in COMPANIONS if (path := model_file(source, name)) is not None}
     target.mkdir(parents=True, exist_ok=True)
@@ -37,10 +37,10 @@ def copy_companions(source: Path, target: Path) -> list[str]:
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """As copy_companions, from a directory or from one tokenizer.json; nothing if `source` is not there.
+    """The same as copy_companions, from a directory or from one tokenizer.json; nothing if `source` does not exist.
 
-    A lone tokenizer.json gets a tokenizer_config.json that says to take it as it is: by the model's
-    architecture AutoTokenizer would choose a class with rules of its own.
+    For a tokenizer.json alone a tokenizer_config.json is written as well, so that AutoTokenizer uses it unchanged;
+    otherwise AutoTokenizer would choose a class by the model's architecture, which may add rules.
     """
     if source.is_dir():
         return copy_companions(source, target)

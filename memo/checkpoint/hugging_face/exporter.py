@@ -18,7 +18,7 @@ from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
-from memo.checkpoint.hugging_face.names import Place, Shape, places
+from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, places
 from memo.checkpoint.index import Index
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.shapes import global_shapes
@@ -52,11 +52,11 @@ class Exported:
 
 @dataclass(frozen=True)
 class _Theirs:
-    """One of their tensors: its shape and dtype, and which of ours it is made of."""
+    """One tensor of the Hugging Face model: its shape and dtype, and the tensors of memo that it consists of."""
 
     shape: Shape
     dtype: torch.dtype
-    parts: dict[str, Place]
+    parts: dict[str, HuggingFacePlace]
 
     @property
     def num_bytes(self) -> int:
@@ -91,15 +91,15 @@ def export_checkpoint(
 
     Args:
         checkpoint: a directory that --save or `memo import` wrote, or one iter_... in it.
-        dtype: of the weights; default: what the run computed in, or as they are after `memo import`.
-        max_shard_bytes: weights are cut into files no larger than this, but for a tensor that is larger
-            itself; this much is in memory at a time.
+        dtype: dtype of the weights; default: that in which the run computed, or the stored one after `memo import`.
+        max_shard_bytes: weights are written to files no larger than this, unless a single tensor is larger; this much
+            is in memory at a time.
         tokenizer: a directory with the tokenizer's files, or one file.
         config_file: the run's config.toml; default: the one in `checkpoint`.
-        verify: compare the checksums of what is read with those that were written.
+        verify: whether to compare the checksums of what is read with those that were written.
 
-    Raises CheckpointError, and ConfigError for a model that no architecture of theirs has. What could not be
-    written as a whole is removed again.
+    Raises CheckpointError, and ConfigError for a model that no architecture of Hugging Face has. An export that fails
+    is removed.
     """
     final = resolve_checkpoint(checkpoint)
     config = _run_config(final, config_file)
@@ -149,7 +149,7 @@ def _run_config(final: Path, given: str | Path | None) -> RunConfig:
 
 
 def _check_model(final: Path, state: RunState, config: RunConfig) -> None:
-    """Raises CheckpointError when the configuration is of another model than the run that saved the state."""
+    """Raises CheckpointError if the configuration describes another model than the one that was saved."""
     for name, values in differences(state.model, model_identity(config)).items():
         raise CheckpointError(
             f"{final}: the model that was saved had another {name} than its config.toml says ({values}): give the "
@@ -158,7 +158,7 @@ def _check_model(final: Path, state: RunState, config: RunConfig) -> None:
 
 
 def _num_positions(config: RunConfig) -> int:
-    """The length the model is now fit for: what it was made for, or the longer one that it was trained on."""
+    """The sequence length for which the model is made, or the one on which it was trained if that is longer."""
     if config.model.position_embedding_type == "learned_absolute":
         return num_position_embeddings(config)
     known = config.model.max_position_embeddings
@@ -170,7 +170,7 @@ def _torch_name(dtype: ExportDtype | None) -> str | None:
 
 
 def _origins(final: Path, config: RunConfig) -> Iterator[Path]:
-    """Directories of the model that this one was made from, the nearest first. Raises CheckpointError for links."""
+    """Directories of the model from which this one was trained, the nearest first. Raises CheckpointError for links."""
     yield path_within(final.parent, COMPANION_DIR)
     if config.checkpoint.load is not None:
         yield path_within(config.checkpoint.load, COMPANION_DIR)
@@ -188,7 +188,7 @@ def _ancestor(final: Path, config: RunConfig) -> HuggingFaceModel | None:
 def _their_tensors(
     source: _Source, config: RunConfig, model_type: str, dtype: torch.dtype | None
 ) -> dict[str, _Theirs]:
-    """What to write, in the model's order. Raises CheckpointError unless all of it is there."""
+    """The tensors to write, in the model's order. Raises CheckpointError unless the checkpoint has all of them."""
     shapes = global_shapes(config.model, num_position_embeddings(config))
     stored = _stored_masters(source, shapes)
     found: dict[str, _Theirs] = {}
@@ -215,7 +215,7 @@ def _write_weights(source: _Source, folder: Path, tensors: Mapping[str, _Theirs]
     count = len(shards)
     files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
     for file, names in zip(files, shards, strict=True):
-        # Without a name for them, or one shard's tensors would live on while the next one's are read.
+        # The tensors have no variable, so that those of one file are freed before the next ones are read.
         save_file(_read(source, {name: tensors[name] for name in names}), folder / file, metadata={"format": "pt"})
         _flush(folder / file)
     if count > 1:
@@ -226,7 +226,7 @@ def _write_weights(source: _Source, folder: Path, tensors: Mapping[str, _Theirs]
 
 
 def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str]]:
-    """Names of each file, in order; a tensor that is too large has one of its own."""
+    """The names of the tensors of each file, in order; a tensor that is too large has a file of its own."""
     shards: list[list[str]] = []
     free_bytes = -1
     for name, tensor in tensors.items():
@@ -239,7 +239,7 @@ def _pack(tensors: Mapping[str, _Theirs], max_shard_bytes: int) -> list[list[str
 
 
 def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
-    """Their tensors, each filled through views of it as ours."""
+    """The tensors of the Hugging Face model, which are filled through views of the form that memo stores."""
     whole = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
     ours = {
         name: place.oriented(whole[theirs]).chunk(place.num_parts)[place.part]
@@ -251,7 +251,8 @@ def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
 
 
 def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, folder: Path) -> list[str]:
-    """From the first place that has any: what is given, the model this one was made from, the run's tokenizer."""
+    """Copy the tokenizer's files from the first of these that has any: the given path, the model from which this one
+    was trained, the run's tokenizer."""
     if given is not None:
         return copy_tokenizer(Path(given), folder)
     candidates = list(_origins(final, config))
@@ -269,6 +270,6 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _flush(path: Path) -> None:
-    """To the disk, so that the rename never shows a file that a crash emptied."""
+    """Sync a file to the disk, so that after the rename a crash cannot leave it empty."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())

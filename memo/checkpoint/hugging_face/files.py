@@ -1,6 +1,6 @@
-"""The safetensors files of a directory: what they hold, and rectangles of it without reading the rest.
+"""The safetensors files of a directory: their tensors, and rectangles of them without reading the rest.
 
-Files are memory-mapped one at a time, so that at most one shard of a model is in memory at once.
+Files are memory-mapped one at a time, so that at most one file of a model is in memory at once.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from memo.errors import CheckpointError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""By safetensors' names; what else there is (integers, 8-bit floats) is quantised or no weight."""
+"""{name in safetensors: dtype}; all other dtypes (integers, 8-bit floats) are of quantised models or of no weights."""
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """What a file's header says."""
+class FileTensor:
+    """The place, shape and dtype of a tensor, as the header of its file says."""
 
     file: str
     shape: tuple[int, ...]
@@ -37,10 +37,10 @@ class TensorFiles:
     """All tensors of DIR/model.safetensors, or of the shards that DIR/model.safetensors.index.json names."""
 
     def __init__(self, directory: str | Path) -> None:
-        """Reads every header.
+        """Reads the header of every file.
 
-        Raises CheckpointError for a file that is missing, cut short or not as indexed, and for a link that leaves
-        the directory.
+        Raises CheckpointError for a file that is missing, cut short or differs from the index, and for a link that
+        leaves the directory.
         """
         self.directory = Path(directory)
         self._open: tuple[str, Any] | None = None
@@ -62,7 +62,7 @@ class TensorFiles:
                 )
 
     def read(self, name: str, slices: Sequence[slice]) -> Tensor:
-        """A copy of part of a tensor, in its own dtype. Raises CheckpointError when the file fails."""
+        """A copy of part of a tensor, in its own dtype. Raises CheckpointError if the file cannot be read."""
         file = self.tensors[name].file
         try:
             if self._open is None or self._open[0] != file:
@@ -87,12 +87,12 @@ class TensorFiles:
                 f"{len(files)} files are missing): {download_hint(self.directory)}"
             )
 
-    def _headers(self, file: str) -> dict[str, StoredTensor]:
+    def _headers(self, file: str) -> dict[str, FileTensor]:
         try:
             with safe_open(self.directory / file, framework="pt") as opened:
                 slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
                 return {
-                    name: StoredTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
+                    name: FileTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
                 }
         except (SafetensorError, OSError) as error:
             size = (self.directory / file).stat().st_size
@@ -103,7 +103,7 @@ class TensorFiles:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """File of each tensor."""
+    """{name of a tensor: its file}."""
     source = Source(str(path), CheckpointError, f"{download_hint(path.parent)} again")
     weight_map = read_json_object(path, source).get("weight_map")
     files: dict[str, str] = checked(dict[str, FileName], weight_map, "weight_map", source)

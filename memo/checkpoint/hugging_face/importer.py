@@ -1,8 +1,8 @@
-"""`memo import`: a Hugging Face directory as a checkpoint of memo, tensor by tensor.
+"""`memo import`: writes a Hugging Face directory as a checkpoint of memo, tensor by tensor.
 
-OUT/iter_0000000/     masters in the dtype they were published in; no moments
+OUT/iter_0000000/     masters in the dtype in which they were published; no moments
 OUT/config.toml       the shape, as `memo train --config` reads it
-OUT/hugging_face/     config.json, tokenizer and generation settings, for the way back
+OUT/hugging_face/     config.json, tokenizer and generation settings, for `memo export`
 """
 
 import math
@@ -36,10 +36,10 @@ class Imported:
 
 
 def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
-    """Write the model of `directory` to OUT as iteration 0; one process, at most one of its files in memory at a time.
+    """Write the model of `directory` to OUT as iteration 0, in one process with at most one file in memory at a time.
 
-    Raises ConfigError for a model that memo cannot train, CheckpointError for files that are damaged or lead out of
-    `directory`, an OUT that holds a checkpoint already, and a disk that is full.
+    Raises ConfigError for a model that memo cannot train, and CheckpointError for files that are damaged or lead out of
+    `directory`, for an OUT that holds a checkpoint already, and for a full disk.
     """
     source, root = Path(directory), Path(out)
     theirs = read_config(source)
@@ -58,13 +58,13 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
         raise CheckpointError(
             f"--out {root} could not be written ({error.strerror}): free disk space or choose another directory"
         ) from error
-    # The pointer to a whole checkpoint comes last, so an import that fails leaves none.
+    # The pointer to the checkpoint is written last, so an import that fails leaves none.
     path = write_tensors(root, state, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0), flag="--out")
     weights.files.close()
     return Imported(path, sum(math.prod(tensor.shape) for tensor in tensors.values()), companions)
 
 
 def _on_disk(weights: PretrainedWeights, name: str) -> GlobalTensor:
-    """A global tensor that is read when it is written, and forgotten then."""
+    """A global tensor that is read when it is written, and freed then."""
     shape = weights.shapes[name]
     return GlobalTensor(shape, weights.dtype(name), [Part((0,) * len(shape), shape, partial(weights.read_whole, name))])

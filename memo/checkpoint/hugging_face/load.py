@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face directory as the initial ones of a run, each rank reading only its part."""
+"""Loads the weights of a Hugging Face directory as the initial weights of a run; each rank reads only its part."""
 
 from pathlib import Path
 
@@ -21,10 +21,10 @@ def pretrained_directory(config: RunConfig) -> str | None:
 
 
 def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeights:
-    """Check that DIR holds the weights of config.model, whose vocabulary is known; reads headers alone.
+    """Check that DIR holds the weights of config.model, whose vocabulary is known; only headers are read.
 
-    Single fields of the shape may differ from DIR/config.json (a stretched RoPE, say), names and shapes of
-    the weights may not. Raises ConfigError or CheckpointError.
+    The configuration may differ from DIR/config.json (in the scaling of RoPE, for example), but not in names and shapes
+    of the weights. Raises ConfigError or CheckpointError.
     """
     theirs = read_config(directory)
     return PretrainedWeights(directory, config.model, theirs.model_type, num_position_embeddings(config))
@@ -33,9 +33,8 @@ def open_pretrained(directory: str | Path, config: RunConfig) -> PretrainedWeigh
 def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
     """Fill masters and weights from DIR/*.safetensors; collective over all ranks.
 
-    A rank reads the rectangles of its own shard of the masters, so that the model is read once for each
-    tp x pp part and never held whole; weights then come from all masters. Raises CheckpointError on every
-    rank when any could not read.
+    A rank reads the rectangles of its own shard of the masters, so that no rank holds the whole model; weights are then
+    gathered from the masters. Raises CheckpointError on every rank if any rank cannot read.
     """
     failure = None
     try:

@@ -1,7 +1,7 @@
 """Where each global tensor lies in a Hugging Face model.
 
-The way in, the way out and the checks all read this one table, so that none of them knows how a family
-names, fuses or transposes its matrices.
+Import, export and checks all use this one table, so that no other code depends on how a family of models names, fuses
+or transposes its matrices.
 """
 
 import re
@@ -14,13 +14,13 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A tensor of theirs, or one of several equal parts of its rows, as ours.
+class HuggingFacePlace:
+    """Where one of memo's global tensors lies: in a tensor of the Hugging Face model, or in a part of its rows.
 
     Attributes:
-        name: theirs.
-        transposed: GPT-2's Conv1D keeps matrices as [in, out]; memo as [out, in], like everybody else.
-        part, num_parts: which rows (as memo counts them) of a fused matrix.
+        name: name of the tensor in the Hugging Face model.
+        transposed: whether that is stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
+        part, num_parts: which of several equal parts of the rows of a fused matrix, counted as memo stores it.
     """
 
     name: str
@@ -29,18 +29,18 @@ class Place:
     num_parts: int = 1
 
     def whole_shape(self, shape: Shape) -> Shape:
-        """Shape of their tensor, given that of ours."""
+        """Shape of the tensor in the Hugging Face model, given that of memo's."""
         fused = (shape[0] * self.num_parts, *shape[1:])
         return fused[::-1] if self.transposed else fused
 
     def slices(self, shape: Shape, offset: Shape, size: Shape) -> tuple[slice, ...]:
-        """Where the rectangle `size` at `offset` of our tensor of `shape` lies in theirs."""
+        """Where the rectangle `size` at `offset` of memo's tensor of `shape` lies in that of the Hugging Face model."""
         first = (offset[0] + self.part * shape[0], *offset[1:])
         ours = tuple(slice(start, start + length) for start, length in zip(first, size, strict=True))
         return ours[::-1] if self.transposed else ours
 
     def oriented(self, theirs: Tensor) -> Tensor:
-        """A view of a rectangle of theirs as memo holds it."""
+        """A view, as memo stores it, of a rectangle of the tensor in the Hugging Face model."""
         return theirs.t() if self.transposed else theirs
 
 
@@ -81,34 +81,34 @@ _GPT2_OUTSIDE = {
 }
 
 BASE_PREFIXES = ("model.", "transformer.")
-"""What the names of a model without head lack."""
+"""Prefixes that the names lack in a model that was saved without its head."""
 
-# Masks, angles and the copy of a tied embedding: stored by some versions, read by none of memo.
+# Masks and angles, which some versions store and memo computes.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|rope\.freqs)")
 
 
-def places(model_type: str, names: Iterable[str]) -> dict[str, Place]:
-    """{our global name: its place} in a model of one of `memo.config.hugging_face.FAMILIES`."""
+def places(model_type: str, names: Iterable[str]) -> dict[str, HuggingFacePlace]:
+    """{memo's global name: its place} in a model of one of `memo.config.hugging_face.FAMILIES`."""
     return {name: _place(model_type, name) for name in names}
 
 
 def is_no_weight(name: str) -> bool:
-    """A tensor of theirs that memo computes instead."""
+    """Whether a tensor of the Hugging Face model is one that memo computes instead of storing it."""
     return _NO_WEIGHTS.fullmatch(name) is not None
 
 
-def _place(model_type: str, name: str) -> Place:
+def _place(model_type: str, name: str) -> HuggingFacePlace:
     layer = _LAYER.fullmatch(name)
     is_gpt2 = model_type == "gpt2"
     if layer is None:
         module, kind = name.rsplit(".", 1)
-        return Place(f"{(_GPT2_OUTSIDE if is_gpt2 else _OUTSIDE)[module]}.{kind}")
+        return HuggingFacePlace(f"{(_GPT2_OUTSIDE if is_gpt2 else _OUTSIDE)[module]}.{kind}")
     index, module, kind = layer.groups()
     if not is_gpt2:
         table = _STARCODER2 if model_type == "starcoder2" else _LLAMA
-        return Place(f"model.layers.{index}.{table[module]}.{kind}")
+        return HuggingFacePlace(f"model.layers.{index}.{table[module]}.{kind}")
     theirs = f"transformer.h.{index}.{_GPT2[module]}.{kind}"
     is_matrix = kind == "weight" and not module.endswith("norm")
     if module in ("attention.q", "attention.k", "attention.v"):
-        return Place(theirs, is_matrix, "qkv".index(module[-1]), 3)
-    return Place(theirs, is_matrix)
+        return HuggingFacePlace(theirs, is_matrix, "qkv".index(module[-1]), 3)
+    return HuggingFacePlace(theirs, is_matrix)

@@ -1,12 +1,13 @@
-"""The weights of a Hugging Face directory under memo's names, checked against a model before any is read."""
+"""The weights of a Hugging Face directory under memo's names; all are checked against a model before any is read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from memo.checkpoint.hugging_face.files import DTYPES, TensorFiles
-from memo.checkpoint.hugging_face.names import BASE_PREFIXES, Place, Shape, is_no_weight, places
+from memo.checkpoint.hugging_face.names import BASE_PREFIXES, HuggingFacePlace, Shape, is_no_weight, places
 from memo.checkpoint.shapes import global_shapes
 from memo.config.model import ModelConfig
 from memo.errors import CheckpointError
@@ -15,10 +16,10 @@ _ROWS_AT_ONCE = 4096
 
 
 class PretrainedWeights:
-    """Global tensors of a model, read from another's files a rectangle at a time.
+    """Global tensors of a model, of which rectangles are read from the files of a Hugging Face model.
 
     Attributes:
-        shapes: {our global name: shape}, in the model's order.
+        shapes: {memo's global name: shape}, in the model's order.
     """
 
     def __init__(self, directory: str | Path, model: ModelConfig, model_type: str, num_positions: int) -> None:
@@ -34,11 +35,11 @@ class PretrainedWeights:
         return DTYPES[self.files.tensors[self.places[name].name].dtype]
 
     def file(self, name: str) -> str:
-        """The file with this tensor: reading in this order opens each once."""
+        """The file with this tensor; whoever reads tensors in the order of their files opens each file once."""
         return self.files.tensors[self.places[name].name].file
 
     def read(self, name: str, offset: Shape, size: Shape) -> Tensor:
-        """The rectangle `size` at `offset` of our global tensor `name`, in the dtype it is stored in."""
+        """The rectangle `size` at `offset` of memo's global tensor `name`, in the dtype in which it is stored."""
         place = self.places[name]
         return place.oriented(self.files.read(place.name, place.slices(self.shapes[name], offset, size)))
 
@@ -47,12 +48,12 @@ class PretrainedWeights:
         shape = self.shapes[name]
         return self.read(name, (0,) * len(shape), shape).contiguous()
 
-    def _stored_as(self, place: Place) -> Place:
-        """Models saved without their head have no prefix."""
+    def _stored_as(self, place: HuggingFacePlace) -> HuggingFacePlace:
+        """The place with the name that the files have: models saved without their head have no prefix."""
         for prefix in BASE_PREFIXES:
             bare = place.name.removeprefix(prefix)
             if place.name not in self.files.tensors and bare in self.files.tensors:
-                return Place(bare, place.transposed, place.part, place.num_parts)
+                return replace(place, name=bare)
         return place
 
     def _check(self, name: str) -> None:
@@ -76,7 +77,7 @@ class PretrainedWeights:
             )
 
     def _check_rest(self) -> None:
-        """Weights that this model would leave out."""
+        """Raises CheckpointError for a weight in the files that this model does not have."""
         used = {place.name for place in self.places.values()}
         for name in self.files.tensors:
             if name in used or is_no_weight(name):
@@ -90,7 +91,7 @@ class PretrainedWeights:
             )
 
     def _check_tied(self, head: str) -> None:
-        """A stored copy of a tied embedding must be one."""
+        """Raises CheckpointError unless a stored head equals the embedding with which the model ties it."""
         embedding = self.places["embedding.weight"].name
         stored = self.files.tensors
         equal = stored[head].shape == stored[embedding].shape
