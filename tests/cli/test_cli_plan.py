@@ -63,18 +63,18 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"] and lines[6] == ""
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
-    risk = "8.9% faster than what surely fits, but it may not fit: GPU memory: 35.36 GiB needed, 34.75 GiB sure to fit"
+    risk = "7.7% faster than what surely fits, but it may not fit: GPU memory: 35.36 GiB needed, 34.75 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
-    assert lines[11].startswith("surely fits: tp4 cp1 pp2 vpp8 mbs1: ")
+    assert lines[11].startswith("surely fits: tp4 cp1 pp1 mbs32: --offload-alpha auto")
     assert lines[15] == f"{start} {run} --data-path DATA --save RUN"
     assert not any(line.startswith("best:") for line in lines)
     others = lines[lines.index("would be faster, but may not fit:") + 2 : -2]
     assert len(others) == 1 and "tp4 cp2 pp1 mbs2 p2p" in others[0]  # not what is to be tried first, again
     assert "# It may not fit: GPU memory: " in first.read_text() and "may not fit" not in run.read_text()
-    stages = [parse_run(["--config", str(file)], prog="memo train").parallel.pp for file in (first, run)]
-    assert stages == [1, 2]
+    runs = [parse_run(["--config", str(file)], prog="memo train") for file in (first, run)]
+    assert [run.training.micro_batch_size for run in runs] == [1, 32]
 
 
 def test_json_of_what_to_try_first(capsys: Capture) -> None:
