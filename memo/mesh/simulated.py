@@ -79,6 +79,10 @@ class _SimulatedGroup(ProcessGroup):
     def getBackendName(self) -> str:
         return _BACKEND
 
+    def _get_backend(self, device: torch.device) -> Any:
+        """From 2.14 on torch asks for it before it sends a batch of messages. Nothing lies beneath this group."""
+        return self
+
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         with self._message("all_reduce", *tensors) as wait:
             return _Done(tensors, wait)
