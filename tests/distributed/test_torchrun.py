@@ -1,7 +1,7 @@
 """The example as torchrun starts it: eight ranks log the losses of one process for 20 steps; killed ranks lose nothing.
 
 The eight are forked with the variables that torchrun gives its ranks, and a store such as it keeps: to import torch in
-eight processes takes longer than all their steps. Those that are killed are started, and restarted, by torchrun.
+eight processes takes longer than all their steps. Of those that are killed, torchrun starts some, and restarts them.
 
 fp64: within 1e-10. fp32: within 5e-6, ten roundings of a loss of 4; each Adam step passes the rounding of nearly zero
 gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.4e-7. After kills: not one bit.
@@ -9,21 +9,21 @@ gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from checkpoints import assert_equal_bits
-from forked import Process, finish, fork, own_store, world
+from forked import ROOT, Process, finish, fork, own_store, world
+from processes import by_hand, by_torchrun
 from ranks import run_ranks
 
 from memo.checkpoint import latest_checkpoint
+from memo.errors import EXIT_FAILED
 from memo.train.entry import main
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "pretrain_gpt.py"
 FLAGS = [
     *("--model", "llama-tiny", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -64,25 +64,26 @@ def losses(folder: Path, jobs: Iterable[str]) -> dict[str, list[float]]:
     return {name: [json.loads(line)["lm_loss"] for line in lines] for name, lines in logs.items()}
 
 
-def torchrun(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-
-
 Losses = dict[str, list[float]]
 
 
+@pytest.fixture(scope="module", params=["fp64", pytest.param("fp32", marks=pytest.mark.full)])
+def dtype(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """By dtype."""
-    folder, jobs = tmp_path_factory.mktemp("one"), {dtype: ["--params-dtype", dtype] for dtype in BOUNDS}
+def one_process(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    folder, jobs = tmp_path_factory.mktemp("one"), {"one": ["--params-dtype", dtype]}
     finish([start(folder, "one", jobs_of(folder, jobs), {})])
-    return losses(folder, jobs)
+    return losses(folder, jobs)["one"]
 
 
 @pytest.fixture(scope="module")
-def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """By dtype and layout; all run in the same processes, one after another."""
-    jobs = {f"{d} {layout}": [*layout.split(), "--params-dtype", d] for d in BOUNDS for layout in LAYOUTS}
+def eight_ranks(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """By layout; all run in the same processes, one after another."""
+    jobs = {layout: [*layout.split(), "--params-dtype", dtype] for layout in LAYOUTS}
     folder, store = tmp_path_factory.mktemp("eight"), own_store()
     arguments = jobs_of(folder, jobs)
     finish([start(folder, f"rank {rank}", arguments, its) for rank, its in enumerate(world(8, store))])
@@ -90,9 +91,10 @@ def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Losses:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", BOUNDS)
-def test_eight_ranks_log_the_losses_of_one(dtype: str, layout: str, one_process: Losses, eight_ranks: Losses) -> None:
-    one, eight = one_process[dtype], eight_ranks[f"{dtype} {layout}"]
+def test_eight_ranks_log_the_losses_of_one(
+    dtype: str, layout: str, one_process: list[float], eight_ranks: Losses
+) -> None:
+    one, eight = one_process, eight_ranks[layout]
     assert one[-1] < one[0] - 0.5  # it learns
     assert len(eight) == len(one) == 20
     difference = max(abs(a - b) for a, b in zip(eight, one, strict=True))
@@ -144,7 +146,10 @@ def _uninterrupted(flags: list[str]) -> None:
 
 
 def test_ranks_that_are_killed_cost_time_alone(tmp_path: Path) -> None:
-    """One command line for all lives: torchrun restarts it, and --load, the same as --save, finds the way."""
+    """One command line for three lives: --load, the same as --save, finds the way.
+
+    The first is two processes started by hand, which end; the second is torchrun's, and so is the third, its restart.
+    """
     script, saved = tmp_path / "dies.py", tmp_path / "killed"
     script.write_text(DIES)
 
@@ -163,10 +168,13 @@ def test_ranks_that_are_killed_cost_time_alone(tmp_path: Path) -> None:
         where = ["--save", str(folder), "--load", str(folder), "--log-jsonl", str(folder / "log.jsonl")]
         return [*FLAGS, *layout, *where, "--no-progress"]
 
-    command = [*torchrun(2), "--max-restarts", str(len(MOMENTS)), str(script), str(tmp_path), *flags(saved)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[:6000]  # the ranks' own words; torchrun sums up at the end
+    arguments = [str(tmp_path), *flags(saved)]
+    with by_hand(2, tmp_path, ("file", str(script)), arguments) as ranks:
+        assert ranks.ended(1).status == -signal.SIGKILL
+        assert ranks.ended(0).status == EXIT_FAILED
+    with by_torchrun(2, tmp_path, [str(script), *arguments], "--max-restarts", "1") as ranks:
+        end = ranks.ended(0)
+    assert end.status == 0, end.errors[:6000]  # the ranks' own words; torchrun sums up at the end
     assert all((tmp_path / moment).exists() for moment in MOMENTS)
     run_ranks(2, _uninterrupted, flags(tmp_path / "whole"))
 

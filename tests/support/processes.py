@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class Ended:
 class Ranks:
     """Processes of one run; their standard errors are in files, so that nobody has to read them meanwhile."""
 
-    def __init__(self, processes: Sequence[Process | subprocess.Popen[bytes]], folder: Path) -> None:
+    def __init__(self, processes: Sequence[Process], folder: Path) -> None:
         self.processes, self.folder = list(processes), folder
 
     def output(self, rank: int) -> str:
@@ -49,7 +48,7 @@ class Ranks:
         """Wait for the end of one process."""
         try:
             status = self.processes[rank].wait(within_s)
-        except (subprocess.TimeoutExpired, AssertionError):
+        except AssertionError:
             raise AssertionError(f"rank {rank} did not end within {within_s} s:\n{self.errors(rank)}") from None
         return Ended(status, self.errors(rank))
 
@@ -110,23 +109,31 @@ def _forked(
 @contextmanager
 def by_torchrun(world_size: int, folder: Path, command: Sequence[str], *options: str) -> Iterator[Ranks]:
     """One process, torchrun's; what its ranks say is in its errors."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with open(folder / "errors0", "wb") as errors, open(folder / "output0", "wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, *launcher, *command], env=environment, cwd=ROOT, stdout=output, stderr=errors
-        )
-    try:
-        yield Ranks([process], folder)
-    finally:
-        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
-            child.kill()
-        process.kill()
-        process.wait()
+    arguments = ["--standalone", "--nproc-per-node", str(world_size), *options, *command]
+    with agents(folder, [arguments]) as ranks:
+        yield ranks
+
+
+@contextmanager
+def agents(folder: Path, arguments: Sequence[Sequence[str]]) -> Iterator[Ranks]:
+    """A process of torchrun for each list of its arguments; the ranks that they start are interpreters of their own."""
+    with _forked(folder, ("module", "torch.distributed.run"), arguments, [{}] * len(arguments)) as started:
+        try:
+            yield started
+        finally:
+            for process in started.processes:
+                if process.poll() is None:
+                    for child in psutil.Process(process.pid).children(recursive=True):
+                        child.kill()
 
 
 def free_port() -> int:
-    """One that was free a moment ago, for ranks that have to be told one before they start."""
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return int(listener.getsockname()[1])
+    """One that is free, for ranks that have to be told one before they start.
+
+    It lies below those that systems give to whoever asks for any, of which another test could get it meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with socket.socket() as listener, suppress(OSError):  # taken: try another
+            listener.bind(("", port))
+            return port

@@ -3,9 +3,7 @@
 import importlib.util
 import itertools
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 from chats import write_lines, write_tokenizer
+from forked import Kind
+from processes import alone, by_hand
 
 from memo.config import RunConfig
 from memo.data import IndexedDataset, build_chat, load_tokenizer
@@ -63,8 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finetune(model: Path, save: Path, *flags: str, epochs: int = 30, ranks: int = 1) -> tuple[float, float, str]:
     """Losses before and after, and all that was printed."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [*(launcher if ranks > 1 else [sys.executable]), str(SCRIPT), "--model", str(model)]
+    command = ["--model", str(model)]
     command += [
         "--train-data",
         str(model.parent / "chat.jsonl"),
@@ -75,12 +74,14 @@ def finetune(model: Path, save: Path, *flags: str, epochs: int = 30, ranks: int 
         "--epochs",
         str(epochs),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = LOSSES.search(run.stdout)
-    assert found, run.stdout[-3000:]
-    return float(found[1]), float(found[2]), run.stdout
+    program: tuple[Kind, str] = ("file", str(SCRIPT))
+    folder = save.parent
+    with alone(folder, program, command) if ranks == 1 else by_hand(ranks, folder, program, command) as run:
+        ends = [run.ended(rank) for rank in range(ranks)]
+    assert [end.status for end in ends] == [0] * ranks, ends[0].errors[-3000:]
+    found = LOSSES.search(run.output(0))
+    assert found, run.output(0)[-3000:]
+    return float(found[1]), float(found[2]), run.output(0)
 
 
 @torch.no_grad()
