@@ -5,15 +5,13 @@ buffer of its own that keeps nothing but the layer's input and attention's outpu
 """
 
 import contextlib
+import importlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import torch
-
-# The first torch.autograd.grad imports it, and with it sympy: a second that would count as that of a layer's backward.
-import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -73,6 +71,8 @@ def profile_layer(
     layout moves no group.
     """
     device, tiles = x.device, layer.tiles
+    # The first torch.autograd.grad imports it, and with it sympy: a second that would count as that of a backward.
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
     def seconds(work: Callable[[], object]) -> float:
         return median_s(work, device, groups)

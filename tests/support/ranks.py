@@ -26,6 +26,7 @@ PRELOAD = [
     "pytest",
     "torch",
     "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",  # by torch.autograd.grad when it is first called: a second of each rank
     "memo.train.trainer",
 ]
 STACK_DUMP_S = 30.0
