@@ -30,20 +30,18 @@ def test_every_dropped_wait_is_caught_or_redundant(name: str) -> None:
     ops = SCHEDULES[name]
     complete = DroppedWait(Checked(VirtualStreams()), None)
     assert run_steps(ops, complete, num_steps=2) == []
-    caught, visible = 0, 0
+    caught, is_visible = 0, False
     for dropped in range(complete.num_waits):
         if races(ops, VirtualStreams(), dropped):
             caught += 1
             # Unchecked, the data goes wrong only in some orders: why the checker is needed.
-            visible += bool(run_steps(ops, DroppedWait(VirtualStreams("lazy"), dropped), poison=True, num_steps=2))
+            late = DroppedWait(VirtualStreams("lazy"), dropped)
+            is_visible = is_visible or bool(run_steps(ops, late, poison=True, num_steps=2))
         else:
             assert not any(races(ops, backend, dropped) for backend in other_orders())
-    print(
-        f"\n{name}: {complete.num_waits} waits, {caught} drops caught, {complete.num_waits - caught} redundant;"
-        f" {visible} of the caught spoil data when copies run late"
-    )
+    print(f"\n{name}: {complete.num_waits} waits, {caught} drops caught, {complete.num_waits - caught} redundant")
     assert caught >= complete.num_waits // 2
-    assert 0 < visible <= caught
+    assert is_visible
 
 
 def test_the_verdict_depends_on_order_of_issue_alone() -> None:
