@@ -126,16 +126,19 @@ def compare_swaps(workplace: Workplace, dtype: str, swaps: Sequence[tuple[str, f
 
 
 def parts(name: str) -> list[Any]:
-    """One process runs in all dtypes. Several ranks run in fp32, and eight in the second layout, in the full tests.
+    """One process runs in all dtypes. Several ranks run in fp32, and eight in bf16 or the second layout, in full tests.
 
-    fp64 holds them to the plain model most closely and bf16 has other buffers; fp32 lies between, as one process shows.
+    fp64 holds them to the plain model most closely and bf16 has other buffers, which two ranks show; fp32 lies between,
+    as one process shows.
     """
-    if CASES[name][0] == 1:
+    world_size = CASES[name][0]
+    if world_size == 1:
         return [pytest.param(name, DTYPES, id=name)]
-    marks = [pytest.mark.full] if name == "tp2 pp2 dp2" else []
+    here: tuple[str, ...] = ("fp64", "bf16") if world_size == 2 else ("fp64",)
+    in_full = [dtype for dtype in DTYPES if dtype not in here]
     return [
-        pytest.param(name, ("fp64", "bf16"), marks=marks, id=name),
-        pytest.param(name, ("fp32",), marks=pytest.mark.full, id=f"{name} in fp32"),
+        pytest.param(name, here, marks=[pytest.mark.full] if name == "tp2 pp2 dp2" else [], id=name),
+        *(pytest.param(name, (dtype,), marks=pytest.mark.full, id=f"{name} in {dtype}") for dtype in in_full),
     ]
 
 
