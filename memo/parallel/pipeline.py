@@ -2,7 +2,7 @@
 
 Every activation and every gradient that is sent has the same shape, [n, b, h], which is known before the step, so no
 metadata is sent. At most two receives are posted and one send per link is in flight, so the buffers of a step do not
-grow with the number of microbatches. `memo.spec.schedule.simulate` checks that a schedule does not deadlock under
+grow with the number of microbatches. `memo.spec.clock.simulate` checks that a schedule does not deadlock under
 exactly these rules.
 """
 

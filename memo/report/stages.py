@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_validator import validate
+from memo.spec.clock import simulate
 from memo.spec.layer_ops import layer_ops
-from memo.spec.schedule import Pipeline, one_f_one_b, simulate
+from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.text_table import text_table
 from memo.units import format_bytes
 

@@ -9,11 +9,12 @@ from memo.config.derived import global_batch_size
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.simulate.model import StepModel, step_model
-from memo.simulate.pipeline import Clock, Op, program, run, steady_microbatches, steady_period_s
 from memo.simulate.stage import Stage, streams_of
 from memo.simulate.swapping import always_hidden, copies_s
+from memo.spec.clock import Clock, Op, program, run
 from memo.spec.flops import model_flops_per_token
 from memo.spec.schedule import Pipeline
+from memo.spec.steady import steady_microbatches, steady_period_s
 
 _MOST_BREADTH_FIRST = 64
 """Microbatches that are run breadth first before the rest is added as multiples of the last one."""

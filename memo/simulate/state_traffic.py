@@ -10,10 +10,10 @@ from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 from memo.planner.state_plan import StatePlan, placed_state_plan
-from memo.simulate.pipeline import repeats_after
 from memo.spec.layer_ops import stage_ops
 from memo.spec.placement import StatePlacement
 from memo.spec.schedule import Pipeline
+from memo.spec.steady import repeats_after
 
 
 @dataclass(frozen=True)

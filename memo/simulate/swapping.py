@@ -15,11 +15,11 @@ from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
 from memo.simulate.layer import LayerCost
-from memo.simulate.pipeline import repeats_after, steady_microbatches
 from memo.simulate.streams import LayerTimes
 from memo.spec.layer_ops import stage_ops
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import whole_tiles
+from memo.spec.steady import repeats_after, shortened
 
 
 def stage_plan(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:
@@ -31,11 +31,6 @@ def stage_plan(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:
 def steady_plan(short: Pipeline, stage: int, num_layers: int) -> SwapPlan:
     """The same for a shortened pipeline; a search asks for the same few again and again."""
     return stage_plan(short, stage, num_layers)
-
-
-def shortened(pipeline: Pipeline) -> Pipeline:
-    """The same pipeline with only as many microbatches as the steady phase takes to show."""
-    return replace(pipeline, microbatches=steady_microbatches(pipeline))
 
 
 def _of_all(pipeline: Pipeline, stage: int, num_layers: int, count: Callable[[SwapPlan], int]) -> int:

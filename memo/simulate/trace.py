@@ -15,9 +15,9 @@ from memo.config.derived import num_microbatches
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.simulate.model import StepModel, step_model
-from memo.simulate.pipeline import program, run
 from memo.simulate.rows import ROWS
 from memo.simulate.stage import Stage, streams_of
+from memo.spec.clock import program, run
 
 MOST_PASSES = 1 << 19
 """Forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""

@@ -13,8 +13,9 @@ from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.parallel.dtypes import torch_dtype
+from memo.spec.clock import simulate
 from memo.spec.layer_ops import layers_in_flight
-from memo.spec.schedule import Pipeline, one_f_one_b, simulate
+from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.units import GIB, MIB
 
 

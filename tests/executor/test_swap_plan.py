@@ -10,8 +10,9 @@ from swap_runs import SCHEDULES, stage_ops
 from memo.errors import PlanError
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.planner.swap_validator import validate
+from memo.spec.clock import simulate
 from memo.spec.layer_ops import LayerOp, layer_ops
-from memo.spec.schedule import Pipeline, forward_only, one_f_one_b, simulate
+from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
 
 GOLDEN = """\
 layer operations: 10, slots: 2, host records: 3; offloads: 3, prefetches: 3, resident: 2

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b, simulate, to_text
+from memo.spec.clock import simulate
+from memo.spec.schedule import Action, Pipeline, forward_only, one_f_one_b, to_text
 
 PLAIN = [Pipeline(p, 1, m) for p in range(1, 9) for m in (1, 2, 3, p, p + 1, 2 * p + 3, 32)]
 INTERLEAVED = [Pipeline(p, v, p * k) for p in range(2, 9) for v in (2, 3) for k in (1, 2, 3, 5)]

@@ -14,7 +14,8 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 
 from memo.errors import ScheduleError
-from memo.spec.schedule import Action, Link, Pipeline, link_of, one_f_one_b, simulate
+from memo.spec.clock import simulate
+from memo.spec.schedule import Action, Link, Pipeline, breadth_first, link_of, one_f_one_b
 
 Node = tuple[str, int, int]
 
@@ -116,3 +117,10 @@ def test_limits_of_the_links_count() -> None:
     ]
     with pytest.raises(ScheduleError, match="deadlocks: stage 0 at F5, stage 1 at B2"):
         simulate(Pipeline(2, 1, 6), schedules)
+
+
+def test_one_stage_alone_sends_itself_no_messages_but_keeps_their_order() -> None:
+    pipeline = Pipeline(1, 3, 8, breadth_first=True)
+    assert simulate(pipeline, [breadth_first(pipeline)]) == [24]
+    with pytest.raises(ScheduleError, match=r"stage 0: F0\.1 stands before F0$"):
+        simulate(Pipeline(1, 2, 1), [parse("F0.1 F0 B0.1 B0")])

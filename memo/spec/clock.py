@@ -1,24 +1,27 @@
-"""A pipeline schedule in time: when each action of each stage runs, under the runtime's rules for messages.
+"""The clock of a pipeline: when each action of each stage runs, under the runtime's rules for messages; no torch.
 
 The rules are those of `memo.parallel.pipeline`: an action waits for its input; receives of the next two actions
-are posted; a message flows when both sides are there; a stage waits for its last message on a link before it
-sends the next one there. What an action costs is asked of `execute`, so the same clock serves constant
-durations (a prediction) and layers on streams (a trace).
+are posted, of one while the stage waits to send; a message flows when both sides are there; a stage waits for its
+last message on a link before it sends the next one there. What an action costs is asked of `execute`, so one event
+loop serves the check of a schedule (nothing takes time), a prediction (constant durations) and a trace (layers on
+streams).
 
     stage 0  | F0 | F1 | B0 ...         arrival = max(output is there, receive is posted) + message
     stage 1       | F0 | B0 | ...
 """
 
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from memo.errors import ScheduleError
-from memo.spec.schedule import Action, Link, Pipeline, link_of, stage_actions
+from memo.spec.schedule import Action, Kind, Link, Pipeline, link_of, stage_actions
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(NamedTuple):
     """One action with its messages: indices of a table of messages and of links, -1 where there is none."""
 
     action: Action
@@ -53,8 +56,12 @@ class Clock:
 
 @lru_cache(maxsize=256)
 def program(pipeline: Pipeline) -> Program:
-    """The schedules of all stages; one stage alone sends no messages."""
-    schedules = [stage_actions(pipeline, stage) for stage in range(pipeline.stages)]
+    """The schedules that all stages of a pipeline run."""
+    return program_of(pipeline, [stage_actions(pipeline, stage) for stage in range(pipeline.stages)])
+
+
+def program_of(pipeline: Pipeline, schedules: Sequence[Iterable[Action]]) -> Program:
+    """Given schedules, one a stage; one stage alone sends no messages."""
     messages: dict[tuple[int, Action], int] = {}
     links: dict[Link, int] = {}
     stages = []
@@ -74,8 +81,27 @@ def program(pipeline: Pipeline) -> Program:
     return Program(tuple(stages), len(messages), len(links))
 
 
+def simulate(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> list[int]:
+    """Run the schedules against each other and return the peak of in-flight microbatches per stage.
+
+    Raises ScheduleError when no stage can go on, when messages of one link would arrive in another
+    order than they are awaited, when an action is missing or repeated, or stands before one of its own stage
+    whose result it needs.
+    """
+    _check_complete(pipeline, schedules)
+    _check_own_order(pipeline, schedules)
+    given = program_of(pipeline, schedules)
+    _check_message_order(given)
+    run(given, lambda stage, op, ready_s: ready_s, message_s=0.0)
+    return [max(accumulate(1 if action.kind == "F" else -1 for action in actions)) for actions in schedules]
+
+
 def run(program: Program, execute: Execute, message_s: float) -> Clock:
-    """Runs all stages against each other from time 0. Raises ScheduleError when none can go on."""
+    """Runs all stages against each other from time 0.
+
+    Raises ScheduleError when none can go on. It takes for granted that messages of a link are sent in the order in
+    which they are awaited, which `simulate` checks.
+    """
     return _Run(program, execute, message_s).run()
 
 
@@ -97,8 +123,13 @@ class _Run:
             moved = [self._advance(stage) for stage in stages]
             if not any(moved):
                 break
-        if any(self.unsent) or any(len(self.clock.ends[s]) < len(self.program.stages[s]) for s in stages):
-            raise ScheduleError("the schedule deadlocks in simulation: check it with memo.spec.schedule.simulate")
+        waiting = [
+            f"stage {stage} at {ops[len(ends)].action}"
+            for stage, (ops, ends) in enumerate(zip(self.program.stages, self.clock.ends, strict=True))
+            if len(ends) < len(ops)
+        ]
+        if waiting or any(self.unsent):
+            raise ScheduleError(f"the schedule deadlocks: {', '.join(waiting) or 'all stages wait to send'}")
         return self.clock
 
     def _advance(self, stage: int) -> bool:
@@ -156,31 +187,52 @@ class _Run:
         return True
 
 
-def steady_microbatches(pipeline: Pipeline) -> int:
-    """Microbatches after which more of them only repeat the steady phase."""
-    is_interleaved = pipeline.chunks > 1 and not pipeline.breadth_first
-    return min(pipeline.microbatches, 3 * pipeline.stages if is_interleaved else 2 * pipeline.stages + 2)
+def _check_complete(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> None:
+    kinds: list[Kind] = sorted({action.kind for actions in schedules for action in actions}, reverse=True)
+    expected = Counter(
+        Action(kind, m, c) for kind in kinds for m in range(pipeline.microbatches) for c in range(pipeline.chunks)
+    )
+    for stage, actions in enumerate(schedules):
+        if Counter(actions) != expected:
+            wrong = (Counter(actions) - expected) + (expected - Counter(actions))
+            names = ", ".join(sorted(str(action) for action in wrong))
+            raise ScheduleError(f"stage {stage}: actions missing or repeated: {names}")
 
 
-def repeats_after(pipeline: Pipeline) -> int:
-    """Microbatches of one period of the steady phase: their layer operations come in the same order again."""
-    return pipeline.stages if pipeline.chunks > 1 else 1
+def _check_own_order(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> None:
+    """No message carries what a stage leaves to itself, so the clock would not wait for it.
 
-
-def steady_period_s(pipeline: Pipeline, clock: Clock, skip: int = 0) -> float:
-    """Seconds that one more microbatch takes, from the last backwards of the steady phase on stage 0.
-
-    `skip` leaves the last ones out: on one stage the very last microbatch is among them, whose gradients are reduced.
-    `clock` is a run of `steady_microbatches(pipeline)`, of which there are more than two a stage.
+    That is its forward to a backward, and on one stage alone an action's output to the next chunk.
     """
-    ops = program(pipeline).stages[0]
-    last_forward = max(index for index, op in enumerate(ops) if op.action.kind == "F")
-    ends = [
-        end
-        for op, end in zip(ops[: last_forward + 2], clock.ends[0], strict=False)
-        if op.action.kind == "B" and op.action.chunk == 0
-    ]
-    # Interleaved schedules repeat every `stages` microbatches; two slots may make others repeat every second one.
-    step = pipeline.stages if pipeline.chunks > 1 else 2
-    last = -1 - skip
-    return (ends[last] - ends[last - step]) / step
+    for stage, actions in enumerate(schedules):
+        done: set[tuple[Kind, int, int]] = set()
+        for action in actions:
+            needed: list[tuple[Kind, int, int]] = [("F", action.microbatch, action.chunk)] if action.kind == "B" else []
+            source = pipeline.source(stage, action) if pipeline.stages == 1 else None
+            if source is not None:
+                needed.append((source[1].kind, source[1].microbatch, source[1].chunk))
+            for before in needed:
+                if before not in done:
+                    raise ScheduleError(f"stage {stage}: {action} stands before {Action(*before)}")
+            done.add((action.kind, action.microbatch, action.chunk))
+
+
+def _check_message_order(program: Program) -> None:
+    """A link keeps the order of its messages, so they are to be awaited in the order in which they are sent."""
+    sent: dict[int, deque[int]] = defaultdict(deque)  # by link, of which each has one sender and one receiver
+    link_of_message: dict[int, int] = {}
+    awaited: dict[int, Action] = {}
+    for ops in program.stages:
+        for op in ops:
+            awaited[op.receives] = op.action
+            if op.sends >= 0:
+                sent[op.link].append(op.sends)
+                link_of_message[op.sends] = op.link
+    for at_once in zip(*program.stages, strict=True):  # so the earliest fault is named, not what follows from it
+        for stage, op in enumerate(at_once):
+            if op.receives >= 0:
+                first = sent[link_of_message[op.receives]].popleft()
+                if first != op.receives:
+                    raise ScheduleError(
+                        f"stage {stage} awaits the input of {op.action}, but {awaited[first]} was sent first"
+                    )

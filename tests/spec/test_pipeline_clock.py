@@ -1,12 +1,11 @@
 """The clock of the pipeline against textbooks, and the shortened run against the full one."""
 
-from dataclasses import replace
-
 import pytest
 
 from memo.errors import ScheduleError
-from memo.simulate.pipeline import Clock, Op, Program, program, run, steady_microbatches, steady_period_s
+from memo.spec.clock import Clock, Op, Program, program, run
 from memo.spec.schedule import Action, Pipeline
+from memo.spec.steady import shortened, steady_period_s
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0
 
@@ -70,7 +69,7 @@ def test_a_stage_runs_no_further_ahead_than_receives_are_posted(sends: int) -> N
 def test_shortened_run_foretells_the_full_one(stages: int, message_s: float) -> None:
     for chunks in (1, 2) if stages > 1 else (1,):
         full = Pipeline(stages, chunks, 64)
-        short = replace(full, microbatches=steady_microbatches(full))
+        short = shortened(full)
         assert short.microbatches < full.microbatches
         clock = run(program(short), uneven, message_s)
         foretold = clock.makespan_s + (64 - short.microbatches) * steady_period_s(short, clock)
@@ -80,7 +79,7 @@ def test_shortened_run_foretells_the_full_one(stages: int, message_s: float) -> 
 
 def test_a_program_that_waits_for_ever_is_named() -> None:
     awaits = Op(Action("F", 0, 0), receives=0, sends=-1, link=-1)
-    with pytest.raises(ScheduleError, match="deadlocks in simulation"):
+    with pytest.raises(ScheduleError, match="the schedule deadlocks: stage 0 at F0"):
         run(Program(((awaits,),), num_messages=1, num_links=0), uniform, message_s=0.0)
 
 
