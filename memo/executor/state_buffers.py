@@ -1,57 +1,50 @@
-"""The rounding buffers of streamed states on one rank: slots, and stages that hold shards for a short time."""
+"""What the streamed layers of one rank share: rounding buffers, the streams that fill and empty them, and names.
+
+Rounding buffers are slots, each as large as a layer, and stages, which hold shards for a short time.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
 
-from memo.executor.streams import Event
+from memo.executor.state_slots import StateSlot
+from memo.executor.streams import Event, Stream, StreamBackend
 from memo.parallel.collectives import group_size
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.units import Unit, wide_dtype
+from memo.parallel.units import Bucket, Unit, wide_dtype
 from memo.planner.state_plan import StatePlan
 
 
-@dataclass
-class StateSlot:
-    """A rounding buffer of states.
-
-    Attributes:
-        shard: receives this rank's shard before it is gathered; None if nothing is gathered from host memory.
-        filled, works: the copies and messages to wait for before its content is used.
-        free: the event to wait for before it is overwritten.
-    """
-
-    name: str
-    flat: Tensor
-    shard: Tensor | None = None
-    layer: int | None = None
-    filled: Event = None
-    works: list[Work] = field(default_factory=list)
-    free: Event = None
-
-
 class StateBuffers:
-    """All buffers of streaming, which live as long as the run.
+    """All buffers of streaming, which live as long as the run, and what orders their uses by different layers.
 
     Attributes:
-        weights, gradients: slots, each as large as a layer.
+        backend: the streams; it is replaced while copies are timed.
+        weights, gradients: slots.
         reduced: stages for reduced gradients on the device; none on a single rank, where the slot itself is used.
         cast: a stage for masters that are cast to weights on the device.
         sum: a stage for the sum of sharded gradients that is fetched from host memory to be added to.
+        written: follows the CPU's last write to host memory.
+        updates: by record of the ring of gradients, the update of the layer whose gradient is in it.
     """
 
     def __init__(
-        self, plan: StatePlan, units: Mapping[int, Unit], data_parallel: ShardedDataParallel, poison: bool
+        self,
+        plan: StatePlan,
+        units: Mapping[int, Unit],
+        data_parallel: ShardedDataParallel,
+        backend: StreamBackend,
+        poison: bool,
     ) -> None:
-        """`poison`: fill new buffers with NaN."""
-        self._data_parallel, self._poison = data_parallel, poison
+        """`poison`: for tests: fill buffers with NaN when they are new and before they are filled again."""
+        self.data_parallel, self.backend, self._poison = data_parallel, backend, poison
+        self.num_shards = group_size(data_parallel.group)
         layers, buckets = list(units.values()), data_parallel.buckets
         narrow, wide = data_parallel.dtype, wide_dtype(data_parallel.dtype)
         size, shard = max(unit.size for unit in layers), max(unit.shard_size for unit in layers)
-        is_split = group_size(data_parallel.group) > 1
+        is_split = self.num_shards > 1
         num_driven = sum(unit.is_driven for unit in layers)
         arrives = is_split and any(u.places.optimizer_on_host and u.places.weights_in_slot for u in layers)
         cast = [b.plan.shard_size for u in layers for b in u.buckets if b.source is b.master and narrow != wide]
@@ -62,26 +55,53 @@ class StateBuffers:
         self.reduced = self._slots("reduced gradient", min(2, num_driven) if is_split else 0, shard, wide)
         self.cast = self._slots("masters", int(bool(cast)), max(cast, default=0), wide)
         self.sum = self._slots("gradient sum", int(adds), shard, wide)
-        self._host_stages = self._make_host_stages(max((b.plan.shard_size for b in uploaded), default=0), narrow)
-
-    @property
-    def slots(self) -> list[StateSlot]:
-        """All buffers on the device."""
-        return [*self.weights, *self.gradients, *self.reduced, *self.cast, *self.sum]
+        self.host_stages = self._make_host_stages(max((b.plan.shard_size for b in uploaded), default=0), narrow)
+        made = backend.record(Stream.COMPUTE)  # follows all earlier uses of this memory
+        for slot in self._on_device:
+            slot.free = made
+        self.written: Event = None
+        self.updates: dict[int, Future[None]] = {}
 
     @property
     def device_bytes(self) -> int:
-        return sum(slot.flat.nbytes + (0 if slot.shard is None else slot.shard.nbytes) for slot in self.slots)
+        return sum(slot.flat.nbytes + (0 if slot.shard is None else slot.shard.nbytes) for slot in self._on_device)
 
     @property
     def host_bytes(self) -> int:
-        return sum(stage.flat.nbytes for stage in self._host_stages)
+        return sum(stage.flat.nbytes for stage in self.host_stages)
 
-    def next_host_stage(self) -> StateSlot:
-        """One of the two stages in host memory for weights that are copied to the device, in turn."""
-        stage = self._host_stages[0]
-        self._host_stages.reverse()
-        return stage
+    @property
+    def _on_device(self) -> list[StateSlot]:
+        return [*self.weights, *self.gradients, *self.reduced, *self.cast, *self.sum]
+
+    def follow(self, stream: Stream, other: Stream) -> None:
+        """Make `stream` wait for everything issued on `other` so far."""
+        self.backend.wait(stream, self.backend.record(other))
+
+    def spoil(self, slot: StateSlot) -> None:
+        """For tests: fill a slot with NaN, so that reading its old content shows in the results."""
+        if not self._poison:
+            return
+        for flat, name in ((slot.flat, slot.name), (slot.shard, f"{slot.name} shard")):
+            if flat is not None:
+                self.backend.copy(Stream.PREFETCH, flat, torch.full_like(flat, float("nan")), name, "poison")
+
+    def offload_gradient(self, bucket: Bucket, reduced: Tensor, name: str) -> Event:
+        """Copy a reduced gradient, in the memory of this name, to host memory; returns the event that follows."""
+        self.follow(Stream.OFFLOAD, Stream.COMPUTE)
+        self.backend.wait(Stream.OFFLOAD, self.written)
+        self.backend.copy(Stream.OFFLOAD, bucket.gradient_shard, reduced, gradient_name(bucket), name)
+        return self.backend.record(Stream.OFFLOAD)
+
+    def touch_weights(self, bucket: Bucket, what: str) -> None:
+        """Declare that compute reads resident weights whose masters are in host memory."""
+        if bucket.places.optimizer_on_host and bucket.weights is not None:
+            self.backend.access(Stream.COMPUTE, name_of("weights", bucket), "r", what)
+
+    def touch_gradient(self, bucket: Bucket, what: str) -> None:
+        """Declare that compute writes a resident gradient whose masters are in host memory."""
+        if bucket.places.optimizer_on_host and bucket.gradients is not None:
+            self.backend.access(Stream.COMPUTE, name_of("gradient", bucket), "w", what)
 
     def _slots(self, name: str, count: int, numel: int, dtype: torch.dtype, shard: int = 0) -> list[StateSlot]:
         """`shard`: elements of the stage that each slot gets for its shard; 0: none."""
@@ -91,14 +111,46 @@ class StateBuffers:
         ]
 
     def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
-        empty = torch.empty(numel, dtype=dtype, device=self._data_parallel.device)
+        empty = torch.empty(numel, dtype=dtype, device=self.data_parallel.device)
         return empty.fill_(float("nan")) if self._poison else empty
 
     def _make_host_stages(self, numel: int, dtype: torch.dtype) -> list[StateSlot]:
+        """Two stages in host memory for weights that are copied to the device."""
         if not numel:
             return []
-        make = self._data_parallel.host_memory
+        make = self.data_parallel.host_memory
         assert make is not None, "states in host memory need its arena"
         self._arena = make(2 * numel * dtype.itemsize)  # kept alive, because the stages are views of it
         parts = self._arena.record(0).view(dtype).chunk(2)
         return [StateSlot(f"host staging {i}", part) for i, part in enumerate(parts)]
+
+
+def in_turn(stages: list[StateSlot]) -> StateSlot:
+    """The next of one or two stages."""
+    stage = stages[0]
+    stages.reverse()
+    return stage
+
+
+def given(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None, "the placement gives this bucket no such memory"
+    return tensor
+
+
+def name_of(kind: str, bucket: Bucket) -> str:
+    """The name of a bucket's memory for the race checker."""
+    return f"{kind} of {bucket.plan.slots[0].name}"
+
+
+def source_name(bucket: Bucket) -> str:
+    return name_of("masters" if bucket.source is bucket.master else "host weights", bucket)
+
+
+def gradient_name(bucket: Bucket) -> str:
+    """The name of a reduced gradient's record in host memory, which layers may have in turn."""
+    return name_of("host gradient", bucket) if bucket.ring_record is None else f"gradient record {bucket.ring_record}"
+
+
+def partial_name(bucket: Bucket) -> str:
+    one_record = bucket.partial is bucket.gradient_shard
+    return gradient_name(bucket) if one_record else name_of("host sum", bucket)

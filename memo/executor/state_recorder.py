@@ -2,11 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
 
 from torch import Tensor
 
-from memo.executor.states import StateStreamer
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
 
 
@@ -85,14 +83,3 @@ class StateRecorder:
 
     def synchronize(self) -> None:
         self.backend.synchronize()
-
-
-@contextlib.contextmanager
-def record_states(states: StateStreamer, earlier: StateRecorder | None = None) -> Iterator[StateRecorder]:
-    """Record until the end of the block, which must begin between two steps. `earlier`: see StateRecorder."""
-    backend = states.backend
-    recorder = states.backend = StateRecorder(backend, earlier)
-    try:
-        yield recorder
-    finally:
-        states.backend = backend

@@ -7,7 +7,7 @@ REASONS = {
     "memo.executor.states.await_gradients": "the CPU updates what is in host memory: gradients have arrived there (one "
     "stream), and nobody reads the masters any more (the other)",
     "memo.executor.states.upload_weights": "the CPU casts masters into one of two stages: its last copy has left it",
-    "memo.executor.state_gradients.wait": "the optimizer's thread updates a layer as soon as its gradient has arrived",
+    "memo.executor.layer_states.wait": "the optimizer's thread updates a layer as soon as its gradient has arrived",
 }
 """By function of memo, which no other may join without a reason. It may be called by others."""
 

@@ -16,10 +16,10 @@ from memo.config.derived import num_microbatches, resolved_a2a_size
 from memo.config.grid import rank_grid
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
+from memo.executor.layer_states import Update
 from memo.executor.phases import mark_phases, unmarked
 from memo.executor.runtime import SwapRuntime
 from memo.executor.select import make_backend
-from memo.executor.state_gradients import Update
 from memo.executor.states import StateStreamer
 from memo.executor.streamed import StreamedLayer
 from memo.executor.streams import StreamBackend

@@ -13,7 +13,7 @@ from torch import Tensor
 from memo.config import RunConfig, TrainingConfig
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
 from memo.errors import GradientError
-from memo.executor.state_gradients import Update
+from memo.executor.layer_states import Update
 from memo.executor.states import StateStreamer
 from memo.parallel.data import MasterSegment, ShardedDataParallel
 from memo.parallel.units import Bucket, Unit

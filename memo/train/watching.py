@@ -18,7 +18,7 @@ from memo.config import RunConfig
 from memo.estimate.own_memory import RUNTIME_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
 from memo.executor.recorder import record
-from memo.executor.state_recorder import StateRecorder, record_states
+from memo.executor.state_recorder import StateRecorder
 from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
 from memo.spec.parameters import count_parameters
@@ -98,7 +98,7 @@ class Meter:
         with contextlib.ExitStack() as stack:
             swaps = None if parts.swap is None else stack.enter_context(record(parts.swap.swapper))
             if parts.states is not None:
-                self._states = stack.enter_context(record_states(parts.states, self._states))
+                self._states = stack.enter_context(parts.states.recorded(self._states))
             yield times
         if swaps is not None:
             times.read(swaps.finished())

@@ -17,7 +17,7 @@ from memo.emulated_gpu.face import EmulatedGpu
 from memo.errors import MemoError
 from memo.executor import host_pool
 from memo.executor.host_pool import HostPool
-from memo.executor.state_gradients import GradientStreamer
+from memo.executor.state_buffers import StateBuffers
 from memo.executor.streams import CudaStreams, Stream
 
 STEPS = 2
@@ -30,17 +30,17 @@ def record_compute_instead(self: CudaStreams, stream: Stream) -> Any:
     return None if stream is Stream.HOST else event
 
 
-def follow_nobody(self: GradientStreamer, stream: Stream, other: Stream) -> None:
-    """executor/state_gradients.py: gradients leave before they are complete."""
+def follow_nobody(self: StateBuffers, stream: Stream, other: Stream) -> None:
+    """executor/state_buffers.py: gradients leave before they are complete."""
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "planted", "flow", "told"),
     [
         (CudaStreams, "record", record_compute_instead, "swap", "copy device to host"),
-        (GradientStreamer, "_follow", follow_nobody, "states", "read after write: aten::add_"),
+        (StateBuffers, "follow", follow_nobody, "states", "read after write: aten::add_"),
     ],
-    ids=["streams.py", "state_gradients.py"],
+    ids=["streams.py", "state_buffers.py"],
 )
 def test_a_planted_race_is_told(
     gpu: EmulatedGpu,

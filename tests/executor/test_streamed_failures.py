@@ -14,7 +14,7 @@ from swapped_steps import Copies, observed
 
 from memo.config import RunConfig
 from memo.errors import PlanError
-from memo.executor.states import StateStreamer
+from memo.executor.layer_states import LayerStates
 from memo.executor.streamed import StreamedLayer
 from memo.model.transformer import Microbatch
 from memo.parallel.context import ContextAttention
@@ -26,7 +26,7 @@ PLACES: dict[str, tuple[type, str]] = {
     "a layer's forward": (ContextAttention, "forward"),
     "a layer's backward": (ContextAttention, "backward"),
     "what comes after a layer": (StreamedLayer, "forward"),
-    "a gradient on its way": (StateStreamer, "_deliver"),
+    "a gradient on its way": (LayerStates, "_deliver"),
     "a reduction": (ShardedDataParallel, "complete"),
     "the optimizer": (ShardedDataParallel, "gradient_norm"),
 }
@@ -117,7 +117,7 @@ def test_a_layer_shows_nan_while_its_weights_are_away() -> None:
     model.train_step(batches[0], LR)
     model.forward(batches[0])
     assert {name for name, p in model.data_parallel.parameters.items() if p.isnan().all()} == away
-    with patch.object(StateStreamer, "_lend_weights", lambda *_: None):
+    with patch.object(ShardedDataParallel, "bind_weights", lambda *_: None):
         assert model.forward(batches[0]).isnan()
 
 

@@ -49,11 +49,11 @@ OUTCOMES = ("caught", "redundant", "needless")
 TIMEOUT_S = 3600
 
 REASONS: dict[str, str] = {
-    "wait state_gradients.py _offload: self._follow(Stream.OFFLOAD, Stream.COMPUTE)": (
+    "wait state_buffers.py offload_gradient: self.follow(Stream.OFFLOAD, Stream.COMPUTE)": (
         "a unit has several buckets, and all are complete before the first leaves; the next wait adds the norm alone"
     ),
-    "recording state_gradients.py _offload: self._follow(Stream.OFFLOAD, Stream.COMPUTE)": "as the wait for it",
-    "copy state_gradients.py _offload: "
+    "recording state_buffers.py offload_gradient: self.follow(Stream.OFFLOAD, Stream.COMPUTE)": "as the wait for it",
+    "copy state_buffers.py offload_gradient: "
     "self.backend.copy(Stream.OFFLOAD, bucket.gradient_shard, reduced, gradient_name(bucket), name)": (
         "gradients of the head are complete so early that the prefetch stream, too, has waited for compute since"
     ),
@@ -61,16 +61,16 @@ REASONS: dict[str, str] = {
         "uploads follow each other on one stream, so the wait for the last is enough where no weights are gathered"
     ),
     "recording states.py upload_weights: event = self.backend.record(Stream.PREFETCH)": "as the wait for it",
-    "wait states.py _fetch_weights: backend.wait(Stream.PREFETCH, slot.free)": (
+    "wait layer_states.py fetch_weights: backend.wait(Stream.PREFETCH, slot.free)": (
         "the first of a step waits for what forget() has recorded"
     ),
-    "issuing states.py _fetch_weights: with backend.issuing(Stream.PREFETCH):": (
+    "issuing layer_states.py fetch_weights: with backend.issuing(Stream.PREFETCH):": (
         "shards on the device are copied by nobody, so behind compute they are gathered later, and as well"
     ),
-    "host wait states.py await_gradients: self._follow(Stream.HOST, stream)": (
+    "host wait states.py await_gradients: self._buffers.follow(Stream.HOST, stream)": (
         "where nothing is in host memory, the host only reads the norm next, for which it waits longer"
     ),
-    "recording states.py await_gradients: self._follow(Stream.HOST, stream)": "as the wait for it",
+    "recording states.py await_gradients: self._buffers.follow(Stream.HOST, stream)": "as the wait for it",
     **dict.fromkeys(
         (
             "wait background.py _own_stream: stream.wait_event(after)",
@@ -83,17 +83,17 @@ REASONS: dict[str, str] = {
     "host wait swapper.py reset: self.backend.synchronize()": "streamed states have waited for all streams",
     **dict.fromkeys(
         (
-            "copy state_gradients.py _offload_partial: "
-            "self.backend.copy(Stream.OFFLOAD, given(bucket.partial), part, name, slot.name)",
-            "copy state_gradients.py _fetch_partial: "
-            "self.backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, name)",
+            "copy layer_states.py _offload_partial: "
+            "self._backend.copy(Stream.OFFLOAD, given(bucket.partial), part, partial_name(bucket), slot.name)",
+            "copy layer_states.py fetch_gradient: "
+            "backend.copy(Stream.PREFETCH, part, given(bucket.partial), slot.name, partial_name(bucket))",
             "copy states.py upload_weights: "
             'self.backend.copy(Stream.PREFETCH, shard, source, name_of("weights", bucket), name)',
-            "copy states.py _bring_shards: self.backend.copy(Stream.PREFETCH, shard, source, name, place)",
+            "copy layer_states.py _bring_shards: self._backend.copy(Stream.PREFETCH, shard, source, name, place)",
         ),
         "after an exception the host waits for all streams, and swapping orders compute behind both copy streams",
     ),
-    "recording states.py end: self._buffers.weights[step.weight_slot].free = self.backend.record(Stream.COMPUTE)": (
+    "recording layer_states.py return_weights: self.weights.slot.free = self._backend.record(Stream.COMPUTE)": (
         "a swapped backward has read its weights when it records that its rounding buffer is free, and the prefetch "
         "stream waits for that record first"
     ),

@@ -111,7 +111,7 @@ def _place(frame: FrameType | None) -> str | None:
     while frame is not None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_name
         is_memo = str(path).startswith(_MEMO)
-        if is_memo and path.name not in _SHELL and name != "_follow":
+        if is_memo and path.name not in _SHELL and name != "follow":
             source = linecache.getline(str(path), frame.f_lineno).partition("  #")[0].strip()
             return f"{path.name} {name}: {source}"
         if not is_memo and not {"torch", "contextlib.py"} & set(path.parts):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memo.config import TrainingConfig
 from memo.executor.host_pool import HostPool
-from memo.executor.state_gradients import Update
+from memo.executor.layer_states import Update
 from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
