@@ -24,7 +24,7 @@ from memo.emulated_gpu.launch import Device
 from memo.estimate.machines import find_hardware
 from memo.estimate.own_memory import own_memory, reserved_under_plan
 from memo.estimate.rank_memory import RankMemory
-from memo.rehearsal.request import STEADY_STEPS, Request
+from memo.rehearsal.request import STEADY_STEPS, RehearsalRequest
 from memo.rehearsal.start import start
 from memo.units import GIB
 
@@ -98,7 +98,7 @@ def run(case: Case, allocator: str) -> dict[str, Any]:
     config = configuration(case)
     if allocator == "planned":
         config = config.override({"memory_planner": "auto"})
-    request = Request(config, find_hardware("h100-80"))
+    request = RehearsalRequest(config, find_hardware("h100-80"))
     found = start(request, case.device, {"PYTORCH_ALLOC_CONF": ALLOCATORS[allocator]})
     steady = found.steady
     if steady is None:

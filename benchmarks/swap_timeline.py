@@ -19,11 +19,11 @@ from memo.config import preset
 from memo.executor.recorder import record
 from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import ROWS, Span, copied_s, draw_text, hidden_share, stalled_s, timeline
+from memo.report.timeline import ROWS, SwapSpan, copied_s, draw_text, hidden_share, stalled_s, timeline
 from memo.simulate.streams import LayerTimes
 
 
-def record_step(args: argparse.Namespace) -> tuple[Trainer, list[Span]]:
+def record_step(args: argparse.Namespace) -> tuple[Trainer, list[SwapSpan]]:
     """The trainer, and the spans of its last step; the steps before it warm up."""
     shape = dataclasses.replace(
         preset("gpt-tiny"), num_layers=args.layers, hidden_size=args.hidden_size, num_attention_heads=2
@@ -50,7 +50,7 @@ def record_step(args: argparse.Namespace) -> tuple[Trainer, list[Span]]:
     return trainer, recorder.spans()
 
 
-def median_times(spans: list[Span]) -> LayerTimes:
+def median_times(spans: list[SwapSpan]) -> LayerTimes:
     """Of one layer: what the model needs to imitate the run."""
 
     def median_s(row: str, kind: str) -> float:

@@ -1,1 +1,1 @@
-"""What the stages hand to each other: frozen dataclasses with a JSON file of their own. No torch."""
+"""The artifacts that one stage writes for another: frozen dataclasses, each with a JSON file. No torch."""

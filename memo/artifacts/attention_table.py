@@ -20,15 +20,15 @@ from memo.errors import ArtifactError
 
 SCHEMA, VERSION = "attention_table", 1
 LONGEST_TOKENS = 32768
-"""Beyond it nothing is measured: kernels that work on tiles of some hundred tokens are taken to keep their ratio."""
+"""Longer sequences are not measured: kernels work on tiles of few hundred tokens, so their ratio should not change."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """What a kernel is asked for.
+class AttentionCase:
+    """The kind of call that a kernel gets.
 
     Attributes:
-        packed: several documents in a row of tokens, each causal in itself.
+        packed: whether a row has several documents, each causal in itself.
         tokens: the class of the length, see `length_class`.
     """
 
@@ -49,15 +49,15 @@ def length_class(tokens: int) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class AttentionRow:
     """One case, measured with `heads` query heads, `kv_heads` key/value heads and `batch` sequences.
 
     Attributes:
-        seconds: of one forward and one backward, by backend.
-        unusable: why, by backend that could not be measured.
+        seconds: time of one forward and one backward, by backend.
+        unusable: the reason, by backend that could not be measured.
     """
 
-    case: Case
+    case: AttentionCase
     heads: PositiveInt
     kv_heads: PositiveInt
     batch: PositiveInt
@@ -68,25 +68,25 @@ class Row:
 
 @dataclass(frozen=True)
 class AttentionTable:
-    """All rows of one device, versions of torch and memo; at most one row a case."""
+    """All rows for one device and one version of torch and memo; at most one row for each case."""
 
     device: str
     torch: str
     memo: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[AttentionRow, ...] = ()
 
-    def row(self, case: Case) -> Row | None:
+    def row(self, case: AttentionCase) -> AttentionRow | None:
         return next((row for row in self.rows if row.case == case), None)
 
-    def updated(self, rows: tuple[Row, ...]) -> "AttentionTable":
-        """With new rows, in the place of old ones of the same cases."""
+    def updated(self, rows: tuple[AttentionRow, ...]) -> "AttentionTable":
+        """The table with new rows, which replace old ones of the same cases."""
         new = {row.case for row in rows}
         return dataclasses.replace(self, rows=(*(row for row in self.rows if row.case not in new), *rows))
 
-    def totals(self, calls: Mapping[Case, float]) -> dict[str, float]:
-        """Seconds of all `calls` (how often each case runs), by backend, the quickest first.
+    def totals(self, calls: Mapping[AttentionCase, float]) -> dict[str, float]:
+        """Seconds of all `calls` (how often each case runs), by backend, the fastest first.
 
-        Only backends that were measured in each case; none where a case was not.
+        It has only backends that were measured in every case, and none if a case is not in the table.
         """
         found = [(self.row(case), times) for case, times in calls.items()]
         if not found or any(row is None for row, _ in found):

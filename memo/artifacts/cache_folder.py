@@ -1,4 +1,4 @@
-"""Where memo keeps what it can make again, and whether nobody but its user can have put something there."""
+"""The user's cache folder, and checks that no other user can have written to it."""
 
 import os
 import stat
@@ -13,10 +13,10 @@ _ENTERED_BY_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 
 
 def cache_folder(name: str) -> Path:
-    """$XDG_CACHE_HOME/memo/NAME, or the same below ~/.cache; it need not exist.
+    """$XDG_CACHE_HOME/memo/NAME, or ~/.cache/memo/NAME; it need not exist.
 
-    The XDG specification says that a relative path is to be ignored; that is told. Raises RuntimeError for a user
-    without a home directory.
+    As the XDG specification says, a relative path is ignored, with a warning. Raises RuntimeError for a user without a
+    home directory.
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     if given and not Path(given).is_absolute() and is_reporting_rank():
@@ -37,19 +37,19 @@ def make_private(folder: Path) -> None:
 
 
 def folder_fault(folder: Path) -> str | None:
-    """Why code in a folder could be somebody else's, with the remedy; None if it is this user's alone.
+    """Why another user could replace files in a folder, with the remedy; None if nobody else can.
 
-    The folder must be this user's, and every folder above it this user's or root's; no other user may write to one,
-    but for folders like /tmp, in which nobody can rename what is another's (the sticky bit), and for those that only
-    this user can reach: a home directory that is closed to others often holds folders that its group may write.
-    Raises OSError.
+    The folder must belong to this user, and every folder above it to this user or to root. No other user may be allowed
+    to write to any of them, with two exceptions: folders with the sticky bit, such as /tmp, in which nobody can rename
+    files of others, and folders below one that only this user can enter, such as a closed home directory, in which
+    folders are often writable for a group. Raises OSError.
     """
-    # The way as it is written, where links may stand, and the way as it leads.
-    for way in (folder, Path(os.path.realpath(folder))):
+    # Both the path as it is written, which may have links, and the path to which it leads are checked.
+    for whole in (folder, Path(os.path.realpath(folder))):
         is_private = False
-        for path in (*reversed(way.parents), way):
+        for path in (*reversed(whole.parents), whole):
             found = path.lstat()
-            if fault := _fault(path, found, is_last=path == way, is_private=is_private):
+            if fault := _fault(path, found, is_last=path == whole, is_private=is_private):
                 return fault
             is_private |= not stat.S_ISLNK(found.st_mode) and not found.st_mode & _ENTERED_BY_OTHERS
     return None
@@ -68,7 +68,7 @@ def _fault(path: Path, found: os.stat_result, *, is_last: bool, is_private: bool
 
 
 def file_fault(path: Path) -> str | None:
-    """Why a file in such a folder is not this user's own; None if it is. Raises OSError where there is none."""
+    """Why a file in such a folder is not this user's own; None if it is. Raises OSError if there is no such file."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         return "it is no regular file"

@@ -1,8 +1,8 @@
-"""Checksums of bytes on disk: they find what a disk, a wire or a memory has changed, not what somebody forged.
+"""Checksums of bytes on disk, which find accidental changes by a disk, a network or memory, but no forgery.
 
-XXH3 of 64 bits (xxhash, BSD-2): the quickest hash of its size that is kept in a package with wheels for every
-platform. One core takes in about 30 GB a second, where zlib's CRC-32 takes 1.8 and a disk a few, and it lets go of
-the interpreter's lock meanwhile. Two different contents have the same checksum once in 2^64 times.
+XXH3 with 64 bits (xxhash, BSD-2) is the fastest hash of its size in a package with wheels for every platform. One core
+hashes about 30 GB a second, against 1.8 with zlib's CRC-32 and a few GB a second of a disk, and it releases the
+interpreter's lock meanwhile. Two different contents have the same checksum with a probability of 2^-64.
 """
 
 import json
@@ -13,11 +13,11 @@ import xxhash
 
 Algorithm = Literal["xxh3_64", "crc32"]
 ALGORITHM: Algorithm = "xxh3_64"
-"""Of everything that memo writes; crc32 is what zip files carry."""
+"""The algorithm of everything that memo writes; zip files have crc32."""
 
 
 class Checksum(Protocol):
-    """Takes bytes in, piece by piece."""
+    """A checksum to which bytes are added piece by piece."""
 
     def update(self, data: Any, /) -> None: ...
 
@@ -36,15 +36,15 @@ class _Crc32:
 
 
 def checksum(algorithm: Algorithm = ALGORITHM) -> Checksum:
-    """A checksum of nothing yet."""
+    """A new checksum, of no bytes yet."""
     return xxhash.xxh3_64() if algorithm == "xxh3_64" else _Crc32()
 
 
 def checksum_of(data: bytes) -> str:
-    """16 hexadecimal digits."""
+    """The checksum of bytes as 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data)
 
 
 def checksum_of_json(content: dict[str, Any]) -> str:
-    """Of the content alone: the order of keys and white space do not count."""
+    """The checksum of JSON content, independent of the order of keys and of white space."""
     return checksum_of(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())

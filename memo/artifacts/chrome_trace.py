@@ -1,4 +1,4 @@
-"""Files that https://ui.perfetto.dev and chrome://tracing open.
+"""Writes files that https://ui.perfetto.dev and chrome://tracing open.
 
 Format: "Trace Event Format" (Google): complete events ("X") in microseconds, metadata ("M") that names processes and
 rows.
@@ -14,7 +14,7 @@ Event = dict[str, Any]
 
 
 def process(number: int, name: str, rows: Sequence[str]) -> list[Event]:
-    """Names of a process and of its rows, from the top."""
+    """Events that name a process and its rows, from the top."""
     events = [_metadata(number, 0, "process_name", {"name": name})]
     for at, row in enumerate(rows):
         events.append(_metadata(number, at, "thread_name", {"name": row}))
@@ -25,14 +25,14 @@ def process(number: int, name: str, rows: Sequence[str]) -> list[Event]:
 def complete(
     process: int, row: int, name: str, during_s: tuple[float, float], category: str, args: Mapping[str, int]
 ) -> Event:
-    """Something that lasts from the first to the second of two times."""
+    """An event that lasts from the first to the second of two times."""
     start_s, end_s = during_s
     times = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
     return {"ph": "X", "pid": process, "tid": row, "name": name, "cat": category, **times, "args": dict(args)}
 
 
 def write(events: Sequence[Event], path: str | Path) -> None:
-    """Raises ArtifactError when the file cannot be written."""
+    """Write a trace. Raises ArtifactError if the file cannot be written."""
     files.write(path, "chrome_trace", 1, {"displayTimeUnit": "ms", "traceEvents": list(events)})
 
 

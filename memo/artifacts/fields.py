@@ -1,4 +1,4 @@
-"""Values that nobody has checked yet, as JSON and TOML give them, against the types of a dataclass's fields.
+"""Checks values from JSON and TOML files against the types of a dataclass's fields.
 
     @dataclass(frozen=True)
     class Row:
@@ -10,8 +10,8 @@
     build(Row, {"name": "a", "tokens": "no"}, source)
         DataError: rows.json: tokens is 'no' (a text): give a whole number, or ...
 
-Whole numbers fit into 64 bits and numbers are finite, unless the field says otherwise; true and false are no numbers,
-and a number is no truth. A whole number becomes a float where a float is due.
+Whole numbers must fit into 64 bits and floats must be finite, unless the field says otherwise. true and false are not
+numbers, and numbers are not booleans. A whole number becomes a float if the field is a float.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ from memo.artifacts.reading import Source, kind_of, shown
 
 T = TypeVar("T")
 Check = Callable[[Any], Any]
-"""A value as the field keeps it; raises Mismatch."""
+"""Returns a value as the field stores it; raises FieldMismatch."""
 
 
 class Rule(Protocol):
-    """What an Annotated field asks of its value besides the type."""
+    """A condition on the value of an Annotated field besides its type."""
 
     @property
     def wanted(self) -> str:
-        """What follows the type in messages: 'of 0 or more'."""
+        """What follows the type in messages, such as 'of 0 or more'."""
 
     def accepts(self, value: Any) -> bool:
-        """Of a value that has the type."""
+        """Whether a value of the type meets the condition."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class NotFinite:
 
 @dataclass(frozen=True)
 class IsoTime:
-    """A date and time as ISO 8601 writes them."""
+    """A date and time in the format of ISO 8601."""
 
     wanted = "with a date and time, such as 2026-01-31T12:00:00+01:00"
 
@@ -86,12 +86,12 @@ class IsoTime:
 
 @dataclass(frozen=True)
 class NameBeside:
-    """The name of a file in the same folder: no path, and one that file systems take."""
+    """The name of a file in the same folder: not a path, and a name that file systems accept."""
 
     wanted = "that names a file beside it"
 
     def accepts(self, value: str) -> bool:
-        # Half of a surrogate pair, which JSON can spell, is not printable; Linux takes 255 bytes.
+        # Half of a surrogate pair, which JSON can contain, is not printable; Linux accepts at most 255 bytes.
         num_bytes = len(value.encode("utf-8", errors="ignore"))
         is_name = Path(value).name == value not in ("", "..") and "\0" not in value
         return is_name and value.isprintable() and num_bytes <= 255
@@ -106,8 +106,8 @@ Time = Annotated[str, IsoTime()]
 FileName = Annotated[str, NameBeside()]
 
 
-class Mismatch(Exception):
-    """A value that does not fit; `path` leads to it, the innermost first, such as ['[3]', '.rows']."""
+class FieldMismatch(Exception):
+    """A value of a wrong type or out of range; `path` leads to it, innermost step first, such as ['[3]', '.rows']."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         self.problem, self.remedy = problem, remedy
@@ -115,11 +115,11 @@ class Mismatch(Exception):
 
 
 def build(kind: type[T], found: object, source: Source, *, name: str = "", ignore_unknown: bool = False) -> T:
-    """A dataclass of `found`, an object whose keys are its fields; those with a default may be missing.
+    """A dataclass made from `found`, an object whose keys are its fields; fields with a default may be missing.
 
     Args:
-        name: of `found` in its file; empty for the whole file.
-        ignore_unknown: pass over other keys, for files that newer versions write.
+        name: the name of `found` in its file; empty for the whole file.
+        ignore_unknown: whether to ignore other keys, for files that newer versions write.
 
     Raises source.error with the field, its value, and what would be accepted.
     """
@@ -127,7 +127,7 @@ def build(kind: type[T], found: object, source: Source, *, name: str = "", ignor
 
 
 def checked(hint: Any, value: object, name: str, source: Source) -> Any:
-    """`value` as a field of type `hint` keeps it. Raises as `build`.
+    """`value` as a field of type `hint` stores it. Raises as `build`.
 
     Args:
         hint: int, float, bool, str, None, Any, Literal, Annotated with a Rule, a dataclass, a NamedTuple (written
@@ -137,14 +137,14 @@ def checked(hint: Any, value: object, name: str, source: Source) -> Any:
 
 
 def accepted(hint: Any) -> str:
-    """What a field of this type takes, for people: 'a whole number'."""
+    """What a field of this type accepts, for people, such as 'a whole number'."""
     return " or ".join(_describe(choice) for choice in _choices(hint) if choice is not type(None))
 
 
 def _located(check: Check, value: object, name: str, source: Source) -> Any:
     try:
         return check(value)
-    except Mismatch as error:
+    except FieldMismatch as error:
         path = "".join([name, *reversed(error.path)]).removeprefix(".")
         problem = f"{path} {error.problem}" if path else error.problem
         remedy = f"{error.remedy}, or {source.remedy}" if error.remedy and source.remedy else error.remedy
@@ -153,17 +153,17 @@ def _located(check: Check, value: object, name: str, source: Source) -> Any:
 
 def _build(kind: type, found: object, ignore_unknown: bool) -> Any:
     if not isinstance(found, dict):
-        raise Mismatch(f"holds {kind_of(found)}, not an object", "")
+        raise FieldMismatch(f"holds {kind_of(found)}, not an object", "")
     entries = _entries(kind)
     values = {}
     for key, value in found.items():
         if key in entries:
             values[key] = _inside(f".{key}", entries[key].check, value)
         elif not ignore_unknown:
-            raise Mismatch(f"has a field {shown(key)}, which is not known", "")
+            raise FieldMismatch(f"has a field {shown(key)}, which is not known", "")
     missing = [name for name, entry in entries.items() if entry.required and name not in values]
     if missing:
-        raise Mismatch(f"has no field {missing[0]}", "")
+        raise FieldMismatch(f"has no field {missing[0]}", "")
     return kind(**values)
 
 
@@ -186,7 +186,7 @@ def _entries(kind: type) -> dict[str, _Entry]:
 def _inside(step: str, check: Check, value: object) -> Any:
     try:
         return check(value)
-    except Mismatch as error:
+    except FieldMismatch as error:
         error.path.append(step)
         raise
 
@@ -242,11 +242,11 @@ def _annotated(hint: Any, extras: tuple[Any, ...]) -> Check:
     def check(value: object) -> Any:
         try:
             kept = base(value)
-        except Mismatch as error:
+        except FieldMismatch as error:
             error.remedy = wanted
             raise
         if kept is not None and not all(rule.accepts(kept) for rule in rules):
-            raise Mismatch(f"is {shown(value)}", wanted)
+            raise FieldMismatch(f"is {shown(value)}", wanted)
         return kept
 
     return check
@@ -264,7 +264,7 @@ def _union(hint: Any, args: tuple[Any, ...]) -> Check:
         for each in checks:
             try:
                 return each(value)
-            except Mismatch:
+            except FieldMismatch:
                 continue
         return _refuse(hint, value)
 
@@ -312,7 +312,7 @@ def _is_one_of(value: object, choices: tuple[Any, ...]) -> bool:
 def _refuse(hint: Any, value: object) -> NoReturn:
     kind = "" if isinstance(value, list | tuple | dict) and value else f" ({kind_of(value)})"
     size = {int: ", of at most 64 bits", float: ", and a finite one"}.get(hint, "") if type(value) is hint else ""
-    raise Mismatch(f"is {shown(value)}{kind}", f"give {accepted(hint)}{size}")
+    raise FieldMismatch(f"is {shown(value)}{kind}", f"give {accepted(hint)}{size}")
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""JSON files with a schema's name and version: written whole or not at all, refused when they are another thing."""
+"""JSON files with the name and version of a schema: written whole or not at all, and refused if they have another."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from memo.errors import ArtifactError
 
 
 def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> None:
-    """Write `body` beside its schema; a reader never sees half a file. Raises ArtifactError."""
+    """Write `body` with its schema; a reader never sees half a file. Raises ArtifactError."""
     target = Path(path)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
@@ -19,13 +19,13 @@ def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> 
         partial.write_text(json.dumps({"schema": schema, "version": version, **body}) + "\n", encoding="utf-8")
         partial.replace(target)
     except OSError as error:
-        with contextlib.suppress(OSError):  # it may never have been there
+        with contextlib.suppress(OSError):  # it may not exist
             partial.unlink()
         raise ArtifactError(f"{target}: {error.strerror or error}: give a path that can be written") from None
 
 
 def read(path: str | Path, schema: str, version: int) -> dict[str, Any]:
-    """The body that `write` was given. Raises ArtifactError for anything else."""
+    """The body of a file that `write` wrote. Raises ArtifactError for any other file."""
     source = Source(str(path), ArtifactError, f"give a {schema} file that memo wrote")
     found = read_json_object(path, source)
     if found.get("schema") != schema:

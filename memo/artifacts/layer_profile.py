@@ -1,4 +1,4 @@
-"""What one layer and the link to host memory take, and all that these numbers depend on.
+"""The measured times of one layer and rates of the link to host memory, with everything on which they depend.
 
 As a file (schema "layer_profile"):
 
@@ -26,16 +26,16 @@ SCHEMA, VERSION = "layer_profile", 1
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """What a layer was measured for: a profile serves another run only if all of this is the same.
+    """The run for which a layer was measured: a profile can be used for another run only if all of this is the same.
 
-    Names are those of the configuration's fields where it has one; values are resolved (no "default").
+    Fields of the configuration have the same names here; values are resolved (none is "default").
 
     Attributes:
         cp_comm_type, cp_a2a_size: "none" and 1 without context parallelism.
-        offload_tiles: parts of the sequence that the layer works on.
-        device: name of the processor or GPU.
+        offload_tiles: number of parts of the sequence that the layer works on.
+        device: name of the CPU or GPU.
         num_threads: CPU threads of one rank.
-        ranks_per_node: they share memory bandwidth, and the link.
+        ranks_per_node: ranks that share memory bandwidth and the link.
         torch, memo: versions.
     """
 
@@ -83,17 +83,17 @@ class ProfileKey:
 class LayerProfile:
     """Seconds of one layer and microbatch, and bytes per second of one rank's link to host memory.
 
-    Of several ranks these are the times of the slowest and the rates of the slowest link, because a run goes
-    at their pace.
+    With several ranks these are the times of the slowest rank and the rates of the slowest link, which determine the
+    speed of a run.
 
     Attributes:
         measured_at: local time with its distance from UTC, ISO 8601.
-        tensor_bytes: of the layer's skeletal activations on one rank, by name (memo.spec.skeleton).
-        backward_s: without the recomputation of what the groups name.
-        recompute_s: by group, to rebuild all tokens of it.
-        offload_bytes_per_s, prefetch_bytes_per_s: device to host and back, with nothing else going on.
-        offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: while the device computes;
-            0 where copies take turns with compute, as they do on a CPU.
+        tensor_bytes: bytes of the layer's skeletal activations on one rank, by name (memo.spec.skeleton).
+        backward_s: time of the backward without any recomputation.
+        recompute_s: time to recompute all tokens of a group, by group.
+        offload_bytes_per_s, prefetch_bytes_per_s: rates from device to host and back with nothing else running.
+        offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: rates while the device computes; 0 if
+            copies take turns with compute, as they do on a CPU.
     """
 
     key: ProfileKey
@@ -109,7 +109,7 @@ class LayerProfile:
 
     @property
     def measured_on(self) -> str:
-        """Date and minute for people."""
+        """The date and minute of the measurement, for people."""
         return datetime.fromisoformat(self.measured_at).strftime("%Y-%m-%d %H:%M")
 
     def save(self, path: str | Path) -> None:

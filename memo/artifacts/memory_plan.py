@@ -1,7 +1,8 @@
 """The address of every memory request of one training iteration, as the planned allocator serves them.
 
-The arena is one block of memory. Within a phase requests are served in order; where a phase begins, the
-allocator finds its place again. Requests below `min_bytes` are not planned, and neither planned nor counted.
+The arena is one block of memory. Within a phase requests are served in order; at the beginning of a phase the allocator
+resumes at the phase's first request, whatever went wrong before. Requests below `min_bytes` are neither planned nor
+counted.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from memo.errors import ArtifactError
 
 SCHEMA, VERSION = "memory_plan", 1
 NATIVE = -1
-"""Offset of a request that the native allocator serves, because it outlives the iteration."""
+"""The offset of a request that the native allocator serves, because it outlives the iteration."""
 
 OUTLIVES = -1
 
@@ -24,9 +25,10 @@ Proof = Literal["optimal", "feasible", "timed out"]
 
 
 class PlannedRequest(NamedTuple):
-    """A block of the arena, from its turn among all requests of the plan until `end` of them were made.
+    """A block of the arena, from its own request until `end` requests of the plan were made.
 
-    `end` is for drawings: the allocator serves by order and address alone. OUTLIVES: not freed in the iteration.
+    `end` is for drawings, because the allocator uses order and address alone. It is OUTLIVES for a block that is not
+    freed in the iteration.
     """
 
     num_bytes: Count
@@ -46,17 +48,18 @@ class PlannedPhase:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """One rank.
+    """The plan of one rank.
 
     Attributes:
         device: "cpu" or "cuda".
-        planner: whose addresses these are: "paper" (in two levels), "sections" (likewise, with phases cut) or "flat"
-            (all at once).
-        alignment_bytes: of every offset.
-        arena_bytes: the planned peak, what is reserved before training.
-        lower_bound_bytes: proven: no plan takes less. The most bytes that live at once, or what a solver proved.
-        proof: optimal: the arena meets the bound; feasible: it does not, and no search was cut short; timed out: it
-            does not, and a longer search might do better.
+        planner: how the addresses were found: "paper" (in two levels), "sections" (in two levels, with phases cut) or
+            "flat" (all at once).
+        alignment_bytes: alignment of every offset.
+        arena_bytes: the planned peak, which is reserved before training.
+        lower_bound_bytes: a proven bound below which no plan is: the most bytes that live at once, or what a solver
+            proved.
+        proof: "optimal" if the arena equals the bound; "feasible" if it does not and no search was cut short; "timed
+            out" if it does not and a longer search might find a better plan.
     """
 
     device: str

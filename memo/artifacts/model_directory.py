@@ -1,8 +1,8 @@
-"""Files of a model directory, which may come from strangers: none may lead out of it.
+"""Finds files of a model directory, which may be downloaded, and refuses links that lead out of it.
 
-A link in a downloaded directory can point at any file of this machine, and what memo copies from there goes where
-people publish it. So a link counts only where its target lies in the same directory, or in the store of the same model
-in the cache of Hugging Face's hub, which keeps every file once and links to it:
+A link in a downloaded directory can point at any file of this machine, and memo copies files from there that people may
+publish. So a link is followed only if its target lies in the same directory, or in the files of the same model in the
+cache of Hugging Face's hub, which stores every file once and links to it:
 
     models--ORG--NAME/snapshots/REVISION/tokenizer.json -> ../../blobs/6f1c...
 
@@ -26,7 +26,10 @@ _KINDS = {
 
 
 def path_within(directory: str | Path, name: str) -> Path:
-    """Where DIR/name leads, all links followed; it need not exist. Raises CheckpointError where it leaves DIR."""
+    """The path to which DIR/name leads if all links are followed; it need not exist.
+
+    Raises CheckpointError if it leaves DIR.
+    """
     root = Path(os.path.realpath(directory))
     if "\0" in name:
         raise CheckpointError(f"{directory} names the file {shown(name)}, which no file can be called: remove it")
@@ -40,10 +43,10 @@ def path_within(directory: str | Path, name: str) -> Path:
 
 
 def model_file(directory: str | Path, name: str) -> Path | None:
-    """The path, free of links, of the regular file DIR/name; None where there is nothing of that name.
+    """The path, without links, of the regular file DIR/name; None if nothing has that name.
 
-    Raises CheckpointError for a link that leaves DIR and for what is no regular file (reading a named pipe would wait
-    for ever, and a device has no end).
+    Raises CheckpointError for a link that leaves DIR and for anything but a regular file (reading a named pipe would
+    wait for ever, and a device has no end).
     """
     found = path_within(directory, name)
     try:
@@ -63,6 +66,6 @@ def model_file(directory: str | Path, name: str) -> Path | None:
 
 
 def _hub_store(root: Path) -> list[Path]:
-    """Where the hub's cache keeps the files of the snapshot `root`; nothing if `root` is none."""
+    """[the folder in which the hub's cache stores the files of the snapshot `root`], or [] if `root` is no snapshot."""
     is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
     return [root.parents[1] / "blobs"] if is_snapshot else []

@@ -1,5 +1,5 @@
-"""What was measured, kept between runs in a folder of the user: layers, a file each, and one table of attention kernels
-for each device and versions."""
+"""Measurements that are kept between runs in a folder of the user: a file for each layer, and a table of attention
+kernels for each device and versions."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from memo.errors import ArtifactError
 
 
 def cache_file(choice: str, key: ProfileKey) -> Path | None:
-    """Where the profile of `key` is kept; None where none is.
+    """The file in which the profile of `key` is kept; None if profiles are not kept.
 
     Args:
         choice: --profile-cache: "auto" ($XDG_CACHE_HOME/memo/layer_profiles, or the same below ~/.cache), "off",
@@ -22,9 +22,9 @@ def cache_file(choice: str, key: ProfileKey) -> Path | None:
 
 
 def read_cached(path: Path, key: ProfileKey) -> LayerProfile | None:
-    """The profile kept at `path`; None where there is none.
+    """The profile at `path`; None if there is none.
 
-    Raises ArtifactError for a file that holds something else, or the profile of another key.
+    Raises ArtifactError for a file with other content, or with the profile of another key.
     """
     if not path.exists():
         return None
@@ -35,16 +35,16 @@ def read_cached(path: Path, key: ProfileKey) -> LayerProfile | None:
 
 
 def attention_table_file(choice: str, empty: AttentionTable) -> Path | None:
-    """Where the table of `empty`'s device and versions is kept; None where none is. `choice`: as in `cache_file`."""
+    """The file in which the table of `empty`'s device and versions is kept; None and `choice` as in `cache_file`."""
     folder = _folder(choice)
     digest = hashlib.sha256(f"{empty.device}\n{empty.torch}\n{empty.memo}".encode()).hexdigest()[:32]
     return None if folder is None else folder / f"attention-{digest}.json"
 
 
 def read_attention_table(path: Path, empty: AttentionTable) -> AttentionTable:
-    """The table kept at `path`; `empty` where there is none.
+    """The table at `path`; `empty` if there is none.
 
-    Raises ArtifactError for a file that holds something else, or the table of another device or version.
+    Raises ArtifactError for a file with other content, or with the table of another device or version.
     """
     if not path.exists():
         return empty

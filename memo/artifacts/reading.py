@@ -1,8 +1,8 @@
-"""JSON and TOML files that anybody may have written: read within limits, refused with one message.
+"""Reads JSON and TOML files of any origin within limits, and refuses others with one message.
 
-Python's parsers answer deep nesting with a RecursionError, a number of 5,000 digits with a bare ValueError, and take
-whatever memory a file asks for. Here each of these ends in the error of the caller, as does a file that cannot be read.
-`memo.artifacts.fields` then checks what was read against a dataclass.
+Python's parsers answer deep nesting with a RecursionError, a number of 5,000 digits with a plain ValueError, and use as
+much memory as a file needs. Here each of these raises the error of the caller, as does a file that cannot be read.
+`memo.artifacts.fields` then checks the content against a dataclass.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from typing import Any, BinaryIO
 from memo.errors import MemoError
 
 MAX_BYTES = 64 << 20
-"""Of one file or one line: the index of a model with 100,000 tensors takes a sixth of it."""
+"""Limit of one file or one line: the index of a model with 100,000 tensors takes a sixth of it."""
 MAX_TOML_BYTES = 256 << 10
 """tomllib needs memory that grows with the square of a key's parts; a configuration has some kilobytes."""
 MAX_VALUES = 4_000_000
-"""Numbers, texts, lists and objects of one document; each takes up to 100 bytes, however short it is written."""
+"""Limit of numbers, texts, lists and objects in one document; each takes up to 100 bytes, however short its text is."""
 MAX_DEPTH = 64
-"""Lists and objects inside each other: schemas of tools nest some twenty deep."""
+"""Limit of lists and objects inside each other: the schemas of tools have about twenty levels."""
 _SHOWN_CHARACTERS = 80
 _LARGEST_SHOWN_BITS = 256
 _NAMES_LISTED = 12
@@ -32,12 +32,12 @@ _NAMES_LISTED = 12
 
 @dataclass(frozen=True)
 class Source:
-    """Who speaks when something is refused: messages are `{where}: {problem}: {remedy}`.
+    """Where a value comes from, for errors about it: their messages are `{where}: {problem}: {remedy}`.
 
     Attributes:
         where: file, line or flag.
-        error: what is raised.
-        remedy: what helps with a file that is damaged or another thing.
+        error: the class of the error.
+        remedy: what helps if the file is damaged or of another kind.
     """
 
     where: str
@@ -45,17 +45,17 @@ class Source:
     remedy: str
 
     def refusal(self, problem: str, remedy: str = "") -> MemoError:
-        """The error, to be raised; `remedy`: where there is a better one than the file's."""
+        """The error to raise; `remedy`, if given, replaces that of the source."""
         return self.error(f"{self.where}: {problem}: {remedy or self.remedy}")
 
 
 def read_json(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> Any:
-    """The value of a JSON file in UTF-8. Raises source.error, also for a file that cannot be read."""
+    """The value of a JSON file in UTF-8. Raises source.error for other content or a file that cannot be read."""
     return parse_json(read_bytes(path, source, max_bytes=max_bytes), source)
 
 
 def read_json_object(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """As `read_json`, and raises source.error for another value than an object."""
+    """The object in a JSON file. Raises source.error as `read_json`, and for any other value."""
     found = read_json(path, source, max_bytes=max_bytes)
     if not isinstance(found, dict):
         raise source.refusal(f"holds {kind_of(found)}, not an object")
@@ -65,7 +65,8 @@ def read_json_object(path: str | Path, source: Source, *, max_bytes: int = MAX_B
 def parse_json(content: bytes | str, source: Source, *, max_values: int = MAX_VALUES) -> Any:
     """The value of JSON in UTF-8; numbers may be NaN or infinite, as Python writes them.
 
-    Raises source.error for what is no JSON, too deep or too much, and where one key has two values.
+    Raises source.error for text that is not JSON, is nested too deep or has too many values, and for a key with two
+    values.
     """
     text = content if isinstance(content, str) else _decoded(content, source)
     most_values = 1 + text.count(",") + text.count("[") + text.count("{")
@@ -82,7 +83,7 @@ def parse_json(content: bytes | str, source: Source, *, max_values: int = MAX_VA
 
 
 def read_toml(path: str | Path, source: Source) -> dict[str, Any]:
-    """The document of a TOML file. Raises source.error, also for a file that cannot be read."""
+    """The document of a TOML file. Raises source.error for other content or a file that cannot be read."""
     text = _decoded(read_bytes(path, source, max_bytes=MAX_TOML_BYTES), source)
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DEPTH and not line.lstrip().startswith("#"):
@@ -98,12 +99,12 @@ def read_toml(path: str | Path, source: Source) -> dict[str, Any]:
 
 
 def read_text(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> str:
-    """A file of UTF-8. Raises source.error, also for a file that cannot be read."""
+    """The text of a file in UTF-8. Raises source.error for other content or a file that cannot be read."""
     return _decoded(read_bytes(path, source, max_bytes=max_bytes), source)
 
 
 def read_bytes(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """A regular file of at most `max_bytes`. Raises source.error for another, or one that cannot be read."""
+    """The content of a regular file of at most `max_bytes`. Raises source.error for any other file."""
     with _opened(path, source) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -124,9 +125,9 @@ def read_lines(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) 
 
 @contextlib.contextmanager
 def _opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
-    """A regular file; whatever the file system answers becomes source.error."""
+    """An open regular file; errors of the file system become source.error."""
     try:
-        # A pipe without a writer would be waited for, for ever.
+        # Opening a named pipe without a writer would wait for ever.
         file = open(path, "rb") if stat.S_ISREG(os.stat(path).st_mode) else None  # noqa: SIM115  closed below
     except FileNotFoundError:
         raise source.refusal("the file does not exist") from None
@@ -142,7 +143,7 @@ def _opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
 
 
 def shown(value: object) -> str:
-    """A value for a message: never long, whatever a file holds."""
+    """A value for a message; long ones are shortened."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _LARGEST_SHOWN_BITS:
         return f"a whole number of {value.bit_length()} bits"
     if isinstance(value, str | bytes):
@@ -153,13 +154,13 @@ def shown(value: object) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names for a message, the first few of them."""
+    """Names for a message; of many names only the first few."""
     found = [shown(name) for name in names]
     return ", ".join(found if len(found) <= _NAMES_LISTED else [*found[:_NAMES_LISTED], "..."])
 
 
 def kind_of(value: object) -> str:
-    """What stands there, in JSON's words."""
+    """The kind of a value, in JSON's terms."""
     if value is None:
         return "null"
     kinds = {bool: "a boolean", int: "a whole number", float: "a number", str: "a string"}
@@ -175,7 +176,7 @@ def _decoded(content: bytes, source: Source) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises ValueError for a key with two values: which of them holds depends on who reads."""
+    """Raises ValueError for a key with two values, of which readers may take one or the other."""
     found = dict(pairs)
     if len(found) != len(pairs):
         for key, value in pairs:
@@ -185,7 +186,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(found: object, source: Source) -> None:
-    """Level by level: what reads the value later may call itself for each."""
+    """Raises source.error for a value that is nested too deep for recursive code; this loop goes level by level."""
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH + 1):
         level = [

@@ -4,8 +4,8 @@
                     {"iteration": 100, "evaluation": {"loss": 2.1, ...}}              after each evaluation
     log.run.json    {"schema": "run", "version": 1, "config": {...}, ...}             one RunHeader, the latest start
 
-A resumed run appends, and begins behind its checkpoint: what the lines before it say of that iteration and later ones
-no longer counts. A run that was killed may leave half a line at the end, which is passed over.
+A resumed run appends, beginning with the iteration after its checkpoint: earlier lines about that iteration and later
+ones are then ignored. A run that was killed may leave half a line at the end, which is ignored as well.
 """
 
 import dataclasses
@@ -21,36 +21,36 @@ from memo.errors import ArtifactError
 
 SCHEMA, VERSION = "run", 1
 _LONGEST_LINE_BYTES = 1 << 20
-"""Of a log; an iteration takes a kilobyte."""
+"""Limit of a line; that of an iteration takes a kilobyte."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One training iteration. What is of one rank is rank 0's in a log; None: not measured in this iteration.
+    """One training iteration. Values of a single rank are those of rank 0; None means not measured in this iteration.
 
-    mfu_percent and tflops_per_gpu count model FLOPs alone (6 s P + 6 n h s^2 a sample, causal half of
-    attention; MEMO's convention), without what is recomputed. tgs is tokens per GPU per second.
+    mfu_percent and tflops_per_gpu count model FLOPs alone (6 s P + 6 n h s^2 for each sample, causal half of
+    attention; MEMO's convention), without recomputation. tgs is tokens per GPU per second.
 
     Attributes:
-        step_time_s: from one step's begin to its end on the host. On CUDA the update of the weights may then still run;
-            the next step waits for it.
-        device_peak_bytes, host_peak_bytes: of this process so far; on a CPU both are the peak of its resident set.
-        weights_bytes, gradients_bytes, optimizer_bytes: of this rank's shards, as they lie in memory.
-        rounding_buffers_bytes: slots and workspace of swapping, slots of streamed states; 0 without.
-        host_records_bytes: activations and states in host memory; 0 without swapping and --offload-states.
-        transient_peak_bytes: the most that a step took beside all these so far: activations that stay, working sets,
-            the loss, buffers of communication. On a CPU it is what the resident set's peak leaves when the components
-            and the bare process (352 MiB or more) are taken off: rough, and too small for tiny models.
-        layers_s: in a step, the compute stream's time inside of layers that run under a swap plan.
-        copy_wait_s: that the compute stream stood still for their copies.
-        copies_s: that the copies of both directions took, together.
-        hidden_share: of copies_s, what passed while a layer computed, 0 to 1.
-        state_copies_s: that copies of streamed states took in a step, both directions together (--offload-states).
-            Those of the optimizer's step that the device had not come to yet count in the next record with this field.
-        state_wait_s: that the compute stream, or the CPU after the last backward, stood still for them.
-        host_update_s: that the CPU took to update what lies in host memory.
-        planned_peak_bytes: most bytes in use at planned addresses (--memory-planner).
-        fallbacks: requests so far that were not as planned, and went to torch's allocator.
+        step_time_s: seconds from the beginning to the end of a step on the host. On CUDA the update of the weights may
+            still run then; the next step waits for it.
+        device_peak_bytes, host_peak_bytes: peaks of this process so far; on a CPU both are that of its resident set.
+        weights_bytes, gradients_bytes, optimizer_bytes: bytes of this rank's shards in memory.
+        rounding_buffers_bytes: slots and workspace of a swap plan, and slots of streamed states.
+        host_records_bytes: activations and states in host memory.
+        transient_peak_bytes: the most so far that a step took besides all these: activations that stay, working sets,
+            the loss, buffers of communication. On a CPU it is the peak of the resident set less the other components
+            and the process itself (352 MiB or more): rough, and too small for tiny models.
+        layers_s: seconds of a step in which the compute stream runs layers under a swap plan.
+        copy_wait_s: seconds for which the compute stream waits for their copies.
+        copies_s: seconds of the copies in both directions together.
+        hidden_share: share of copies_s during which a layer computes, 0 to 1.
+        state_copies_s: seconds of a step's copies of streamed states in both directions together (--offload-states).
+            Copies of the optimizer's step that have not run at its end count in the next record with this field.
+        state_wait_s: seconds for which the compute stream, or the CPU after the last backward, waits for those copies.
+        host_update_s: seconds that the CPU takes to update states in host memory.
+        planned_peak_bytes: the most bytes in use at planned addresses (--memory-planner).
+        fallbacks: requests so far that differed from the plan and were served by torch's allocator.
     """
 
     iteration: Count
@@ -86,14 +86,14 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class SwapForecast:
-    """What the swap plan of rank 0 expects; times are seconds of one layer and microbatch where nothing else is said.
+    """What the swap plan of rank 0 foresees; unless stated otherwise, times are those of one layer and microbatch.
 
     Attributes:
-        moves: False: everything fits on the device, so nothing moves.
-        shares: by group of tensors, of the tokens that move (memo.spec.skeleton).
-        copies_s: of a step: all copies of both directions, run alone.
-        layers_s: of a step: forwards, backwards and recomputation of all layers.
-        copy_wait_s: of a step.
+        moves: False if everything fits on the device, so that nothing moves.
+        shares: share of the tokens that move, by group of tensors (memo.spec.skeleton).
+        copies_s: seconds of all copies of a step in both directions, if nothing else runs.
+        layers_s: seconds of all forwards, backwards and recomputation of layers in a step.
+        copy_wait_s: seconds of a step for which layers wait for copies.
     """
 
     moves: bool
@@ -113,19 +113,19 @@ class SwapForecast:
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What ran: written when training starts, again when it is resumed.
+    """A description of the run, written when training starts and again when it is resumed.
 
     Attributes:
         started_at: local time with its distance from UTC, ISO 8601.
-        versions: of memo, torch and python.
+        versions: versions of memo, torch and python.
         config: the resolved configuration by section, as in config.toml.
         layout: tp, cp, pp, dp, world size, microbatches.
-        peak_flops: of one device, what MFU refers to.
+        peak_flops: peak of one device, to which MFU refers.
         memory_forecast: bytes of rank 0 by component, as estimated before training: weights, gradients, optimizer,
-            rounding_buffers, transient, host_records and others. On a CPU `transient` holds the scratch memory that
-            matrix products were measured to take there; estimates on paper leave it out.
-        memory_plan: of --memory-planner: planner, proof, arena_bytes, lower_bound_bytes; None without.
-        attention: name of the kernels, and the reason why these; None in files of older versions.
+            rounding_buffers, transient, host_records and others. On a CPU `transient` includes the scratch memory of
+            matrix products, which is measured there; `memo estimate` leaves it out.
+        memory_plan: planner, proof, arena_bytes and lower_bound_bytes of --memory-planner; None without it.
+        attention: name of the kernels and the reason for the choice; None in files of older versions.
     """
 
     started_at: Time
@@ -153,13 +153,13 @@ class RunHeader:
 
 @dataclass(frozen=True)
 class RunLog:
-    """All that is known of a run: its steps in order, each iteration once.
+    """The log of a run: its steps in order, each iteration once.
 
     Attributes:
-        path: of the log.
-        header: None where the file is missing.
-        repeated: lines that no longer count, because the run went on from an earlier iteration.
-        evaluations: (iteration, validation loss in nats a token).
+        path: file of the log.
+        header: description of the run; None if its file is missing.
+        repeated: number of lines that are ignored, because the run resumed at an earlier iteration.
+        evaluations: (iteration, validation loss in nats per token) of each.
     """
 
     path: Path
@@ -172,7 +172,7 @@ class RunLog:
     def load(cls, run: str | Path) -> "RunLog":
         """Read a log, or the log in the directory of a run.
 
-        Raises ArtifactError when there is none, and for a line that is no record.
+        Raises ArtifactError if there is none, and for a line that is not a record.
         """
         path = _log_in(Path(run))
         lines = _lines(path)
@@ -199,14 +199,14 @@ T = TypeVar("T")
 
 
 def _before(iteration: int, lines: list[T], iteration_of: Callable[[T], int]) -> list[T]:
-    """What still counts when the run goes on with this iteration."""
+    """Remove the lines of this iteration and later ones, which a resumed run repeats."""
     while lines and iteration_of(lines[-1]) >= iteration:
         lines.pop()
     return lines
 
 
 def default_log(save: str | None, log_jsonl: str | None) -> str | None:
-    """Where a run writes its log: what --log-jsonl says, else log.jsonl in --save, else nowhere."""
+    """The file of a run's log: that of --log-jsonl, else log.jsonl in --save, else None."""
     return log_jsonl or (None if save is None else str(Path(save) / "log.jsonl"))
 
 

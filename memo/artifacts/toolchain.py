@@ -1,7 +1,7 @@
-"""The compiler, and the folders of headers and sources, that memo's native code is built with on first use. No torch.
+"""Finds the compiler, headers and sources with which memo's native code is built on first use. No torch.
 
-The native allocator and the emulated GPU are built with the same. Each names itself in the messages (`user`), and
-what is missing is raised as its own error.
+The native allocator and the emulated GPU use it. In messages `user` names the one that is built, and `error` is the
+class of error that it raises if something is missing.
 """
 
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 from memo.errors import MemoError
 
 NEEDED_HEADERS = ("cuda_runtime_api.h", "cuda.h", "crt/host_defines.h")
-"""CUDA's packages on PyPI split them: a folder may have the first without the last."""
+"""Headers that a folder must have; CUDA's packages on PyPI distribute them over several folders."""
 
 TOOLKIT = Path("/usr/local/cuda")
-"""Where CUDA's toolkit is installed by default."""
+"""The folder in which CUDA's toolkit is installed by default."""
 
 
 def find_compiler(user: str, error: type[MemoError]) -> str:
-    """The path of a C++ compiler: $CXX, or the first that is found. Raises `error`."""
+    """The path of a C++ compiler: $CXX, or the first one that is found. Raises `error` if there is none."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return found
@@ -26,9 +26,9 @@ def find_compiler(user: str, error: type[MemoError]) -> str:
 
 
 def cuda_include(torch: Path, user: str, error: type[MemoError]) -> Path:
-    """The folder of CUDA's headers: of the toolkit, or of CUDA's packages on PyPI, which lie beside `torch`'s folder.
+    """The folder of CUDA's headers: of the toolkit, or of CUDA's packages on PyPI, which are installed where torch is.
 
-    Raises `error`.
+    Raises `error` if there is none.
     """
     nvcc = shutil.which("nvcc")
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), nvcc and Path(nvcc).resolve().parents[1]]
@@ -44,9 +44,9 @@ def cuda_include(torch: Path, user: str, error: type[MemoError]) -> Path:
 
 
 def source_root(package: Path, part: str, user: str, error: type[MemoError]) -> Path:
-    """csrc/: packed into the folder of a package in an installed memo, at the top of a checkout; it has `part`.
+    """The folder csrc/ that has `part`: in the folder of `package` if memo is installed, else at the top of a checkout.
 
-    Raises `error`.
+    Raises `error` if there is none.
     """
     for root in (package / "csrc", package.parents[1] / "csrc"):
         if (root / part).is_dir():

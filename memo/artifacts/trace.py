@@ -6,8 +6,8 @@ As a file (schema "memory_trace"):
      "phases": [{"kind": "layer_forward", "layer": 0, "microbatch": 0,
                  "events": [["malloc", 7, 4194304], ["free", 7]]}, ...]}
 
-An id names one request of the whole trace. What is never freed outlives the iteration; blocks from before the
-iteration do not occur.
+An id names one request of the whole trace. A request that is never freed outlives the iteration. Requests from before
+the iteration do not occur.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from memo.errors import TraceError
 
 SCHEMA, VERSION = "memory_trace", 1
 MAX_BYTES = 1 << 48
-"""256 TiB: larger requests are mistakes, and sums of thousands of smaller ones still fit in 64 bits."""
+"""256 TiB: larger requests are errors, and sums of thousands of smaller ones still fit in 64 bits."""
 
 
 class Malloc(NamedTuple):
@@ -39,12 +39,12 @@ Event = Malloc | Free
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the iteration with a sequence of requests of its own.
+    """A part of the iteration, such as the forward of one layer, with its requests.
 
     Attributes:
         kind: such as "embedding_forward", "layer_forward", "loss", "layer_backward", "optimizer"; phases of one
             kind whose requests are the same are planned once.
-        layer, microbatch: -1 where there is none.
+        layer, microbatch: -1 if the phase has none.
     """
 
     kind: str
@@ -62,10 +62,10 @@ class Trace:
     """One iteration of one rank.
 
     Attributes:
-        device: "cpu" or "cuda": whose allocator was asked.
-        source: "recorded" (every request of a real run), "composed" (one recorded layer stands for all),
-            "fitted" (from shorter sequences) or "fake" (shapes alone; scratch inside kernels is missing).
-        run: what was run, for people: model, layout, sequence length.
+        device: the allocator's device, "cpu" or "cuda".
+        source: "recorded" (every request of a real run), "composed" (one recorded layer stands for all layers),
+            "fitted" (from shorter sequences) or "fake" (from shapes alone, without scratch memory of kernels).
+        run: model, layout and sequence length, for people.
     """
 
     device: str
@@ -88,7 +88,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
-        """Raises ArtifactError for another file, TraceError for requests that make no sense."""
+        """Read a trace. Raises ArtifactError for another file, TraceError as `check_trace`."""
         source = Source(str(path), TraceError, "record the trace again")
         found = build(_Written, files.read(path, SCHEMA, VERSION), source)
         phases = [
@@ -120,20 +120,20 @@ class _Written:
 
 @dataclass(frozen=True)
 class Request:
-    """One block of memory and when it lives, in numbers of events: [lower, upper)."""
+    """One block of memory and its lifespan [lower, upper), in numbers of events."""
 
     id: int
     num_bytes: int
     lower: int
     upper: int
     phase: int
-    """Index of the phase that asks for it."""
+    """Index of the phase that requests it."""
     freed_in: int | None
-    """Index of the phase that frees it; None: it outlives the iteration."""
+    """Index of the phase that frees it; None if it outlives the iteration."""
 
 
 def requests(trace: Trace) -> list[Request]:
-    """All requests by the order in which they are made. Raises as `check_trace`."""
+    """All requests in the order in which they are made. Raises as `check_trace`."""
     check_trace(trace)
     born: dict[int, tuple[Malloc, int, int]] = {}
     found: dict[int, Request] = {}
@@ -182,7 +182,7 @@ def _walk(trace: Trace) -> Iterator[tuple[int, int, Event]]:
 
 
 def _events(entries: list[Any], where: str, source: Source) -> Iterator[Event]:
-    """By hand, as there may be a million."""
+    """The events of a file; memo.artifacts.fields would be too slow for a million of them."""
     for at, entry in enumerate(entries):
         match entry:
             case ["malloc", int(id), int(num_bytes)] if type(id) is int and type(num_bytes) is int:

@@ -6,8 +6,8 @@ return the natural log-sum-exp of the scaled scores beside the output; from a *g
 the backward of any block of the score matrix gives that block's exact share of the gradients. No kernel is
 ever given a mask tensor.
 
-A forward may be told where its output belongs: a view, strided like any input, of memory that outlives the call. A
-kernel that can writes there, one that cannot is copied from (`placed`); either way `out` is what comes back.
+A forward may be given `out`, a view into which its output must be written. Kernels that accept an output write there;
+the results of others are copied (`placed`). In both cases `out` is what is returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memo_kernels.merge import reference as merge
 
 
 class Saved(NamedTuple):
-    """What a forward leaves for its backward: its inputs, its output and its log-sum-exp."""
+    """What a forward keeps for its backward: its inputs, its output and its log-sum-exp."""
 
     q: Tensor
     k: Tensor
@@ -37,9 +37,9 @@ class AttentionBackend(ABC):
 
     name: str
     deterministic_head_dim: int
-    """Up to it, gradients have the same bits each time under torch.use_deterministic_algorithms; 0: never."""
+    """Up to this head dim gradients have the same bits each time under torch.use_deterministic_algorithms; 0: never."""
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None] = staticmethod(merge.merge_)
-    """Adds a block's results to running ones; whoever builds the attention may put a fused one in its place."""
+    """Merges the results of a block into running ones; it may be replaced by a fused kernel."""
 
     @abstractmethod
     def forward(
@@ -47,7 +47,7 @@ class AttentionBackend(ABC):
     ) -> tuple[Tensor, Tensor]:
         """q [b, n, s_q, d], k and v [b, n_kv, s_k, d] -> out [b, n, s_q, d] in q's dtype, lse [b, n, s_q].
 
-        lse is fp32, or fp64 for fp64 inputs. Both results may be strided. ``out``: as the result, to be overwritten.
+        lse is fp32, or fp64 for fp64 inputs. Both results may be strided. ``out``, if given, is overwritten.
         """
 
     @abstractmethod
@@ -56,7 +56,7 @@ class AttentionBackend(ABC):
 
 
 class VarlenBackend(AttentionBackend):
-    """A backend that also takes a run of packed documents, each causal in itself, in one call."""
+    """A backend that also accepts several packed documents, each causal in itself, in one call."""
 
     @abstractmethod
     def forward_varlen(
@@ -80,8 +80,8 @@ class VarlenBackend(AttentionBackend):
 class CpuFlash(AttentionBackend):
     """torch's CPU flash kernel: fp64, fp32, bf16 and fp16, any head dim, grouped heads, strided views.
 
-    Its causal mask starts at the top left when s_q != s_k, and an empty sequence kills the process (SIGFPE). It has no
-    variant that takes an output.
+    Its causal mask starts at the top left if s_q != s_k, and an empty sequence kills the process (SIGFPE). It does not
+    accept an output.
     """
 
     name = "cpu"
@@ -103,7 +103,7 @@ class CpuFlash(AttentionBackend):
 
 
 def placed(found: Tensor, out: Tensor | None) -> Tensor:
-    """What a kernel made, where it belongs: copied to ``out`` if there is one."""
+    """The output of a kernel that does not accept one, copied to ``out`` if that is given."""
     return found if out is None else out.copy_(found)
 
 

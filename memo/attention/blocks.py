@@ -1,8 +1,8 @@
 """Which rectangles of the score matrix causal attention inside documents needs (pure Python).
 
-A rank may hold its tokens as several chunks and its keys as others. Kernels know only two shapes: a full
-rectangle, and a square whose rows and columns are the same tokens, masked to its lower triangle. This module
-cuts any pair of chunk lists into those, as few as it can:
+The queries of a rank may be several chunks of the sequence, and the keys others. Kernels accept only two shapes: a full
+rectangle, and a causal square, whose rows and columns are the same tokens and of which the lower triangle counts. This
+module cuts any two lists of chunks into as few of them as possible:
 
             k: doc 0    doc 1
     q doc 0   \\ .         .         \\ = causal square
@@ -23,7 +23,7 @@ Documents = tuple[tuple[int, ...], ...]
 
 
 class Chunk(NamedTuple):
-    """Global token positions [start, start + length), lying at local rows [row, row + length)."""
+    """Global token positions [start, start + length), which are the local rows [row, row + length)."""
 
     start: int
     length: int
@@ -34,8 +34,8 @@ class Chunk(NamedTuple):
         return self.start + self.length
 
 
-class Block(NamedTuple):
-    """Local q rows [q_start, q_stop) x local k rows [k_start, k_stop), for one batch row or (None) for all.
+class ScoreBlock(NamedTuple):
+    """Local q rows [q_start, q_stop) x local k rows [k_start, k_stop), for one batch row, or for all (None).
 
     ``causal`` means the same tokens in the same order on both sides, of which the lower triangle counts.
     """
@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Global positions [start, stop) seen by one document."""
+    """Global positions [start, stop) of one document."""
 
     start: int
     stop: int
@@ -58,10 +58,10 @@ class _Span(NamedTuple):
         return _Span(max(self.start, chunk.start), min(self.stop, chunk.stop))
 
 
-@lru_cache(maxsize=256)  # a pure function of hashable values, asked again by every layer of a step
+@lru_cache(maxsize=256)  # every layer of a step asks for the same blocks
 def attention_blocks(
     q_chunks: tuple[Chunk, ...], k_chunks: tuple[Chunk, ...], documents: Documents | None
-) -> tuple[Block, ...]:
+) -> tuple[ScoreBlock, ...]:
     """Every block that the queries in ``q_chunks`` need of the keys in ``k_chunks``, each score once.
 
     ``documents`` holds one tuple of boundaries per batch row; None means that each row is a single document.
@@ -96,11 +96,11 @@ def _row_blocks(
     q_chunks: tuple[Chunk, ...],
     k_chunks: tuple[Chunk, ...],
     boundaries: tuple[int, ...] | None,
-) -> list[Block]:
+) -> list[ScoreBlock]:
     if q_chunks == k_chunks and _is_monotone(q_chunks):
         return list(_diagonal_blocks(batch, q_chunks, boundaries))
-    causal: list[Block] = []
-    full: list[Block] = []
+    causal: list[ScoreBlock] = []
+    full: list[ScoreBlock] = []
     for q in q_chunks:
         for k in k_chunks:
             for block in _pair_blocks(batch, q, k, boundaries):
@@ -115,10 +115,10 @@ def _is_monotone(chunks: tuple[Chunk, ...]) -> bool:
 
 def _diagonal_blocks(
     batch: int | None, chunks: tuple[Chunk, ...], boundaries: tuple[int, ...] | None
-) -> Iterator[Block]:
-    """One causal square a document.
+) -> Iterator[ScoreBlock]:
+    """One causal square for each document.
 
-    Where order is monotone, a document's tokens are neighbours even across chunks.
+    As the chunks are in order, the rows of a document are consecutive even if it spans several chunks.
     """
     if not chunks:
         return
@@ -135,18 +135,15 @@ def _diagonal_blocks(
             if bisect_right(boundaries, a.stop - 1) != bisect_right(boundaries, b.start)
         )
     for start, stop in pairwise(sorted(cuts)):
-        yield Block(batch, start, stop, start, stop, True)
+        yield ScoreBlock(batch, start, stop, start, stop, True)
 
 
-def _pair_blocks(batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -> Iterator[Block]:
-    """Blocks of one pair of chunks.
+def _pair_blocks(batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -> Iterator[ScoreBlock]:
+    """Blocks of one pair of chunks; chunks that do not overlap share at most one document, so they have at most one."""
 
-    Two that do not overlap share at most one document, so give at most one block.
-    """
-
-    def block(rows: _Span, columns: _Span, causal: bool) -> Block:
+    def block(rows: _Span, columns: _Span, causal: bool) -> ScoreBlock:
         q_shift, k_shift = q.row - q.start, k.row - k.start
-        return Block(
+        return ScoreBlock(
             batch,
             rows.start + q_shift,
             rows.stop + q_shift,
@@ -157,11 +154,11 @@ def _pair_blocks(batch: int | None, q: Chunk, k: Chunk, boundaries: tuple[int, .
 
     for document in _documents_of_both(q, k, boundaries):
         rows, columns = document.clip(q), document.clip(k)
-        # Keys before the first query: every query sees them.
+        # Keys before the first query: every query attends to them.
         before = _Span(columns.start, min(columns.stop, rows.start))
         if before.start < before.stop:
             yield block(rows, before, False)
-        # The tokens on both sides, and the queries that come after all of those; later keys are seen by none.
+        # The tokens on both sides, and the queries after all of them; no query attends to later keys.
         shared = _Span(max(rows.start, columns.start), min(rows.stop, columns.stop))
         if shared.start < shared.stop:
             yield block(shared, shared, True)
@@ -178,7 +175,7 @@ def _documents_of_both(q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -
     if low < high:
         first, last = bisect_right(boundaries, low), bisect_right(boundaries, high - 1)
     else:
-        # Disjoint: only the document at the earlier chunk's end can reach the later one's start.
+        # If the chunks are disjoint, only the document at the end of the first one can have tokens in the other.
         first, last = bisect_right(boundaries, high - 1), bisect_right(boundaries, low)
         if first != last:
             return
@@ -186,15 +183,15 @@ def _documents_of_both(q: Chunk, k: Chunk, boundaries: tuple[int, ...] | None) -
         yield _Span(boundaries[i - 1], boundaries[i])
 
 
-def _merge(blocks: list[Block]) -> list[Block]:
+def _merge(blocks: list[ScoreBlock]) -> list[ScoreBlock]:
     """Join full rectangles that share one side and touch along the other: fewer kernel calls."""
-    tall: list[Block] = []
+    tall: list[ScoreBlock] = []
     for block in sorted(blocks, key=lambda x: (x.k_start, x.k_stop, x.q_start)):
         last = tall[-1] if tall else None
         if last and last[3:5] == block[3:5] and last.q_stop == block.q_start:
             block = tall.pop()._replace(q_stop=block.q_stop)
         tall.append(block)
-    wide: list[Block] = []
+    wide: list[ScoreBlock] = []
     for block in sorted(tall, key=lambda x: (x.q_start, x.q_stop, x.k_start)):
         last = wide[-1] if wide else None
         if last and last[1:3] == block[1:3] and last.k_stop == block.k_start:

@@ -1,7 +1,7 @@
-"""Attention over a list of blocks: runs each block's kernel and merges what the blocks give.
+"""Attention over a list of blocks: runs the kernel of each block and merges the results.
 
-Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim. Tensors come and go in Megatron's
-layout [s, b, n, d]; kernels see permuted views [b, n, s, d].
+Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim. Arguments and results have Megatron's layout
+[s, b, n, d]; kernels get permuted views [b, n, s, d].
 
 Blocks of the same queries are merged by their log-sum-exps (memo_kernels.merge).
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
-from memo.attention.blocks import Block
+from memo.attention.blocks import ScoreBlock
 
 
 def attend(
@@ -23,15 +23,15 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    blocks: Sequence[Block],
+    blocks: Sequence[ScoreBlock],
     scale: float,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """q [s_q, b, n, d], k and v [s_k, b, n_kv, d] -> out [s_q, b, n, d] in q's dtype, lse [b, n, s_q].
 
-    ``blocks`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be
-    strided: a single block that covers everything costs no copy. ``out``: as the result, to be overwritten; its last
-    dim must be contiguous.
+    ``blocks`` must give every query at least one key. lse is fp32, or fp64 for fp64 inputs. Results may be strided, so
+    that a single block that covers everything needs no copy. ``out``, if given, is overwritten; its last dim must be
+    contiguous.
     """
     if _is_whole(blocks, q, k):
         place = None if out is None else _heads_first(out)
@@ -49,11 +49,11 @@ def _attend_squares(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    blocks: Sequence[Block],
+    blocks: Sequence[ScoreBlock],
     scale: float,
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Causal squares share no token: each is written where it belongs, and nothing is merged."""
+    """Attention over causal squares alone, which share no token, so that nothing is merged."""
     s_q, b, n, _ = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty((b, n, s_q), dtype=accumulator_dtype(q), device=q.device)
@@ -65,12 +65,9 @@ def _attend_squares(
 
 
 def attend_backward(
-    backend: AttentionBackend, grad_out: Tensor, saved: Saved, blocks: Sequence[Block], scale: float
+    backend: AttentionBackend, grad_out: Tensor, saved: Saved, blocks: Sequence[ScoreBlock], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of attend.
-
-    Grad_out [s_q, b, n, d] and what attend took and gave -> dq, dk, dv in q's dtype.
-    """
+    """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype."""
     q, k, v, out, lse = saved
     if _is_whole(blocks, q, k):
         block_saved = Saved(_heads_first(q), _heads_first(k), _heads_first(v), _heads_first(out), lse)
@@ -83,18 +80,18 @@ def attend_backward(
 
 
 def accumulator_dtype(x: Tensor) -> torch.dtype:
-    """fp64 for fp64, else fp32: what partial results are summed in."""
+    """The dtype in which partial results are summed: fp64 for fp64, else fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 class OutputMerger:
-    """Running output and log-sum-exp of queries that meet their keys block by block.
+    """Running output and log-sum-exp of queries whose keys are processed block by block.
 
-    The output runs in accumulator_dtype(q): in the place where it belongs if that has this dtype.
+    The running output has accumulator_dtype(q); it is ``out`` itself if that has this dtype.
     """
 
     def __init__(self, q: Tensor, out: Tensor | None = None) -> None:
-        """For q [s_q, b, n, d]; ``out``, as q, is where the result belongs."""
+        """For q [s_q, b, n, d]; ``out`` has the same shape, and the result is written to it."""
         s_q, b, n, _ = q.shape
         wide = accumulator_dtype(q)
         self._dtype, self._place = q.dtype, out
@@ -110,10 +107,10 @@ class OutputMerger:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        blocks: Sequence[Block],
+        blocks: Sequence[ScoreBlock],
         scale: float,
     ) -> None:
-        """Run the blocks of q against one set of keys and values, and merge them in."""
+        """Run the blocks of q against one set of keys and values, and merge their results."""
         q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
         total_out = _heads_first(self._out)
         for call in _calls(backend, blocks, q.shape[0]):
@@ -139,13 +136,10 @@ class GradSums(NamedTuple):
         backend: AttentionBackend,
         grad_out: Tensor,
         saved: Saved,
-        blocks: Sequence[Block],
+        blocks: Sequence[ScoreBlock],
         scale: float,
     ) -> None:
-        """Run the blocks' backward of q against one set of keys and values.
-
-        ``saved`` holds the global results.
-        """
+        """Run the backward of the blocks of q and one set of keys and values; ``saved`` has the global results."""
         q, k, v, out, lse = *map(_heads_first, saved[:4]), saved.lse
         grad_out, dq, dk, dv = map(_heads_first, (grad_out, *self))
         for call in _calls(backend, blocks, q.shape[0]):
@@ -160,10 +154,7 @@ Index = tuple[slice, slice, slice]
 
 
 class _Call(NamedTuple):
-    """One kernel call.
-
-    Index of its [b, n, s] on each side; ``cu_seqlens`` makes it a run of causal documents.
-    """
+    """One kernel call: the indices of its [b, n, s] on each side, and ``cu_seqlens`` if it has several documents."""
 
     q: Index
     k: Index
@@ -192,11 +183,8 @@ class _Call(NamedTuple):
         return _unpack(dq), _unpack(dk), _unpack(dv)
 
 
-def _calls(backend: AttentionBackend, blocks: Sequence[Block], num_batch: int) -> Iterator[_Call]:
-    """The kernel calls for ``blocks``.
-
-    One each, but one for a whole run of documents where the backend can.
-    """
+def _calls(backend: AttentionBackend, blocks: Sequence[ScoreBlock], num_batch: int) -> Iterator[_Call]:
+    """The kernel calls for ``blocks``: one for each, or one for consecutive documents if the backend accepts them."""
     for run in _runs(blocks) if isinstance(backend, VarlenBackend) else ([block] for block in blocks):
         first, last = run[0], run[-1]
         rows, columns = slice(first.q_start, last.q_stop), slice(first.k_start, last.k_stop)
@@ -210,12 +198,9 @@ def _calls(backend: AttentionBackend, blocks: Sequence[Block], num_batch: int) -
             yield _Call((batch, slice(None), rows), (batch, slice(None), columns), True, cu_seqlens)
 
 
-def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    """Split into runs of causal blocks that follow each other without a gap on both sides.
-
-    Full blocks stay alone.
-    """
-    run: list[Block] = []
+def _runs(blocks: Sequence[ScoreBlock]) -> Iterator[list[ScoreBlock]]:
+    """Groups of causal blocks that follow each other without a gap on both sides; each full block is a group."""
+    run: list[ScoreBlock] = []
     for block in blocks:
         last = run[-1] if run else None
         follows = (
@@ -232,12 +217,12 @@ def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
         yield run
 
 
-def _sum_dtype(blocks: Sequence[Block], x: Tensor) -> torch.dtype:
-    """Causal squares never share a token: where there is nothing else, each sum has one term and is exact."""
+def _sum_dtype(blocks: Sequence[ScoreBlock], x: Tensor) -> torch.dtype:
+    """The dtype of sums: causal squares share no token, so if there is nothing else each sum has only one term."""
     return x.dtype if all(block.causal for block in blocks) else accumulator_dtype(x)
 
 
-def _is_whole(blocks: Sequence[Block], q: Tensor, k: Tensor) -> bool:
+def _is_whole(blocks: Sequence[ScoreBlock], q: Tensor, k: Tensor) -> bool:
     """Whether one block covers all queries and keys of all batch rows."""
     return len(blocks) == 1 and blocks[0][:5] == (None, 0, q.shape[0], 0, k.shape[0])
 

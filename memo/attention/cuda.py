@@ -1,8 +1,7 @@
-"""CUDA kernels that torch brings, behind the interface of backends.py: thin shells, without dropout and without masks.
+"""torch's own CUDA kernels behind the interface of backends.py, without dropout and without masks.
 
-Legend as in backends.py. All take fp16 and bf16 and head dims that are multiples of 8. Kernels read the
-log-sum-exp by pointer, as if contiguous, so slices of a global one are copied first (1 / d of the size of the
-output).
+Legend as in backends.py. All accept fp16 and bf16 and head dims that are multiples of 8. Kernels assume that the
+log-sum-exp is contiguous, so slices of a global one are copied first (1 / d of the size of the output).
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _NO_DROPOUT = 0.0
 
 
 class CudnnSdpa(AttentionBackend):
-    """cuDNN's fused attention through aten. Its backward is not deterministic, and its forward takes no output."""
+    """cuDNN's fused attention through aten. Its backward is not deterministic, and it does not accept an output."""
 
     name = "cudnn"
     deterministic_head_dim = 0
 
     def __init__(self) -> None:
-        # cuDNN's statistics are [b, n, s, 1]; some torch versions drop the last dim on the way out and add it
-        # back on the way in. The backward must get what the forward gave.
+        # cuDNN's statistics are [b, n, s, 1]; the forward of some versions of torch returns them without the last dim,
+        # and their backward expects them like that.
         self._lse_dims = 4
 
     def forward(
@@ -66,7 +65,7 @@ class CudnnSdpa(AttentionBackend):
 class FlashSdpa(VarlenBackend):
     """FlashAttention-2 as built into torch; deterministic under torch.use_deterministic_algorithms(True).
 
-    From torch 2.12 on it writes its output where that belongs.
+    From torch 2.12 on it accepts an output.
     """
 
     name = "flash"
@@ -153,12 +152,12 @@ _flash_into = getattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inpla
 
 
 def unused_rng(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Stand-ins for the dropout state that the forward returns: kernels read them only with dropout."""
+    """Tensors in place of the dropout state that the forward returns; kernels read it only with dropout."""
     state = torch.zeros(2, dtype=torch.uint64, device=device)
     return state, state[0]
 
 
-@lru_cache(maxsize=64)  # every layer of a step asks for the same few; each miss is a copy to the device
+@lru_cache(maxsize=64)  # every layer of a step needs the same ones, and making them is a copy to the device
 def boundaries_on(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
     """Boundaries as an int32 tensor on the device, and the longest document."""
     longest = max(stop - start for start, stop in pairwise(cu_seqlens))

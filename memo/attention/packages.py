@@ -1,9 +1,9 @@
-"""CUDA kernels of packages that a user may install, behind the interface of backends.py: thin shells.
+"""CUDA kernels of optional packages behind the interface of backends.py.
 
-A package is imported when its shell is built, and not before.
+A package is imported when its backend is created, not before.
 
-Legend as in backends.py. All take fp16 and bf16, head dims that are multiples of 8, and packed documents where their
-class is a VarlenBackend.
+Legend as in backends.py. All accept fp16 and bf16 and head dims that are multiples of 8, and those that are a
+VarlenBackend packed documents.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_DROPOUT = 0.0
 
 
 class FlashAttn(VarlenBackend):
-    """The flash-attn package, version 2.7 or later of the 2.x line. Its Python functions take no output."""
+    """The flash-attn package, version 2.7 or later of 2.x. Its Python functions do not accept an output."""
 
     name = "flash_attn"
     deterministic_head_dim = 256
@@ -115,8 +115,8 @@ class FlashAttn(VarlenBackend):
 class FlashAttn3(VarlenBackend):
     """FlashAttention-3, for Hopper: the package flash-attn-3 (folder `hopper` of the flash-attention repository).
 
-    Called through the operators that it registers with torch: their arguments have names, and they write the output
-    where it belongs, which the Python functions around them refuse.
+    It is called through the operators that it registers with torch, which have named arguments and accept an output;
+    its Python functions do not.
     """
 
     name = "flash_attn_3"
@@ -226,7 +226,7 @@ class FlashAttn4(VarlenBackend):
 
 
 class TransformerEngine(AttentionBackend):
-    """cuDNN's fused attention as wrapped by transformer_engine, version 2.0 or later. Its forward takes no output."""
+    """cuDNN's fused attention in transformer_engine, version 2.0 or later. It does not accept an output."""
 
     name = "te"
     deterministic_head_dim = 128

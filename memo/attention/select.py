@@ -1,4 +1,4 @@
-"""The choice among attention kernels, by name, device, and what was measured there."""
+"""Chooses the attention kernel by name, by device, and by measured times."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from datetime import datetime
 
 import torch
 
-from memo.artifacts.attention_table import AttentionTable, Case
+from memo.artifacts.attention_table import AttentionCase, AttentionTable
 from memo.attention.backends import AttentionBackend, CpuFlash
 from memo.errors import ConfigError
 
@@ -19,14 +19,14 @@ _MODULES = {
     "flash_attn_4": "flash_attn.cute.interface",
     "te": "transformer_engine.pytorch",
 }
-"""What each CUDA backend imports."""
+"""The module that each CUDA backend imports."""
 CUDA_BACKENDS = tuple(_MODULES)
 BACKENDS = ("auto", "cpu", *CUDA_BACKENDS)
 
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """A backend's name, never "auto", and why it is this one, for people."""
+    """The name of a backend, never "auto", and the reason for it, for people."""
 
     name: str
     reason: str
@@ -36,20 +36,20 @@ def choose_backend(
     name: str,
     device_type: str,
     head_dim: int,
-    calls: Mapping[Case, float] | None = None,
+    calls: Mapping[AttentionCase, float] | None = None,
     table: AttentionTable | None = None,
     compute_capability: tuple[int, int] | None = None,
 ) -> AttentionChoice:
-    """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and why.
+    """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and the reason for it.
 
-    "auto" is the CPU kernel on a CPU. On CUDA it is what ``table`` found quickest for ``calls`` (how often each case
-    runs) among the backends that are installed; where the table lacks one of the cases, cuDNN from compute capability
-    9.0 on, there 1.7 to 2.3 times as fast as flash (published, not measured here), and flash below.
-    ``compute_capability`` defaults to the current device's. Under torch.use_deterministic_algorithms only backends
-    whose gradients are then deterministic at ``head_dim`` are eligible.
+    "auto" is the CPU kernel on a CPU. On CUDA it is the installed backend that is fastest for ``calls`` (how often each
+    case runs) in ``table``. If the table lacks one of the cases, it is cuDNN from compute capability 9.0 on, where it
+    is 1.7 to 2.3 times as fast as flash (published, not measured here), and flash below. ``compute_capability``
+    defaults to that of the current device. Under torch.use_deterministic_algorithms only backends whose gradients are
+    deterministic at ``head_dim`` are eligible.
 
-    Raises ConfigError for an unknown name, one of the other device type, or one that is not deterministic where it
-    has to be.
+    Raises ConfigError for an unknown name, one of the other device type, or one whose gradients are not deterministic
+    although they must be.
     """
     _check(name, device_type)
     if device_type == "cpu":
@@ -74,7 +74,7 @@ def choose_backend(
 
 
 def select_backend(name: str, device_type: str, compute_capability: tuple[int, int] | None = None) -> AttentionBackend:
-    """The backend for ``name`` (one of BACKENDS), "auto" without a table; see `choose_backend`.
+    """The backend for ``name`` (one of BACKENDS), chosen by `choose_backend` without a table if that is "auto".
 
     Raises ConfigError also for a backend whose package is missing.
     """
@@ -87,7 +87,7 @@ def select_backend(name: str, device_type: str, compute_capability: tuple[int, i
 
 
 def is_installed(name: str) -> bool:
-    """Whether what a CUDA backend imports is there; nothing of it is run but the packages around it."""
+    """Whether the module of a CUDA backend is installed; it is not imported, but the packages that contain it are."""
     try:
         return importlib.util.find_spec(_MODULES[name]) is not None
     except (ImportError, ValueError):  # a parent is missing, or sys.modules says that it must not be there
@@ -95,7 +95,7 @@ def is_installed(name: str) -> bool:
 
 
 def _class_of(name: str) -> type[AttentionBackend]:
-    # Only here: nothing of CUDA may be touched on a CPU.
+    # Imported here, so that a run on a CPU does not import CUDA's operators.
     from memo.attention import cuda, packages
 
     classes: Sequence[type[AttentionBackend]] = (
@@ -142,9 +142,9 @@ def _check_deterministic(name: str, head_dim: int) -> None:
 
 
 def _figures(
-    measured: Sequence[str], totals: Mapping[str, float], table: AttentionTable, calls: Mapping[Case, float]
+    measured: Sequence[str], totals: Mapping[str, float], table: AttentionTable, calls: Mapping[AttentionCase, float]
 ) -> str:
-    """The day, the shape and the times of all that could have been chosen, the quickest first."""
+    """The day, the cases and the times of all backends that could have been chosen, the fastest first."""
     rows = [row for row in table.rows if row.case in calls]
     day = datetime.fromisoformat(min(row.measured_at for row in rows)).strftime("%Y-%m-%d")
     times = ", ".join(f"{name} {totals[name] * 1e3:.3g} ms" for name in measured)

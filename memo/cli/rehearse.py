@@ -15,7 +15,7 @@ from memo.config.require import require, require_count, require_gib
 from memo.emulated_gpu.build import find_torch
 from memo.errors import is_reporting_rank
 from memo.estimate.machines import named_hardware, require_full_nodes
-from memo.rehearsal.request import Request, as_one_rank, checked_run, emulated_device, ranks_that_differ
+from memo.rehearsal.request import RehearsalRequest, as_one_rank, checked_run, emulated_device, ranks_that_differ
 from memo.rehearsal.start import start
 from memo.rehearsal.text import Run, text, verdict
 
@@ -79,7 +79,7 @@ def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
     for rank in ranks:
         print(f"rehearsing rank {rank} of {run.gpus}, without a GPU ...", file=sys.stderr, flush=True)
         config = as_one_rank(run.config, run.gpus, rank, ranks_per_node)
-        found.append(start(Request(config, run.hardware, options.trace_out), device))
+        found.append(start(RehearsalRequest(config, run.hardware, options.trace_out), device))
     if options.json:
         print(json.dumps([dataclasses.asdict(each) | {"verdict": str(verdict(run, each))} for each in found], indent=1))
     else:

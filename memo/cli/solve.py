@@ -11,7 +11,7 @@ from memo.config.require import require
 from memo.planner.memory import minimalloc
 from memo.planner.memory.dsa import Problem, Solution
 from memo.planner.memory.solve import TIME_LIMIT_S, solve
-from memo.planner.memory.trace_plan import Part, Planner, solve_trace
+from memo.planner.memory.trace_plan import Planner, SolvedProblem, solve_trace
 from memo.planner.traces import extrapolate
 from memo.text_table import text_table
 from memo.units import MIB, format_bytes
@@ -126,7 +126,7 @@ def _judge_capacity(problem: Problem, solution: Solution) -> int:
     return EXIT_OVER_CAPACITY
 
 
-def _table(parts: Sequence[Part]) -> str:
+def _table(parts: Sequence[SolvedProblem]) -> str:
     rows = [("part", "phases", "requests", "bound", "peak", "gap", "proof", "solver")]
     for part in parts:
         found = part.solution

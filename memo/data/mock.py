@@ -1,7 +1,5 @@
 """Endless generated tokens with a rule that a model can learn, for tests and benchmarks without a corpus."""
 
-import math
-
 import numpy as np
 
 from memo.config.identity import Fact
@@ -35,13 +33,6 @@ class MockDataset:
         self.seq_length = seq_length
         self.seed = seed
         self.mean_document_length = mean_document_length
-
-    @property
-    def optimal_loss(self) -> float:
-        """Nats per token that no model can beat: the entropy of the next token given the rule."""
-        miss = _NOISE / self.vocab_size
-        hit = 1.0 - _NOISE + miss
-        return -hit * math.log(hit) - (self.vocab_size - 1) * miss * math.log(miss)
 
     def identity(self) -> dict[str, Fact]:
         """What decides its samples, besides lengths and seed, by flag."""

@@ -1,5 +1,5 @@
-"""An emulated NVIDIA GPU: the CUDA build of torch runs, whole, on a machine without a GPU.
+"""An emulated NVIDIA GPU: the unchanged CUDA build of torch runs on a machine without a GPU.
 
-csrc/emulated_gpu/README.md says how. Nothing here imports torch but `face`, which torch itself loads in a process that
-runs on the emulated GPU; where torch cannot be imported without a GPU's libraries, `build` and `launch` still can.
+csrc/emulated_gpu/README.md explains it. Only `face` imports torch, which loads it in a process that runs on the
+emulated GPU. `build` and `launch` can be imported even if torch cannot, for lack of a GPU's libraries.
 """

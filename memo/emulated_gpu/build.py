@@ -1,6 +1,6 @@
-"""Build the libraries that stand for CUDA's: once for each torch, into the user's cache folder.
+"""Builds the libraries that replace CUDA's, once for each version of torch, in the user's cache folder.
 
-Never into torch itself: a folder of ours is put before everything else in the child process that `launch` starts.
+torch's own folder is not changed: the process that `launch` starts loads the libraries of our folder first.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ SOURCES = {
     "libcudnn.so.9": "libraries/cudnn.cpp",
     "libnvidia-ml.so.1": "libraries/nvml.cpp",
 }
-"""Our own sources of each library; what torch wants beyond them is a stub."""
+"""Our sources of each library; all other symbols that torch needs are stubs."""
 
 OPERATORS = "libemulated_operators.so"
 FLAGS = ("-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall")
 LIBRARY_FLAGS = ("-fvisibility=default",)
 TORCH_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
-"""NDEBUG as torch itself is built: some of its classes have fields without it that they lack with it."""
+"""With NDEBUG, with which torch itself is built: without it, some of torch's classes have additional fields."""
 
 EXPORTED = "cu*; __cuda*; emulated_*; nccl*; nv*;"
 
@@ -49,15 +49,15 @@ ENTRY_POINT = "[torch.backends]\nmemo_emulated_gpu = memo.emulated_gpu.face:auto
 
 
 def libraries() -> Path:
-    """The folder with all of them; builds it, which takes a minute or two, where there is none yet.
+    """The folder with all libraries, which are built first if they do not exist, in a minute or two.
 
-    May be called by several processes at once. Raises EmulatorError.
+    Several processes may call it at once. Raises EmulatorError.
     """
     torch = find_torch()
     folder = cache_folder() / build_key(torch)
     folder.mkdir(exist_ok=True)
     complete = folder / "complete"
-    if complete.exists():  # nobody waits for libraries of another torch or of other sources that are being built
+    if complete.exists():  # without the lock, which another process may hold while it builds other libraries
         return folder
     with _locked(cache_folder() / "lock"):
         if not complete.exists():
@@ -67,7 +67,8 @@ def libraries() -> Path:
 
 
 def cache_folder() -> Path:
-    """Of the libraries. It exists, and is its user's alone, because code is loaded from it. Raises EmulatorError."""
+    """The folder of the libraries, made if needed. Raises EmulatorError if other users could write to it, as code is
+    loaded from it."""
     try:
         folder = cache.cache_folder("emulated_gpu")
         cache.make_private(folder)
@@ -85,7 +86,7 @@ def cache_folder() -> Path:
 
 
 def find_torch() -> Path:
-    """The folder of the installed torch, which is not imported. Raises EmulatorError where its CUDA is not ours."""
+    """The folder of the installed torch, which is not imported. Raises EmulatorError if its CUDA is another one."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise EmulatorError("the emulated GPU needs a CUDA build of torch, and there is no torch: " + _how_to_install())
@@ -104,7 +105,7 @@ def find_torch() -> Path:
 
 
 def build_key(torch: Path) -> str:
-    """Names what the libraries depend on: torch's version, our sources, the flags."""
+    """A name that depends on everything on which the libraries depend: torch's version, our sources, the flags."""
     digest = hashlib.sha256("\n".join([_version(torch), str(torch), *FLAGS, *TORCH_FLAGS, ENTRY_POINT]).encode())
     for path in [*sorted(source_root().rglob("*")), Path(__file__), Path(symbols.__file__)]:
         if path.is_file():
@@ -170,14 +171,14 @@ def _build_library(soname: str, wanted: dict[str, str | None], objects: Path, fo
 
 
 def _stub(soname: str, name: str) -> str:
-    """What a call does that is not emulated.
+    """The source of a function that is not emulated.
 
-    The runtime, the driver and NCCL refuse it with its name. Other libraries only serve host code around launches that
-    are off: their calls succeed, and those that make something hand out an address.
+    Those of the runtime, the driver and NCCL print their name and fail. Those of other libraries are only called by
+    host code around launches that are switched off: they succeed, and those that create a handle return an address.
     """
     if soname in (RUNTIME, NCCL, "libcuda.so.1"):
-        told = f'__builtin_printf("emulated GPU: there is no {name}\\n")'
-        return f"int {name}(void) {{ {told}; return {ERROR_NOT_SUPPORTED}; }}\n"
+        report = f'__builtin_printf("emulated GPU: there is no {name}\\n")'
+        return f"int {name}(void) {{ {report}; return {ERROR_NOT_SUPPORTED}; }}\n"
     if re.search(r"[Cc]reate(_v2|Handle)?$", name):
         return f"int {name}(void** made) {{ static long it[64]; if (made) *made = it; return 0; }}\n"
     return f"long {name}(void) {{ return 0; }}\n"
@@ -189,7 +190,7 @@ def _operator_flags(torch: Path) -> list[str]:
 
 
 def _headers_ahead(torch: Path, objects: Path) -> Path:
-    """torch's headers take most of the time, so they are compiled once, ahead of the files that include them."""
+    """Precompile torch's headers, which take most of the time, before the files that include them."""
     flags, header = _operator_flags(torch), source_root() / "operators" / "torch_headers.h"
     ahead = objects / _key(flags, header.read_bytes(), (torch / "version.py").read_bytes()) / header.name
     if not Path(f"{ahead}.gch").exists():
@@ -209,7 +210,7 @@ def _build_operators(torch: Path, headers: Path, objects: Path, folder: Path) ->
 
 
 def _objects(objects: Path, sources: list[Path], flags: list[str]) -> list[Path]:
-    """The object files of these sources, as many at a time as there are cores."""
+    """The object files of sources, which are compiled in parallel on all cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda source: _object(objects, source, flags), sources))
 
@@ -241,7 +242,7 @@ def cuda_include() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process of this machine at a time; the lock ends with its process."""
+    """A context that one process of this machine enters at a time; the lock ends with its process."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

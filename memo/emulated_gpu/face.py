@@ -1,6 +1,6 @@
-"""The Python side of the emulated GPU, in a process that runs on one: torch loads it when it is imported.
+"""The Python side of the emulated GPU; torch loads it when it is imported in a process that runs on one.
 
-torch finds `autoload` by its entry point group torch.backends, in the folder that `launch` puts on the path.
+torch finds `autoload` through the entry point group torch.backends, in the folder that `launch` puts on the path.
 """
 
 import collections
@@ -18,27 +18,27 @@ from memo.emulated_gpu.build import NCCL, OPERATORS, RUNTIME
 from memo.emulated_gpu.launch import LIBRARIES, is_emulated
 
 HANG_SIGNAL = 40
-"""The runtime raises it (kHangSignal) when the host has waited for too long."""
+"""The signal (kHangSignal) that the runtime raises if the host has waited for too long."""
 
 MOST_CALLS = 12
-"""Of a program that called a collective, that are kept."""
+"""The most calls of a Python stack that are recorded for a collective."""
 
 
 def autoload() -> None:
-    """Put our kernels into torch's dispatcher; have what hangs tell its stacks, and each collective its calls."""
+    """Register our kernels with torch's dispatcher; make hangs print their stacks, and collectives record theirs."""
     if not is_emulated():
         return
     operators = ctypes.CDLL(str(Path(os.environ[LIBRARIES]) / OPERATORS))
     operators.emulated_install_operators()
     faulthandler.register(HANG_SIGNAL, all_threads=True)
     ctypes.CDLL(NCCL).emulated_on_collective(_write_calls)
-    _tell_host_memory()
-    _tell_time()
+    _emulate_host_memory()
+    _emulate_time()
 
 
 @ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_int)
 def _write_calls(text: Any, num_chars: int) -> None:
-    """The calls of this thread outside of torch, innermost first, a line each."""
+    """Write the calls of this thread outside of torch, innermost first, with a line for each."""
     frame = sys._getframe().f_back
     lines: list[str] = []
     while frame is not None and len(lines) < MOST_CALLS:
@@ -50,8 +50,8 @@ def _write_calls(text: Any, num_chars: int) -> None:
     ctypes.memmove(text, content, len(content))
 
 
-def _tell_host_memory() -> None:
-    """The emulated machine's memory is what memo asks psutil for, and no control group of this machine bounds it."""
+def _emulate_host_memory() -> None:
+    """Make psutil report the memory of the emulated machine, and ignore the control groups of this one."""
     num_bytes = _runtime().emulated_host_memory_bytes()
     if not num_bytes:
         return
@@ -64,8 +64,8 @@ def _tell_host_memory() -> None:
     vars(host_memory)["own_control_groups"] = lambda *_: iter(())
 
 
-def _tell_time() -> None:
-    """Where the setting `timed` names hardware."""
+def _emulate_time() -> None:
+    """Make time virtual if the setting `timed` names hardware."""
     name = _runtime().emulated_timed_hardware().decode()
     if name:
         from memo.emulated_gpu import timing
@@ -74,50 +74,50 @@ def _tell_time() -> None:
 
 
 def _runtime() -> ctypes.CDLL:
-    runtime = ctypes.CDLL(RUNTIME)  # the one that is loaded already
+    runtime = ctypes.CDLL(RUNTIME)  # it is loaded already
     runtime.emulated_host_memory_bytes.restype = ctypes.c_uint64
     runtime.emulated_timed_hardware.restype = ctypes.c_char_p
     return runtime
 
 
 class HostWait(NamedTuple):
-    """What the host waits in, and for whom."""
+    """A call in which the host waits for the device."""
 
     what: str
-    """The call of the runtime; "copy from pageable memory": a driver may wait before it stages one."""
+    """The call of the runtime, or "copy from pageable memory", before which a driver may wait."""
     functions: tuple[str, ...]
-    """Of memo, that run: innermost first, with their modules, such as "memo.train.optimizer.step"."""
+    """Functions of memo on the stack, innermost first, with their modules, such as "memo.train.optimizer.step"."""
 
 
 class EmulatedGpu:
-    """What the runtime of this process tells, and how it schedules. All devices of the process together."""
+    """Controls the runtime of this process and reads its reports, for all emulated devices of the process together."""
 
     def __init__(self) -> None:
         self._runtime = _runtime()
         self._listener: object = None
 
     def set_schedule(self, policy: str, seed: int = 0) -> None:
-        """Waits for all work first. `policy`: eager, lazy or random."""
+        """Set the policy (eager, lazy or random) after all work is done."""
         self._runtime.emulated_set_schedule(policy.encode(), ctypes.c_uint64(seed))
 
     def check_races(self, is_on: bool = True) -> None:
         self._runtime.emulated_set_race_checks(int(is_on))
 
     def counts(self) -> dict[str, int]:
-        """Calls and waits since the last clear, by name."""
+        """Numbers of calls and waits since the last clear, by name."""
         return self._report("count")
 
     def races(self) -> dict[str, int]:
-        """Unordered accesses since the last clear: each by its text, with how often it was seen."""
+        """Unordered accesses since the last clear: {description: how often it occurred}."""
         return self._report("race")
 
     def taken_bytes(self) -> dict[str, int]:
-        """What is taken now: of each device that was used, and of the host's memory "pinned"."""
+        """Bytes that are allocated now, of each device that was used and, as "pinned", of the host."""
         return self._report("bytes")
 
     @property
     def is_timed(self) -> bool:
-        """Whether time is virtual: that of a model of the hardware."""
+        """Whether time is virtual, as a model of the hardware gives it."""
         return bool(self._runtime.emulated_timed_hardware())
 
     def taken_s(self) -> dict[str, float]:
@@ -125,21 +125,21 @@ class EmulatedGpu:
         return {name: number * 1e-9 for name, number in self._report("nanoseconds").items()}
 
     def num_waits(self) -> int:
-        """Waits of streams and of the host so far, of the whole process."""
+        """Number of waits of streams and of the host in this process so far."""
         return self._runtime.emulated_num_waits()
 
     def is_wait_redundant(self, number: int) -> bool:
-        """Whether the wait that so many came before ordered nothing new, known once its stream has got more work.
+        """Whether wait number `number` of the process, from 0 on, ordered nothing that was not ordered already.
 
-        Such a wait may be left out of this run: what its event stands for had happened before by other ways.
+        Known once its stream has got more work. Such a wait could be left out of this run.
         """
         return bool(self._runtime.emulated_is_wait_redundant(ctypes.c_uint64(number)))
 
     @contextlib.contextmanager
     def hidden(self, *, waits: bool = False, recordings: bool = False) -> Iterator[None]:
-        """What this thread waits for, or records, inside keeps its place in time, and no order follows from it.
+        """A context in which the race checker ignores this thread's waits or recordings of events.
 
-        So the race checker judges the program without these calls, while its numbers stay right and no rank hangs.
+        They are still executed, so that the numbers stay right and no rank hangs.
         """
         self._runtime.emulated_hide(int(waits), int(recordings))
         try:
@@ -151,14 +151,14 @@ class EmulatedGpu:
         self._runtime.emulated_clear_report()
 
     def on_synchronization(self, act: Callable[[str], None] | None) -> None:
-        """`act` is called with what makes the host wait, each time, on the thread that waits; None: nothing is."""
+        """Call `act` with the name of each call in which the host waits, on the thread that waits; None to stop."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
         self._listener = kind(lambda what: act(what.decode())) if act else kind()
         self._runtime.emulated_on_synchronization(self._listener)
 
     @contextlib.contextmanager
     def host_waits(self) -> Iterator[collections.Counter[HostWait]]:
-        """Counts the waits of all threads of this process inside; what is yielded grows as they happen."""
+        """A context that counts the waits of all threads of this process; the yielded counter grows as they happen."""
         found: collections.Counter[HostWait] = collections.Counter()
         self.on_synchronization(lambda what: found.update([HostWait(what, _running_functions())]))
         try:
@@ -175,7 +175,7 @@ class EmulatedGpu:
 
 
 def _running_functions() -> tuple[str, ...]:
-    """On this thread; without this module's own."""
+    """Functions of memo on the stack of this thread, without those of this module."""
     frame: FrameType | None = sys._getframe()
     found = []
     while frame is not None:

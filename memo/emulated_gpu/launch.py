@@ -1,8 +1,8 @@
-"""Run a command on the emulated GPU: python -m memo.emulated_gpu --schedule lazy -- memo train --device cuda ...
+"""Runs a command on the emulated GPU: python -m memo.emulated_gpu --schedule lazy -- memo train --device cuda ...
 
-The libraries reach the command, and every process that it starts, by the loader's LD_PRELOAD: a library whose soname
-is loaded already is not looked for again, so neither torch's own search path nor a real driver comes into play.
-Nothing is written into torch, and no real GPU is touched.
+The loader's LD_PRELOAD loads the libraries in the command and in every process that it starts. A library whose soname
+is loaded already is not searched for, so torch's own search path and a real driver are not used. torch is not changed,
+and no real GPU is used.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class Device:
     num_devices: int = 8
     memory_gib: float = 80.0
     context_gib: float = 0.5
-    """What a process has less than memory_gib once it uses a device."""
+    """By how much a process has less than memory_gib once it uses a device."""
     capability: int = 90
     """Compute capability times ten."""
     multiprocessors: int = 132
@@ -31,22 +31,22 @@ class Device:
     """eager: work runs as soon as it can. lazy: only when the host waits for it. random: in an order of `seed`."""
     seed: int = 0
     check_races: bool = False
-    """Tell every two accesses to the same bytes that nothing orders."""
+    """Report every two accesses to the same bytes that nothing orders."""
     poison: bool = False
     """Device memory is NaN when torch's allocator hands it out and when it takes it back."""
     without_numbers: bool = False
     """Tensors above 64 KiB have no content and take no memory: a rank of any size can run its program."""
     host_memory_gib: float = 0.0
-    """What the emulated machine has for pinned memory, and tells; 0: what this one has."""
+    """Host memory of the emulated machine, which is reported and limits pinned memory; 0: that of this machine."""
     timed: str = ""
     """Hardware by name or file (memo.estimate.machines) whose model gives virtual time; empty: time is the host's."""
     host_launch_s: float = 5e-6
-    """Of virtual time, that the host takes to queue a kernel, a copy or a collective. Assumed: torch's operators take
-    5 to 10 us each from Python."""
+    """Virtual time that the host takes to queue a kernel, a copy or a collective. Assumed: torch's operators take 5 to
+    10 us each from Python."""
     max_product_gflop: float = 100.0
-    """Larger products of matrices are zeros, which is told: what measures a GPU takes a CPU minutes."""
+    """The results of larger matrix products are zeros, with a warning, as they would take a CPU minutes."""
     hang_s: float = 60.0
-    """A wait of the host that lasts longer is told on standard error."""
+    """A wait of the host that lasts longer is reported on standard error."""
 
     def text(self) -> str:
         """The settings file."""
@@ -55,7 +55,7 @@ class Device:
 
 
 LIBRARIES = "EMULATED_GPU_LIBRARIES"
-"""Variable of the environment: the folder of the libraries. Set: the process runs on an emulated GPU."""
+"""The environment variable with the folder of the libraries; if it is set, the process runs on an emulated GPU."""
 
 
 def is_emulated() -> bool:
@@ -64,18 +64,18 @@ def is_emulated() -> bool:
 
 
 def environment(device: Device, settings_file: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables under which a process runs on `device`. Writes the settings file. Raises EmulatorError.
+    """The environment in which a process runs on `device`; writes the settings file. Raises EmulatorError.
 
-    Where `base` belongs to an emulated GPU already, the new process has another `device` on the same libraries.
+    If `base` is the environment of an emulated GPU already, the new process has another device and the same libraries.
     """
     settings_file.write_text(device.text())
     settings = {"EMULATED_GPU": str(settings_file)}
     if LIBRARIES in base:
         return {**base, **settings}
     folder = build.libraries()
-    # It numbers real GPUs, and hides those of a login node.
+    # CUDA_VISIBLE_DEVICES is about real GPUs; on a login node it may hide all of them.
     base = {name: value for name, value in base.items() if name != "CUDA_VISIBLE_DEVICES"}
-    # The runtime first, because the others want it; memo must be importable where torch loads the face.
+    # The runtime comes first, as the others need it. torch imports memo.emulated_gpu.face, so memo must be importable.
     others = (str(path) for path in folder.glob("lib*.so.*") if path.name != build.RUNTIME)
     preload = [str(folder / build.RUNTIME), *sorted(others), base.get("LD_PRELOAD", "")]
     paths = [str(folder), str(Path(__file__).parents[2]), base.get("PYTHONPATH", "")]
@@ -89,10 +89,10 @@ def environment(device: Device, settings_file: Path, base: Mapping[str, str] = o
 
 
 def run(device: Device, command: list[str]) -> None:
-    """Become the command. Raises EmulatorError, FileNotFoundError, ConfigError for hardware that nobody knows."""
+    """Replace this process by the command. Raises EmulatorError, FileNotFoundError or ConfigError."""
     if device.timed:
         find_hardware(device.timed)
-    # Kept, and the same for the same device: processes that the command leaves behind may still read it.
+    # The file is kept, with a name that depends on its content, as processes that outlive the command may read it.
     digest = hashlib.sha256(device.text().encode()).hexdigest()[:12]
     folder = build.cache_folder() / "devices"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which CUDA libraries the installed torch links, and which symbols it wants of each."""
+"""Which CUDA libraries the installed torch links, and which symbols of each it needs."""
 
 import re
 import subprocess
@@ -15,16 +15,16 @@ UNVERSIONED = (
     (r"nvrtc", "libnvrtc.so.13"),
     (r"cu[A-Z]", "libcuda.so.1"),
 )
-"""Where a symbol comes from whose name carries no library; the first pattern that fits counts."""
+"""(pattern, library) of symbols whose version does not name their library; the first pattern that matches counts."""
 
 ALWAYS = ("libcudart.so.13", "libcuda.so.1", "libnccl.so.2", "libnvidia-ml.so.1", "libnvrtc.so.13")
-"""Libraries that are opened by name at run time, or that we have more in than torch links."""
+"""Libraries that are opened by name at run time, or in which we define more than torch links."""
 
 
 def needed(torch_lib: Path) -> dict[str, dict[str, str | None]]:
-    """By library (its soname): the symbols that torch's libraries want of it, each with its version or None.
+    """{soname of a library: {symbol that torch's libraries need of it: its version or None}}.
 
-    Raises EmulatorError where binutils are missing.
+    Raises EmulatorError if binutils are missing.
     """
     wanted: dict[str, dict[str, str | None]] = defaultdict(dict)
     for soname in ALWAYS:
@@ -40,14 +40,14 @@ def needed(torch_lib: Path) -> dict[str, dict[str, str | None]]:
 
 
 def defined(binary: Path) -> set[str]:
-    """The functions that an object file or a shared library has for others."""
+    """The functions that an object file or a shared library exports."""
     dynamic = () if binary.suffix == ".o" else ("-D",)
     lines = output_of("nm", *dynamic, "--defined-only", str(binary)).splitlines()
     return {words[-1].partition("@")[0] for words in map(str.split, lines) if words[-2:-1] == ["T"]}
 
 
 def output_of(*command: str) -> str:
-    """Raises EmulatorError with the command's own words."""
+    """The output of a command. Raises EmulatorError with its messages if it fails."""
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     except FileNotFoundError:

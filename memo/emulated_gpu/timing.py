@@ -1,8 +1,8 @@
-"""Virtual time in a process on an emulated GPU: memo's model of the hardware answers what work takes.
+"""Virtual time in a process on an emulated GPU: memo's model of the hardware gives the time of all work.
 
-The emulator asks for each kernel, copy and collective (csrc/emulated_gpu/runtime/timeline.h puts the answers together),
-the process's stopwatch is the emulated host's clock, and messages of a rank of --simulate-world take the time of those
-that they stand for. time.monotonic and time.time stay what they are: time-outs are about the real world.
+The emulator asks for the time of each kernel, copy and collective (csrc/emulated_gpu/runtime/timeline.h combines the
+answers), time.perf_counter is the clock of the emulated host, and the messages of a rank of --simulate-world take the
+time of real ones. time.monotonic and time.time are not changed, as time-outs are about real time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from memo.estimate.machines import find_hardware
 from memo.simulate.kernels import Group, Kernels
 
 _DTYPES: dict[str, Dtype] = {"Float": "fp32", "Double": "fp64"}
-"""By torch's names; all narrower ones have bf16's peak."""
+"""By torch's names; all narrower dtypes have the peak of bf16."""
 
 _SECONDS: dict[str, Callable[..., float]] = {
     "product": lambda kernels, m, n, k: kernels.matmul_s(m, n, k),
@@ -32,8 +32,8 @@ _SECONDS: dict[str, Callable[..., float]] = {
     "all_to_all": lambda kernels, num_bytes, size, stride: kernels.all_to_all_s(num_bytes, _group(size, stride)),
     "message": lambda kernels, num_bytes, size, stride: kernels.message_s(num_bytes, _group(size, stride)),
 }
-"""By what the emulator asks for, with its sizes. Bytes of a collective are those of its larger end, whose ranks are
-`size` ones `stride` apart."""
+"""Functions of the kind of work for which the emulator asks, and of its sizes. The bytes of a collective are those of
+its larger buffer; its group has `size` ranks with a distance of `stride`."""
 
 _Answer = ctypes.CFUNCTYPE(
     ctypes.c_double, ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_double), ctypes.c_int
@@ -41,19 +41,19 @@ _Answer = ctypes.CFUNCTYPE(
 
 
 class Model:
-    """Seconds on one kind of hardware."""
+    """Seconds of work on one machine."""
 
     def __init__(self, hardware: Hardware) -> None:
         self._kernels: dict[Dtype, Kernels] = {dtype: Kernels(hardware, dtype) for dtype in ("bf16", "fp32", "fp64")}
         self.seconds = functools.lru_cache(maxsize=1 << 16)(self._seconds)
 
     def _seconds(self, kind: str, dtype: str, *sizes: float) -> float:
-        """`kind` is one of those above; `dtype` is torch's name of the factors' of a product or of attention."""
+        """`kind` is a key of _SECONDS; `dtype` is torch's name of the dtype of a matrix product or of attention."""
         return _SECONDS[kind](self._kernels[_DTYPES.get(dtype, "bf16")], *sizes)
 
 
-class Link:
-    """Messages of one simulated group: they take time on a stream of their own, one after another."""
+class TimedLink:
+    """The messages of one simulated group, which take time on a stream of their own, one after another."""
 
     def __init__(self, runtime: ctypes.CDLL, model: Model, ranks: Sequence[int]) -> None:
         self._runtime, self._model = runtime, model
@@ -63,7 +63,7 @@ class Link:
 
     @contextlib.contextmanager
     def message(self, kind: str, num_bytes: int) -> Iterator[Callable[[], None]]:
-        """What the device does inside stands for the message and takes no time; the message begins where it does."""
+        """A context whose work on the device replaces a message and takes no time; the message begins with it."""
         import torch
 
         if self._stream is None:
@@ -81,7 +81,7 @@ class Link:
 
 
 def install(runtime: ctypes.CDLL, hardware_name: str) -> None:
-    """From now on time is virtual in this process. Raises ConfigError for a machine that nobody knows."""
+    """Make time virtual in this process from now on. Raises ConfigError for an unknown machine."""
     from memo.mesh import simulated
 
     model = Model(find_hardware(hardware_name))
@@ -92,11 +92,11 @@ def install(runtime: ctypes.CDLL, hardware_name: str) -> None:
     runtime.emulated_set_model(answer)
     runtime.emulated_now_s.restype = ctypes.c_double
     vars(time)["perf_counter"] = runtime.emulated_now_s
-    simulated.links = functools.partial(Link, runtime, model)
+    simulated.links = functools.partial(TimedLink, runtime, model)
 
 
 _KEPT: list[object] = []
-"""What the runtime calls lives as long as the process."""
+"""Keeps the callbacks of the runtime alive until the process ends."""
 
 
 def _group(size: float, stride: float) -> Group:

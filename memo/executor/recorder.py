@@ -19,7 +19,7 @@ from torch import Tensor
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapPlan, SwapStep
-from memo.report.timeline import Row, Span
+from memo.report.timeline import Row, SwapSpan
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Recorder:
         self._waited: tuple[Timestamp, Timestamp] | None = None  # the wait of compute for the next operation
         self._due: dict[Stream, SwapStep] = {}  # the step whose activations the next copy on a stream moves
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[SwapSpan]:
         """All spans in the order of issue, in seconds since the recording began; waits for all copies."""
         self.backend.synchronize()
         return self.finished()
 
-    def finished(self) -> list[Span]:
+    def finished(self) -> list[SwapSpan]:
         """As `spans`, but only spans that have ended; does not wait.
 
         Once the host has read a number that compute produced after a training step, all spans of the step have ended: a
@@ -56,7 +56,9 @@ class Recorder:
         """
         since = self._origin
         return [
-            Span(seen.row, seen.step, seen.begin.seconds_since(since), seen.end.seconds_since(since), seen.num_bytes)
+            SwapSpan(
+                seen.row, seen.step, seen.begin.seconds_since(since), seen.end.seconds_since(since), seen.num_bytes
+            )
             for seen in self._seen
             if seen.end.is_reached()
         ]

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, Work
 
 from memo.attention.backends import AttentionBackend, Saved
-from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, accumulator_dtype, attend, attend_backward
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
@@ -240,11 +240,11 @@ class ContextAttention:
             return (out,)
         return tuple(x.flatten(2, 3) for x in joined)
 
-    def _blocks(self, step: int, documents: Documents | None) -> tuple[Block, ...]:
+    def _blocks(self, step: int, documents: Documents | None) -> tuple[ScoreBlock, ...]:
         own = self._chunks[self._ring_rank]
         return attention_blocks(own, self._chunks[(self._ring_rank - step) % self._ring_size], documents)
 
-    def _gathered_blocks(self, documents: Documents | None) -> tuple[Block, ...]:
+    def _gathered_blocks(self, documents: Documents | None) -> tuple[ScoreBlock, ...]:
         return attention_blocks(self._chunks[self._ring_rank], self._everything, documents)
 
     def _check(self, q: Tensor, k: Tensor, documents: Documents | None) -> None:

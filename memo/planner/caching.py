@@ -1,12 +1,12 @@
-"""What PyTorch's caching allocator would reserve for a trace: a model of it, without a GPU.
+"""A model of PyTorch's caching allocator, which gives what it would reserve for a trace, without a GPU.
 
 On a device, requests are rounded up to 512 bytes and cut out of segments. The default allocator takes segments
 of 2 MiB for requests up to 1 MiB, of 20 MiB below 10 MiB, and of the request rounded up to 2 MiB above; with
 `expandable_segments:True` each of its two pools is one range of addresses that grows at its end. A free block
 serves the smallest request that it is the best fit for, and free neighbours of one segment merge.
 
-Source: torch/c10/cuda/CUDACachingAllocator.cpp, versions 2.11 to 2.13. One stream; no garbage collection threshold.
-Known error: where a capacity is given, expandable segments are not unmapped in part before giving up.
+Source: torch/c10/cuda/CUDACachingAllocator.cpp, versions 2.11 to 2.13, with one stream and without a garbage collection
+threshold. Known error: if a capacity is given, expandable segments are not unmapped in part before a request fails.
 """
 
 from bisect import bisect_left, insort
@@ -28,14 +28,14 @@ _UNLIMITED = 1 << 62
 
 @dataclass(frozen=True)
 class CachingResult:
-    """What a run of the allocator comes to.
+    """The result of a simulated run of the allocator.
 
     Attributes:
-        reserved_bytes: peak of what it holds of the device.
-        allocated_bytes: peak of blocks in use, each as large as it was cut.
-        device_mallocs: how often it asked the device.
+        reserved_bytes: peak of the device memory that it holds.
+        allocated_bytes: peak of the blocks in use, with the sizes to which they were cut.
+        device_mallocs: how often it requested memory from the device.
         retries: how often it had to give cached segments back first.
-        out_of_memory: it gave up; the figures are those up to there.
+        out_of_memory: whether a request failed; the other values are those up to then.
     """
 
     reserved_bytes: int
@@ -53,11 +53,11 @@ def simulate_caching(
     capacity_bytes: int | None = None,
     iterations: int = 2,
 ) -> CachingResult:
-    """Feed the requests of a trace to the model, `iterations` times over, as training does.
+    """Run the requests of a trace through the model `iterations` times, as training does.
 
     Args:
-        max_split_bytes: PyTorch's max_split_size_mb, in bytes; default mode alone.
-        capacity_bytes: what the device has for them.
+        max_split_bytes: PyTorch's max_split_size_mb, in bytes; only the default mode uses it.
+        capacity_bytes: device memory that there is for the requests.
     """
     pools = _Allocator(mode == "expandable", max_split_bytes or _UNLIMITED, capacity_bytes)
     for _ in range(iterations):
@@ -70,7 +70,7 @@ def simulate_caching(
                 blocks[event.id] = block
             else:
                 pools.free(blocks.pop(event.id))
-        for block in blocks.values():  # what outlives an iteration goes before the next one replaces it
+        for block in blocks.values():  # blocks that outlive an iteration are freed before the next one makes them again
             pools.free(block)
     return pools.result(out_of_memory=False)
 
@@ -88,7 +88,7 @@ class _Block:
 
 
 class _Pool:
-    """The free blocks of small, or of large, requests."""
+    """The free blocks for either small or large requests."""
 
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
@@ -156,7 +156,7 @@ class _Allocator:
         if block is None:
             return None
         if self.expandable:
-            # The block that can grow counts as endless: any other is a better fit.
+            # The block that can grow has no size limit, so any other one is a better fit.
             other = next(candidates, None) if block is pool.end else None
             return other or block
         if size < self.max_split <= block.size:
@@ -183,7 +183,7 @@ class _Allocator:
         return block
 
     def _grown(self, pool: _Pool, size: int) -> _Block | None:
-        """The range of a pool made longer until its last block, if free, or a new one has `size`."""
+        """Extend the range of a pool until its last block, if that is free, or else a new one has `size`."""
         end = pool.end
         have = end.size if end is not None and end.is_free else 0
         unit = SMALL_SEGMENT_BYTES if pool.is_small else LARGE_SEGMENT_BYTES
@@ -213,7 +213,7 @@ class _Allocator:
         return True
 
     def _release_cached(self) -> None:
-        """Give every segment back that is free as a whole."""
+        """Give back every segment that is free as a whole."""
         if self.expandable:
             return
         for pool in (self.small, self.large):
@@ -223,7 +223,7 @@ class _Allocator:
                     self.reserved -= block.size
 
     def _split(self, block: _Block, size: int) -> None:
-        """Cut what a request leaves over, if it is worth keeping, and make it free."""
+        """Cut off what a request does not need, if it is large enough, and make it free."""
         rest, pool = block.size - size, block.pool
         cuts_anything = pool.is_small or self.expandable
         if rest < _ROUND or not (cuts_anything or (size < self.max_split and rest > SMALL_REQUEST_BYTES)):
@@ -238,7 +238,7 @@ class _Allocator:
         pool.add(remainder)
 
     def _merge(self, first: _Block, second: _Block) -> _Block:
-        """One block of two neighbours, in neither's free list."""
+        """One block from two neighbours; it is in no list of free blocks."""
         first.size += second.size
         first.next = second.next
         if second.next is not None:

@@ -1,8 +1,7 @@
-"""Traces made from traces: one of two recordings, all layers from a few, a longer sequence from shorter ones.
+"""Makes traces from traces: one from two recordings, all layers from a few, a longer sequence from shorter ones.
 
-A run that just fits could not be recorded by an allocator that fragments. But all layers ask for the same
-memory, and every request grows linearly with the sequence. Both are checked, never assumed: TraceError says
-which request does not repeat or does not fit.
+A run that just fits cannot be recorded with an allocator that fragments. But all layers make the same requests, and the
+size of every request grows linearly with the sequence. Both are checked: TraceError names a request that differs.
 """
 
 from collections import defaultdict
@@ -14,14 +13,14 @@ from memo.artifacts.trace import Free, Malloc, Phase, Trace, check_trace
 from memo.errors import TraceError
 
 RECORDED_LAYERS = 4
-"""Layers of each chunk that have to run: the first, two that must ask for the same, and the last."""
+"""Layers of each chunk that must be recorded: the first, two that must make the same requests, and the last."""
 
 
 def merge(one: Trace, other: Trace) -> Trace:
     """One trace of two recordings of the same iteration, in which every block lives until its later end.
 
-    Blocks of messages are freed by the threads that send them, a little earlier or later each time; the order of
-    requests is the same. Raises TraceError when it is not.
+    Blocks of messages are freed by the threads that send them, a little earlier or later each time, while the order of
+    requests is the same. Raises TraceError if it is not.
     """
     if len(one.phases) != len(other.phases):
         raise TraceError(f"two iterations have {len(one.phases)} and {len(other.phases)} phases")
@@ -44,7 +43,7 @@ def merge(one: Trace, other: Trace) -> Trace:
 
 
 _Place = tuple[int, int]
-"""Phase, and how many requests it has made before."""
+"""(index of a phase, number of requests that it has made before)."""
 
 
 def _sizes(phase: Phase) -> list[int]:
@@ -52,7 +51,7 @@ def _sizes(phase: Phase) -> list[int]:
 
 
 def _ends(trace: Trace) -> list[_Place]:
-    """Where each block is freed, in order of the requests."""
+    """The place at which each block is freed, in the order of requests."""
     ends: dict[int, _Place] = {}
     for index, phase in enumerate(trace.phases):
         made = 0
@@ -71,7 +70,7 @@ def extend_layers(trace: Trace, layers: int) -> Trace:
     Layers are numbered chunk by chunk, from 0. The first of a chunk, its second, the last but one and the last
     are as recorded; all between repeat the second and third, which must agree.
 
-    Raises TraceError when they do not agree.
+    Raises TraceError if they do not.
     """
     check_trace(trace)
     if layers <= RECORDED_LAYERS:
@@ -86,9 +85,9 @@ def extend_layers(trace: Trace, layers: int) -> Trace:
 def extrapolate(traces: Sequence[tuple[int, Trace]], length: int) -> Trace:
     """The trace at sequence length `length` from those at other lengths: every request is linear in the length.
 
-    Two traces fix the lines; each further one must lie on them to the byte (give at least one).
+    Two traces determine the lines; every further one, at least one, must lie on them to the byte.
 
-    Raises TraceError when there is none to check, or when the traces differ in structure or leave the lines.
+    Raises TraceError if there is no further one, if the traces differ in structure, or if one leaves the lines.
     """
     if len(traces) < 3:
         raise TraceError(f"{len(traces)} traces are given: two fix the lines and a third must confirm them")
@@ -112,14 +111,14 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _Template:
-    """A recorded phase whose ids are replaced by where the blocks come from."""
+    """A recorded phase in which the ids of blocks are replaced by their origins."""
 
     phase: Phase
     origins: tuple[_Origin, ...]
     """One for each event."""
 
     def relative(self) -> list[tuple[int | None, str, int, int, int]]:
-        """What another layer must repeat: (bytes or None, kind, distance in layers, microbatch, ordinal)."""
+        """Events that another layer must repeat: (bytes or None, kind, distance in layers, microbatch, ordinal)."""
         own = self.phase.layer
         return [
             (
@@ -134,7 +133,7 @@ class _Template:
 
 
 def _blocks(trace: Trace) -> Iterator[tuple[_Origin, ...]]:
-    """For every phase the origins of its events."""
+    """The origins of the events of every phase."""
     origins: dict[int, _Origin] = {}
     names: set[tuple[str, int, int]] = set()
     for phase in trace.phases:
@@ -206,7 +205,7 @@ def _recorded(layer: int, layers: int) -> int:
 
 
 def _instantiate(entries: Sequence[tuple[_Template, int]], layers: int) -> tuple[Phase, ...]:
-    """Phases with ids of their own; frees find the block of the layer at the recorded distance."""
+    """Phases with new ids; a free ends the block of the layer at the recorded distance."""
     ids: dict[_Origin, int] = {}
     phases = []
     for template, layer in entries:
@@ -226,12 +225,12 @@ def _instantiate(entries: Sequence[tuple[_Template, int]], layers: int) -> tuple
 
 
 def _target_layer(origin: int, recorded: int, layer: int, layers: int) -> int:
-    """The layer of the full stage in which a block was made that `recorded`, standing for `layer`, frees."""
+    """The layer of the full stage that made a block which `recorded` frees, if `recorded` stands for `layer`."""
     if origin < 0:
         return origin
     if recorded >= 0 and origin // RECORDED_LAYERS == recorded // RECORDED_LAYERS:
         return layer + origin - recorded
-    chunk, within = divmod(origin, RECORDED_LAYERS)  # freed elsewhere: only the ends of a chunk do that
+    chunk, within = divmod(origin, RECORDED_LAYERS)  # freed by another chunk, which only concerns its ends
     return chunk * layers + (within if within < 2 else within - RECORDED_LAYERS + layers)
 
 
@@ -276,7 +275,7 @@ def _match_structure(one: Trace, other: Trace) -> None:
 
 
 def _shape(trace: Trace) -> list[tuple[str, int, int, tuple[tuple[str, int], ...]]]:
-    """Ids replaced by their order, sizes left out."""
+    """The structure of a trace: ids are replaced by their order, and sizes are left out."""
     order: dict[int, int] = defaultdict(lambda: len(order))
     return [
         (p.kind, p.layer, p.microbatch, tuple((type(event).__name__, order[event.id]) for event in p.events))

@@ -1,1 +1,1 @@
-"""Measures what the planner needs to know, on the device that will train."""
+"""Measures times, rates and memory for the planner, on the device that will train."""

@@ -1,7 +1,7 @@
-"""Attention kernels timed on the device that will train: forward and backward of one call, by backend and case.
+"""Times attention kernels on the device that will train: forward and backward of one call, by backend and case.
 
-Each case runs through the code that training runs (memo.attention.core): a backend that takes no packed documents is
-timed document by document. Before its time counts, a backend must agree with a dense softmax on a short sequence.
+Each case runs with the code of training (memo.attention.core), so a backend that does not accept packed documents is
+timed document by document. A backend must also agree with a dense softmax on a short sequence.
 
 Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim.
 """
@@ -12,34 +12,36 @@ from datetime import datetime
 import torch
 from torch import Tensor
 
-from memo.artifacts.attention_table import Case, Row
+from memo.artifacts.attention_table import AttentionCase, AttentionRow
 from memo.attention.backends import AttentionBackend, Saved
-from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
 from memo.attention.core import attend, attend_backward
 from memo.attention.select import CUDA_BACKENDS, is_installed, select_backend
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.layer import median_s
 
 _NUM_DOCUMENTS = 8
-"""In a packed case, of equal length."""
+"""Number of documents of a packed case, which are of equal length."""
 _CHECKED_TOKENS = 256
 
 
 def time_attention(
-    cases: Iterable[Case], heads: int, kv_heads: int, batch: int, device: torch.device
-) -> tuple[Row, ...]:
+    cases: Iterable[AttentionCase], heads: int, kv_heads: int, batch: int, device: torch.device
+) -> tuple[AttentionRow, ...]:
     """A row for each case, with every backend of the device: its seconds, or why it has none.
 
-    Whatever a kernel raises, want of memory too, makes it unusable for that case and nothing else.
+    If a kernel raises anything, lack of memory included, it is unusable for that case alone.
     """
     names = ("cpu",) if device.type == "cpu" else CUDA_BACKENDS
     rows = tuple(_row(case, names, heads, kv_heads, batch, device) for case in cases)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what was taken and given back is free for what comes next
+        torch.cuda.empty_cache()  # return the memory of the measurements to the device
     return rows
 
 
-def _row(case: Case, names: Sequence[str], heads: int, kv_heads: int, batch: int, device: torch.device) -> Row:
+def _row(
+    case: AttentionCase, names: Sequence[str], heads: int, kv_heads: int, batch: int, device: torch.device
+) -> AttentionRow:
     seconds: dict[str, float] = {}
     unusable: dict[str, str] = {}
     for name in names:
@@ -53,22 +55,22 @@ def _row(case: Case, names: Sequence[str], heads: int, kv_heads: int, batch: int
                 unusable[name] = f"its results are {error:.1f} times as far from a dense softmax as may be"
                 continue
             seconds[name] = _seconds(backend, case, heads, kv_heads, batch, device)
-        except Exception as error:  # of other people's packages: anything, with any class
+        except Exception as error:  # other packages may raise any class
             unusable[name] = (str(error).splitlines() or [type(error).__name__])[0]
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Row(case, heads, kv_heads, batch, now, seconds, unusable)
+    return AttentionRow(case, heads, kv_heads, batch, now, seconds, unusable)
 
 
 def _seconds(
-    backend: AttentionBackend, case: Case, heads: int, kv_heads: int, batch: int, device: torch.device
+    backend: AttentionBackend, case: AttentionCase, heads: int, kv_heads: int, batch: int, device: torch.device
 ) -> float:
-    """Of one forward into a buffer and one backward."""
+    """Seconds of one forward, with its output in a given buffer, and one backward."""
     inputs = _inputs(case, case.tokens, heads, kv_heads, batch, device)
     blocks, out = _blocks(case, case.tokens, batch), torch.empty_like(inputs[0])
     return median_s(lambda: _run(backend, inputs, blocks, out), device)
 
 
-def _run(backend: AttentionBackend, inputs: list[Tensor], blocks: Sequence[Block], out: Tensor) -> list[Tensor]:
+def _run(backend: AttentionBackend, inputs: list[Tensor], blocks: Sequence[ScoreBlock], out: Tensor) -> list[Tensor]:
     """[out, dq, dk, dv]."""
     q, k, v, grad_out = inputs
     scale = q.shape[-1] ** -0.5
@@ -76,8 +78,8 @@ def _run(backend: AttentionBackend, inputs: list[Tensor], blocks: Sequence[Block
     return [out, *attend_backward(backend, grad_out, Saved(q, k, v, out, lse), blocks, scale)]
 
 
-def _error(backend: AttentionBackend, case: Case, heads: int, kv_heads: int, device: torch.device) -> float:
-    """The largest error of output and gradients, in units of what rounding explains: 4 ulp of the largest value."""
+def _error(backend: AttentionBackend, case: AttentionCase, heads: int, kv_heads: int, device: torch.device) -> float:
+    """The largest error of output and gradients, in units of the allowed rounding error: 4 ulp of the largest value."""
     tokens = min(case.tokens, _CHECKED_TOKENS)
     inputs = _inputs(case, tokens, heads, kv_heads, 1, device)
     found = _run(backend, inputs, _blocks(case, tokens, 1), torch.empty_like(inputs[0]))
@@ -89,7 +91,7 @@ def _error(backend: AttentionBackend, case: Case, heads: int, kv_heads: int, dev
     return max(ratios)
 
 
-def _dense(case: Case, inputs: list[Tensor]) -> list[Tensor]:
+def _dense(case: AttentionCase, inputs: list[Tensor]) -> list[Tensor]:
     """[out, dq, dk, dv] of a materialised softmax, in fp32 or wider."""
     wide = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
     q, k, v, grad_out = (x.to(wide).permute(1, 2, 0, 3) for x in inputs)  # [b, n, s, d]
@@ -103,7 +105,7 @@ def _dense(case: Case, inputs: list[Tensor]) -> list[Tensor]:
     return [x.permute(2, 0, 1, 3) for x in (out.detach(), *grads)]
 
 
-def _visible(case: Case, q: Tensor) -> Tensor:
+def _visible(case: AttentionCase, q: Tensor) -> Tensor:
     """bool [s, s]."""
     tokens = q.shape[2]
     mask = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device)
@@ -115,7 +117,9 @@ def _visible(case: Case, q: Tensor) -> Tensor:
     return mask.tril() & (document[:, None] == document[None, :])
 
 
-def _inputs(case: Case, tokens: int, heads: int, kv_heads: int, batch: int, device: torch.device) -> list[Tensor]:
+def _inputs(
+    case: AttentionCase, tokens: int, heads: int, kv_heads: int, batch: int, device: torch.device
+) -> list[Tensor]:
     """q, k, v, grad_out as [s, b, heads, d], the first three views of one tensor, as a layer has them."""
     generator = torch.Generator(device=device).manual_seed(0)
 
@@ -127,14 +131,14 @@ def _inputs(case: Case, tokens: int, heads: int, kv_heads: int, batch: int, devi
     return [q, k, v, normal(heads)]
 
 
-def _blocks(case: Case, tokens: int, batch: int) -> tuple[Block, ...]:
+def _blocks(case: AttentionCase, tokens: int, batch: int) -> tuple[ScoreBlock, ...]:
     if not case.causal:
-        return (Block(None, 0, tokens, 0, tokens, False),)
+        return (ScoreBlock(None, 0, tokens, 0, tokens, False),)
     whole = (Chunk(0, tokens, 0),)
     return attention_blocks(whole, whole, _documents(case, tokens, batch))
 
 
-def _documents(case: Case, tokens: int, batch: int) -> Documents | None:
+def _documents(case: AttentionCase, tokens: int, batch: int) -> Documents | None:
     if not case.packed:
         return None
     count = min(_NUM_DOCUMENTS, tokens)

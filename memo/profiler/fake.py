@@ -1,7 +1,7 @@
-"""Memory requests of code that runs on shapes alone: no data, no kernels, no memory.
+"""Records the memory requests of code that runs on shapes alone, without data, kernels or memory.
 
-An estimate for planning on paper: scratch memory inside kernels does not show. Sizes and order of everything
-else are true, because it is the same code that runs.
+It is an estimate, because scratch memory inside kernels does not show. The sizes and the order of all other requests
+are true, because the same code runs.
 """
 
 import weakref
@@ -17,9 +17,10 @@ from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
 
 
 class FakeRecorder(TorchDispatchMode):
-    """Notes every new storage of fake tensors, and its end.
+    """Records the beginning and the end of every new storage of fake tensors.
 
-    Use inside of torch's FakeTensorMode; `phase` as in memo.executor.phases. What exists before is not noted.
+    To be used inside of torch's FakeTensorMode; `phase` is called as in memo.executor.phases. Storages that exist
+    before are not recorded.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
@@ -66,7 +67,7 @@ def _handle(tensor: Tensor) -> int:
 
 
 def fake_mode() -> Any:
-    """torch's mode under which tensors have shapes alone."""
+    """torch's mode in which tensors have shapes but no data."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import
 
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -81,9 +82,9 @@ def fake_world(rank: int, world_size: int) -> None:
 
 
 class FakeGradients:
-    """Parameters with memory on paper, and their gradients in fp32 (fp64 for fp64) as memo.parallel.data has them.
+    """Parameters without data, and their gradients in fp32 (fp64 for fp64) as in memo.parallel.data.
 
-    Made inside of fake_mode; the parameters of `model` are replaced.
+    To be made inside of fake_mode; the parameters of `model` are replaced.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:

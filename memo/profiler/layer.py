@@ -1,7 +1,7 @@
-"""One layer and the link to host memory, timed at the true sizes before the first step.
+"""Times one layer and the link to host memory at the true sizes before the first step.
 
-If training fits, one layer fits: a layer is run on random input through the executor's own code, in a
-buffer of its own that keeps nothing but the layer's input and attention's output.
+A layer is run on random input with the executor's own code, in a buffer that keeps nothing but the layer's input and
+attention's output. One layer fits into memory if training does.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from memo.spec.slots import SlotLayout
 
 _REPEATS = 3
 _LONG_S = 1.0
-"""If a run takes longer than this, warming up is a small part of it."""
+"""If a run takes longer than this, warming up is a small part of its time."""
 _LINK_BYTES = 256 << 20
 """Large enough to reach a link's full rate, and small compared to host memory."""
 
@@ -47,7 +47,7 @@ class ScratchMemory:
 
 
 class ScratchGradients:
-    """Adds weight gradients to memory that training zeroes before its first step."""
+    """Adds weight gradients to the memory of training's gradients, which are set to zero before the first step."""
 
     def __init__(self, main_gradient: Callable[[nn.Parameter], Tensor]) -> None:
         self.main_gradient = main_gradient
@@ -64,7 +64,7 @@ def profile_layer(
     key: ProfileKey,
     tensor_bytes: dict[str, int],
 ) -> LayerProfile:
-    """Time a layer on input x [n, b, h] on this rank; `key` and `tensor_bytes` are the result's.
+    """Time a layer on input x [n, b, h] on this rank; `key` and `tensor_bytes` become part of the result.
 
     All ranks of `groups`, those of its tensor and context parallelism, must call this together: a layer
     communicates, so they also agree on how often each piece is run. `layer` must work on ScratchMemory whose
@@ -89,7 +89,7 @@ def profile_layer(
         }
         backward_s = seconds(lambda: layer.run_backward(grad, context))
     whole = {group: tile_s * len(tiles) for group, tile_s in recompute_s.items()}
-    # The measured backward recomputed every group; timings are noisy, so keep a floor under the difference.
+    # The measured backward recomputed every group. As times are noisy, the difference has a lower limit.
     without = max(backward_s - sum(whole.values()), 0.1 * backward_s)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     return LayerProfile(key, now, tensor_bytes, forward_s, without, whole, *_link_rates(device))
@@ -99,7 +99,7 @@ def _link_rates(device: torch.device) -> tuple[float, float, float, float]:
     """(offload alone, prefetch alone, offload under compute, prefetch under compute), bytes per second."""
     on_cuda = device.type == "cuda"
     num_bytes = _LINK_BYTES if on_cuda else _LINK_BYTES // 8
-    # Memory of the kind that training copies from and to; torch's own pinned memory would stay with its allocator.
+    # The same kind of host memory as in training; torch's pinned memory would stay with its allocator.
     with contextlib.closing(HostPool(1, num_bytes, device)) as pool:
         host, here = pool.record(0), torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         alone = [

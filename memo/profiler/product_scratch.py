@@ -1,4 +1,4 @@
-"""Scratch memory that matrix products take from torch's allocator on this CPU, by running each of them once."""
+"""Measures the scratch memory that matrix products take from torch's allocator on this CPU, by running each once."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +13,10 @@ from memo.estimate.program.products import Product, Scratch, uncounted
 
 
 def scratch_on_this_cpu(dtype: torch.dtype) -> Scratch:
-    """For memo.estimate.program.memory: bytes beside the result, of operands of `dtype`, with the threads of torch.
+    """Scratch bytes of products of `dtype` with torch's number of threads, for memo.estimate.program.memory.
 
-    A product is run when it is first asked for, and remembered. Nothing is counted of one that memory does not suffice
-    for (the step that follows says so), nor where torch no longer has the profiler that this takes.
+    A product is run the first time it is asked for, and its result is cached. It is 0 if there is not enough memory to
+    run it (the step that follows reports that), and if torch no longer has the profiler that this needs.
     """
     if not hasattr(autograd, "_enable_profiler_legacy"):
         return uncounted
@@ -25,7 +25,7 @@ def scratch_on_this_cpu(dtype: torch.dtype) -> Scratch:
 
 @cache
 def _measured(product: Product, dtype: torch.dtype, num_threads: int) -> int:
-    # What profiles a thread belongs to it alone: a user's own profiler, in this one, is not disturbed.
+    # A profiler belongs to its thread, so that one of the user's in this thread is not disturbed.
     with ThreadPoolExecutor(max_workers=1) as other_thread:
         try:
             return other_thread.submit(_run, product, dtype, num_threads).result()
@@ -52,7 +52,7 @@ def _run(product: Product, dtype: torch.dtype, num_threads: int) -> int:
 
 
 def _prepared(product: Product, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """The product as memo.parallel.tensor and memo.executor.pieces have it, on zeros."""
+    """The product as memo.parallel.tensor and memo.executor.pieces compute it, on zeros."""
     rows, inner, columns = product.rows, product.inner, product.columns
     bias = torch.zeros(columns, dtype=dtype) if product.bias else None
     if product.kind == "forward":

@@ -1,9 +1,9 @@
-"""In the process that runs on the emulated GPU: steps of one rank, and what they took.
+"""The process on the emulated GPU: it runs steps of one rank and measures them.
 
     python -m memo.rehearsal.child REQUEST REHEARSED
 
-The run is `memo train`'s own, from its checks to its optimizer. Memory that runs out is an answer; what memo refuses
-ends the process as it ends memo train.
+The run is the same as with `memo train`, from its checks to its optimizer. If memory runs out, that is a result; what
+memo refuses ends the process as it ends memo train.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from memo.estimate.own_memory import own_memory
 from memo.estimate.rank_memory import RankMemory
 from memo.mesh import local_device
 from memo.rehearsal.profile import layer_profile
-from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Times, Waits
-from memo.rehearsal.request import STEADY_STEPS, Request
+from memo.rehearsal.rehearsed import Planned, RehearsalShortage, Rehearsed, Steady, Times, Waits
+from memo.rehearsal.request import STEADY_STEPS, RehearsalRequest
 from memo.spec.parameters import count_parameters
 from memo.train.oom import asked_bytes, explained, is_out_of_memory
 from memo.train.setup import Prepared, prepare
@@ -36,12 +36,12 @@ from memo.units import format_bytes
 
 
 class Rehearsal:
-    """One rank's run. `found` is updated while it runs, so that it has what is known if memory runs out."""
+    """The run of one rank. `found` is updated while it runs, so that it is useful even if memory runs out."""
 
-    def __init__(self, request: Request, folder: str) -> None:
-        """`folder` gets a file that the run reads. Raises what memo train refuses, but for want of memory."""
+    def __init__(self, request: RehearsalRequest, folder: str) -> None:
+        """`folder` gets a file that the run reads. Raises what memo train refuses, except for lack of memory."""
         self.begun_s, self.trace_out = time.monotonic(), request.trace_out
-        given = request.config.memory.layer_profile  # of another machine than this, which memo train would refuse
+        given = request.config.memory.layer_profile  # measured on another machine, so memo train would refuse it here
         prepared, refusal = _prepared(request.config.override({"layer_profile": None}))
         self.config, self.world_size = prepared.config.override({"admission": False}), prepared.world_size
         self.device, rank = local_device("cuda"), self.config.parallel.simulate_rank
@@ -68,7 +68,7 @@ class Rehearsal:
         )
 
     def run(self) -> Rehearsed:
-        """Raises what is no want of memory."""
+        """Run the steps; returns the result. Raises all errors but a lack of memory."""
         try:
             with Trainer(config=self.config) as trainer:
                 self._read_plans(trainer)
@@ -76,22 +76,22 @@ class Rehearsal:
         except Exception as error:
             if not (isinstance(error, ResourceError | PlanError) or is_out_of_memory(error)):
                 raise
-            self._tell(shortage=self._shortage(error))
-        self._tell(took_s=time.monotonic() - self.begun_s)
+            self._update(shortage=self._shortage(error))
+        self._update(took_s=time.monotonic() - self.begun_s)
         return self.found
 
-    def _tell(self, **values: object) -> None:
+    def _update(self, **values: object) -> None:
         self.found = dataclasses.replace(self.found, **values)  # type: ignore[arg-type]
 
     def _foreseen(self, tiles: dict[str, int] | None) -> RankMemory:
         return own_memory(self.config, self.world_size, self.stage, moved=tiles)
 
     def _read_plans(self, trainer: Trainer) -> None:
-        """What was decided before the first step."""
+        """Read the plans that were made before the first step."""
         chosen = trainer.parts.chosen_swap
         tiles = chosen.solution.tiles if chosen is not None and trainer.parts.swap is not None else None
-        self.config = trainer.config  # with the states where they were placed
-        self._tell(tiles=tiles, foreseen=self._foreseen(tiles))
+        self.config = trainer.config  # with the placement of states
+        self._update(tiles=tiles, foreseen=self._foreseen(tiles))
 
     def _run_steps(self, trainer: Trainer) -> None:
         gpu = EmulatedGpu()
@@ -113,21 +113,21 @@ class Rehearsal:
             waits=tuple(Waits(count, wait.what, wait.functions) for wait, count in waits.items()),
             times=_times(record) if gpu.is_timed else None,
         )
-        self._tell(steady=steady, planned=_planned(trainer))
+        self._update(steady=steady, planned=_planned(trainer))
         if self.trace_out is not None:
             self.when = "in the traced step"
             trainer.trace(self.trace_out)
-            self._tell(trace=str(of_rank(Path(self.trace_out), self.found.rank, self.world_size)))
+            self._update(trace=str(of_rank(Path(self.trace_out), self.found.rank, self.world_size)))
 
     def _step(self, trainer: Trainer) -> StepRecord:
         self.when = f"in step {trainer.iteration + 1}"
         with explained(trainer.config, trainer.parts, trainer.meter, trainer.iteration + 1):
             return trainer.step()
 
-    def _shortage(self, error: BaseException) -> Shortage:
-        """While what the failed request wanted to join is still there."""
+    def _shortage(self, error: BaseException) -> RehearsalShortage:
+        """The shortage; to be called while the tensors of the failed step are still alive."""
         if isinstance(error, HostMemoryError):
-            return Shortage("host", self.when, str(error))
+            return RehearsalShortage("host", self.when, str(error))
         asked = asked_bytes(str(error.__cause__ or error))
         free = torch.cuda.mem_get_info(self.device)[0]
         message = str(error)
@@ -135,11 +135,11 @@ class Rehearsal:
             message = f"out of memory {self.when}"
             if asked is not None:
                 message += f", which asked for {format_bytes(asked)} where {format_bytes(free)} are free"
-        return Shortage("device", self.when, message, None if asked is None else max(0, asked - free))
+        return RehearsalShortage("device", self.when, message, None if asked is None else max(0, asked - free))
 
 
 def _prepared(config: RunConfig) -> tuple[Prepared, str | None]:
-    """The run as memo train checks it, and why it would not start it for want of memory or time, if it would not."""
+    """(the run as memo train checks it, why memo train would refuse it for lack of memory or time, else None)."""
     try:
         return prepare(config), None
     except ResourceError as error:
@@ -169,7 +169,7 @@ def _planned(trainer: Trainer) -> Planned | None:
 def main(argv: Sequence[str] | None = None) -> int:
     request_file, rehearsed_file = sys.argv[1:] if argv is None else argv
     with exit_on_error(), tempfile.TemporaryDirectory() as folder:
-        Rehearsal(Request.load(request_file), folder).run().save(rehearsed_file)
+        Rehearsal(RehearsalRequest.load(request_file), folder).run().save(rehearsed_file)
     return 0
 
 

@@ -1,7 +1,7 @@
-"""A layer's times for a run on the emulated GPU, which decide what --offload-alpha auto moves.
+"""The layer profile of a run on the emulated GPU, which decides what --offload-alpha auto moves.
 
-No time of the emulated GPU is measured on a GPU, so the layer is not timed there: its times are those of
---layer-profile, measured on the real device, or else those that the cost model foresees.
+Times of the emulated GPU are not those of a GPU, so the layer is not timed there. Its times are those of
+--layer-profile, which were measured on the real device, or else those that the cost model foresees.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from memo.simulate.swapping import modelled_problem
 from memo.train.layer_profile import profile_key, tensor_bytes
 
 _OF_THE_PLACE = ("device", "num_threads", "ranks_per_node", "torch", "memo")
-"""Fields of a profile's key that say where it was measured, not which layer."""
+"""Fields of a profile's key that depend on where it was measured, not on the layer."""
 
 
 def layer_profile(
     config: RunConfig, world_size: int, hardware: Hardware, device: torch.device, given: str | None
 ) -> LayerProfile:
-    """Under the key of this process. `config` is prepared without --layer-profile, which is `given`.
+    """The profile with the key of this process. `config` is prepared without --layer-profile, which is `given`.
 
-    Raises ArtifactError for a file of --layer-profile that holds none, ConfigError for that of another layer.
+    Raises ArtifactError if that file is no profile, ConfigError if it is the profile of another layer.
     """
     key = profile_key(config, device)
     if given is None:
@@ -50,7 +50,7 @@ def _modelled(config: RunConfig, world_size: int, hardware: Hardware, key: Profi
     layer = swapped_layer(config, Kernels(hardware, dtype))
     problem = modelled_problem(config, world_size, hardware, layer)
     offload, prefetch = problem.offload, problem.prefetch
-    assert offload.alone_bytes_per_s and prefetch.alone_bytes_per_s, "a machine says how fast its links are"
+    assert offload.alone_bytes_per_s and prefetch.alone_bytes_per_s, "a machine has the rates of its links"
     return LayerProfile(
         key=key,
         measured_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

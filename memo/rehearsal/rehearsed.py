@@ -1,4 +1,4 @@
-"""What the rehearsal of one rank found, as its process hands it on."""
+"""The result of the rehearsal of one rank, as a file that its process writes."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Waits:
     """How often the host waits for the device in one step at one place.
 
     Attributes:
-        what: the call of CUDA's runtime.
-        where: functions of memo, innermost first.
+        what: the call of CUDA's runtime that waits.
+        where: the functions of memo on the stack, innermost first.
     """
 
     count: Count
@@ -29,7 +29,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Times:
-    """Of one step, as memo.artifacts.run_log.StepRecord has them, on the clock of the emulated GPU: all modelled."""
+    """Modelled times of one step, on the clock of the emulated GPU; see memo.artifacts.run_log.StepRecord."""
 
     step_time_s: PositiveFloat
     tgs: NonNegativeFloat
@@ -39,14 +39,15 @@ class Times:
 
 @dataclass(frozen=True)
 class Steady:
-    """Of the steps after the first.
+    """Measurements of the steps after the first.
 
     Attributes:
-        allocated_bytes, reserved_bytes: of the device, the most at any time, as torch.cuda.memory_stats tells.
-        num_device_mallocs: calls that take memory of the device.
-        num_alloc_retries: how often torch's allocator found no memory and gave back what it held unused.
-        waits: in the last step.
-        times: of the last step; None where the emulated GPU has no clock.
+        allocated_bytes, reserved_bytes: peaks of device memory, from torch.cuda.memory_stats.
+        pinned_bytes: pinned host memory.
+        num_device_mallocs: number of calls that allocate device memory.
+        num_alloc_retries: how often torch's allocator found no memory and gave back cached blocks.
+        waits: waits of the host in the last step.
+        times: times of the last step; None if the emulated GPU has no virtual clock.
     """
 
     allocated_bytes: Count
@@ -60,7 +61,7 @@ class Steady:
 
 @dataclass(frozen=True)
 class Planned:
-    """How a plan of --memory-planner went, in all steps; `reason`: why there is none, or what is not as planned."""
+    """How all steps followed a plan of --memory-planner; `reason` says why there is none, or what differed from it."""
 
     hits: Count = 0
     fallbacks: Count = 0
@@ -70,13 +71,14 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """Memory ran out, which is an answer.
+class RehearsalShortage:
+    """A rehearsal in which memory ran out.
 
     Attributes:
-        when: such as "in step 1".
-        missing_bytes: what the request that failed lacked at least; None where it is not told.
-        message: memo's own, with what helps.
+        memory: which memory ran out.
+        when: when it did, such as "in step 1".
+        missing_bytes: the least that the failed request lacked; None if it is not known.
+        message: memo's message, with what helps.
     """
 
     memory: Literal["device", "host"]
@@ -87,18 +89,18 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """One rank.
+    """The result for one rank.
 
     Attributes:
-        device_bytes: of the emulated GPU, as torch tells it.
-        host_bytes: of the emulated node that are this rank's.
+        device_bytes: memory of the emulated GPU, as torch reports it.
+        host_bytes: the rank's part of the host memory of the emulated node.
         foreseen: memo's account of the same rank (memo.estimate.own_memory).
-        tiles: what a swap plan moves, by group; None: nothing.
-        layer_times: where the times come from that --offload-alpha auto decides by; "" where nothing asks for them.
-        refusal: why `memo train` would not start it without --no-admission.
-        steady: None where memory ran out before.
-        trace: the file of one more step.
-        took_s: on this machine, all in all.
+        tiles: tiles that a swap plan moves, by group; None if nothing moves.
+        layer_times: source of the times on which --offload-alpha auto is based; "" if none are needed.
+        refusal: why `memo train` would not start the run without --no-admission; None if it would.
+        steady: None if memory ran out before.
+        trace: the file of the traced step.
+        took_s: seconds of the whole rehearsal on this machine.
     """
 
     rank: Count
@@ -114,7 +116,7 @@ class Rehearsed:
     refusal: str | None = None
     steady: Steady | None = None
     planned: Planned | None = None
-    shortage: Shortage | None = None
+    shortage: RehearsalShortage | None = None
     trace: str | None = None
 
     def save(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Which run is rehearsed: a run's configuration as one rank of it, and the machine that it would have."""
+"""The run that is rehearsed: its configuration as one rank of it, and the machine on which it would run."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -23,28 +23,29 @@ from memo.units import GIB
 SCHEMA, VERSION = "rehearsal_request", 1
 
 STEADY_STEPS = 2
-"""Steps that are looked at. One comes before them, in which libraries and the optimizer take what they keep."""
+"""Steps that are measured, after one in which libraries and the optimizer allocate what they keep."""
 
 MOST_MINUTES = 10_000.0
-"""Of a message: a step of the emulated GPU may take minutes, and nobody is there to wait for."""
+"""Time-out of messages: a step on the emulated GPU may take many minutes, and no other rank can be lost."""
 
 STANDS_IN = {
     "kernels": {"triton": "torch"},
     "attention_backend": dict.fromkeys(("flash_attn", "flash_attn_3", "flash_attn_4", "te"), "flash"),
 }
-"""By field of the configuration: torch's own kernels, which the emulated GPU knows, in place of other packages'."""
+"""Kernels of torch, which the emulated GPU supports, in place of those of other packages, by field of the
+configuration."""
 
 _EVALUATION = ("eval_interval", "eval_positions", "check_replicas_interval")
 
 
 @dataclass(frozen=True)
-class Request:
-    """What one process rehearses.
+class RehearsalRequest:
+    """The input of one process.
 
     Attributes:
-        config: with --simulate-world and --simulate-rank.
+        config: the configuration, with --simulate-world and --simulate-rank.
         hardware: the machine whose times are modelled.
-        trace_out: file for one more step, as `memo.Trainer.trace` writes it.
+        trace_out: file for a trace of one more step, as `memo.Trainer.trace` writes it.
     """
 
     config: RunConfig
@@ -56,15 +57,15 @@ class Request:
         files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
 
     @classmethod
-    def load(cls, path: str) -> "Request":
+    def load(cls, path: str) -> "RehearsalRequest":
         """Raises ArtifactError for what `save` did not write."""
         return build(cls, files.read(path, SCHEMA, VERSION), Source(path, ArtifactError, "rehearse again"))
 
 
 def checked_run(config: RunConfig, gpus: int) -> RunConfig:
-    """The run that `memo train` would start on so many GPUs, with mock data where none are given.
+    """The run that `memo train` would start on `gpus` GPUs, with mock data if no data are given.
 
-    Raises ConfigError for what memo train refuses, for another device than CUDA, and beside --simulate-world.
+    Raises ConfigError for what memo train refuses, for another device than CUDA, and for --simulate-world.
     """
     parallel, device = config.parallel, config.hardware.device
     require(device != "cpu", "--device cpu fights with memo rehearse, which rehearses on a GPU: leave it out")
@@ -84,10 +85,10 @@ def checked_run(config: RunConfig, gpus: int) -> RunConfig:
 
 
 def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> list[int]:
-    """The first rank of the first pipeline stage, of the second, which stands for all in the middle and keeps most
-    microbatches of them, and of the last; or `rank` alone.
+    """The first ranks of the first, the second and the last pipeline stage; or `rank` alone.
 
-    Ranks of one stage have the same shapes. Raises ConfigError for a rank that the run does not have.
+    Ranks of one stage have the same shapes, and of the stages in the middle the second has the most microbatches in
+    flight. Raises ConfigError for a rank that the run does not have.
     """
     if rank is not None:
         require(
@@ -99,7 +100,7 @@ def ranks_that_differ(config: RunConfig, gpus: int, rank: int | None = None) -> 
 
 
 def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) -> RunConfig:
-    """The same run as `rank` alone, which keeps nothing: no checkpoint, no log, no evaluation."""
+    """The same run as `rank` alone, without checkpoints, logs and evaluations."""
     require_count("--gpus", gpus)
     grid, training, memory = rank_grid(config, gpus), config.training, config.memory
     axes = ",".join(f"{axis}={getattr(grid, axis)}" for axis in ("tp", "cp", "pp", "dp"))
@@ -114,7 +115,7 @@ def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) ->
             "simulate_rank": rank,
             "eval_data_path": None,
             "num_threads": 1,
-            "profile_cache": "off",  # nothing that was not measured on a GPU may be kept, or taken from there
+            "profile_cache": "off",  # the cache is for times that were measured on a GPU
             "distributed_timeout_minutes": MOST_MINUTES,
             **stand_ins(config),
             "offload_host_memory_gb": None if limit_gib is None else limit_gib / ranks_per_node,
@@ -123,14 +124,14 @@ def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) ->
 
 
 def stand_ins(config: RunConfig) -> dict[str, object]:
-    """Fields whose kernels are no torch's, with what runs in their place."""
+    """The fields that name kernels of other packages, with torch's kernels that run in their place."""
     given = {name: getattr(config.hardware, name) for name in STANDS_IN}
     return {name: STANDS_IN[name][value] for name, value in given.items() if value in STANDS_IN[name]}
 
 
 def emulated_device(hardware: Hardware, ranks_per_node: int, timed: str) -> Device:
-    """The GPU of one rank: its memory as torch would tell it, of which what torch does not see is taken away, and the
-    rank's part of its node's host memory. Its clock follows the machine of the name or file `timed`."""
+    """The emulated GPU of one rank, with the memory that torch would report, less what torch does not see, and with the
+    rank's part of the node's host memory. Its clock follows the machine of the name or file `timed`."""
     return Device(
         name=hardware.driver_name,
         num_devices=1,

@@ -1,4 +1,4 @@
-"""What a rehearsal found, for people."""
+"""The result of a rehearsal as text."""
 
 import collections
 import textwrap
@@ -17,7 +17,7 @@ from memo.rehearsal.waits import REASONS, reasoned
 from memo.units import format_bytes, format_count
 
 NOT_SEEN = "CUDA's context, NCCL's buffers, workspaces of cuBLAS and cuDNN"
-"""What takes memory of a GPU without asking torch's allocator, or asks for it in kernels that only a GPU runs."""
+"""What takes memory of a GPU without torch's allocator, or in kernels that only a real GPU runs."""
 
 _COLUMN, _WIDTH = 22, 120
 
@@ -26,7 +26,7 @@ _SEVERITY = (Verdict.FITS, Verdict.UNSURE, Verdict.OOHM, Verdict.OOM)
 
 @dataclass(frozen=True)
 class Run:
-    """What was rehearsed: `config` is that of the whole run."""
+    """The run that was rehearsed, with the configuration of all its ranks."""
 
     config: RunConfig
     gpus: int
@@ -34,7 +34,7 @@ class Run:
 
 
 def verdict(run: Run, found: Rehearsed) -> Verdict:
-    """Of one rank: whether it ran, and whether it came so near to the device's end that what is not seen may lack."""
+    """The verdict on one rank: whether memory ran out, or so little is left that the rest may not fit."""
     if found.shortage is not None:
         return Verdict.OOM if found.shortage.memory == "device" else Verdict.OOHM
     assert found.steady is not None, "it ran, or memory ran out"
@@ -47,7 +47,7 @@ def worst(run: Run, all_found: Sequence[Rehearsed]) -> Verdict:
 
 
 def text(run: Run, all_found: Sequence[Rehearsed]) -> str:
-    """A few lines for the run, some for each rank, the verdict, and what is not known."""
+    """A few lines for the run, some for each rank, the verdict, and what was not measured."""
     lines = [_title(run, all_found[0].parameters)]
     for found in all_found:
         lines += ["", *_rank(run, found)]

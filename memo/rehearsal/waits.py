@@ -9,13 +9,13 @@ REASONS = {
     "memo.executor.states.upload_weights": "the CPU casts masters into one of two stages: its last copy has left it",
     "memo.executor.layer_states.wait": "the optimizer's thread updates a layer as soon as its gradient has arrived",
 }
-"""By function of memo, which no other may join without a reason. It may be called by others."""
+"""Reasons by the function of memo that waits, or that calls what waits. All other waits are unexpected."""
 
 
 def reasoned(what: str, functions: Sequence[str]) -> str | None:
-    """The entry of REASONS for a wait; None: it is not foreseen, as no copy from pageable memory is.
+    """The entry of REASONS for a wait; None if it is unexpected, as copies from pageable memory always are.
 
     Args:
-        what, functions: as of memo.emulated_gpu.face.HostWait.
+        what, functions: the fields of memo.emulated_gpu.face.HostWait.
     """
     return None if "pageable" in what else next((name for name in functions if name in REASONS), None)

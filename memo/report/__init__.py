@@ -1,1 +1,1 @@
-"""What people read: tables and timelines drawn from artifacts."""
+"""Tables, timelines, drawings and pages for people, made from artifacts."""

@@ -9,14 +9,14 @@ from memo.report.drawing import new_figure, save_figure
 from memo.units import GIB, MIB, format_bytes
 
 _MAX_BOXES = 20_000
-"""More than a picture can show; the largest are drawn."""
+"""The most blocks that are drawn, the largest ones; a picture cannot show more."""
 
 
 def draw_addresses(plan: MemoryPlan, path: str | Path, title: str = "") -> None:
-    """Every planned block as a box: requests made so far to the right, address upward, a colour for each kind of phase.
+    """Draw every planned block as a box: number of requests to the right, address upward, a colour for a kind of phase.
 
-    Raises ConfigError when matplotlib is missing or the suffix is unknown, ArtifactError for a plan without
-    the ends of its blocks, or when the file cannot be written.
+    Raises ConfigError if matplotlib is missing or the suffix is unknown, ArtifactError for a plan without the ends of
+    its blocks, or if the file cannot be written.
     """
     boxes = sorted(_boxes(plan), key=lambda box: box[3], reverse=True)
     if any(end < begin for _, begin, end, _, _ in boxes):

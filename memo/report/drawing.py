@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memo.errors import ArtifactError, ConfigError
-from memo.report.timeline import ROWS, Span, summary, tenancies
+from memo.report.timeline import ROWS, SwapSpan, summary, tenancies
 
 _FORMATS = (".svg", ".png", ".pdf")
 _DPI = 110
@@ -15,14 +15,13 @@ _BLOCK_HEIGHT = 0.8
 _CHARACTER_INCHES = 0.075  # of a label in 7 points
 
 
-def draw_swaps(spans: Sequence[Span], path: str | Path, title: str = "", width_inches: float = 10.0) -> None:
-    """Streams and slots against time (MEMO, Fig. 11): a row each for compute, offload, prefetch and every slot.
+def draw_swaps(spans: Sequence[SwapSpan], path: str | Path, title: str = "", width_inches: float = 10.0) -> None:
+    """Draw streams and slots against time (MEMO, Fig. 11), with a row for compute, offload, prefetch and every slot.
 
-    A colour stands for a layer; a block is labelled where it is wide enough: F3 is the forward through layer 3,
-    with several microbatches F0:3. Grey: compute waits for a copy. The caption has the figures.
+    Each layer has a colour, and a block has a label if it is wide enough: F3 is the forward of layer 3, or F0:3 if
+    there are several microbatches. Grey means that compute waits for a copy. The caption has the figures.
 
-    Raises ConfigError when matplotlib is missing or the suffix is unknown, ArtifactError when the
-    file cannot be written.
+    Raises ConfigError if matplotlib is missing or the suffix is unknown, ArtifactError if the file cannot be written.
     """
     held = tenancies(spans)
     rows = [*ROWS, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in held}))]
@@ -49,7 +48,7 @@ def draw_swaps(spans: Sequence[Span], path: str | Path, title: str = "", width_i
 
 
 def draw_curves(curves: Mapping[str, Sequence[float]], path: str | Path, x: str, y: str, title: str = "") -> None:
-    """One line a name over 1, 2, 3, ...; lines that coincide still show, the first ones being wider.
+    """Draw a line for each name over 1, 2, 3, ...; the first lines are wider, so that lines that coincide are visible.
 
     Raises as `draw_swaps` does.
     """
@@ -94,31 +93,31 @@ class _Painter:
 
 
 def _colour(index: int) -> tuple[float, float, float]:
-    """Light enough to read black text on; neighbours differ."""
+    """A colour that is light enough for black text; consecutive indices have different ones."""
     from matplotlib import colormaps
 
     red, green, blue = colormaps["Set2"].colors[index % 8]  # type: ignore[attr-defined]
     return red, green, blue
 
 
-def _microbatches(spans: Sequence[Span]) -> int:
+def _microbatches(spans: Sequence[SwapSpan]) -> int:
     return len({span.step.op.microbatch for span in spans})
 
 
 def check_suffix(path: str | Path) -> None:
-    """Raises ConfigError for a file that no drawing can be written to."""
+    """Raises ConfigError for a file whose suffix is no format of drawings."""
     if Path(path).suffix not in _FORMATS:
         raise ConfigError(f"a drawing goes to {path}, but its suffix must be one of {', '.join(_FORMATS)}")
 
 
 def new_figure(path: str | Path, width_inches: float, height_inches: float) -> Any:
-    """A figure outside of pyplot, which would keep it."""
+    """A figure that is not registered with pyplot, which would keep it alive."""
     check_suffix(path)
     return blank_figure(path, width_inches, height_inches)
 
 
 def blank_figure(what: str | Path, width_inches: float, height_inches: float) -> Any:
-    """As new_figure, for a picture of any format; `what` stands in the message when matplotlib is missing."""
+    """The same as new_figure, for a picture of any format; `what` is named in the message if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -136,7 +135,7 @@ def png_bytes(figure: Any) -> bytes:
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Text stays text, and the same drawing is the same file."""
+    """Save a figure with text as text, and without a date, so that the same drawing is the same file."""
     from matplotlib import rc_context
 
     dated = {"CreationDate": None} if Path(path).suffix == ".pdf" else {"Date": None}

@@ -1,4 +1,4 @@
-"""Parts of a page of HTML that needs nothing beside itself: no network, no script, pictures inside."""
+"""Parts of an HTML page that needs no other file: no network, no script, and pictures are embedded."""
 
 import base64
 from collections.abc import Sequence
@@ -39,20 +39,20 @@ def note(text: str) -> str:
 
 
 def picture(png: bytes, alt: str, caption: str) -> str:
-    """The file itself stands in the page."""
+    """A picture that is embedded in the page."""
     data = base64.b64encode(png).decode("ascii")
     image = f'<img src="data:image/png;base64,{data}" alt="{escape(alt)}">'
     return f"<figure>\n{image}\n<figcaption>{escape(caption)}</figcaption>\n</figure>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> str:
-    """The first column names the row; numbers in the others are set to the right."""
+    """A table; the first column names the row, and the others are aligned to the right if they are `numbers`."""
     body = "".join(_row(row, "td", numbers) for row in rows)
     return f"<table>\n<thead>{_row(head, 'th', numbers)}</thead>\n<tbody>{body}</tbody>\n</table>"
 
 
 def folded(summary: str, *parts: str) -> str:
-    """Shown when the reader asks for it."""
+    """A part that is hidden until the reader opens it."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n" + "\n".join(parts) + "\n</details>"
 
 

@@ -1,4 +1,4 @@
-"""A drawing of plans by sequence length: memory by component, and the strategy that each length takes."""
+"""A drawing of plans by sequence length: memory by component, and the strategy for each length."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,27 +16,27 @@ _PARTS = {
     "transient": ("transient",),
     "communication, context": ("communication", "context"),
 }
-"""Bars from the bottom: what does not grow with the length comes first."""
+"""Bars from the bottom; components that do not grow with the length come first."""
 
 
 def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
-    """Stacked bars of one GPU's memory at each length, the strategy above them, host memory of a node below.
+    """Draw stacked bars of one GPU's memory at each length, the strategy above them, and host memory of a node below.
 
-    Every plan has a best choice. Raises ConfigError when matplotlib is missing or the suffix is unknown,
-    ArtifactError when the file cannot be written.
+    Every plan must have a best choice. Raises ConfigError if matplotlib is missing or the suffix is unknown,
+    ArtifactError if the file cannot be written.
     """
     figure = new_figure(path, 2.2 + 0.95 * max(4, len(plans)), 5.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     chosen = [plan.best for plan in plans if plan.best is not None]
-    room = plans[0].question
-    _draw_gpu(above, chosen, labels_at_gib=1.02 * room.gpu_memory_gib)
-    above.axhline(room.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
-    above.set_ylim(0, 1.4 * room.gpu_memory_gib)
-    above.set_ylabel(f"GiB of one GPU (dashed: {room.gpu_memory_gib:g})", fontsize=8)
+    question = plans[0].question
+    _draw_gpu(above, chosen, labels_at_gib=1.02 * question.gpu_memory_gib)
+    above.axhline(question.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
+    above.set_ylim(0, 1.4 * question.gpu_memory_gib)
+    above.set_ylabel(f"GiB of one GPU (dashed: {question.gpu_memory_gib:g})", fontsize=8)
     above.set_title(title, fontsize=9, loc="left")
     above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
     below.bar(range(len(chosen)), [choice.sized.host_bytes / GIB for choice in chosen], 0.7, color="0.6")
-    below.axhline(room.host_memory_gib, color="black", linewidth=0.8, linestyle="--")
+    below.axhline(question.host_memory_gib, color="black", linewidth=0.8, linestyle="--")
     below.set_ylabel("GiB of a\nnode's host", fontsize=8)
     labels = [f"{_length(plan.question.seq_len)}\n{_grid(choice)}" for plan, choice in zip(plans, chosen, strict=True)]
     below.set_xticks(range(len(chosen)), labels)

@@ -1,21 +1,21 @@
-"""Spans of a real or a simulated step as a Chrome trace."""
+"""Writes the spans of a real or a simulated step as a Chrome trace."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from memo.artifacts import chrome_trace
-from memo.report.timeline import ROWS, Span, tenancies
+from memo.report.timeline import ROWS, SwapSpan, tenancies
 from memo.report.work import AXIS_ROWS, WorkSpan, lanes
 
 
 def write_perfetto(
-    spans: Sequence[Span], path: str | Path, rank: int = 0, work: Sequence[WorkSpan] | None = None
+    spans: Sequence[SwapSpan], path: str | Path, rank: int = 0, work: Sequence[WorkSpan] | None = None
 ) -> None:
-    """Rows compute (with its waits), offload and prefetch, then each slot with what it holds.
+    """Write rows for compute (with its waits), offload and prefetch, then one for each slot with its content.
 
-    With `work`, what the rank did and sent beside swapping, there are rows tp, cp, pp and dp before the slots; messages
-    that overlap get a second row, "dp 2". The rank is the process of the trace, so traces of several ranks can be
-    opened together. Raises ArtifactError when the file cannot be written.
+    `work` is the other work of the rank and its messages; with it there are rows tp, cp, pp and dp before the slots,
+    and a second row such as "dp 2" for messages that overlap. The rank is the process of the trace, so that traces of
+    several ranks can be opened together. Raises ArtifactError if the file cannot be written.
     """
     axes = {} if work is None else _axis_rows(work)
     names = [*ROWS, *axes, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in tenancies(spans)}))]
@@ -44,7 +44,7 @@ def _axis_rows(work: Sequence[WorkSpan]) -> dict[str, list[WorkSpan]]:
     return found
 
 
-def _swap_events(spans: Sequence[Span], rank: int, rows: dict[str, int]) -> list[chrome_trace.Event]:
+def _swap_events(spans: Sequence[SwapSpan], rank: int, rows: dict[str, int]) -> list[chrome_trace.Event]:
     events = []
     for span in spans:
         row = rows["compute" if span.row == "wait" else span.row]
@@ -65,7 +65,7 @@ def _work_event(span: WorkSpan, rank: int, row: int) -> chrome_trace.Event:
     return chrome_trace.complete(rank, row, span.name, (span.start_s, span.end_s), span.row, details)
 
 
-def _details(span: Span) -> dict[str, int]:
+def _details(span: SwapSpan) -> dict[str, int]:
     step = span.step
     details = {"microbatch": step.op.microbatch, "layer": step.op.layer, "slot": step.slot}
     if span.row in ("offload", "prefetch") and step.record is not None:

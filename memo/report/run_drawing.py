@@ -1,4 +1,4 @@
-"""Pictures of training runs, from their logs: loss, speed, memory, copies beside compute, plan against measured."""
+"""Pictures of training runs from their logs: loss, speed, memory, copies beside compute, plan against measured."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +17,17 @@ COMPONENTS = {
     "rounding_buffers": "rounding_buffers_bytes",
     "transient": "transient_peak_bytes",
 }
-"""Of the device, from the bottom, by their name in a header's memory_forecast."""
+"""Components of device memory from the bottom: {name in a header's memory_forecast: field of StepRecord}."""
 
 HOST = ("host_records", "host_records_bytes")
 
 _SMOOTHED_FROM = 100
-"""Steps: shorter curves are drawn as they are."""
+"""Number of steps from which on curves are smoothed."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file, or why there is none."""
+    """A PNG file; without one `caption` says why there is none."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ def draw_speed(runs: Mapping[str, RunLog]) -> Picture:
 
 
 def draw_memory(run: RunLog, name: str = "") -> Picture:
-    """Components of one rank over iterations, stacked; host memory and what was foreseen as lines."""
+    """Stacked components of one rank's memory over iterations; lines for host memory and the foreseen total."""
     steps = [step for step in run.steps if step.weights_bytes is not None]
     title = _of("Memory by component", name)
     if not steps:
@@ -115,7 +115,7 @@ def draw_copies(run: RunLog, name: str = "") -> Picture:
 
 
 def draw_plan(run: RunLog, name: str = "") -> Picture:
-    """Bars of what was foreseen before the first step beside what was measured: bytes, and seconds when swapping."""
+    """Bars of foreseen and measured bytes, and of foreseen and measured seconds of a run with a swap plan."""
     title = _of("Plan against measured", name)
     if run.header is None:
         why = "There is no file that says what was planned (log.run.json beside the log): train again to record it."
@@ -147,7 +147,7 @@ def memory_rows(run: RunLog) -> list[tuple[str, int, int]]:
 
 
 def copy_rows(run: RunLog) -> list[tuple[str, float | None, float | None]]:
-    """(what, seconds of a step planned, median measured) of a run that swaps; None: unknown."""
+    """(name, planned seconds of a step, measured median) of a run with a swap plan; None if unknown."""
     swap = run.header.swap if run.header is not None else None
     if swap is None or not swap.moves:
         return []
@@ -159,7 +159,7 @@ def copy_rows(run: RunLog) -> list[tuple[str, float | None, float | None]]:
 
 
 def median(steps: Sequence[StepRecord], field: str) -> float | None:
-    """Of the iterations that have it; None where none has."""
+    """Median of a field over the iterations that have it; None if none has."""
     values = [value for step in steps if (value := getattr(step, field)) is not None]
     return statistics.median(values) if values else None
 
@@ -177,7 +177,7 @@ def _why_no_copies(run: RunLog) -> str:
 
 
 def _draw(runs: Mapping[str, RunLog], panels: Sequence[tuple[str, str, str]]) -> bytes:
-    """One panel above the other, a line a run."""
+    """Panels above each other, with a line for each run."""
     figure = blank_figure("a run", 8.0, 4.8)
     subplots = figure.subplots(len(panels), 1, sharex=True, height_ratios=[3, *[2] * (len(panels) - 1)])
     for axes, (label, field, scale) in zip(subplots, panels, strict=True):
@@ -204,7 +204,7 @@ def _draw(runs: Mapping[str, RunLog], panels: Sequence[tuple[str, str, str]]) ->
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Medians over a fiftieth of the curve around each point, so that single outliers leave no trace."""
+    """Medians over a fiftieth of the curve around each point, so that single outliers do not show."""
     reach = max(1, len(values) // 100)
     return [statistics.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
 
@@ -241,7 +241,7 @@ def _legend(axes: Any) -> None:
 
 
 def _widened(at: Sequence[int], rows: Sequence[Sequence[float]]) -> tuple[Any, ...]:
-    """A single iteration gets a width, or its area would not be seen."""
+    """A single iteration is given a width, as its area would be invisible."""
     if len(at) > 1:
         return at, *rows
     return [at[0] - 0.5, at[0] + 0.5], *([row[0], row[0]] for row in rows)
@@ -264,7 +264,7 @@ def _palette() -> list[Any]:
 
 
 def _plain_log_labels() -> Any:
-    """20 instead of 2 x 10^1, and fewer labels where there are many decades."""
+    """A formatter that writes 20 instead of 2 x 10^1, and fewer labels if there are many decades."""
     from matplotlib.ticker import LogFormatter
 
     return LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.4))
@@ -279,4 +279,4 @@ def _of(title: str, name: str) -> str:
 
 
 DRAWINGS: tuple[Callable[[RunLog, str], Picture], ...] = (draw_memory, draw_copies, draw_plan)
-"""One picture for each run; loss and speed of all runs share one."""
+"""Drawings of which each run has its own; all runs share the drawings of loss and speed."""

@@ -1,5 +1,6 @@
 """One page about one or several training runs: pictures and tables, in one file of HTML."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,10 +22,10 @@ _UNKNOWN = "-"
 
 
 def write_report(runs: Mapping[str, RunLog], directory: str | Path) -> list[Path]:
-    """index.html, and beside it every picture as a PNG; returns what was written, the page first.
+    """Write index.html and every picture as a PNG file; returns the paths, that of the page first.
 
-    `runs` by their name for people. What a log does not hold is not drawn, and the page says which flag records it.
-    Raises ConfigError when matplotlib is missing, ArtifactError when a file cannot be written.
+    `runs` have names for people. For a picture whose data the log lacks, the page says which flag records them. Raises
+    ConfigError if matplotlib is missing, ArtifactError if a file cannot be written.
     """
     pictures = draw_runs(runs)
     folder = Path(directory)
@@ -41,7 +42,7 @@ def write_report(runs: Mapping[str, RunLog], directory: str | Path) -> list[Path
 
 
 def draw_runs(runs: Mapping[str, RunLog]) -> list[Picture]:
-    """Loss and speed of all runs together, the rest for each run; of several runs names are numbered from 1."""
+    """Loss and speed of all runs together, and the other pictures of each run, numbered if there are several."""
     pictures = [draw_loss(runs), draw_speed(runs)]
     for number, (name, run) in enumerate(runs.items(), 1):
         for draw in DRAWINGS:
@@ -142,7 +143,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _best_loss(run: RunLog) -> str:
-    best = min(run.steps, key=lambda step: (step.lm_loss != step.lm_loss, step.lm_loss))  # NaN is no best
+    best = min(run.steps, key=lambda step: (math.isnan(step.lm_loss), step.lm_loss))  # NaN comes last
     return f"{best.lm_loss:.4f} (iteration {best.iteration})"
 
 

@@ -1,4 +1,4 @@
-"""Swapping of every stage of a pipeline at once: does the schedule run, what moves, how many host records."""
+"""Swap plans of all stages of a pipeline: whether the schedule runs, what moves, and how many host records it needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class StageSwaps:
     """One stage of a pipeline in one training step.
 
     Attributes:
-        in_flight: most microbatches of all its chunks that were forwarded and await their backward.
-        plan: its swap plan, sound.
+        in_flight: the most microbatches, over all its chunks, that wait for their backward.
+        plan: its swap plan, which was validated.
     """
 
     stage: int
@@ -27,19 +27,19 @@ class StageSwaps:
 
     @property
     def num_passes(self) -> int:
-        """Forwards: layers x microbatches."""
+        """Number of forwards of layers: layers x microbatches."""
         return sum(step.op.kind == "F" for step in self.plan.steps)
 
 
 def plan_stages(pipeline: Pipeline, num_layers: int, max_slots: int = 2) -> list[StageSwaps]:
-    """Plans the swaps of all stages under (interleaved) 1F1B and proves that they can run.
+    """Make the swap plans of all stages under (interleaved) 1F1B and check that they can run.
 
-    The schedules are simulated against each other under the runtime's rules for messages, and each plan is
-    replayed by the validator. Copies add no deadlock: a copy waits only for what its own stage issued before
-    it, and compute only for copies issued before.
+    The schedules of all stages are simulated together under the runtime's rules for messages, and the validator replays
+    each plan. Copies cannot add a deadlock: a copy waits only for what its own stage issued before it, and compute only
+    for copies that were issued before.
 
-    Raises ScheduleError for a schedule that deadlocks, PlanError for a plan that is wrong or for layers that do
-    not divide evenly.
+    Raises ScheduleError for a schedule that deadlocks, PlanError for a plan that is wrong or for layers that do not
+    divide evenly.
     """
     schedules = [one_f_one_b(pipeline, stage) for stage in range(pipeline.stages)]
     in_flight = simulate(pipeline, schedules)
@@ -52,7 +52,7 @@ def plan_stages(pipeline: Pipeline, num_layers: int, max_slots: int = 2) -> list
 
 
 def stage_table(stages: Sequence[StageSwaps], record_bytes: int | None = None) -> str:
-    """One line a stage; with the bytes of a record (what moves of one layer) also the host memory of a rank."""
+    """A table with a line for each stage; with the bytes of a host record it also has the host memory of a rank."""
     head = ["stage", "in flight", "passes", "offloads", "resident", "records"]
     rows = [head + (["host memory"] if record_bytes is not None else [])]
     for stage in stages:

@@ -1,4 +1,4 @@
-"""When the steps of a swap plan run, by a model of three streams or as recorded, drawn as text (MEMO, Fig. 11)."""
+"""The times at which the steps of a swap plan run, simulated or recorded, and their drawing as text (MEMO, Fig. 11)."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from memo.planner.swap import SwapPlan, SwapStep
 from memo.simulate.streams import LayerTimes, StageStreams
 
 Row = Literal["compute", "offload", "prefetch", "wait"]
-"""A stream at work, or the compute stream standing still until a copy has ended."""
+"""A stream that runs, or the compute stream while it waits for a copy."""
 
 ROWS: tuple[Row, ...] = ("compute", "offload", "prefetch")
 
 
 @dataclass(frozen=True)
-class Span:
+class SwapSpan:
     """One operation on one stream, or the wait before it; a prefetch belongs to the backward that it serves.
 
-    `num_bytes` is what a copy moved, where known (`memo.executor.recorder` knows).
+    `num_bytes`: bytes of a copy, which only recorded spans have (memo.executor.recorder).
     """
 
     row: Row
@@ -33,42 +33,42 @@ class Span:
 
     @property
     def label(self) -> str:
-        """F0:3 is the forward of microbatch 0 through layer 3; copies are named without the letter."""
+        """F0:3 is the forward of microbatch 0 through layer 3; the labels of copies have no letter."""
         op = self.step.op
         return f"{op.kind if self.row in ('compute', 'wait') else ''}{op.microbatch}:{op.layer}"
 
 
-def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[Span]:
-    """Runs a sound plan on the three streams of one stage (memo.simulate.streams).
+def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[SwapSpan]:
+    """Simulate a valid plan on the three streams of one stage (memo.simulate.streams).
 
-    Compute runs whenever it need not wait for a copy; messages between pipeline stages are not modelled.
-    Spans come in the order of issue.
+    Compute runs whenever it need not wait for a copy; messages between pipeline stages are not modelled. Spans are in
+    the order of issue.
     """
-    streams, spans, free_s = StageStreams(plan, times), list[Span](), 0.0
+    streams, spans, free_s = StageStreams(plan, times), list[SwapSpan](), 0.0
     for _ in plan.steps:
         step, start_s, end_s, copies = streams.next_op(0.0)
         if start_s > free_s:
-            spans.append(Span("wait", step, free_s, start_s))
-        spans.append(Span("compute", step, start_s, end_s))
-        spans += [Span(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies]
+            spans.append(SwapSpan("wait", step, free_s, start_s))
+        spans.append(SwapSpan("compute", step, start_s, end_s))
+        spans += [SwapSpan(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies]
         free_s = end_s
     return spans
 
 
-def stalled_s(spans: Sequence[Span]) -> float:
-    """Seconds for which compute stands still until copies have ended."""
+def stalled_s(spans: Sequence[SwapSpan]) -> float:
+    """Seconds for which compute waits for copies."""
     return sum(span.duration_s for span in spans if span.row == "wait")
 
 
-def copied_s(spans: Sequence[Span]) -> float:
+def copied_s(spans: Sequence[SwapSpan]) -> float:
     """Seconds that the copies of both directions take, together."""
     return sum(span.duration_s for span in spans if span.row in ("offload", "prefetch"))
 
 
-def hidden_share(spans: Sequence[Span]) -> float:
-    """Of the time that copies take, what passes while a layer computes, 0 to 1; 1 without copies.
+def hidden_share(spans: Sequence[SwapSpan]) -> float:
+    """Share of the time of copies during which a layer computes, 0 to 1; 1 without copies.
 
-    Copies beside other work (embedding, loss, optimizer) do not count as hidden: spans do not show that work.
+    Copies during other work (embedding, loss, optimizer) do not count as hidden, as that work has no spans.
     """
     layers = sorted((span for span in spans if span.row == "compute"), key=lambda span: span.start_s)
     ends_s = [span.end_s for span in layers]
@@ -86,7 +86,7 @@ def hidden_share(spans: Sequence[Span]) -> float:
 
 @dataclass(frozen=True)
 class Tenancy:
-    """What lies in a slot: from the first byte written to the last one read."""
+    """The time for which a slot holds the activations of one layer and microbatch."""
 
     slot: int
     key: tuple[int, int]  # (microbatch, layer)
@@ -94,10 +94,10 @@ class Tenancy:
     end_s: float
 
 
-def tenancies(spans: Sequence[Span]) -> list[Tenancy]:
-    """Who has each slot, and when; spans in the order of issue.
+def tenancies(spans: Sequence[SwapSpan]) -> list[Tenancy]:
+    """The content of all slots over time, from spans in the order of issue.
 
-    Activations come with their forward or with a prefetch, and leave with the end of an offload or of their
+    Activations enter a slot with their forward or with a prefetch, and leave it at the end of an offload or of their
     backward.
     """
     found: list[Tenancy] = []
@@ -113,12 +113,12 @@ def tenancies(spans: Sequence[Span]) -> list[Tenancy]:
 
 
 def timeline(plan: SwapPlan, times: LayerTimes, width: int = 120) -> str:
-    """The plan as the model of three streams runs it, drawn as `draw_text` does."""
+    """The drawing of a plan that is simulated on three streams; see `draw_text`."""
     return draw_text(simulate_swaps(plan, times), width)
 
 
-def draw_text(spans: Sequence[Span], width: int = 120) -> str:
-    """One line a stream, `width` columns of time; a block begins with `|` and, where it fits, its label.
+def draw_text(spans: Sequence[SwapSpan], width: int = 120) -> str:
+    """A drawing with a line of `width` columns for each stream; a block begins with `|` and its label if it fits.
 
     Dots are idle time. The last line has the figures.
     """
@@ -137,12 +137,12 @@ def draw_text(spans: Sequence[Span], width: int = 120) -> str:
     return "\n".join([*lines, summary(spans)])
 
 
-def summary(spans: Sequence[Span]) -> str:
-    """One line: how long all took, how long compute waited, and how much of the copies was hidden."""
+def summary(spans: Sequence[SwapSpan]) -> str:
+    """One line with the time of all spans, the time that compute waits, and the hidden share of the copies."""
     first_s = min((span.start_s for span in spans), default=0.0)
     total_s = max((span.end_s for span in spans), default=0.0) - first_s
     text = f"{total_s:.3g} s; compute waits {stalled_s(spans):.3g} s for copies"
     if copied_s(spans):
-        # Rounded down, so that 100 % says all.
+        # Rounded down, so that 100 % means all of it.
         text += f", which take {copied_s(spans):.3g} s, {int(hidden_share(spans) * 100 + 1e-6)} % of it under layers"
     return text

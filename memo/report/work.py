@@ -1,18 +1,18 @@
-"""What a rank did and which messages it exchanged, as spans with rows of their own."""
+"""Spans of a rank's work and of its messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 AXIS_ROWS = ("tp", "cp", "pp", "dp")
-"""dp: also the reduction over cp x dp. pp: also what ties the first stage's embedding to the last stage."""
+"""dp includes reductions over cp x dp; pp includes messages about an embedding that first and last stage share."""
 
 
 @dataclass(frozen=True)
 class WorkSpan:
     """Work of the rank itself (row "compute"), or a message from its issue until the rank has waited for it.
 
-    Seconds count from the beginning of the recording. A message ends where the rank needed it, which may be later
-    than it arrived; `stood_still_s` is the part of it for which the rank did nothing else.
+    Seconds count from the beginning of the recording. A message ends when the rank needs it, which may be later than
+    its arrival; `stood_still_s` is the part of that time for which the rank did nothing but wait.
     """
 
     row: str
@@ -24,9 +24,9 @@ class WorkSpan:
 
 
 def lanes(spans: Sequence[WorkSpan]) -> list[list[WorkSpan]]:
-    """Spans of one row, spread over as few lanes as they need: those of a lane do not overlap.
+    """Spans of one row, distributed over as few lanes as possible, such that those of a lane do not overlap.
 
-    Greedy over the starts, which is optimal for intervals.
+    The greedy algorithm in the order of their starts is optimal for intervals.
     """
     found: list[list[WorkSpan]] = []
     for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from memo import __version__
-from memo.artifacts.attention_table import AttentionTable, Case, Row, length_class
+from memo.artifacts.attention_table import AttentionCase, AttentionRow, AttentionTable, length_class
 from memo.artifacts.profile_cache import attention_table_file, read_attention_table
 from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
@@ -29,7 +29,7 @@ def choose_attention(config: RunConfig, device: torch.device) -> AttentionChoice
     return choose_backend(wanted, device.type, config.model.head_dim, attention_calls(config), table)
 
 
-def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Case, float]:
+def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[AttentionCase, float]:
     """How often one layer of a rank asks for each case.
 
     Its own tokens see each other causally; on a ring of P ranks they see half of the scores of P - 1 full squares too
@@ -42,13 +42,13 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Case,
     ring = config.parallel.cp // resolved_a2a_size(config)
     tokens = length_class(data.seq_length // ring)
     packed = data.packs_documents if packed is None else packed
-    calls = {Case(head_dim, dtype, causal=True, packed=packed, tokens=tokens): 1.0}
+    calls = {AttentionCase(head_dim, dtype, causal=True, packed=packed, tokens=tokens): 1.0}
     if ring > 1:
-        calls[Case(head_dim, dtype, causal=False, packed=False, tokens=tokens)] = (ring - 1) / 2
+        calls[AttentionCase(head_dim, dtype, causal=False, packed=False, tokens=tokens)] = (ring - 1) / 2
     return calls
 
 
-def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[Row, ...], Path | None]:
+def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[AttentionRow, ...], Path | None]:
     """Time this run's cases, packed and not, and keep them; returns the rows and the file (None: not kept).
 
     A table that cannot be read or written is a warning; one that cannot be read is replaced.
@@ -67,7 +67,7 @@ def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[Ro
     return rows, path
 
 
-def describe_rows(rows: Sequence[Row]) -> str:
+def describe_rows(rows: Sequence[AttentionRow]) -> str:
     """A line for each case and backend, for people."""
     lines = ["attention kernels, forward and backward:"]
     for row in rows:

@@ -20,7 +20,7 @@ from memo.estimate.program.memory import program_memory
 from memo.executor.recorder import record
 from memo.executor.state_recorder import StateRecorder
 from memo.profiler.product_scratch import scratch_on_this_cpu
-from memo.report.timeline import Span, copied_s, hidden_share, stalled_s
+from memo.report.timeline import SwapSpan, copied_s, hidden_share, stalled_s
 from memo.spec.parameters import count_parameters
 from memo.train.build import ParallelModel
 from memo.train.device import PeakFlops, device_name, peak_memory_bytes
@@ -148,7 +148,7 @@ class CopyTimes:
     state_wait_s: float | None = None
     host_update_s: float | None = None
 
-    def read(self, spans: list[Span]) -> None:
+    def read(self, spans: list[SwapSpan]) -> None:
         self.layers_s = sum(span.duration_s for span in spans if span.row == "compute")
         self.copy_wait_s, self.copies_s = stalled_s(spans), copied_s(spans)
         self.hidden_share = hidden_share(spans)

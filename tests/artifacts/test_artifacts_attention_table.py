@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from memo.artifacts import files
-from memo.artifacts.attention_table import LONGEST_TOKENS, AttentionTable, Case, Row, length_class
+from memo.artifacts.attention_table import LONGEST_TOKENS, AttentionCase, AttentionRow, AttentionTable, length_class
 from memo.artifacts.profile_cache import attention_table_file, read_attention_table
 from memo.errors import ArtifactError
 
-CASE = Case(128, "bf16", causal=True, packed=False, tokens=4096)
+CASE = AttentionCase(128, "bf16", causal=True, packed=False, tokens=4096)
 FULL = dataclasses.replace(CASE, causal=False)
-ROW = Row(CASE, 8, 2, 1, "2026-01-31T12:00:00+01:00", {"cudnn": 0.1 + 0.2, "flash": 0.5}, {"te": "it is not installed"})
+ROW = AttentionRow(
+    CASE, 8, 2, 1, "2026-01-31T12:00:00+01:00", {"cudnn": 0.1 + 0.2, "flash": 0.5}, {"te": "it is not installed"}
+)
 TABLE = AttentionTable("a GPU", "2.13.0", "0.1.0", (ROW, dataclasses.replace(ROW, case=FULL, seconds={"flash": 0.25})))
 
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from memo.attention.blocks import Block, Chunk, Documents, attention_blocks, coalesce
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, coalesce
 
 
-def covered(blocks: tuple[Block, ...], batch: int, num_q: int, num_k: int) -> list[list[int]]:
+def covered(blocks: tuple[ScoreBlock, ...], batch: int, num_q: int, num_k: int) -> list[list[int]]:
     """How often each (q row, k row) of one batch row is computed."""
     counts = [[0] * num_k for _ in range(num_q)]
     for block in blocks:
@@ -85,13 +85,13 @@ def test_zigzag_pairs_with_awkward_documents(size: int, row: tuple[int, ...]) ->
 
 
 def test_unpacked_zigzag_needs_one_call_a_pair() -> None:
-    def blocks(rank: int, peer: int) -> tuple[Block, ...]:
+    def blocks(rank: int, peer: int) -> tuple[ScoreBlock, ...]:
         return attention_blocks(zigzag(48, 4, rank), zigzag(48, 4, peer), None)
 
-    assert blocks(1, 1) == (Block(None, 0, 12, 0, 12, True),)
-    assert blocks(2, 1) == (Block(None, 0, 12, 0, 6, False),)  # an earlier rank: all q on its low half
-    assert blocks(1, 2) == (Block(None, 6, 12, 0, 12, False),)  # a later rank: the high half on all of it
-    assert attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), None) == (Block(None, 0, 48, 0, 48, True),)
+    assert blocks(1, 1) == (ScoreBlock(None, 0, 12, 0, 12, True),)
+    assert blocks(2, 1) == (ScoreBlock(None, 0, 12, 0, 6, False),)  # an earlier rank: all q on its low half
+    assert blocks(1, 2) == (ScoreBlock(None, 6, 12, 0, 12, False),)  # a later rank: the high half on all of it
+    assert attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), None) == (ScoreBlock(None, 0, 48, 0, 48, True),)
 
 
 def test_packed_own_shard_is_one_causal_block_a_document() -> None:
@@ -112,7 +112,7 @@ def test_off_diagonal_pairs_cost_one_block_however_many_documents() -> None:
     assert blocks == ()
     straddling = (0, *range(16, 1024, 16), *range(3072, 4097, 16))
     blocks = attention_blocks((Chunk(2048, 2048, 0),), (Chunk(0, 2048, 0),), (straddling,))
-    assert blocks == (Block(None, 0, 1024, 1008, 2048, False),)
+    assert blocks == (ScoreBlock(None, 0, 1024, 1008, 2048, False),)
 
 
 def test_coalesce_joins_only_what_is_contiguous_on_both_sides() -> None:

@@ -8,7 +8,7 @@ from attention_reference import assert_accurate, dense_attention, make_inputs, r
 from torch import Tensor
 
 from memo.attention.backends import CpuFlash, Saved, VarlenBackend, placed
-from memo.attention.blocks import Block, Chunk, Documents, attention_blocks
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
 from memo.attention.core import OutputMerger, attend, attend_backward
 
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ class VarlenByLoop(VarlenBackend):
 
 
 def run(
-    backend: CpuFlash | VarlenByLoop, inputs: list[Tensor], blocks: tuple[Block, ...], scale: float
+    backend: CpuFlash | VarlenByLoop, inputs: list[Tensor], blocks: tuple[ScoreBlock, ...], scale: float
 ) -> tuple[list[Tensor], Tensor]:
     q, k, v, grad_out = inputs
     out, lse = attend(backend, q, k, v, blocks, scale)
@@ -135,7 +135,7 @@ def test_packed_documents_are_bit_equal_to_each_alone() -> None:
     (out, dq, dk, dv), _ = run(CpuFlash(), [q, k, v, grad_out], attention_blocks(WHOLE, WHOLE, (row,)), 0.25)
     for a, b in pairwise(row):
         alone = [x[a:b] for x in (q, k, v, grad_out)]
-        expected, _ = run(CpuFlash(), alone, (Block(None, 0, b - a, 0, b - a, True),), 0.25)
+        expected, _ = run(CpuFlash(), alone, (ScoreBlock(None, 0, b - a, 0, b - a, True),), 0.25)
         for got, want in zip((out, dq, dk, dv), expected, strict=True):
             assert torch.equal(got[a:b], want)
 

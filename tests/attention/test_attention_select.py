@@ -5,27 +5,27 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memo.artifacts.attention_table import AttentionTable, Case, Row
+from memo.artifacts.attention_table import AttentionCase, AttentionRow, AttentionTable
 from memo.attention import select
 from memo.attention.select import AttentionChoice, choose_backend, is_installed
 from memo.errors import ConfigError
 
-OWN = Case(128, "bf16", causal=True, packed=False, tokens=32768)
-OTHER = Case(128, "bf16", causal=False, packed=False, tokens=32768)
+OWN = AttentionCase(128, "bf16", causal=True, packed=False, tokens=32768)
+OTHER = AttentionCase(128, "bf16", causal=False, packed=False, tokens=32768)
 DAY = "2026-01-31T12:00:00+01:00"
 
 
-def table(**seconds: dict[Case, float]) -> AttentionTable:
+def table(**seconds: dict[AttentionCase, float]) -> AttentionTable:
     """Times by backend and case."""
     cases = {case for times in seconds.values() for case in times}
     rows = [
-        Row(case, 4, 4, 1, DAY, {name: times[case] for name, times in seconds.items() if case in times}, {})
+        AttentionRow(case, 4, 4, 1, DAY, {name: times[case] for name, times in seconds.items() if case in times}, {})
         for case in sorted(cases, key=str)
     ]
     return AttentionTable("a GPU", "2.13.0", "0.1.0", tuple(rows))
 
 
-def choose(found: AttentionTable | None, calls: dict[Case, float], head_dim: int = 128) -> AttentionChoice:
+def choose(found: AttentionTable | None, calls: dict[AttentionCase, float], head_dim: int = 128) -> AttentionChoice:
     return choose_backend("auto", "cuda", head_dim, calls, found, compute_capability=(9, 0))
 
 

@@ -17,8 +17,8 @@ from memo.emulated_gpu.launch import Device
 from memo.errors import EXIT_FAILED, EXIT_REFUSED, EmulatorError
 from memo.estimate.own_memory import own_memory, reserved_under_plan
 from memo.rehearsal import start
-from memo.rehearsal.rehearsed import Planned, Rehearsed, Shortage, Steady, Times, Waits
-from memo.rehearsal.request import Request
+from memo.rehearsal.rehearsed import Planned, RehearsalShortage, Rehearsed, Steady, Times, Waits
+from memo.rehearsal.request import RehearsalRequest
 from memo.units import GIB, format_bytes
 
 MACHINE = "--gpu h100-80 --gpus 8"
@@ -39,10 +39,10 @@ class Stage:
     """In the place of the processes: keeps what was asked, and answers."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Request, Device]] = []
+        self.asked: list[tuple[RehearsalRequest, Device]] = []
         self.answer: Callable[[Rehearsed], Rehearsed] = lambda found: found
 
-    def start(self, request: Request, device: Device, variables: Mapping[str, str] | None = None) -> Rehearsed:
+    def start(self, request: RehearsalRequest, device: Device, variables: Mapping[str, str] | None = None) -> Rehearsed:
         self.asked.append((request, device))
         config = request.config.override({"params_dtype": "bf16", "vocab_size": 512, "offload_alpha": "off"})
         found = Rehearsed(
@@ -179,7 +179,7 @@ def test_what_is_asked_and_found_come_back_from_their_files(stage: Stage, tmp_pa
     assert main(["rehearse", *f"{SMALL} --offload-alpha 0.5 --mock-data".split()]) == 0
     request = stage.asked[0][0]
     request.save(str(tmp_path / "request.json"))
-    assert Request.load(str(tmp_path / "request.json")) == request
+    assert RehearsalRequest.load(str(tmp_path / "request.json")) == request
     found = stage.start(*stage.asked[0])
     found.save(str(tmp_path / "found.json"))
     assert Rehearsed.load(str(tmp_path / "found.json")) == found
@@ -224,17 +224,17 @@ def test_what_stands_for_other_kernels_and_what_memo_train_would_refuse_is_told(
     ("shortage", "verdict"),
     [
         (
-            Shortage("device", "in step 1", "out of memory on rank 0", 3 * GIB),
+            RehearsalShortage("device", "in step 1", "out of memory on rank 0", 3 * GIB),
             "oom: out of device memory in step 1, at least 3.00 GiB short",
         ),
         (
-            Shortage("host", "before the first step", "states need more"),
+            RehearsalShortage("host", "before the first step", "states need more"),
             "oohm: out of host memory before the first step\n",
         ),
     ],
 )
 def test_memory_that_runs_out_is_an_answer(
-    shortage: Shortage, verdict: str, stage: Stage, capsys: pytest.CaptureFixture[str]
+    shortage: RehearsalShortage, verdict: str, stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage.answer = lambda found: dataclasses.replace(found, steady=None, shortage=shortage)
     assert main(["rehearse", *SMALL.split()]) == 0

@@ -114,19 +114,6 @@ def test_mock_follows_its_rule(mean_document_length: float | None) -> None:
             assert sample.cu_seqlens.tolist() == [0, 20_000]
 
 
-def test_mock_optimal_loss_is_what_the_best_model_gets() -> None:
-    vocab_size = 11
-    dataset = MockDataset(vocab_size, 200_000, seed=0)
-    sample = dataset.sample(0)
-    # The best model, fitted by counting: P(label | token).
-    counts = np.zeros((vocab_size, vocab_size))
-    np.add.at(counts, (sample.tokens, sample.labels), 1)
-    probabilities = counts / counts.sum(axis=1, keepdims=True)
-    fitted = -np.log(probabilities[sample.tokens, sample.labels]).mean()
-    assert dataset.optimal_loss == pytest.approx(fitted, rel=0.02)
-    assert MockDataset(1, 4, seed=0).optimal_loss == 0.0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from memo.attention.backends import CpuFlash, Saved
-from memo.attention.blocks import Block, Chunk, attention_blocks
+from memo.attention.blocks import Chunk, ScoreBlock, attention_blocks
 from memo.attention.core import attend
 from memo.attention.select import select_backend
 from memo.errors import ConfigError
@@ -220,7 +220,7 @@ def test_one_rank_is_local_attention() -> None:
     inputs = make_inputs(S, 2, (4, 2), 16, torch.bfloat16)
     attention = ContextAttention(select_backend("auto", "cpu"), S, "p2p", None, None, SCALE)
     blocks = attention_blocks((Chunk(0, S, 0),), (Chunk(0, S, 0),), None)
-    assert blocks == (Block(None, 0, S, 0, S, True),)  # one call of the kernel, no merging and no copies
+    assert blocks == (ScoreBlock(None, 0, S, 0, S, True),)  # one call of the kernel, no merging and no copies
     out, lse = attention.forward(*inputs[:3])
     local_out, local_lse = attend(CpuFlash(), *inputs[:3], blocks, SCALE)
     assert torch.equal(out, local_out) and torch.equal(lse, local_lse)

@@ -25,7 +25,7 @@ from memo.executor.streams import (
     VirtualStreams,
 )
 from memo.planner.swap import swap_plan
-from memo.report.timeline import ROWS, Span, hidden_share, stalled_s
+from memo.report.timeline import ROWS, SwapSpan, hidden_share, stalled_s
 from memo.spec.layer_ops import LayerOp
 
 BACKENDS: dict[str, Callable[[], StreamBackend]] = {
@@ -37,7 +37,7 @@ BACKENDS: dict[str, Callable[[], StreamBackend]] = {
 }
 
 
-def record_steps(name: str, backend: StreamBackend, num_steps: int = 2, poison: bool = False) -> list[Span]:
+def record_steps(name: str, backend: StreamBackend, num_steps: int = 2, poison: bool = False) -> list[SwapSpan]:
     layers = Layers(make_swapper(swap_plan(SCHEDULES[name]), backend, poison))
     with record(layers.swapper) as recorder:
         for _ in range(num_steps):

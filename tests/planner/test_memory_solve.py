@@ -212,7 +212,7 @@ def test_search_that_ended_by_itself_is_feasible() -> None:
 
 
 def test_an_exact_solver_that_was_stopped_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "run", lambda _, task, __: exact.Answer(task.offsets, task.bound, is_done=False))
+    monkeypatch.setattr(exact, "run", lambda _, task, __: exact.SolverAnswer(task.offsets, task.bound, is_done=False))
     solution = solve(HOLED, time_limit_s=60.0, exact="mip")
     assert (solution.peak_bytes, solution.lower_bound_bytes, solution.proof) == (7, 6, "timed out")
 

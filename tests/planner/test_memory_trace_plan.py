@@ -11,7 +11,7 @@ from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
 from memo.errors import PlanError, TraceError
 from memo.planner.memory import trace_plan
 from memo.planner.memory.plan_check import check_memory_plan
-from memo.planner.memory.trace_plan import Planner, plan_trace, solve_trace, two_levels_cost
+from memo.planner.memory.trace_plan import Planner, plan_trace, solve_trace
 
 PLANNERS: tuple[Planner, ...] = ("paper", "flat", "auto")
 
@@ -158,12 +158,6 @@ def test_auto_takes_what_is_better_and_says_which() -> None:
     assert (plan.planner, plan.arena_bytes, plan.proof) == ("sections", 4000, "optimal")
     paper = plan_trace(two_levels_lose(), "paper", **options)
     assert (paper.planner, paper.arena_bytes, paper.lower_bound_bytes, paper.proof) == ("paper", 7000, 4000, "feasible")
-
-
-def test_cost_of_two_levels() -> None:
-    assert two_levels_cost(two_levels_lose(), min_bytes=1, alignment_bytes=1).ratio == 7 / 4
-    assert two_levels_cost(layers(3), min_bytes=10, alignment_bytes=1).ratio == 1
-    assert two_levels_cost(layers(3), min_bytes=10_000).ratio == 1
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

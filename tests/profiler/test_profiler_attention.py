@@ -9,7 +9,7 @@ import torch
 from layouts import tiny
 from torch import Tensor
 
-from memo.artifacts.attention_table import Case, Row
+from memo.artifacts.attention_table import AttentionCase, AttentionRow
 from memo.attention import select
 from memo.attention.backends import CpuFlash, Saved
 from memo.config import RunConfig
@@ -23,7 +23,11 @@ from memo.train.setup import prepare
 torch.set_num_threads(1)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-CASES = [Case(16, "bf16", True, False, 64), Case(16, "bf16", True, True, 64), Case(16, "fp64", False, False, 64)]
+CASES = [
+    AttentionCase(16, "bf16", True, False, 64),
+    AttentionCase(16, "bf16", True, True, 64),
+    AttentionCase(16, "fp64", False, False, 64),
+]
 
 
 class Flawed(CpuFlash):
@@ -74,9 +78,9 @@ def config_of(**flags: object) -> RunConfig:
 
 def test_calls_of_a_run_are_those_of_its_ring() -> None:
     base: dict[str, object] = {"seq_length": 4096, "num_attention_heads": 8}
-    own = Case(8, "fp32", True, False, 4096)
+    own = AttentionCase(8, "fp32", True, False, 4096)
     assert attention_calls(config_of(**base), packed=False) == {own: 1.0}
-    quarter, square = dataclasses.replace(own, tokens=1024), Case(8, "fp32", False, False, 1024)
+    quarter, square = dataclasses.replace(own, tokens=1024), AttentionCase(8, "fp32", False, False, 1024)
     assert attention_calls(config_of(**base, cp=4), packed=False) == {quarter: 1.0, square: 1.5}
     assert attention_calls(config_of(**base, cp=4, cp_comm_type="a2a"), packed=False) == {own: 1.0}
     half = {dataclasses.replace(own, tokens=2048): 1.0, dataclasses.replace(square, tokens=2048): 0.5}
@@ -90,9 +94,11 @@ def test_calls_of_a_run_are_those_of_its_ring() -> None:
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times as a GPU would give them, without one."""
 
-    def timed(cases: dict[Case, float], heads: int, kv_heads: int, batch: int, device: torch.device) -> list[Row]:
+    def timed(
+        cases: dict[AttentionCase, float], heads: int, kv_heads: int, batch: int, device: torch.device
+    ) -> list[AttentionRow]:
         times = {"cudnn": 0.003, "flash": 0.002}
-        return [Row(case, heads, kv_heads, batch, "2026-01-31T12:00:00+01:00", times, {}) for case in cases]
+        return [AttentionRow(case, heads, kv_heads, batch, "2026-01-31T12:00:00+01:00", times, {}) for case in cases]
 
     monkeypatch.setattr(attention, "time_attention", timed)
     monkeypatch.setattr(attention, "device_name", lambda device: "a GPU")
@@ -130,6 +136,6 @@ def test_a_table_that_cannot_be_read_is_a_warning_and_replaced(tmp_path: Path, o
 def test_a_run_goes_on_with_what_was_chosen(tmp_path: Path) -> None:
     config = config_of(profile_cache=str(tmp_path), mock_data=True, num_threads=1, peak_tflops=1.0)
     prepared = prepare(config)
-    assert prepared.attention == select.Choice("cpu", "the one kernel of this device")
+    assert prepared.attention == select.AttentionChoice("cpu", "the one kernel of this device")
     assert prepared.config.hardware.attention_backend == "cpu"
     assert build_attention(prepared.config, build_mesh(prepared.config, 0, 1), CPU).backend.name == "cpu"

@@ -10,11 +10,11 @@ from swap_runs import stage_ops
 from memo.errors import ArtifactError, ConfigError
 from memo.planner.swap import swap_plan
 from memo.report.drawing import draw_curves, draw_swaps
-from memo.report.timeline import Span, simulate_swaps
+from memo.report.timeline import SwapSpan, simulate_swaps
 from memo.simulate.streams import LayerTimes
 
 
-def spans_of(microbatches: int = 1) -> list[Span]:
+def spans_of(microbatches: int = 1) -> list[SwapSpan]:
     return simulate_swaps(swap_plan(stage_ops(1, 1, microbatches, 4, 0)), LayerTimes(1.0, 2.0, 3.0, 2.0))
 
 

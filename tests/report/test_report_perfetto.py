@@ -11,7 +11,7 @@ from swap_runs import SCHEDULES, stage_ops
 from memo.errors import ArtifactError
 from memo.planner.swap import swap_plan
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import Span, simulate_swaps, tenancies
+from memo.report.timeline import SwapSpan, simulate_swaps, tenancies
 from memo.simulate.streams import LayerTimes
 
 
@@ -45,7 +45,7 @@ def test_rows_have_names_and_an_order(tmp_path: Path) -> None:
 
 def test_events_by_hand(tmp_path: Path) -> None:
     spans = simulate_swaps(swap_plan(stage_ops(1, 1, 1, 4, 0)), LayerTimes(1.0, 2.0, 3.0, 2.0))
-    spans = [Span(s.row, s.step, s.start_s, s.end_s, 7 if s.row == "offload" else 0) for s in spans]
+    spans = [SwapSpan(s.row, s.step, s.start_s, s.end_s, 7 if s.row == "offload" else 0) for s in spans]
     write_perfetto(spans, tmp_path / "trace.json")
     events = [event for event in events_of(tmp_path / "trace.json") if event["ph"] == "X"]
     first = {"microbatch": 0, "layer": 0, "slot": 0}

@@ -9,7 +9,7 @@ from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.report.timeline import (
     ROWS,
     Row,
-    Span,
+    SwapSpan,
     Tenancy,
     copied_s,
     draw_text,
@@ -98,9 +98,9 @@ def test_waits_fill_the_gaps_of_compute(name: str, copy_s: float) -> None:
     assert all(first.end_s == second.start_s for first, second in pairwise(compute))
 
 
-def span(row: Row, start_s: float, end_s: float, kind: str = "F", layer: int = 0, slot: int = 0) -> Span:
+def span(row: Row, start_s: float, end_s: float, kind: str = "F", layer: int = 0, slot: int = 0) -> SwapSpan:
     step = SwapStep(LayerOp("F" if kind == "F" else "B", 0, layer), slot)
-    return Span(row, step, start_s, end_s)
+    return SwapSpan(row, step, start_s, end_s)
 
 
 def test_hidden_share_counts_what_lies_under_layers() -> None:

@@ -12,7 +12,7 @@ from chats import write_chats, write_tokenizer
 from run_logs import header, step, write_log
 from safetensors.torch import save_file
 
-from memo.artifacts.attention_table import AttentionTable, Case, Row
+from memo.artifacts.attention_table import AttentionCase, AttentionRow, AttentionTable
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.memory_plan import MemoryPlan, PlannedPhase, PlannedRequest
 from memo.artifacts.run_log import RunLog
@@ -180,8 +180,8 @@ def _profile(path: Path) -> None:
 
 
 def _table(path: Path) -> None:
-    case = Case(128, "bf16", True, False, 4096)
-    row = Row(case, 4, 4, 1, "2026-01-31T12:00:00+01:00", {"flash": 0.1}, {"te": "not installed"})
+    case = AttentionCase(128, "bf16", True, False, 4096)
+    row = AttentionRow(case, 4, 4, 1, "2026-01-31T12:00:00+01:00", {"flash": 0.1}, {"te": "not installed"})
     AttentionTable("a GPU", "2.13.0", "0.1.0", (row,)).save(path)
 
 

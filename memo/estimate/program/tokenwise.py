@@ -151,7 +151,12 @@ def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) 
 
 
 def activation_backward(
-    ledger: Ledger, z: LayerSizes, tokens: int, silu: Block | None, grad: Block | None, inner: Block | None
+    ledger: Ledger,
+    z: LayerSizes,
+    tokens: int,
+    silu: Block | None,
+    grad: Block | None,
+    inner: Block | None,
 ) -> Block:
     """Gradient of `inner`, fc1's output; `inner` and `grad` are freed once used, None if the caller frees them."""
     num_bytes = tokens * z.ffn * z.narrow

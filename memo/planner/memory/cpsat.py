@@ -11,11 +11,11 @@ from memo.planner.memory.task import Task, answer
 _FIRST_SHARE = 0.5
 """Share of the time for the question whether the goal can be met, which is easier than finding the lowest peak."""
 _MIN_WORKERS = 8
-"""CP-SAT gives each worker another strategy. On 2 cores, 8 answer within seconds where 2 do not within 20."""
+"""Each worker of CP-SAT has another strategy: on 2 cores, 8 workers answer within seconds and 2 not within 20."""
 
 
 def solve(task: Task) -> None:
-    """Answers with better offsets and bounds, see memo.planner.memory.worker."""
+    """Answer with better offsets and bounds; see memo.planner.memory.worker."""
     status = _Model(task, task.goal).run(_FIRST_SHARE * task.seconds_left())
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         answer(done=True)
@@ -33,7 +33,7 @@ def solve(task: Task) -> None:
 
 
 class _Model:
-    """Offsets with a peak of at most `highest`; with `lowest` given, the lowest peak from there on."""
+    """A model for offsets with a peak of at most `highest`; with `lowest`, it minimises the peak from there on."""
 
     def __init__(self, task: Task, highest: int, lowest: int | None = None) -> None:
         instance = task.instance
@@ -55,10 +55,10 @@ class _Model:
             self.model.minimize(peak)
             for offset, value in zip(self.offsets, task.offsets.tolist(), strict=True):
                 self.model.add_hint(offset, value)
-        self.model.add_cumulative(lives, sizes, peak)  # implied, but it prunes
+        self.model.add_cumulative(lives, sizes, peak)  # redundant, but it speeds up the search
 
     def run(self, limit_s: float) -> cp_model.CpSolverStatus:
-        """Status of CP-SAT, after at most `limit_s`; the addresses and the bound are answered meanwhile."""
+        """Run CP-SAT for at most `limit_s` and answer what it finds meanwhile; returns its status."""
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.01, limit_s)
         solver.parameters.num_workers = max(_MIN_WORKERS, len(allowed_cpus()))

@@ -16,7 +16,7 @@ BlockId = int | str
 Ints = npt.NDArray[np.int64]
 
 _END = 1 << 62
-"""Times and sums of sizes are 64-bit integers, and stay below."""
+"""Limit of times and sums of sizes, which are 64-bit integers."""
 
 
 class Block(NamedTuple):
@@ -33,8 +33,8 @@ class Problem:
     """Give each block an address such that blocks alive together do not overlap and the peak is low.
 
     Attributes:
-        capacity_bytes: what the peak must not exceed; a plan that fits is good enough. None: as low as possible.
-        alignment_bytes: of every address. Sizes count rounded up to it.
+        capacity_bytes: limit of the peak, below which a plan is good enough; None for a peak as low as possible.
+        alignment_bytes: alignment of every address; sizes are rounded up to it.
     """
 
     blocks: tuple[Block, ...]
@@ -42,7 +42,7 @@ class Problem:
     alignment_bytes: int = 1
 
     def __post_init__(self) -> None:
-        """Raises PlanError, naming the block, for what is no problem at all."""
+        """Raises PlanError, naming the block, for values that are out of range."""
         if self.alignment_bytes < 1:
             raise PlanError(f"alignment_bytes is {self.alignment_bytes}, but addresses need 1 or more: give 512")
         if self.capacity_bytes is not None and self.capacity_bytes < 0:
@@ -64,7 +64,7 @@ class Problem:
             raise PlanError(f"the blocks have {total_bytes} bytes in all, {_END} or more: check their sizes")
 
     def aligned_bytes(self, block: Block) -> int:
-        """What the block takes: its size, rounded up to the alignment."""
+        """The size of the block, rounded up to the alignment."""
         return -(-block.num_bytes // self.alignment_bytes) * self.alignment_bytes
 
 
@@ -75,11 +75,11 @@ class Solution:
     Attributes:
         offsets: block id -> address, in bytes from the start of the arena.
         peak_bytes: highest end of a block, with its size rounded up to the alignment.
-        lower_bound_bytes: proven: no solution has a lower peak.
-        proof: optimal: the peak equals the bound; feasible: it does not, and no search was cut short;
-            timed out: it does not, and a longer search might do better or prove more.
-        solver: what found the addresses.
-        seconds: solver -> time it took; not compared.
+        lower_bound_bytes: a proven bound below which no solution has its peak.
+        proof: "optimal" if the peak equals the bound; "feasible" if it does not and no search was cut short; "timed
+            out" if it does not and a longer search might find a lower peak or prove a higher bound.
+        solver: the solver that found the addresses.
+        seconds: {solver: time that it took}; not compared.
     """
 
     offsets: Mapping[BlockId, int]
@@ -91,7 +91,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How much lower the peak could at most be: 0.01 is 1 % of the bound."""
+        """By how much the peak exceeds the bound: 0.01 is 1 % of the bound."""
         return self.peak_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
 
 
@@ -104,10 +104,10 @@ class Columns(NamedTuple):
 
 
 def columns(lower: Ints, upper: Ints) -> Columns:
-    """Time with everything left out that changes nothing.
+    """Time compressed to the moments that matter.
 
-    A column is a moment at which the live set is largest: it takes a free, and then a request, to begin another.
-    Blocks are alive together exactly if they share a column.
+    A column is a moment at which the live set is as large as possible; a new one begins with the first request after a
+    free. Blocks are alive together exactly if they share a column.
 
         time     0  1  2  3  4  5  6  7
         a        |________|                    column 0: a, b
@@ -126,13 +126,13 @@ def columns(lower: Ints, upper: Ints) -> Columns:
 
 @dataclass(frozen=True)
 class Instance:
-    """A problem as solvers see it: sizes in units, time in columns, blocks sorted by lower.
+    """A problem in the form that solvers use: sizes in units, time in columns, blocks sorted by lower.
 
-    Addresses need only be sums of sizes (push every block down until it rests on another or on 0), so the greatest
-    common divisor of all sizes serves as the unit.
+    The unit is the greatest common divisor of all sizes, because addresses need only be sums of sizes: every block can
+    be moved down until it lies on another one or at 0.
 
     Attributes:
-        ids: of block i of the arrays.
+        ids: the id of each block of the arrays.
         sizes, lower, upper: [n], int64.
     """
 
@@ -167,14 +167,14 @@ class Instance:
 
     @cached_property
     def bound(self) -> int:
-        """The largest load: every solution needs as much, whatever the addresses."""
+        """The largest load, which is a lower bound of the peak of every solution."""
         return int(self.loads().max(initial=0))
 
     def peak(self, offsets: Ints) -> int:
         return int((offsets + self.sizes).max(initial=0))
 
     def fingerprint(self) -> tuple[bytes, ...]:
-        """Instances with the same one have the same solutions, block by block in the order of `ids`."""
+        """A key; instances with the same key have the same solutions, block by block in the order of `ids`."""
         unit = str(self.unit_bytes).encode()
         return unit, self.sizes.tobytes(), self.lower.tobytes(), self.upper.tobytes()
 

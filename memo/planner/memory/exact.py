@@ -1,4 +1,4 @@
-"""Exact solvers from outside: one process each, killed when its time is up, every answer rebuilt and distrusted."""
+"""Runs exact solvers in processes of their own, which are killed when their time is up, and checks their answers."""
 
 import json
 import os
@@ -22,12 +22,12 @@ Exact = Literal["auto", "cpsat", "mip", "none"]
 NAMES = {"cpsat": "CP-SAT", "mip": "MIP"}
 _PACKAGES = {"cpsat": "ortools", "mip": "pulp and highspy"}
 MAX_PAIRS = {"cpsat": 400_000, "mip": 500}
-"""Pairs of blocks alive together, above which a solver no longer pays: with 900, HiGHS finds nothing in 20 s that is
-better than a greedy order, and CP-SAT the optimum in one."""
+"""The most pairs of blocks alive together with which a solver is useful: with 900, HiGHS finds nothing in 20 s that is
+better than a greedy order, while CP-SAT finds the optimum in one second."""
 
 
-class Answer(NamedTuple):
-    """In units: offsets (those given, if none were better), a proven bound, and whether nothing was cut short."""
+class SolverAnswer(NamedTuple):
+    """Offsets in units (the given ones if none were better), a proven bound, and whether the search was complete."""
 
     offsets: Ints
     bound: int
@@ -35,16 +35,16 @@ class Answer(NamedTuple):
 
 
 def choose(exact: Exact, num_pairs: int) -> str | None:
-    """The solver that `exact` means for so many pairs: CP-SAT where OR-tools is installed, else the MIP. Or none."""
+    """The solver for so many pairs, or None; "auto" is CP-SAT if OR-tools is installed, else the MIP."""
     if exact == "auto":
         exact = "cpsat" if find_spec("ortools") else "mip"
     return exact if exact != "none" and num_pairs <= MAX_PAIRS[exact] else None
 
 
-def run(solver: str, task: Task, overlaps: Overlaps) -> Answer:
-    """Asks `solver` until time.time() is `task.end_s`.
+def run(solver: str, task: Task, overlaps: Overlaps) -> SolverAnswer:
+    """Run `solver` until time.time() is `task.end_s`.
 
-    What one that breaks down had answered before counts; that it did is told on standard error, with its exit status.
+    If it breaks down, its earlier answers are used, and a warning with its exit status is printed on standard error.
     """
     best, bound, is_done = task.offsets, task.bound, False
     for line in _lines(solver, task):
@@ -54,11 +54,11 @@ def run(solver: str, task: Task, overlaps: Overlaps) -> Answer:
             best = min(best, offsets, key=task.instance.peak)
         bound = max(bound, fields.get("bound", 0))
         is_done |= fields.get("done", False)
-    return Answer(best, min(bound, task.instance.peak(best)), is_done)
+    return SolverAnswer(best, min(bound, task.instance.peak(best)), is_done)
 
 
 def _lines(solver: str, task: Task) -> list[str]:
-    """What the process wrote before it ended or was killed with all its children."""
+    """The lines that the process wrote before it ended, or was killed with all its children."""
     command = [sys.executable, "-m", "memo.planner.memory.worker", solver]
     source = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, *filter(None, [os.getenv("PYTHONPATH")])])}
@@ -85,7 +85,7 @@ def _lines(solver: str, task: Task) -> list[str]:
 
 
 def _tell(solver: str, exit_status: int, errors: str) -> None:
-    """The exit status is minus a signal's number where that ended the process, for example the kernel's for memory."""
+    """Print a warning. The exit status is minus the number of the signal that ended the process, if one did."""
     ended = f"exit status {exit_status}" if exit_status > 0 else f"signal {signal.Signals(-exit_status).name}"
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it said nothing")
     print(
@@ -97,5 +97,5 @@ def _tell(solver: str, exit_status: int, errors: str) -> None:
 
 
 def whole_lines(output: str) -> list[str]:
-    """Those that are JSON; the last may be cut off."""
+    """The lines that are JSON; the last one may be cut off."""
     return [line for line in output.splitlines(keepends=True) if line.startswith('{"') and line.endswith("}\n")]

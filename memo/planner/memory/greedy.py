@@ -1,4 +1,4 @@
-"""One block after the other into the gaps between those that are placed already, in several orders."""
+"""Places one block after the other into the gaps between those that are placed already, in several orders."""
 
 import time
 from collections.abc import Iterator
@@ -23,9 +23,10 @@ class Found(NamedTuple):
 
 
 def orders(instance: Instance, overlaps: Overlaps) -> dict[str, Ints]:
-    """Indices of all blocks, for each order; those that meet the bound most often on layers come first.
+    """Indices of all blocks, for each order; the orders that meet the bound most often on layers come first.
 
-    Blocks that are large, live long or meet many others are hard to place and come first; equal ones by request.
+    Blocks that are large, live long or are alive together with many others are hard to place, so they are first in an
+    order; equal ones are in the order of their requests.
     """
     sizes, lifetime = instance.sizes.astype(np.float64), instance.upper - instance.lower
     keys = {
@@ -47,7 +48,7 @@ def place(
 
     None as soon as the peak reaches `limit`, or the clock (time.monotonic) `end_s`.
     """
-    # Until it is placed a block lies at 0 and has no length: it hides no gap.
+    # A block that is not placed yet lies at 0 and has no length, so that it does not affect any gap.
     begins, ends = np.zeros(instance.num_blocks, dtype=np.int64), np.zeros(instance.num_blocks, dtype=np.int64)
     for block, size in zip(order.tolist(), instance.sizes[order].tolist(), strict=True):
         near = overlaps.of(block)
@@ -84,9 +85,9 @@ def portfolio(instance: Instance, overlaps: Overlaps, goal: int, end_s: float) -
 
 
 def settle(instance: Instance, overlaps: Overlaps, offsets: Ints) -> Ints:
-    """Blocks in the order of their addresses, each pushed down until it rests on another or on 0.
+    """Offsets of blocks that are moved down, in the order of their addresses, until each lies on another one or at 0.
 
-    Whatever addresses a solver returns, rounded or wrong, these are exact, and no higher where the solver's were right.
+    The result is valid even if the given addresses are rounded or wrong, and not higher if they are right.
     """
     ends = np.zeros(instance.num_blocks, dtype=np.int64)
     for block in np.argsort(offsets, kind="stable").tolist():

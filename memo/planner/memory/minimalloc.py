@@ -15,7 +15,7 @@ _COLUMNS = ("id", "lower", "upper", "size")
 
 
 def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:
-    """Addresses need no alignment. Raises ArtifactError, naming file and line, for what is no such problem."""
+    """Read a problem without alignment. Raises ArtifactError, naming file and line, for any other content."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             rows = csv.reader(file, strict=True)
@@ -37,7 +37,7 @@ def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:
 
 
 def write_csv(path: str | Path, problem: Problem, solution: Solution) -> None:
-    """The blocks in the problem's order, each with its offset. Raises ArtifactError."""
+    """Write the blocks in the problem's order, each with its offset. Raises ArtifactError."""
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, lineterminator="\n")

@@ -3,9 +3,10 @@
     min M   with   A_i + S_i <= M,   A_i + S_i <= A_j + z_ij M_cap,   A_j + S_j <= A_i + (1 - z_ij) M_cap,
     z_ij in {0, 1} for all i, j alive together
 
-In bytes it is wrong in practice: a solver's tolerance on z_ij times an M_cap of 1e11 is larger than any block. Hence
-addresses are counted in units such that M_cap is at most 1e5, M_cap is the best peak so far and M at least the bound.
-The parent makes exact addresses of the order that comes out. A bound is answered only where no size was rounded.
+In bytes it gives wrong results in practice: a solver's tolerance on z_ij times an M_cap of 1e11 is larger than any
+block. Therefore addresses are counted in units such that M_cap is at most 1e5, M_cap is the best peak so far, and M is
+at least the bound. The parent process makes exact addresses from the resulting order. A bound is answered only if no
+size was rounded.
 """
 
 import itertools
@@ -23,10 +24,10 @@ _MAX_PEAK = 100_000
 
 
 def solve(task: Task) -> None:
-    """Answers with better offsets and bounds, see memo.planner.memory.worker. HiGHS, or CBC without highspy."""
+    """Answer with better offsets and bounds of HiGHS, or of CBC without highspy; see memo.planner.memory.worker."""
     model = _Model(task)
     status = model.run(task.seconds_left())
-    if status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):  # the parent needs but their order
+    if status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):  # the parent only uses their order
         answer(offsets=[round(offset.varValue) for offset in model.offsets])
     if status == pulp.LpSolutionOptimal:
         if model.unit == 1:
@@ -47,7 +48,7 @@ class _Model:
         for offset, size in zip(self.offsets, sizes, strict=True):
             self.program += offset + size <= self.peak
         pairs = _pairs(task)
-        # A plan turned upside down is a plan too: the largest pair may stand as it does.
+        # A plan turned upside down is also a plan, so the order of one pair, the largest, may be fixed.
         fixed = max(pairs, key=lambda pair: sizes[pair[0]] + sizes[pair[1]], default=None)
         for i, j in pairs:
             above = int(start[i] > start[j])
@@ -61,9 +62,10 @@ class _Model:
         return variable
 
     def run(self, limit_s: float) -> int:
-        """Status of the solution, after about `limit_s`. That of the problem is "optimal" when time is up, too."""
+        """Solve for about `limit_s`; returns the status of the solution, as that of the problem is also "optimal" if
+        the time is up."""
         num_threads = len(allowed_cpus())
-        # Whole units: what is less than one better is no better.
+        # Peaks are whole units, so an improvement of less than one unit is none.
         options = {"msg": False, "timeLimit": limit_s, "threads": num_threads, "gapAbs": 0.99, "gapRel": 0.0}
         has_highs = pulp.HiGHS().available()
         self.program.solve(_warm_highs(**options) if has_highs else pulp.PULP_CBC_CMD(warmStart=True, **options))
@@ -72,7 +74,7 @@ class _Model:
 
 
 def _warm_highs(**options: Any) -> Any:
-    """pulp.HiGHS ignores the start values: they are handed over between its building and its solving."""
+    """pulp.HiGHS with start values, which it ignores by itself; they are set after the model is built."""
     import highspy
 
     class WarmHiGHS(pulp.HiGHS):

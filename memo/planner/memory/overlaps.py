@@ -1,4 +1,4 @@
-"""Who is alive together with whom, quickly for 10^5 blocks."""
+"""Which blocks are alive together, fast enough for 10^5 blocks."""
 
 from functools import cached_property
 
@@ -13,8 +13,8 @@ _STRIDE = 64
 class Overlaps:
     """The blocks that share a column with block i, of an instance whose blocks are sorted by lower.
 
-    Those that start after i and before its end are a slice of the order. Those that started before and still live
-    are few, but anywhere: the live set is kept at every _STRIDE-th block, and the blocks since then are looked through.
+    The blocks that start after i and before its end are a slice of the order. Those that started before and still live
+    are few but scattered: the live set is stored for every _STRIDE-th block, and the blocks since then are searched.
     """
 
     def __init__(self, instance: Instance) -> None:

@@ -7,11 +7,12 @@ from memo.planner.memory.validator import LiveBlocks
 
 
 def check_memory_plan(plan: MemoryPlan, trace: Trace) -> None:
-    """Serves every request of `trace` from `plan`, as the planned allocator will.
+    """Serve every request of `trace` from `plan`, as the planned allocator will.
 
-    Raises PlanError, naming phase and request, when phases, requests or sizes are not those of the trace, when an
-    address is unaligned or outside the arena, when two live blocks overlap, when a request is native that need not
-    be or planned that must not be; or when the bound or the proof contradict the arena. TraceError as `check_trace`.
+    Raises PlanError, naming phase and request, if phases, requests or sizes differ from those of the trace, if an
+    address is unaligned or outside the arena, if two live blocks overlap, if a request is native although it is freed
+    in the iteration or planned although it is not, or if the bound or the proof contradicts the arena. Raises
+    TraceError as `check_trace`.
     """
     check_trace(trace)
     _check_numbers(plan)

@@ -1,4 +1,4 @@
-"""The lowest place first: fill it with the block that deserves it most, and learn by trial which one does.
+"""Fills the lowest place with the block of the highest priority, and searches for good priorities by trial.
 
 Placement after the best-fit heuristic of Sekiyama et al., "Profile-guided memory optimization for deep neural
 networks" (arXiv 1804.10001). Their choice, the longest lifetime, is one of several priorities here, and a local
@@ -19,32 +19,32 @@ from memo.planner.memory.overlaps import Overlaps
 Priorities = npt.NDArray[np.float64]
 
 MAX_BLOCKS = 2000
-"""One trial with more takes longer than all greedy orders together."""
+"""With more blocks one trial takes longer than all greedy orders together."""
 
 _STALLS_PER_BLOCK = 100
 """Trials in a row without a better one, for each block, after which the search ends."""
 _PARENTS = 3
 _ALL_SHARE = 0.2
-"""Trials that change all priorities a little, as a share; the others change few at will."""
+"""Share of trials that change all priorities a little; the others set a few of them at random."""
 _STEPS = (0.02, 0.05, 0.1, 0.2)
 _FEW = (1, 2, 3, 5, 8, 13)
 _SMALLEST = 1e-9
-"""Priorities stay above 0, which marks what is laid."""
+"""Least priority; 0 marks blocks that are placed."""
 
 
 def fill(instance: Instance, priorities: Priorities, limit: int = NO_LIMIT) -> Ints | None:
     """Offsets in units, or None as soon as the peak must reach `limit`; priorities are above 0.
 
     address                            The lowest place is columns 2 to 4. Of the blocks that live in none but
-       |-----+        +--+             these, the one with the highest priority is laid there. Where none is
-       |     +--------+  |             left, the place is lost: its ground rises to the lower of its walls.
+       |-----+        +--+             these, the one with the highest priority is placed there. If none is
+       |     +--------+  |             left, the ground of the place rises to the lower one of its walls.
        0--1--2--3--4--5--6-> column
     """
     lower, upper = instance.lower, instance.upper
-    rest = instance.loads()  # sizes still to be laid in each column
+    rest = instance.loads()  # sizes still to be placed in each column
     ground = np.zeros(instance.num_columns + 2, dtype=np.int64)
     ground[0] = ground[-1] = NO_LIMIT  # walls: column c is ground[c + 1]
-    waiting = priorities.copy()  # 0 once it is laid
+    waiting = priorities.copy()  # 0 for blocks that are placed
     offsets = np.zeros(instance.num_blocks, dtype=np.int64)
     num_waiting = instance.num_blocks
     while num_waiting:
@@ -69,10 +69,11 @@ def fill(instance: Instance, priorities: Priorities, limit: int = NO_LIMIT) -> I
 
 
 def search(instance: Instance, overlaps: Overlaps, limit: int, goal: int, end_s: float) -> Iterator[Found]:
-    """Placements below `limit` units, each better than the last, until one reaches `goal`, the clock
-    (time.monotonic) `end_s`, or too many trials in a row were in vain. The same seed each time.
+    """Placements below `limit` units, each better than the last one.
 
-    Starts from several orders; a trial changes the priorities of one of the best and stays if it is no worse.
+    Ends when one reaches `goal`, at time.monotonic() `end_s`, or after too many trials in a row without a better one.
+    It starts from several orders; a trial changes the priorities of one of the best and replaces it if it is not worse.
+    The seed is always the same.
     """
     chance = random.Random(0)
     parents: list[tuple[int, Priorities]] = []

@@ -20,18 +20,18 @@ from memo.planner.memory.validator import validate
 TIME_LIMIT_S = 10.0
 _GREEDY_SHARE = 0.5
 _SEARCH_SHARE = 0.2
-"""Share of the time for the local search, where an exact solver comes after it; else it has all that is left."""
+"""Share of the time for the local search if an exact solver comes after it; else it has all the time that is left."""
 
 
 def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: Exact = "auto") -> Solution:
-    """The best addresses found in `time_limit_s`; the first greedy order is finished all the same.
+    """The best addresses found in `time_limit_s`; the first greedy order is always finished.
 
-    Ends as soon as the peak meets the lower bound (then it is optimal) or the capacity. A peak above the capacity is
-    no error: compare it, and compare the bound to know whether any plan fits.
+    The search ends as soon as the peak equals the lower bound (then it is optimal) or fits into the capacity. A peak
+    above the capacity is no error: the caller must compare it, and the bound to know whether any plan can fit.
 
     Args:
-        exact: "auto" is CP-SAT where OR-tools is installed, else the MIP through HiGHS or CBC; a solver is not asked
-            about problems that are too large for it.
+        exact: "auto" is CP-SAT if OR-tools is installed, else the MIP with HiGHS or CBC; problems that are too large
+            for a solver are not given to it.
 
     Raises PlanError for a time limit below 0.
     """
@@ -56,7 +56,7 @@ def solve(problem: Problem, time_limit_s: float = TIME_LIMIT_S, exact: Exact = "
 
 def check_time_limit(time_limit_s: float) -> None:
     """Raises PlanError below 0."""
-    if not time_limit_s >= 0:  # nor NaN
+    if not time_limit_s >= 0:  # true for NaN as well
         raise PlanError(f"time_limit_s is {time_limit_s}: give 0 seconds or more")
 
 
@@ -68,7 +68,7 @@ def _goal(problem: Problem, instance: Instance) -> int:
 
 
 class _Run:
-    """The best so far, in units, and what is known about it."""
+    """The best placement so far, in units, and what is proven about it."""
 
     def __init__(self, instance: Instance, goal: int, end_s: float) -> None:
         self.instance, self.goal, self.end_s = instance, goal, end_s
@@ -101,12 +101,12 @@ class _Run:
         return "timed out" if self.is_cut_short and not self.is_done else "feasible"
 
     def _until(self, share: float) -> float:
-        """When `share` of the time that is left will have passed."""
+        """The time.monotonic() at which `share` of the time that is left will have passed."""
         now_s = time.monotonic()
         return now_s + share * max(0.0, self.end_s - now_s)
 
     def _take(self, name: str, found: Iterable[Found], end_s: float) -> None:
-        """The last of `found`, each of which is better than the one before."""
+        """Keep the last one of `found`, each of which is better than the one before."""
         start_s = time.monotonic()
         for self.best in found:
             pass

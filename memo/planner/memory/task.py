@@ -1,4 +1,4 @@
-"""What an exact solver in a process of its own is asked, and how it answers."""
+"""The task of an exact solver in a process of its own, and the form of its answers."""
 
 import json
 import time
@@ -12,13 +12,13 @@ from memo.planner.memory.dsa import Instance, Ints
 
 @dataclass(frozen=True)
 class Task:
-    """What an exact solver is asked; all in units.
+    """A problem for an exact solver, with everything in units.
 
     Attributes:
-        offsets: the best so far.
-        bound: no peak is lower.
+        offsets: the best offsets so far.
+        bound: a proven bound of the peak.
         goal: a peak that is good enough, at least the bound.
-        end_s: when the process is killed, by time.time().
+        end_s: the time.time() at which the process is killed.
     """
 
     instance: Instance
@@ -32,7 +32,7 @@ class Task:
         return self.instance.peak(self.offsets)
 
     def seconds_left(self) -> float:
-        """A twentieth is kept back, to answer in."""
+        """The time for the solver; a twentieth is left for its answer."""
         return max(0.0, 0.95 * (self.end_s - time.time()))
 
     def as_json(self) -> str:
@@ -51,5 +51,5 @@ class Task:
 
 
 def answer(**fields: Any) -> None:
-    """One line for the parent."""
+    """Write one line for the parent process."""
     print(json.dumps(fields), flush=True)

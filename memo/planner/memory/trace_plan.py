@@ -1,16 +1,16 @@
 """Addresses for a whole iteration: in two levels (MEMO paper, section 4.2 and Figure 8), or all at once.
 
     address                               level 1   The requests that one phase both makes and frees are a problem
-       |        +-----------------+                 of their own, solved once for all phases that ask for the same.
+       |        +-----------------+                 of their own, solved once for all phases with the same requests.
        |        |  kept by F 0    |                 Its peak is the size of the phase's arena.
        | +-----+| +-----+ +-----+ |       level 2   One block for each phase's arena, from its first request to its
-       | |arena|| |arena| |arena| |                 last free, beside all requests that live on into another phase.
+       | |arena|| |arena| |arena| |                 last free, and all requests that live on into another phase.
        +---F 0-----F 1-----B 1-----> time
 
 Requests that outlive the iteration are left to the native allocator, and so are those below min_bytes.
 
-An arena is reserved for its phase as a whole, also while a request that crosses into the phase is already freed. Where
-that decides the peak, "auto" cuts the phase into sections with an arena each.
+An arena is reserved for the whole of its phase, even after a request from an earlier phase is freed in it. If that
+determines the peak, "auto" cuts the phase into sections with an arena each.
 """
 
 import time
@@ -32,20 +32,20 @@ from memo.units import MIB
 
 Planner = Literal["auto", "paper", "flat"]
 ALIGNMENT_BYTES = 512
-"""As PyTorch's CUDA allocator."""
+"""The alignment of PyTorch's CUDA allocator."""
 
 _PAPER_SHARE = 0.7
 """Share of the time that `auto` gives to the two levels."""
 
 _FEW = 1000
-"""Requests of sections that are opened rather than cut: level 2 takes them at once."""
+"""Up to this many requests, sections are opened, so that level 2 plans their requests, rather than cut."""
 _MAX_CROSSING = 6000
-"""Requests of level 2; with more it takes as long as everything at once."""
+"""The most requests of level 2; with more it takes as long as planning everything at once."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One problem that was solved on the way to a plan: what it is, for how many phases, of how many requests."""
+class SolvedProblem:
+    """One problem that was solved for a plan: its name, its number of phases and of blocks, and its solution."""
 
     name: str
     num_phases: int
@@ -55,10 +55,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Planning:
-    """A plan and how it came about."""
+    """A plan, and the problems that were solved for it."""
 
     plan: MemoryPlan
-    parts: tuple[Part, ...]
+    parts: tuple[SolvedProblem, ...]
 
 
 def plan_trace(
@@ -69,7 +69,7 @@ def plan_trace(
     time_limit_s: float = TIME_LIMIT_S,
     exact: Exact = "auto",
 ) -> MemoryPlan:
-    """`solve_trace`, the plan alone."""
+    """The plan that `solve_trace` finds."""
     return solve_trace(trace, planner, min_bytes, alignment_bytes, time_limit_s, exact).plan
 
 
@@ -84,12 +84,12 @@ def solve_trace(
     """Addresses for all requests of at least `min_bytes` that are freed within the iteration, checked.
 
     Args:
-        planner: "paper" plans in two levels, "flat" all at once. "auto" plans in two levels, and where that does not
-            meet the lower bound, with phases cut into sections, then all at once; it takes the lowest peak, and
-            `plan.planner` says which: "paper", "sections" or "flat".
+        planner: "paper" plans in two levels, "flat" all at once. "auto" plans in two levels and, if that does not meet
+            the lower bound, also with phases cut into sections and all at once; it takes the plan with the lowest
+            peak, and `plan.planner` is "paper", "sections" or "flat".
         time_limit_s: as in `solve`, for all problems together.
 
-    Raises TraceError for a trace that makes no sense, PlanError for options out of range.
+    Raises TraceError as `check_trace`, PlanError for options out of range.
     """
     if planner not in ("auto", "paper", "flat"):
         raise PlanError(f"planner is {planner!r}, but it must be 'auto', 'paper' or 'flat': give one of these")
@@ -108,35 +108,12 @@ def solve_trace(
 
 
 @dataclass(frozen=True)
-class LevelsCost:
-    """The same iteration planned in both ways."""
-
-    paper: MemoryPlan
-    flat: MemoryPlan
-
-    @property
-    def ratio(self) -> float:
-        """Peak in two levels by peak all at once; 1.01: two levels cost 1 %."""
-        return self.paper.arena_bytes / self.flat.arena_bytes if self.flat.arena_bytes else 1.0
-
-
-def two_levels_cost(
-    trace: Trace, min_bytes: int = MIB, alignment_bytes: int = ALIGNMENT_BYTES, time_limit_s: float = TIME_LIMIT_S
-) -> LevelsCost:
-    """What two levels cost over one, each with `time_limit_s`. Raises as `solve_trace`."""
-    paper, flat = (
-        plan_trace(trace, planner, min_bytes, alignment_bytes, time_limit_s) for planner in ("paper", "flat")
-    )
-    return LevelsCost(paper, flat)
-
-
-@dataclass(frozen=True)
 class _Iteration:
-    """What is to be planned, and until when by time.monotonic()."""
+    """The iteration to plan, the options, and the time.monotonic() at which planning must end."""
 
     trace: Trace
     requests: tuple[Request, ...]
-    """Those of at least min_bytes, in order."""
+    """The requests of at least min_bytes, in order."""
     min_bytes: int
     alignment_bytes: int
     exact: Exact
@@ -149,7 +126,7 @@ class _Iteration:
 
     @property
     def served(self) -> list[Request]:
-        """Those that get an address."""
+        """The requests that get an address."""
         return [request for request in self.requests if request.freed_in is not None]
 
     def problem(self, blocks: Iterable[Block]) -> Problem:
@@ -159,11 +136,11 @@ class _Iteration:
         return self.problem(Block(r.id, r.lower, r.upper, r.num_bytes) for r in self.served)
 
     def solve(self, problem: Problem, share: float = 1.0) -> Solution:
-        """With `share` of the time that is left."""
+        """Solve a problem in `share` of the time that is left."""
         return solve(problem, share * max(0.0, self.end_s - time.monotonic()), self.exact)
 
     def plan(self, planner: str, offsets: Mapping[int, int], arena_bytes: int, bound_bytes: int) -> MemoryPlan:
-        """`offsets`: address of each request that is served, by id. `_judged` corrects the proof."""
+        """A plan from `offsets`, the address of each served request by id. `_judged` corrects its proof."""
         by_phase: list[list[PlannedRequest]] = [[] for _ in self.trace.phases]
         made = [request.lower for request in self.requests]
         for request in self.requests:
@@ -207,15 +184,16 @@ def _whichever_is_better(iteration: _Iteration, time_limit_s: float) -> Planning
 
 @dataclass(frozen=True)
 class _Sections:
-    """Where the arenas of level 1 begin, in numbers of events; those that are open have none.
+    """Where the arenas of level 1 begin, in numbers of events; opened sections have no arena.
 
-    Sections are the phases at first. They are cut where a request begins or ends that crosses their border, because
-    beside it there is room that the arena of the whole phase would not use; or opened, all their requests in level 2.
+    At first the sections are the phases. A section is cut at the beginnings and ends of requests that cross its border,
+    because the memory of such a request is free for a part of the phase, which one arena for the whole phase could not
+    use. Or it is opened, so that level 2 plans all its requests.
     """
 
     starts: tuple[int, ...]
     opened: frozenset[int] = frozenset()
-    """By start."""
+    """The starts of the opened sections."""
     planner: str = "paper"
 
     @classmethod
@@ -227,7 +205,7 @@ class _Sections:
         return self.starts[bisect_right(self.starts, event) - 1]
 
     def split(self, iteration: _Iteration) -> tuple[dict[int, list[Request]], list[Request]]:
-        """Requests of level 1, by start of their section, and of level 2."""
+        """(requests of level 1 by the start of their section, requests of level 2)."""
         inner: dict[int, list[Request]] = defaultdict(list)
         crossing: list[Request] = []
         for request in iteration.served:
@@ -237,7 +215,7 @@ class _Sections:
         return inner, crossing
 
     def finer(self, iteration: _Iteration, bound_bytes: int) -> "_Sections":
-        """Sections that decide the peak are opened if they hold few requests, else cut; without any the same."""
+        """The sections that determine the peak are opened if they have few requests, else cut; others stay."""
         inner, crossing = self.split(iteration)
         deciding = _deciding(iteration, inner, crossing, bound_bytes)
         edges = {edge for request in crossing for edge in (request.lower, request.upper)}
@@ -250,7 +228,7 @@ class _Sections:
 def _deciding(
     iteration: _Iteration, inner: Mapping[int, list[Request]], crossing: Iterable[Request], bound_bytes: int
 ) -> frozenset[int]:
-    """Sections during which arenas and what crosses them come to more than is ever alive at once, by start."""
+    """Starts of the sections during which arenas and requests of level 2 together exceed `bound_bytes`."""
     changes = [(request.lower, request.num_bytes, -1) for request in crossing]
     changes += [(request.upper, -request.num_bytes, -1) for request in crossing]
     for start, found in inner.items():
@@ -260,7 +238,7 @@ def _deciding(
     deciding: set[int] = set()
     here: set[int] = set()
     live = 0
-    for _, change, start in sorted(changes):  # at one moment what ends goes first
+    for _, change, start in sorted(changes):  # at one moment ends come before beginnings
         live += change
         if start >= 0:
             (here.add if change > 0 else here.discard)(start)
@@ -273,7 +251,7 @@ def _all_at_once(iteration: _Iteration) -> Planning:
     solution = iteration.solve(iteration.flat_problem())
     offsets = {request.id: solution.offsets[request.id] for request in iteration.served}
     plan = iteration.plan("flat", offsets, solution.peak_bytes, solution.lower_bound_bytes)
-    return _judged(plan, (Part("all at once", len(plan.phases), len(offsets), solution),))
+    return _judged(plan, (SolvedProblem("all at once", len(plan.phases), len(offsets), solution),))
 
 
 def _blocks(found: Iterable[Request]) -> Iterable[Block]:
@@ -294,7 +272,8 @@ def _in_two_levels(iteration: _Iteration, sections: _Sections) -> Planning:
         offsets.update({request.id: begin + arenas[start].offsets[rank] for rank, request in enumerate(found)})
     bound_bytes = lower_bound_bytes(iteration.flat_problem())
     plan = iteration.plan(sections.planner, offsets, whole.peak_bytes, bound_bytes)
-    return _judged(plan, (*parts, Part("arenas and what crosses phases", len(plan.phases), len(blocks), whole)))
+    top = SolvedProblem("arenas and what crosses phases", len(plan.phases), len(blocks), whole)
+    return _judged(plan, (*parts, top))
 
 
 def _arena(start: int) -> str:
@@ -303,8 +282,9 @@ def _arena(start: int) -> str:
 
 def _solve_sections(
     iteration: _Iteration, inner: Mapping[int, list[Request]]
-) -> tuple[dict[int, Solution], tuple[Part, ...]]:
-    """For each section the addresses of its inner requests, by rank; sections that ask for the same share them."""
+) -> tuple[dict[int, Solution], tuple[SolvedProblem, ...]]:
+    """For each section the addresses of its inner requests, by their number; sections with the same requests share
+    them."""
     alike: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
     problems: dict[tuple[bytes, ...], Problem] = {}
     for start, found in inner.items():
@@ -314,15 +294,15 @@ def _solve_sections(
         alike[key].append(start)
     arenas, parts = {}, []
     for index, (key, starts) in enumerate(alike.items()):
-        solution = iteration.solve(problems[key], share=1 / (len(alike) - index + 1))  # one share is for level 2
+        solution = iteration.solve(problems[key], share=1 / (len(alike) - index + 1))  # level 2 gets the last share
         arenas.update(dict.fromkeys(starts, solution))
         kind = iteration.trace.phases[inner[starts[0]][0].phase].kind
-        parts.append(Part(kind, len(starts), len(problems[key].blocks), solution))
+        parts.append(SolvedProblem(kind, len(starts), len(problems[key].blocks), solution))
     return arenas, tuple(parts)
 
 
-def _judged(plan: MemoryPlan, parts: tuple[Part, ...]) -> Planning:
-    """The plan, called optimal if it meets its bound, or else timed out if a part was."""
+def _judged(plan: MemoryPlan, parts: tuple[SolvedProblem, ...]) -> Planning:
+    """The plan with its proof: optimal if it meets its bound, else timed out if one of its problems was."""
     if plan.arena_bytes == plan.lower_bound_bytes:
         return Planning(replace(plan, proof="optimal"), parts)
     is_cut_short = any(part.solution.proof == "timed out" for part in parts)

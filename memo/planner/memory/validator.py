@@ -8,13 +8,13 @@ from memo.planner.memory.dsa import Block, BlockId, Problem, Solution
 
 
 class LiveBlocks:
-    """The blocks alive at one moment, by address; no two overlap, so that a new one can meet only its neighbours."""
+    """The blocks alive at one moment, by address; as no two overlap, a new one can only overlap its neighbours."""
 
     def __init__(self) -> None:
         self._blocks: list[tuple[int, int, str]] = []
 
     def add(self, name: str, begin: int, num_bytes: int) -> None:
-        """Raises PlanError, naming both, when a live block lies in [begin, begin + num_bytes)."""
+        """Raises PlanError, naming both blocks, if a live block overlaps [begin, begin + num_bytes)."""
         at = bisect_left(self._blocks, (begin,))
         for other_begin, other_end, other in self._blocks[max(0, at - 1) : at + 1]:
             if begin < other_end and other_begin < begin + num_bytes:
@@ -29,8 +29,8 @@ class LiveBlocks:
 
 
 def validate(problem: Problem, solution: Solution) -> None:
-    """Raises PlanError for blocks that are missing, unknown, unaligned, below 0, above the capacity or overlapping,
-    and for a peak, bound or proof that is not theirs."""
+    """Raises PlanError for blocks that are missing, unknown, unaligned, below 0, above the capacity or overlapping, and
+    for a wrong peak, bound or proof."""
     check_offsets(problem, solution.offsets)
     ends = [solution.offsets[block.id] + problem.aligned_bytes(block) for block in problem.blocks]
     if solution.peak_bytes != max(ends, default=0):
