@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from memo.estimate.program.products import Linear, Product
+from memo.estimate.program.products import LinearProducts, Product
 from memo.profiler import product_scratch
 from memo.profiler.product_scratch import scratch_on_this_cpu
 
 PRODUCTS = [
-    Linear(16, 24, bias=True).forward(40),
-    Linear(16, 24).forward(40),
-    Linear(16, 24).input_gradient(40),
-    Linear(16, 24).weight_gradient(40),
+    LinearProducts(16, 24, bias=True).forward(40),
+    LinearProducts(16, 24).forward(40),
+    LinearProducts(16, 24).input_gradient(40),
+    LinearProducts(16, 24).weight_gradient(40),
 ]
 
 
@@ -51,4 +51,4 @@ def test_a_profiler_of_the_user_changes_nothing_and_goes_on(dtype: torch.dtype) 
 def test_what_memory_does_not_suffice_for_is_not_counted() -> None:
     """The run itself says that it is out of memory, and where."""
     side = 1 << 24  # a weight of 2^50 bytes
-    assert scratch_on_this_cpu(torch.float32)(Linear(side, side).forward(8)) == 0
+    assert scratch_on_this_cpu(torch.float32)(LinearProducts(side, side).forward(8)) == 0
