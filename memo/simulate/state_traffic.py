@@ -1,23 +1,17 @@
-"""How often the state plan of a stage copies, gathers and reduces in one step.
+"""How often the state plan of a stage copies, gathers and reduces in one step."""
 
-A plan repeats itself from microbatch to microbatch once a pipeline is full, so a search counts on a shortened one:
-
-    microbatches    | fill | .. | period | period | period | drain |
-    counted         | fill | .. | period |                 | drain |    and what one period more adds, twice
-"""
-
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from memo.planner.state_plan import StatePlan, placed_state_plan
 from memo.spec.layer_ops import stage_ops
 from memo.spec.placement import StatePlacement
 from memo.spec.schedule import Pipeline
-from memo.spec.steady import repeats_after
+from memo.spec.steady import of_all_microbatches, repeats_after
 
 
-@dataclass(frozen=True)
-class StateTraffic:
+class StateTraffic(NamedTuple):
     """Layers that are moved in one step of a stage.
 
     Attributes:
@@ -36,23 +30,12 @@ class StateTraffic:
     shards_out: int = 0
     shards_in: int = 0
 
-    def extended(self, shorter: "StateTraffic", periods: int) -> "StateTraffic":
-        """With `periods` more of what this step has beyond a shorter one."""
-        pairs = zip(astuple(self), astuple(shorter), strict=True)
-        return StateTraffic(*(count + periods * (count - less) for count, less in pairs))
-
 
 def state_traffic(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
     """Of a stage whose layers have the places of `placement`."""
     placement = replace(placement, weight_copy=True)  # where weights come from changes no count
-    period = repeats_after(pipeline)
-    least = pipeline.stages + 1 + period
-    periods = max(0, pipeline.microbatches - least) // period
-    short = replace(pipeline, microbatches=pipeline.microbatches - periods * period)
-    found = _counted(short, stage, placement)
-    if not periods:
-        return found
-    return found.extended(_counted(replace(short, microbatches=short.microbatches - period), stage, placement), periods)
+    least = pipeline.stages + 1 + repeats_after(pipeline)
+    return StateTraffic(*of_all_microbatches(pipeline, least, lambda short: _counted(short, stage, placement)))
 
 
 @lru_cache(maxsize=1024)

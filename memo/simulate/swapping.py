@@ -1,6 +1,6 @@
 """Which share of the activations a simulated run moves, and what its layers and copies take then."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from memo.simulate.streams import LayerTimes
 from memo.spec.layer_ops import stage_ops
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import whole_tiles
-from memo.spec.steady import repeats_after, shortened
+from memo.spec.steady import of_all_microbatches, shortened, steady_microbatches
 
 
 def stage_plan(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:
@@ -33,15 +33,14 @@ def steady_plan(short: Pipeline, stage: int, num_layers: int) -> SwapPlan:
     return stage_plan(short, stage, num_layers)
 
 
-def _of_all(pipeline: Pipeline, stage: int, num_layers: int, count: Callable[[SwapPlan], int]) -> int:
-    """A count of a stage's plan over all microbatches, from those that the steady phase takes to show."""
-    short, period = shortened(pipeline), repeats_after(pipeline)
-    found = count(steady_plan(short, stage, num_layers))
-    missing = pipeline.microbatches - short.microbatches
-    if not missing:
-        return found
-    fewer = replace(short, microbatches=short.microbatches - period)
-    return found + missing * (found - count(steady_plan(fewer, stage, num_layers))) // period
+def moves_and_records(pipeline: Pipeline, stage: int, num_layers: int) -> tuple[int, ...]:
+    """The number of offloads and of host records in a stage's plan over all microbatches."""
+
+    def count(short: Pipeline) -> tuple[int, int]:
+        plan = steady_plan(short, stage, num_layers)
+        return plan.num_offloads, plan.num_records
+
+    return of_all_microbatches(pipeline, steady_microbatches(pipeline), count)
 
 
 def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> ActivationLimits:
@@ -67,12 +66,13 @@ def modelled_problem(
         layer: of `memo.simulate.layer.swapped_layer`.
     """
     pipeline, num_layers = pipeline_of(config, world_size), config.model.num_layers
+    num_moves, num_records = moves_and_records(pipeline, 0, num_layers)
     return swap_problem(
         replace(config, hardware=replace(config.hardware, device=hardware.device)),
         world_size,
         num_slots=steady_plan(shortened(pipeline), 0, num_layers).num_slots,
-        num_moves=_of_all(pipeline, 0, num_layers, lambda plan: plan.num_offloads),
-        num_records=_of_all(pipeline, 0, num_layers, lambda plan: plan.num_records),
+        num_moves=num_moves,
+        num_records=num_records,
         forward_s=layer.forward.total_s,
         backward_s=layer.backward.total_s,
         recompute_s={name: cost.total_s for name, cost in layer.recompute.items()},
@@ -129,7 +129,7 @@ def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware
 
 def copies_s(pipeline: Pipeline, stage: int, num_layers: int, times: LayerTimes) -> float:
     """Seconds that the copies of activations take on a stage, both directions."""
-    num_moves = _of_all(pipeline, stage, num_layers, lambda plan: plan.num_offloads)
+    num_moves, _ = moves_and_records(pipeline, stage, num_layers)
     return num_moves * (times.offload_s + times.prefetch_s)
 
 

@@ -1,5 +1,6 @@
 """The steady phase of a pipeline: more microbatches only repeat it, so a shortened pipeline answers for all of them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from memo.spec.clock import Clock, program
@@ -20,6 +21,30 @@ def shortened(pipeline: Pipeline) -> Pipeline:
 def repeats_after(pipeline: Pipeline) -> int:
     """Microbatches of one period of the steady phase: their layer operations come in the same order again."""
     return pipeline.stages if pipeline.chunks > 1 else 1
+
+
+def of_all_microbatches(
+    pipeline: Pipeline, least: int, count: Callable[[Pipeline], tuple[int, ...]]
+) -> tuple[int, ...]:
+    """What `count` says of a pipeline, when it is asked of shortened ones alone.
+
+    Each period of the steady phase adds the same to every count, so two pipelines tell what all of them add:
+
+        microbatches    | fill | .. | period | period | period | drain |
+        counted         | fill | .. | period |                 | drain |    and what one period more adds, twice
+
+    Args:
+        least: microbatches that a shortened pipeline has at least, where the pipeline has as many; one of a period
+            less is asked of too, and has to show the same steady phase.
+    """
+    period = repeats_after(pipeline)
+    periods = max(0, pipeline.microbatches - least) // period
+    short = replace(pipeline, microbatches=pipeline.microbatches - periods * period)
+    found = count(short)
+    if not periods:
+        return found
+    fewer = count(replace(short, microbatches=short.microbatches - period))
+    return tuple(number + periods * (number - less) for number, less in zip(found, fewer, strict=True))
 
 
 def steady_period_s(pipeline: Pipeline, clock: Clock, skip: int = 0) -> float:

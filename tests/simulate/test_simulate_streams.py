@@ -5,6 +5,7 @@ import pytest
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.planner.swap_validator import validate
 from memo.simulate.streams import LayerTimes, StageStreams
+from memo.simulate.swapping import moves_and_records, stage_plan
 from memo.spec.layer_ops import LayerOp, layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
 
@@ -54,3 +55,21 @@ def test_a_prefetch_waits_until_its_record_is_written() -> None:
         copies += [(copy.row, copy.start_s, copy.end_s) for copy in issued]
     assert copies == [("offload", 1.0, 6.0), ("prefetch", 6.0, 6.5)]
     assert starts_s == [0.0, 1.0, 2.0, 6.5]
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        Pipeline(1, 1, 9),
+        Pipeline(3, 1, 20),
+        Pipeline(4, 1, 7),
+        Pipeline(4, 3, 36),
+        Pipeline(1, 4, 16, breadth_first=True),
+    ],
+    ids=str,
+)
+def test_moves_of_all_microbatches_follow_from_few(pipeline: Pipeline) -> None:
+    num_layers = 2 * pipeline.stages * pipeline.chunks // (2 if pipeline.breadth_first else 1)
+    for stage in range(pipeline.stages):
+        plan = stage_plan(pipeline, stage, num_layers)
+        assert moves_and_records(pipeline, stage, num_layers) == (plan.num_offloads, plan.num_records)
