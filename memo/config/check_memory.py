@@ -8,7 +8,7 @@ from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
 
 _OF_SWAPPING = ("offload_alpha", "offload_policy", "offload_tiles", "layer_profile")
-_OF_ALL_COPIES = ("offload_host_memory_gb", "offload_backend", "offload_check_races")
+_OF_ALL_COPIES = ("offload_host_memory_gib", "offload_backend", "offload_check_races")
 """Read by what moves activations and by what moves states."""
 
 

@@ -1,7 +1,9 @@
 """Where activations live between forward and backward."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 OffloadAlpha = Literal["off", "auto"] | float
 OffloadPolicy = Literal["auto", "paper"]
@@ -21,7 +23,7 @@ class MemoryConfig:
     recompute-granularity, which turns auto off."""
     offload_policy: OffloadPolicy = "auto"
     """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
-    offload_host_memory_gb: float | None = None
+    offload_host_memory_gib: Annotated[float | None, arg(aliases=["--offload-host-memory-gb"])] = None
     """GiB of host memory of one node for activations and states, shared by its ranks, states first; never more than
     is free, and nine tenths of that by default."""
     offload_backend: OffloadBackend = "auto"
@@ -51,7 +53,7 @@ class MemoryConfig:
     offload_weight_copy: bool = True
     """Stream weights from a copy in --params-dtype in host memory; without it from the masters: 2 bytes a parameter
     less in host memory, twice the bytes over the link."""
-    device_memory_gb: float | None = None
+    device_memory_gib: Annotated[float | None, arg(aliases=["--device-memory-gb"])] = None
     """GiB of the device that a rank may use; default: what is free. The states of a run that may use less are placed
     under it, or it is refused."""
     recompute_granularity: RecomputeGranularity = "none"

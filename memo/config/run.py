@@ -137,8 +137,10 @@ SHORT_NAMES = {
     "mbs": "micro_batch_size",
     "gbs": "global_batch_size",
     "dtype": "params_dtype",
+    "offload_host_memory_gb": "offload_host_memory_gib",
+    "device_memory_gb": "device_memory_gib",
 }
-"""The short form of each flag, for Python keywords and TOML keys as well."""
+"""The short form of each flag, or an earlier name of it, for Python keywords and TOML keys as well."""
 
 
 def canonical_name(name: str) -> str:

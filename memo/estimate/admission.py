@@ -3,7 +3,7 @@
 The estimates have errors (see memo.estimate.own_memory and memo.estimate.time): a run near the limit may be admitted
 and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with
 all activations on the device or with as few as possible. On a CPU, device and host share one memory. There
---device-memory-gb limits what torch allocates, which is counted to the byte (memo.estimate.program), except for the
+--device-memory-gib limits what torch allocates, which is counted to the byte (memo.estimate.program), except for the
 scratch memory of matrix products in bf16 and fp16, which depends on the CPU.
 """
 
@@ -123,8 +123,8 @@ class _Machine:
 
 
 def _cap(config: RunConfig, *, is_device: bool) -> int | None:
-    """--device-memory-gb in bytes if it applies, else None: to a GPU (`is_device`), or to torch's memory on a CPU."""
-    given = config.memory.device_memory_gb
+    """--device-memory-gib in bytes if it applies, else None: to a GPU (`is_device`), or to torch's memory on a CPU."""
+    given = config.memory.device_memory_gib
     return None if given is None or is_device != (config.hardware.device == "cuda") else int(given * GIB)
 
 
@@ -135,7 +135,7 @@ def _check_cap(config: RunConfig, machine: _Machine) -> None:
     needed = worst_device_bytes(config, machine.world_size)
     if needed > cap:
         raise ResourceError(
-            f"--device-memory-gb {config.memory.device_memory_gb:g} is too little: a rank takes "
+            f"--device-memory-gib {config.memory.device_memory_gib:g} is too little: a rank takes "
             f"{format_bytes(needed)} ({needed} bytes) of its device, {cap} bytes are allowed: "
             + _states_remedy(config, machine)
             + f"give {needed / GIB:.3f} GiB, use a smaller --seq-length, or choose a smaller --model"
@@ -151,7 +151,7 @@ def _check_host(config: RunConfig, machine: _Machine) -> None:
             f"--offload-states {config.memory.offload_states} takes {format_bytes(needed)} of host memory on a node of "
             f"{machine.host_ranks} ranks, {format_bytes(machine.host_bytes)} are available: "
             f"{_states_remedy(config, machine)}"
-            "raise --offload-host-memory-gb if the node has more, or use more nodes"
+            "raise --offload-host-memory-gib if the node has more, or use more nodes"
         )
 
 

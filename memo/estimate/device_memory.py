@@ -1,4 +1,4 @@
-"""Device memory of one rank of memo as --device-memory-gb limits it (memo.estimate.own_memory).
+"""Device memory of one rank of memo as --device-memory-gib limits it (memo.estimate.own_memory).
 
 On a GPU this includes what torch does not see. On a CPU it is what torch's allocator is asked for. The process, host
 records and the states in the host arena are not part of that, and the scratch memory of matrix products in bf16 and

@@ -13,7 +13,7 @@ def node_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
     """Host memory that activations and states of all ranks of a node may take if `free_bytes` of it are free.
 
     Args:
-        limit_gib: --offload-host-memory-gb; None for as much as surely fits.
+        limit_gib: --offload-host-memory-gib; None for as much as surely fits.
     """
     return int(free_bytes * HOST_FITS_SHARE if limit_gib is None else min(free_bytes, limit_gib * GIB))
 

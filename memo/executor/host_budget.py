@@ -56,7 +56,7 @@ class HostBudget:
     Attributes:
         granted_bytes: for states and activations together.
         source: a text for messages that says where the number comes from.
-        is_limited: whether --offload-host-memory-gb limits it, and not the free memory.
+        is_limited: whether --offload-host-memory-gib limits it, and not the free memory.
         drawn_bytes: the part of it that has been allocated.
     """
 
@@ -100,14 +100,14 @@ def settle(config: RunConfig, mesh: Mesh, device: torch.device) -> HostBudget:
     gathered = all_gather(torch.tensor([mine], device=device), None if mesh.is_alone else mesh.world)
     claims = [Claim(*row) for row in gathered.tolist()]
     neighbours = [claim for claim in claims if claim.node == mine.node]
-    return budget_of(mine, neighbours, config.memory.offload_host_memory_gb)
+    return budget_of(mine, neighbours, config.memory.offload_host_memory_gib)
 
 
 def budget_of(mine: Claim, node: Sequence[Claim], limit_gib: float | None = None) -> HostBudget:
     """The budget of the rank with the claim `mine`, which is one of the claims in `node`.
 
     Args:
-        limit_gib: --offload-host-memory-gb, GiB for the whole node; None: limited by the free memory alone.
+        limit_gib: --offload-host-memory-gib, GiB for the whole node; None: limited by the free memory alone.
     """
     free_bytes = max(0, min(claim.free_bytes for claim in node) - sum(claim.device_bytes for claim in node))
     budget_bytes = node_budget_bytes(free_bytes, limit_gib)
@@ -117,7 +117,7 @@ def budget_of(mine: Claim, node: Sequence[Claim], limit_gib: float | None = None
     beside = " beside the model" if mine.device_bytes else ""
     source = f"{format_bytes(budget_bytes)}, as {format_bytes(free_bytes)} of this node are free{beside}"
     if is_limited:
-        source = f"--offload-host-memory-gb {limit_gib:g}"
+        source = f"--offload-host-memory-gib {limit_gib:g}"
     ranks = "1 rank" if len(node) == 1 else f"{len(node)} ranks"
     return HostBudget(granted_bytes, f"{source}, for {ranks} of this node", is_limited)
 

@@ -125,7 +125,7 @@ def _no_host_memory(num_records: int, always_bytes: float, host_bytes: float) ->
     return HostMemoryError(
         f"{Limit.HOST}: even at alpha = 0 a rank keeps {num_records} records x {format_bytes(always_bytes)} = "
         f"{format_bytes(num_records * always_bytes)} there, available are {format_bytes(host_bytes)}: raise "
-        "--offload-host-memory-gb, use a smaller --seq-length or more --tp, --cp or --pp, or --offload-alpha off"
+        "--offload-host-memory-gib, use a smaller --seq-length or more --tp, --cp or --pp, or --offload-alpha off"
     )
 
 

@@ -106,7 +106,7 @@ def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) ->
     axes = ",".join(f"{axis}={getattr(grid, axis)}" for axis in ("tp", "cp", "pp", "dp"))
     plain = TrainingConfig()
     quiet = dataclasses.replace(training, **{name: getattr(plain, name) for name in _EVALUATION})
-    limit_gib = memory.offload_host_memory_gb
+    limit_gib = memory.offload_host_memory_gib
     return dataclasses.replace(
         config, checkpoint=CheckpointConfig(), logging=LoggingConfig(progress=False), training=quiet
     ).override(
@@ -118,7 +118,7 @@ def as_one_rank(config: RunConfig, gpus: int, rank: int, ranks_per_node: int) ->
             "profile_cache": "off",  # the cache is for times that were measured on a GPU
             "distributed_timeout_minutes": MOST_MINUTES,
             **stand_ins(config),
-            "offload_host_memory_gb": None if limit_gib is None else limit_gib / ranks_per_node,
+            "offload_host_memory_gib": None if limit_gib is None else limit_gib / ranks_per_node,
         }
     )
 

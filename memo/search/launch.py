@@ -30,7 +30,7 @@ def run_of(question: Question, choice: Choice, data_path: str | None = None) -> 
     memory, training = config.memory, config.training
     moves_states = choice.strategy.placement is not None and choice.strategy.placement.optimizer > 0
     if (choice.strategy.swaps or moves_states) and question.host_is_given:
-        memory = replace(memory, offload_host_memory_gb=HOST_FITS_SHARE * question.host_memory_gib)
+        memory = replace(memory, offload_host_memory_gib=HOST_FITS_SHARE * question.host_memory_gib)
     minutes = math.ceil(STEP_MINUTES_MARGIN * choice.step.step_time_s / 60)
     config = replace(
         config,

@@ -80,7 +80,7 @@ def resolve_states(
 
     Args:
         config: checked, its device resolved.
-        device_bytes: what one rank may take of its device in all: the lesser of what is free and --device-memory-gb.
+        device_bytes: what one rank may take of its device in all: the lesser of what is free and --device-memory-gib.
         host_bytes: what activations and states of all ranks of one node may take of host memory.
         local_ranks: ranks of a node; default: as many as the machine has devices.
 
@@ -94,8 +94,8 @@ def resolve_states(
     if found is None:
         raise ResourceError(
             f"--offload-states auto finds no placement that fits: {shortage(costs)}: use a smaller --seq-length or "
-            "--model, spread the run over more devices with --tp, --cp and --pp, or allow more with --device-memory-gb "
-            "and --offload-host-memory-gb"
+            "--model, spread the run over more devices with --tp, --cp and --pp, or allow more with "
+            "--device-memory-gib and --offload-host-memory-gib"
         )
     return with_placement(config, found.placement)
 

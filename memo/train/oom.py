@@ -173,7 +173,9 @@ def advice(config: RunConfig, shortage: Shortage, moves: bool) -> list[str]:
 def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> list[str]:
     memory = config.memory
     if moves and grown == "host_records":
-        return [f"--offload-host-memory-gb below {memory.offload_host_memory_gb or 'what is free'}, so that less moves"]
+        return [
+            f"--offload-host-memory-gib below {memory.offload_host_memory_gib or 'what is free'}, so that less moves"
+        ]
     if moves:
         alpha = memory.offload_alpha
         if alpha == 0.0:

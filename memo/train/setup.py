@@ -218,11 +218,11 @@ def _place_states(config: RunConfig, world_size: int, device: torch.device) -> R
     if device.type == "cuda":
         machine = gpu_name(device)
         device_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    if config.memory.device_memory_gb is not None:
-        device_bytes = min(device_bytes, int(config.memory.device_memory_gb * GIB))
+    if config.memory.device_memory_gib is not None:
+        device_bytes = min(device_bytes, int(config.memory.device_memory_gib * GIB))
     hardware = nearest_hardware(machine, total_bytes / GIB)
     local_ranks = local_world_size_from_env()
-    host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gb)
+    host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
     return resolve_states(config, world_size, device_bytes, host_bytes, hardware, local_ranks=local_ranks)
 
 
@@ -253,7 +253,7 @@ def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakF
         available_bytes, total_bytes, local_ranks = available_host_bytes(), total_host_bytes(), node_ranks
     host_bytes = None
     if config.memory.offloads_states:
-        host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gb)
+        host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
     try:
         admit(
             config,

@@ -98,7 +98,7 @@ def test_times_are_told_and_kept_even_where_no_plan_is_possible(
 ) -> None:
     out = tmp_path / "profile.json"
     with pytest.raises(SystemExit) as refused:
-        profile(f"--offload-alpha 0.5 --offload-host-memory-gb 1e-9 --profile-cache off --out {out}")
+        profile(f"--offload-alpha 0.5 --offload-host-memory-gib 1e-9 --profile-cache off --out {out}")
     assert refused.value.code == 2
     captured = capsys.readouterr()
     assert "recompute fc1" in captured.out and LayerProfile.load(out).forward_s > 0

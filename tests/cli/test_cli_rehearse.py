@@ -138,7 +138,7 @@ def test_one_rank_of_each_stage_that_differs(stage: Stage) -> None:
 
 
 def test_the_rank_keeps_nothing_and_has_its_part_of_the_node(stage: Stage) -> None:
-    flags = f"{SMALL} --tp 2 --save runs/a --save-interval 5 --log-jsonl a.jsonl --offload-host-memory-gb 64"
+    flags = f"{SMALL} --tp 2 --save runs/a --save-interval 5 --log-jsonl a.jsonl --offload-host-memory-gib 64"
     flags += " --eval-interval 5 --eval-data-path data/e --data-path data/d --gpu-memory-gib 40 --host-memory-gib 100"
     flags += " --kernels triton --attention-backend te --max-step-minutes 7"
     assert main(["rehearse", *flags.split()]) == 0
@@ -148,7 +148,7 @@ def test_the_rank_keeps_nothing_and_has_its_part_of_the_node(stage: Stage) -> No
         plain.logging, progress=False
     )
     assert (config.training.eval_interval, config.data.eval_data_path, config.data.data_path) == (0, None, "data/d")
-    assert (config.memory.offload_host_memory_gb, config.memory.profile_cache) == (8, "off")
+    assert (config.memory.offload_host_memory_gib, config.memory.profile_cache) == (8, "off")
     assert (config.hardware.kernels, config.hardware.attention_backend) == ("torch", "flash")
     assert config.parallel.simulate_world == "tp=2,cp=1,pp=1,dp=4" and config.training.max_step_minutes == 7
     assert (device.memory_gib, device.host_memory_gib) == (pytest.approx(40 * 0.985), 12.5)

@@ -36,6 +36,12 @@ def test_defaults_below_preset_below_toml_below_flags(tmp_path: Path) -> None:
     assert config.training == RunConfig().training
 
 
+def test_flags_and_keys_that_said_gb_and_meant_gib_still_work(tmp_path: Path) -> None:
+    path = toml(tmp_path, "[memory]\noffload_host_memory_gb = 64.0\n")
+    memory = parse_run(["--config", str(path), "--device-memory-gb", "40"], prog="memo train").memory
+    assert (memory.offload_host_memory_gib, memory.device_memory_gib) == (64.0, 40.0)
+
+
 def test_preset_named_in_toml_yields_to_the_flag(tmp_path: Path) -> None:
     path = toml(tmp_path, 'model = "gpt-7b"\nseq-length = 64\n')
     assert parse_run(["--config", str(path)], prog="memo train").model == preset("gpt-7b")

@@ -25,8 +25,8 @@ WRONG = [
         ("--recompute-granularity selective", "--offload-alpha 0.0"),
     ),
     ("--offload-alpha 1 --offload-tiles 0", ("--offload-tiles is 0", "above 0", "default 8")),
-    ("--offload-alpha 1 --offload-host-memory-gb 0", ("--offload-host-memory-gb is 0.0", "above 0")),
-    ("--offload-alpha 1 --offload-host-memory-gb nan", ("--offload-host-memory-gb is nan", "finite")),
+    ("--offload-alpha 1 --offload-host-memory-gib 0", ("--offload-host-memory-gib is 0.0", "above 0")),
+    ("--offload-alpha 1 --offload-host-memory-gib nan", ("--offload-host-memory-gib is nan", "finite")),
     (
         "--offload-alpha 0.5 --seq-length 1004",
         ("--seq-length 1004", "--tp 1 x --offload-tiles 8 = 8", "1000 or 1008", "smaller --offload-tiles"),
@@ -47,7 +47,7 @@ WRONG = [
     ("--offload-alpha auto --offload-check-races --device cuda", ("--offload-check-races", "--device cuda")),
     ("--offload-alpha off --offload-tiles 4", ("--offload-tiles 4", "--offload-alpha off", "--offload-alpha auto")),
     ("--offload-alpha off --offload-policy paper", ("--offload-policy paper", "--offload-alpha off", "ignores")),
-    ("--offload-alpha off --offload-host-memory-gb 4", ("--offload-host-memory-gb 4.0", "--offload-alpha off")),
+    ("--offload-alpha off --offload-host-memory-gib 4", ("--offload-host-memory-gib 4.0", "--offload-alpha off")),
     ("--offload-alpha off --offload-backend threads", ("--offload-backend threads", "--offload-alpha off")),
     (
         "--recompute-granularity full --layer-profile p.json",
@@ -79,7 +79,7 @@ RIGHT = [
     "--offload-alpha off --profile-cache cache",
     "--layer-profile p.json --profile-cache off",
     "--offload-alpha auto --offload-backend cuda --device cuda",
-    "--offload-alpha auto --offload-backend threads --device cpu --offload-host-memory-gb 0.5",
+    "--offload-alpha auto --offload-backend threads --device cpu --offload-host-memory-gib 0.5",
     "--memory-planner-min-bytes 64",
     "--memory-planner-min-bytes 64 --device cuda",
     "--memory-planner-min-bytes 64 --device cpu --memory-planner flat",

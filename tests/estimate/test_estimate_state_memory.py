@@ -151,12 +151,12 @@ def test_a_cap_on_the_device_is_refused_with_the_bytes_and_what_fits_is_named() 
     assert streamed < resident / 3
     cap = streamed / GIB * 1.001
     with pytest.raises(ResourceError) as refused:
-        admit(config.override({"device_memory_gb": cap}), 1, 64 * GIB, 1e12, 1)
+        admit(config.override({"device_memory_gib": cap}), 1, 64 * GIB, 1e12, 1)
     assert f"({resident} bytes) of its device, {int(cap * GIB)} bytes are allowed" in str(refused.value)
     assert "use --offload-states auto" in str(refused.value)
-    admit(config.override({"device_memory_gb": cap, "offload_states": "all"}), 1, 64 * GIB, 1e12, 1)
+    admit(config.override({"device_memory_gib": cap, "offload_states": "all"}), 1, 64 * GIB, 1e12, 1)
     with pytest.raises(ResourceError) as refused:
-        admit(config.override({"device_memory_gb": cap / 2}), 1, 64 * GIB, 1e12, 1)
+        admit(config.override({"device_memory_gib": cap / 2}), 1, 64 * GIB, 1e12, 1)
     assert "--offload-states auto" not in str(refused.value)
 
 
@@ -165,7 +165,7 @@ def test_the_arena_of_a_node_is_checked() -> None:
     needed = node_host_bytes(config, 8, 8, None)
     admit(config, 8, 64 * GIB, 1e12, 8, host_bytes=needed, host_ranks=8)
     with pytest.raises(
-        ResourceError, match=r"--offload-states all takes .* of 8 ranks.*raise --offload-host-memory-gb"
+        ResourceError, match=r"--offload-states all takes .* of 8 ranks.*raise --offload-host-memory-gib"
     ):
         admit(config, 8, 64 * GIB, 1e12, 8, host_bytes=needed - 1, host_ranks=8)
 

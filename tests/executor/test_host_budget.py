@@ -102,7 +102,7 @@ def test_states_beyond_the_node_are_refused_with_every_number() -> None:
     )
     limited = budget_of(claims[0], claims, 80)
     with pytest.raises(
-        HostMemoryError, match=r"40\.00 GiB, its part of --offload-host-memory-gb 80, .*: raise that flag, "
+        HostMemoryError, match=r"40\.00 GiB, its part of --offload-host-memory-gib 80, .*: raise that flag, "
     ):
         limited.draw("states", 60 * GIB)
 

@@ -74,14 +74,14 @@ def test_the_arena_touches_its_pages_itself() -> None:
 
 
 def test_pools_draw_on_one_budget_until_it_is_spent() -> None:
-    budget = HostBudget(2 * GIB, "--offload-host-memory-gb 4, for 2 ranks of this node", is_limited=True)
+    budget = HostBudget(2 * GIB, "--offload-host-memory-gib 4, for 2 ranks of this node", is_limited=True)
     HostPool(1, GIB // 256, CPU, budget, "states")
     HostPool(2, GIB // 512, CPU, budget)
     with pytest.raises(HostMemoryError) as raised:
         HostPool(3, GIB, CPU, budget)
     assert str(raised.value) == (
         "activations in host memory need 3.00 GiB = 3 records x 1.00 GiB, but this rank may take 1.99 GiB besides "
-        "8.00 MiB that it has taken, its part of --offload-host-memory-gb 4, for 2 ranks of this node: raise that "
+        "8.00 MiB that it has taken, its part of --offload-host-memory-gib 4, for 2 ranks of this node: raise that "
         "flag, lower --offload-alpha, or use more pipeline stages or nodes"
     )
     assert isinstance(raised.value, ResourceError)

@@ -111,7 +111,7 @@ def test_without_host_memory_the_message_names_need_and_remedy() -> None:
     with pytest.raises(HostMemoryError) as caught:
         solve(replace(PROBLEM, host_bytes=0))
     message = str(caught.value)
-    for part in ("host memory", "6 records x 2.00 GiB = 12.00 GiB", "available are 0 B", "--offload-host-memory-gb"):
+    for part in ("host memory", "6 records x 2.00 GiB = 12.00 GiB", "available are 0 B", "--offload-host-memory-gib"):
         assert part in message
     assert isinstance(caught.value, ResourceError)
     with pytest.raises(HostMemoryError):

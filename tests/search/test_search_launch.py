@@ -30,13 +30,13 @@ def test_the_file_is_the_run(strategy: object, tmp_path: Path) -> None:
     assert replace(read.parallel) == config_of(question, choice.layout).parallel
     assert (read.data.seq_length, read.data.data_path, read.training.global_batch_size) == (1 << 17, "data/mine", 16)
     swaps = choice.strategy.swaps
-    assert read.memory.offload_host_memory_gb == (900.0 if swaps else None)
+    assert read.memory.offload_host_memory_gib == (900.0 if swaps else None)
     assert f"MFU {choice.step.mfu_percent:.1f} %" in path.read_text()
 
 
 def test_host_memory_is_free_where_nobody_bounds_it() -> None:
     question = ask("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16)
-    assert run_of(question, evaluate(question, Layout(4, 2), AUTO)).memory.offload_host_memory_gb is None
+    assert run_of(question, evaluate(question, Layout(4, 2), AUTO)).memory.offload_host_memory_gib is None
 
 
 def test_steps_of_hours_are_admitted() -> None:

@@ -98,7 +98,7 @@ def test_no_coarse_placement_is_much_faster(world_size: int, values: dict[str, A
 def test_what_binds_is_named() -> None:
     with pytest.raises(ResourceError, match=r"host memory binds: with the states of .* which has 20\.00 GiB"):
         resolved(16, host_gib=20)
-    with pytest.raises(ResourceError, match=r"device memory binds: .*--device-memory-gb"):
+    with pytest.raises(ResourceError, match=r"device memory binds: .*--device-memory-gib"):
         resolved(2)
 
 

@@ -135,7 +135,7 @@ def problem_for(run: RunConfig, ranks: int, hardware: Hardware) -> SwapProblem:
 
 
 def test_a_limit_of_host_memory_is_capped_by_the_node() -> None:
-    """As in training, where eight ranks share --offload-host-memory-gb, or nine tenths of what is free."""
+    """As in training, where eight ranks share --offload-host-memory-gib, or nine tenths of what is free."""
     most = A800.host_memory_bytes // 8
     for limit_gib, allowed in (
         (None, int(0.9 * A800.host_memory_bytes) // 8),
@@ -143,7 +143,7 @@ def test_a_limit_of_host_memory_is_capped_by_the_node() -> None:
         (A800.host_memory_gib, most),
         (1000 * A800.host_memory_gib, most),
     ):
-        run = checked(8, tp=8, offload_alpha="auto", offload_host_memory_gb=limit_gib)
+        run = checked(8, tp=8, offload_alpha="auto", offload_host_memory_gib=limit_gib)
         assert problem_for(run, 8, A800).host_bytes == allowed
         placed = replace(run, memory=replace(run.memory, offload_states="all"))
         states = state_bytes(placed, 8, 0).host

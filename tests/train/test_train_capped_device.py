@@ -25,7 +25,7 @@ def configuration(**changes: Any) -> RunConfig:
 
 
 CAP_BYTES = program_memory(configuration(), 1, 0).states.device // 5
-CAPPED: dict[str, Any] = {"device_memory_gb": CAP_BYTES / GIB}
+CAPPED: dict[str, Any] = {"device_memory_gib": CAP_BYTES / GIB}
 
 
 def train(**changes: Any) -> tuple[list[float], int, int, memo.RunConfig]:

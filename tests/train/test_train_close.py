@@ -99,7 +99,7 @@ def _under_a_launcher(port: int) -> list[bool]:
             owner.step()
         seen.append(dist.is_initialized())
     with pytest.raises(HostMemoryError):
-        trainer(tp=2, num_layers=4, offload_alpha=0.5, offload_host_memory_gb=1e-9)
+        trainer(tp=2, num_layers=4, offload_alpha=0.5, offload_host_memory_gib=1e-9)
     seen.append(dist.is_initialized())
     init_distributed(local_device("cpu"), ParallelConfig(distributed_timeout_minutes=1.0))  # what run_ranks will end
     return seen

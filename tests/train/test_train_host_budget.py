@@ -53,14 +53,14 @@ def test_activations_get_what_states_leave() -> None:
     states, activations = run_ranks(1, mapped, **BOTH)[0]
     limit_bytes = states + activations // 2
     assert max(states, activations) <= limit_bytes, "either of them alone fits"
-    found = run_ranks(1, mapped, **BOTH, offload_host_memory_gb=limit_bytes / GIB)[0]
+    found = run_ranks(1, mapped, **BOTH, offload_host_memory_gib=limit_bytes / GIB)[0]
     assert found[0] == states and 0 < found[1] < activations
     assert sum(found) <= limit_bytes
 
 
 def refused(limit_bytes: int) -> str:
     with pytest.raises(HostMemoryError) as raised:
-        trainer(**BOTH, offload_host_memory_gb=limit_bytes / GIB)
+        trainer(**BOTH, offload_host_memory_gib=limit_bytes / GIB)
     return str(raised.value)
 
 
@@ -68,7 +68,7 @@ def test_activations_are_refused_where_states_take_all() -> None:
     states, activations = run_ranks(1, mapped, **BOTH)[0]
     assert (states + activations) / max(states, activations) > 1.67
     message = run_ranks(1, refused, max(states, activations))[0]
-    assert "host memory" in message and "--offload-host-memory-gb" in message
+    assert "host memory" in message and "--offload-host-memory-gib" in message
 
 
 def beside_a_neighbour(folder: Path, total_bytes: int) -> int:

@@ -156,7 +156,7 @@ SAME: list[dict[str, Any]] = [
     {"global_batch_size": 8},
     {"lr": 1.0},
     {"offload_policy": "paper"},
-    {"offload_host_memory_gb": 1.0},
+    {"offload_host_memory_gib": 1.0},
     {"kv_channels": 8},  # what it is by default
     {"cp_comm_type": "a2a"},  # without context parallelism
 ]

@@ -399,7 +399,7 @@ def test_the_component_that_grew_most_is_named() -> None:
         ),
         ({"offload_alpha": 0.5}, shortage(), True, "--offload-alpha 0.25 (now 0.5"),
         ({"offload_alpha": 0.0}, shortage(), True, "--offload-tiles 16 (now 8"),
-        ({}, shortage(host_records=2 * MIB), True, "--offload-host-memory-gb below what is free"),
+        ({}, shortage(host_records=2 * MIB), True, "--offload-host-memory-gib below what is free"),
         ({}, shortage(scattered_bytes=3 * GIB), False, "--memory-planner auto (3.00 GiB are free, but in pieces)"),
     ],
 )
