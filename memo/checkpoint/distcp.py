@@ -25,8 +25,11 @@ from memo.checkpoint.index import DTYPES, Shape, StoredRectangle, StoredTensor, 
 from memo.errors import CheckpointError
 
 METADATA = ".metadata"
-_KNOWN = re.compile(r"torch\.(distributed\.checkpoint\..*|serialization\._get_layout|Size|\w+)|pathlib\.\w+")
-"""Names that such a pickle may contain; any other is refused, although none is ever imported."""
+_KNOWN = re.compile(
+    r"torch\.(distributed\.checkpoint\..*|serialization\._get_layout|Size|\w+)|pathlib\.\w+|builtins\.getattr"
+)
+"""Names that such a pickle may contain; any other is refused, although none is ever imported. Python 3.11.2 writes a
+member of an enumeration as an attribute of its class."""
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _LOCAL_HEADER_BYTES = 30
