@@ -1,29 +1,35 @@
-"""Each flow of training on the emulated GPU under many random schedules: one bit or one race ends it with status 1.
+"""Each flow of training on emulated GPUs under many random schedules: one bit or one race ends it with status 1.
 
     python -m memo.emulated_gpu --poison -- python tests/support/emulated_campaign.py --seeds 20 --processes 2 --keep
 
-`make emulated` runs the same flows under two seeds each (tests/emulated_gpu/test_training.py). One line a flow, so that
-a campaign that is stopped has told what it had seen; with --keep it goes on from there.
+`make emulated` runs the same flows under two seeds each (tests/emulated_gpu/test_training.py), and the layouts of
+several GPUs under one or two schedules (test_emulated_layouts.py); here all layouts for as many GPUs are one flow. One
+line a flow, so that a campaign that is stopped has told what it had seen; with --keep it goes on from there.
 """
 
 import argparse
 import functools
+import json
 import multiprocessing
 import os
+import resource
+import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import rows
-from emulated_flows import FLOWS
+from emulated_flows import FLOWS, LAYOUTS
 
 from memo.emulated_gpu.face import EmulatedGpu
-from memo.emulated_gpu.launch import is_emulated
+from memo.emulated_gpu.launch import Device, environment, is_emulated
 
 RESULTS = "emulated_schedules"
+RANKS = {f"layouts of {ranks} GPUs": ranks for ranks in LAYOUTS}
+PROGRAM = Path(__file__).parents[1] / "emulated_gpu" / "ranks_of_training.py"
 
 
 def faults_of(name: str, seeds: int) -> list[str]:
@@ -40,23 +46,50 @@ def faults_of(name: str, seeds: int) -> list[str]:
     return found + [f"race: {race}" for race in gpu.races()]
 
 
+def faults_of_layouts(ranks: int, seeds: int) -> list[str]:
+    """The same of every layout for so many ranks; a race ends the program, which names it."""
+    schedules = ["eager:0", "lazy:0", *(f"random:{seed}" for seed in range(seeds))]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "found.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        device = environment(Device(check_races=True, poison=True), Path(folder) / "gpu.txt")
+        done = subprocess.run(
+            [*launcher, PROGRAM, file, *schedules], check=False, capture_output=True, text=True, env=device
+        )
+        if done.returncode:
+            return [f"ended with status {done.returncode}: {done.stderr[-6000:]}"]
+        found = json.loads(file.read_text())
+    return [
+        f"{name}, {schedule}: other numbers than eager"
+        for name, numbers in found.items()
+        for schedule in schedules
+        if numbers[schedule] != numbers["eager:0"]
+    ]
+
+
+def cpu_s() -> float:
+    """Of this process and of those that it has waited for."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
 def row_of(name: str, seeds: int) -> dict[str, Any]:
-    begin_s = time.process_time()
-    faults = faults_of(name, seeds)
+    begin_s = cpu_s()
+    faults = faults_of_layouts(RANKS[name], seeds) if name in RANKS else faults_of(name, seeds)
     return {
         "evidence": "on the emulated GPU",
         "flow": name,
         "random_schedules": seeds,
         "schedules": seeds + 2,
         "faults": faults,
-        "cpu_s": round(time.process_time() - begin_s, 1),
+        "cpu_s": round(cpu_s() - begin_s, 1),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="random schedules of each flow; default: 20")
-    parser.add_argument("--flow", action="append", choices=list(FLOWS), help="only this one; may be given again")
+    parser.add_argument("--flow", action="append", choices=[*FLOWS, *RANKS], help="only this one; may be given again")
     parser.add_argument("--processes", type=int, default=1, help="flows at a time; default: 1")
     parser.add_argument(
         "--keep",
@@ -73,7 +106,7 @@ def main() -> int:
         for row in (rows.read(RESULTS) if options.keep else [])
         if row["commit"] == commit and row["random_schedules"] >= options.seeds
     }
-    left = [name for name in options.flow or FLOWS if name not in kept]
+    left = [name for name in options.flow or [*FLOWS, *RANKS] if name not in kept]
     num_faults = 0
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         for row in pool.imap_unordered(functools.partial(row_of, seeds=options.seeds), left):
