@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import ProcessGroup, Work
 
 from memo.mesh import Mesh
@@ -49,7 +50,8 @@ class PipelineStage:
         training = any(action.kind == "B" for action in actions)
         links = _Links(self.pipeline, self.mesh, self.wire)
         loss_sum = torch.zeros((), dtype=_loss_dtype(self.wire.dtype), device=self.wire.device)
-        live: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+        # Backward starts from the node that made an output, so the output itself may go once it is sent.
+        live: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
         for index, action in enumerate(actions):
             if enter is not None:
                 enter(action)
@@ -64,15 +66,16 @@ class PipelineStage:
                 with torch.set_grad_enabled(training):
                     output = chunks[action.chunk](received, action.microbatch)
                 if training:
-                    live[key] = (received, output)
+                    live[key] = (received, get_gradient_edge(output))
                 if self.pipeline.virtual_stage(self.stage, action.chunk) == self.pipeline.last_virtual_stage:
                     loss_sum += output.detach()
                 else:
                     links.send(action, output.detach())
+                del output
             else:
-                entered, output = live.pop(key)
+                entered, root = live.pop(key)
                 # For a loss nothing was received, and autograd starts from a gradient of 1.
-                torch.autograd.backward(output, received)
+                torch.autograd.backward(root, received)
                 if entered is not None:
                     assert entered.grad is not None
                     links.send(action, entered.grad)

@@ -1,5 +1,6 @@
 """The pipeline runtime: how much is in flight, results against a plain loop, and failures."""
 
+import weakref
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -83,6 +84,25 @@ def test_buffers_in_flight_do_not_grow_with_microbatches(
         assert links.most["receive"] == max(sum(pair) for pair in pairwise(receives))
         assert all(count == 1 for kind, count in links.most.items() if kind != "receive")
         assert not any(links.in_flight.values())  # all waited for
+
+
+def test_outputs_go_once_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward needs the node that made an output, not its [n, b, h]: only the message in flight keeps one."""
+    pipeline = Pipeline(4, 1, 16)
+    monkeypatch.setattr("memo.parallel.collectives.dist", FakeLinks())
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    outputs: list[weakref.ref[torch.UntypedStorage]] = []
+    most = 0
+
+    def chunk(hidden: Tensor | None, microbatch: int) -> Tensor:
+        nonlocal most
+        most = max(most, sum(output() is not None for output in outputs))
+        output = torch.ones(SHAPE, dtype=torch.float64) * scale
+        outputs.append(weakref.ref(output.untyped_storage()))
+        return output
+
+    PipelineStage(pipeline, fake_mesh(0), WIRE).run(one_f_one_b(pipeline, 0), [chunk])
+    assert most == 1
 
 
 def _loss_and_gradients(pipeline: Pipeline, training: bool) -> tuple[float, list[Tensor | None], bool]:

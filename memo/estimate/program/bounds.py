@@ -71,7 +71,8 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
         beside = waiting + messages * layer.hidden_bytes
         beside += max(*backwards, layer.forward.transient_bytes, loss, *(each.peak.num_bytes for each in others))
         reduced = _reduced_bytes(first, units, sizes.shards)
-        least = max(least, base + flights.in_flight + at_work)
+        sent = 0 if has_loss else layer.hidden_bytes  # the last message, until the next one on its link
+        least = max(least, base + flights.in_flight + sent + at_work)
         most = max(most, base + beside + max(flights.in_flight_at_most, flights.last + reduced))
     return MemoryBounds(states, buffers, flights.kept, least, most)  # the same for all ranks of a ring
 
@@ -100,13 +101,11 @@ def _flights(config: RunConfig, world_size: int, stage: int, layer: LayerPasses,
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     count = passes // layers
     kept = layer.kept_bytes + (hidden if layer.keeps_input else 0)
-    # Each microbatch in a chunk keeps the chunk's output and its input, which the lowest layer may keep already.
-    around = ((0 if layer.keeps_input else 1) + 1) * hidden if pp > 1 else 0
+    # Each microbatch in a chunk keeps the chunk's input, which the lowest layer may keep already.
+    around = hidden if pp > 1 and not layer.keeps_input else 0
     at_ends = 0
-    if pp > 1 and stage == 0 and not layer.keeps_input:  # the model's first chunk receives nothing
-        at_ends += _of_chunk(count, pp, vpp, 0) * hidden
-    if pp > 1 and stage == pp - 1:  # its last chunk sends nothing
-        at_ends += _of_chunk(count, pp, vpp, vpp - 1) * hidden
+    if stage == 0:  # the model's first chunk receives nothing
+        at_ends = _of_chunk(count, pp, vpp, 0) * around
     # While the last microbatch's gradients are reduced, only the chunks of the last group are in flight.
     last = min(count, pp * (vpp - 1) + 1)
     if parallel.gradient_accumulation_order == "breadth_first":

@@ -1,8 +1,8 @@
 """One training step of one rank, action by action: what lives between the layers, and the peak.
 
 How long a tensor lives follows memo.parallel.pipeline: a variable keeps its tensor until it is assigned again, a
-message keeps its tensor until the next message on the same link, and a microbatch in flight keeps the input and the
-output of its chunk.
+message keeps its tensor until the next message on the same link, and a microbatch in flight keeps the input of its
+chunk.
 """
 
 from collections import Counter
@@ -43,7 +43,6 @@ class _Flight:
     """One microbatch in one chunk, between forward and backward."""
 
     entered: Block | None
-    output: Block | None
     rope: Block | None
     layers: list[tuple[int, list[Block]]]  # groups of layers from the first: their number, and what they keep
     loss: list[Block]
@@ -214,7 +213,7 @@ class Step:
     def _forward(self, action: Action, received: Block | None, groups: list[int]) -> None:
         ledger, hidden_bytes = self.ledger, self.passes.hidden_bytes
         x = received if received is not None else self._embed()
-        flight = _Flight(received, None, self._rope_table(), [], [])
+        flight = _Flight(received, self._rope_table(), [], [])
         self._hold(received)
         owner = action.chunk * (self.layers + 2) + 1
         for count in groups:
@@ -234,22 +233,16 @@ class Step:
             x = output
         self._flights[action.microbatch, action.chunk] = flight
         if self._virtual(action) == self.pp * self.vpp - 1:
-            self._name("output", None)
             flight.loss = self._loss(x)
         else:
-            flight.output = x
-            self._hold(x)
-            self._name("output", x)
-            self._send(action, x)
+            self._send(action, x)  # backward needs the node that made it, not the tensor
 
     def _backward(self, action: Action, received: Block | None, *, is_last_microbatch: bool) -> None:
         ledger = self.ledger
         flight = self._flights.pop((action.microbatch, action.chunk))
         self._name("entered", flight.entered)
         self._name("gradient of entered", None)
-        self._name("output", flight.output)
         self._drop(flight.entered)
-        self._drop(flight.output)
         grad, of_head = received, None
         if flight.loss:
             grad, of_head = self._loss_backward(flight.loss)
