@@ -146,16 +146,10 @@ def _limit(problem: SwapProblem, bundles: list[Bundle], tiles: dict[str, int]) -
 
     Of several limits it is the one that would be exceeded furthest.
     """
-    more = next(
-        (
-            _with(tiles, bundle, tiles[bundle[0].name] + 1)
-            for bundle in bundles
-            if tiles[bundle[0].name] < problem.tiles
-        ),
-        None,
-    )
-    if more is None:
+    partial = [bundle for bundle in bundles if tiles[bundle[0].name] < problem.tiles]
+    if not partial:
         return Limit.EVERYTHING if problem.num_moves else Limit.NO_MOVES
+    more = _with(tiles, partial[0], tiles[partial[0][0].name] + 1)
     broken = problem.violated(tiles) or problem.violated(more)
     return max(broken, key=lambda limit: problem.use(limit, more))
 
