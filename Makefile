@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Processes that tests are spread over: one more than cores, unless told, because some tests wait.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(1 + (os.cpu_count() or 1))')
+# Tests start hundreds of processes. Without bytecode on disk each would compile memo again, and each worker all tests.
+export PYTHONDONTWRITEBYTECODE :=
 EMULATED := .venv-emulated
 EMULATED_PIP = $(EMULATED)/bin/python -m pip install --quiet --disable-pip-version-check
 # memo's needs with tests', and what torch itself needs in pure Python.

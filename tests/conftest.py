@@ -18,7 +18,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One for all workers of pytest-xdist, so that the allocator is compiled once; processes of tests inherit it."""
+    """One for all workers of pytest-xdist, so that the allocator is compiled once and each kind of layer measured once.
+
+    Processes of tests inherit it."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent

@@ -11,7 +11,7 @@ from memo.cli.main import main
 FLAGS = (
     "--num-layers 3 --hidden-size 32 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 64 "
     "--train-iters 3 --log-interval 2 --offload-alpha 0.5 --device cpu --num-threads 1 --peak-tflops 1 --no-progress "
-    "--profile-cache off --numa-binding off"
+    "--numa-binding off"
 )
 
 

@@ -33,7 +33,7 @@ PLACES: dict[str, tuple[type, str]] = {
 CASES: dict[str, dict[str, Any]] = {
     "all": ALL,
     "fractions, fp32": {**ALL, **dict(zip(FRACTIONS, (0.75, 0.5, 0.5), strict=True)), "params_dtype": "fp32"},
-    "swapped": {**ALL, "offload_alpha": 0.5, "offload_tiles": 2, "profile_cache": "off"},
+    "swapped": {**ALL, "offload_alpha": 0.5, "offload_tiles": 2},
 }
 LR = 1e-2
 

@@ -111,7 +111,7 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
 def compare_swaps(workplace: Workplace, dtype: str, swaps: Sequence[tuple[str, float]], findings: Findings) -> Step:
     """Each of `swaps` against alpha = 0, which is returned."""
     batches = workplace.batches(TILES)
-    common: dict[str, Any] = {"params_dtype": dtype, "offload_tiles": TILES, "profile_cache": "off"}
+    common: dict[str, Any] = {"params_dtype": dtype, "offload_tiles": TILES}
     reference = workplace.step(workplace.build(**common, offload_alpha=0.0), batches)
     for policy, alpha in swaps:
         with observed(copies="lazy" if policy == "auto" else "random"):

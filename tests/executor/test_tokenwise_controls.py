@@ -28,7 +28,7 @@ from memo.train import swap
 from memo.train.build import ParallelModel
 
 TILES = 4
-SWAPS: dict[str, Any] = {"offload_tiles": TILES, "profile_cache": "off", "params_dtype": "fp32"}
+SWAPS: dict[str, Any] = {"offload_tiles": TILES, "params_dtype": "fp32"}
 
 Fault = Callable[[], AbstractContextManager[object]]
 

@@ -36,7 +36,7 @@ class Injected(Exception):
 
 def make_trainer(copies: Copies) -> Trainer:
     shape = {"num_layers": LAYERS, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 32}
-    swaps = {"offload_alpha": 0.5, "offload_tiles": TILES, "profile_cache": "off"}
+    swaps = {"offload_alpha": 0.5, "offload_tiles": TILES}
     batch = {"micro_batch_size": 1, "global_batch_size": MICROBATCHES, "mock_data": True, "lr": 1e-2}
     machine: dict[str, Any] = {"device": "cpu", "num_threads": 1, "peak_tflops": 1.0, "progress": False}
     with observed(copies=copies):

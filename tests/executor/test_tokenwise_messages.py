@@ -76,7 +76,7 @@ def watch_backward(config: RunConfig) -> dict[float, Seen]:
     workplace, seen = Workplace(config, 2), {}
     right = TokenwiseLayer.run_backward
     for alpha in EXPECTED:
-        model = workplace.build(offload_alpha=alpha, offload_tiles=TILES, profile_cache="off")
+        model = workplace.build(offload_alpha=alpha, offload_tiles=TILES)
         watcher = Watcher()
 
         def run_backward(layer: TokenwiseLayer, grad: Tensor, context: Any, watcher: Watcher = watcher) -> Tensor:

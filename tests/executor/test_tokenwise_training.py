@@ -22,7 +22,7 @@ from memo.train.build import ParallelModel
 from memo.train.trainer import Trainer
 
 TILES = 4
-SWAPS: dict[str, Any] = {"offload_tiles": TILES, "profile_cache": "off"}
+SWAPS: dict[str, Any] = {"offload_tiles": TILES}
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_attention_heads": 2, "seq_length": 32, "params_dtype": "fp32"}
 OTHERS = [(0.0, "threads"), (0.25, "virtual"), (0.25, "threads"), (1.0, "virtual"), (1.0, "threads")]
 """What is compared with alpha = 0 and copies when they are issued."""

@@ -23,7 +23,7 @@ STEPS = 2
 def trained(kernels: str, model: str, alpha: str | float) -> Outcome:
     run: dict[str, Any] = {"num_layers": 3, "seq_length": 8, "loss_chunk_size": 5, "global_batch_size": 1}
     if alpha != "off":
-        run |= {"offload_alpha": alpha, "offload_tiles": 2, "profile_cache": "off"}
+        run |= {"offload_alpha": alpha, "offload_tiles": 2}
     run |= {"device": "auto", "kernels": kernels}  # a device that is named is checked: no user has the interpreter
     return train_here(tiny(model, "fp32", **run), 1, STEPS)
 

@@ -34,7 +34,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 SWAPS: dict[str, dict[str, Any]] = {
     "kept": {"offload_alpha": "off"},
-    **{f"alpha {a}": {"offload_alpha": a, "offload_tiles": TILES, "profile_cache": "off"} for a in (0.5, 1.0)},
+    **{f"alpha {a}": {"offload_alpha": a, "offload_tiles": TILES} for a in (0.5, 1.0)},
 }
 TRAINING: dict[str, Any] = {
     "clip_grad": 0.8,

@@ -37,7 +37,7 @@ def trainer(world_size: int = 1, **overrides: Any) -> memo.Trainer:
     os.environ |= {"LOCAL_WORLD_SIZE": str(world_size)}
     values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "params_dtype": "bf16", "admission": False}
     config = tiny("llama-tiny", global_batch_size=2)
-    return memo.Trainer(config=config, **{**values, "profile_cache": "off", **overrides})
+    return memo.Trainer(config=config, **{**values, **overrides})
 
 
 def mapped(**overrides: Any) -> tuple[int, int]:

@@ -212,7 +212,7 @@ def test_a_simulated_rank_of_zero3_holds_what_the_real_one_holds(placement: dict
 
 
 def held(world_size: int, **overrides: Any) -> list[int | None]:
-    with trainer(world_size, max_step_minutes=600.0, profile_cache="off", **overrides) as run:
+    with trainer(world_size, max_step_minutes=600.0, **overrides) as run:
         record = [run.step() for _ in range(2)][-1]
         return [
             record.weights_bytes,

@@ -36,7 +36,6 @@ RUN: dict[str, Any] = {
     "device": "cpu",
     "progress": False,
     "mock_data": True,
-    "profile_cache": "off",
     "memory_planner_min_bytes": 1024,
 }
 CLIP_GRAD = 0.7  # of gradient norms from 0.4 to 1.1

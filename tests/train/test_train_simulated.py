@@ -18,7 +18,6 @@ RUN = {
     "vocab_size": 100,
     "device": "cpu",
     "offload_alpha": 0.5,
-    "profile_cache": "off",
     "global_batch_size": 4,
     "max_step_minutes": 600.0,
     "num_threads": 1,

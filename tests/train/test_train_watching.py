@@ -41,7 +41,6 @@ SMALL: dict[str, Any] = {
     "num_threads": 1,
     "device": "cpu",
     "progress": False,
-    "profile_cache": "off",
     "numa_binding": "off",
     "mock_data": True,
     "offload_alpha": "off",
