@@ -7,8 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from remembered import remembered
 
 import memo
+from memo.cli import plan as plan_command
 from memo.cli.main import main
 from memo.config.checks import check
 from memo.config.flags import parse_run
@@ -20,6 +22,15 @@ Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
 
 _HEADS = "layout dp activations tok/GPU/s MFU % TFLOP/s step s GPU GiB host GiB verdict"
+
+
+ANSWERS = remembered(plan_command.answer)
+
+
+@pytest.fixture(autouse=True)
+def answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that ask the same question look at one answer."""
+    monkeypatch.setattr(plan_command, "answer", ANSWERS)
 
 
 def printed(argv: list[str], capsys: Capture) -> str:
@@ -78,11 +89,11 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
 
 
 def test_json_of_what_to_try_first(capsys: Capture) -> None:
-    found = json.loads(printed([*EDGE, "--top", "1", "--json"], capsys))
+    found = json.loads(printed([*EDGE, "--top", "2", "--json"], capsys))
     assert found["trial"]["verdict"] == "unsure" and found["trial"] == found["unsure"][0]
     assert found["choices"][0]["verdict"] == "fits"
     assert "--config run.first.toml" in found["trial_command"] and "--config run.toml" in found["command"]
-    without = json.loads(printed([*LONG, "--json", "--top", "1"], capsys))
+    without = json.loads(printed([*LONG, "--json", "--top", "3"], capsys))
     assert without["trial"] is without["trial_command"] is None
 
 
@@ -104,7 +115,7 @@ def test_all_gives_each_reason(capsys: Capture) -> None:
 
 
 def test_json(capsys: Capture) -> None:
-    found = json.loads(printed([*LONG, "--json", "--top", "2"], capsys))
+    found = json.loads(printed([*LONG, "--json", "--top", "3"], capsys))
     assert set(found) == {
         "model", "parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "seq_len",
         "global_batch_size", "longest", "largest", "trial", "choices", "unsure", "refused", "refusals",

@@ -1,6 +1,7 @@
 """The examples of examples/launch, run with stand-ins for torchrun and Slurm: one job, in flags that exist.
 
-`memo plan` is the real one; what would start is parsed by torchrun's own parser and checked as `memo train` does.
+The stand-in for `memo` tells what it is asked; the real `memo plan` answers then, in this process, and searches once
+for all examples. What would start is parsed by torchrun's own parser and checked as `memo train` does.
 """
 
 import json
@@ -14,18 +15,22 @@ from typing import Any
 
 import pytest
 import yaml
+from remembered import remembered
 from torch.distributed.run import get_args_parser
 
 import memo
+from memo.cli import plan as plan_command
+from memo.cli.main import main
 from memo.config import RunConfig
 from memo.config.flags import load_run
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples" / "launch"
 NODES = "node1\nnode2"
+TELL = f'''exec "{sys.executable}" -c "import json, sys; print(sys.argv[1], json.dumps(sys.argv[2:]))"'''
 STAND_INS = {
-    "memo": f'exec "{sys.executable}" -m memo "$@"',
-    "torchrun": f'''exec "{sys.executable}" -c "import json, sys; print('STARTS', json.dumps(sys.argv[1:]))" "$@"''',
+    "memo": f'{TELL} ASKS "$@"',
+    "torchrun": f'{TELL} STARTS "$@"',
     "srun": 'while [ "$1" != torchrun ]; do shift; done; exec "$@"',
     # Slow enough that whoever reads the first line alone has left before the second is written.
     "scontrol": '[ "$*" = "show hostnames node[1-2]" ] && for n in 1 2; do echo node$n; sleep 0.2; done',
@@ -57,7 +62,7 @@ def shell(name: str) -> tuple[str, dict[str, str]]:
 
 
 def starts(name: str, folder: Path) -> tuple[list[str], Mapping[str, str]]:
-    """Arguments of torchrun, and its environment."""
+    """Arguments of torchrun, and its environment; the plan that it is to train by is written."""
     bin_folder, run = folder / "bin", folder / "run"
     for path in (bin_folder, run):
         path.mkdir()
@@ -67,22 +72,25 @@ def starts(name: str, folder: Path) -> tuple[list[str], Mapping[str, str]]:
     script, given = shell(name)
     paths = {"DATA": "/shared/data/mine", "RUN": str(run), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     environment = {**given, **paths, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    command = ["bash", "-euc", script]  # two interpreters in turn: seconds, or minutes where the machine is crowded
+    command = ["bash", "-euc", script]  # two interpreters in turn: minutes where the machine is crowded
     done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("STARTS ")]
-    assert (done.returncode, len(lines)) == (0, 1), f"{name}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    (line,) = lines
-    return json.loads(line.removeprefix("STARTS ")), environment
+    told = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    problem = f"{name}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert (done.returncode, [word for word, _ in told]) == (0, ["ASKS", "STARTS"]), problem
+    asked, started = (json.loads(words) for _, words in told)
+    assert asked[0] == "plan" and main(asked) == 0, problem
+    return started, environment
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     """What each example trains, checked for 16 ranks."""
-    found = {}
+    found, answer = {}, remembered(plan_command.answer)
     for path in sorted(LAUNCH.iterdir()):
         folder = tmp_path_factory.mktemp(path.stem)
-        argv, environment = starts(path.name, folder)
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan_command, "answer", answer)
+            argv, environment = starts(path.name, folder)
             for name, value in environment.items():
                 if name.startswith("PET_"):
                     patch.setenv(name, value)
