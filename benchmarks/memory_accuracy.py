@@ -3,8 +3,8 @@
     python benchmarks/memory_accuracy.py [--only NAME ...]
 
 Each configuration is trained for three steps in fresh processes, one a rank; the first step makes the moments and does
-not count. A row is one pipeline stage, measured on its worst rank. Exits with 1 where a prediction is more than 1 %
-above or 0.5 % below.
+not count. A row is one pipeline stage, measured on its worst rank. Exits with 1 where a prediction is more than 0.5 %
+above or 0.1 % below.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from memo.estimate.program.memory import program_memory
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.product_scratch import scratch_on_this_cpu
 
-MOST_ABOVE, MOST_BELOW = 0.01, 0.005
+MOST_ABOVE, MOST_BELOW = 0.005, 0.001
 TIMEOUT_S = 1800
 _STEPS = 2  # that count
 
@@ -52,6 +52,9 @@ _BF16 = {"params_dtype": "bf16", "seq_length": 2048, "hidden_size": 128, "num_at
 _FOUR = {"global_batch_size": 4}
 
 _STREAMED = {"num_layers": 12, "seq_length": 512}
+# When gloo's thread drops the copy of a chunk of the loss's gradient is a matter of luck, for which the account is
+# ready; with half of the other chunks it is less than the bound of what a prediction may lie above.
+_TP = {"tp": 2, "loss_chunk_size": 256}
 CASES: dict[str, tuple[str, int, dict[str, object]]] = {
     # name: model, ranks, flags; llama has grouped heads, RMSNorm and SwiGLU, gpt2 biases and learned positions
     "plain gpt": ("gpt-tiny", 1, {}),
@@ -63,15 +66,15 @@ CASES: dict[str, tuple[str, int, dict[str, object]]] = {
     "alpha 0 llama": ("llama-tiny", 1, {"offload_alpha": 0.0, "num_layers": 8}),
     "alpha 1/2 llama bf16": ("llama-tiny", 1, {**_BF16, "offload_alpha": 0.5}),
     "alpha 1 gpt": ("gpt-tiny", 1, {"offload_alpha": 1.0, "num_layers": 8}),
-    "tp 2 gpt": ("gpt-tiny", 2, {"tp": 2}),
+    "tp 2 gpt": ("gpt-tiny", 2, _TP),
     "cp 2 ring llama bf16": ("llama-tiny", 2, {**_BF16, "cp": 2}),
     "cp 2 all_gather llama": ("llama-tiny", 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     "cp 2 a2a llama": ("llama-tiny", 2, {"cp": 2, "cp_comm_type": "a2a"}),
     "pp 2 1F1B gpt": ("gpt-tiny", 2, {**_FOUR, "pp": 2, "seq_length": 2048}),
     "pp 2 interleaved llama": ("llama-tiny", 2, {**_FOUR, "pp": 2, "vpp": 2, "seq_length": 2048}),
     "dp 2 llama bf16": ("llama-tiny", 2, {**_BF16, "global_batch_size": 2}),
-    "tp 2 alpha 1/2 llama": ("llama-tiny", 2, {"tp": 2, "offload_alpha": 0.5, "num_layers": 8}),
-    "tp 2 cp 2 llama": ("llama-tiny", 4, {"tp": 2, "cp": 2}),
+    "tp 2 alpha 1/2 llama": ("llama-tiny", 2, {**_TP, "offload_alpha": 0.5, "num_layers": 8}),
+    "tp 2 cp 2 llama": ("llama-tiny", 4, {**_TP, "cp": 2}),
     "states all gpt": ("gpt-tiny", 1, {**_STREAMED, "offload_states": "all"}),
     "breadth first, 4 microbatches": (
         "gpt-tiny",
@@ -97,7 +100,7 @@ CASES: dict[str, tuple[str, int, dict[str, object]]] = {
         2,
         {**_BF16, **_STREAMED, "global_batch_size": 2, "data_parallel_sharding_strategy": "optim_grads_params"},
     ),
-    "tp 2 pp 2 gpt": ("gpt-tiny", 4, {**_FOUR, "tp": 2, "pp": 2, "seq_length": 2048}),
+    "tp 2 pp 2 gpt": ("gpt-tiny", 4, {**_FOUR, **_TP, "pp": 2, "seq_length": 2048}),
 }
 
 
@@ -175,7 +178,7 @@ def compare(name: str) -> list[dict[str, Any]]:
                 "measured_bytes": measured,
                 "predicted_bytes": memory.total,
                 "error": memory.total / measured - 1,
-                "states_bytes": memory.states.total,
+                "states_bytes": memory.states.device,
                 "at": memory.moment.at,
                 "predicted_s": predicted_s,
             }

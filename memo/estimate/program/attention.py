@@ -165,7 +165,8 @@ def _gathered_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     _sum_calls(ledger, z, _gathered_calls(z))
     ordered = ledger.make("dk and dv to send", dkv.num_bytes)
     own, copy = reduce_scatter(ledger, z.ring, "dk and dv", ordered)
-    ledger.free(copy, ordered)
+    ledger.free(ordered)
+    ledger.free_late(copy)
     grads = [own, dq]
     if z.mixed:
         grads = [ledger.make("dk and dv", 2 * _kv_bytes(z))]

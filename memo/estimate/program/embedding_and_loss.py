@@ -185,9 +185,10 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
     multiply(ledger, z, head.input_gradient(ends.chunk))
     part, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
-    ledger.free(copy, part)
+    ledger.free(part)
     if z.tp > 1:
         ledger.free(grad_gathered)
+    ledger.free_late(copy)
     weight = ledger.make("head gradient of a chunk", size * z.narrow)
     multiply(ledger, z, head.weight_gradient(ends.chunk))
     if z.mixed:

@@ -23,18 +23,19 @@ class Moment:
     Attributes:
         at: the part of the step, such as "layer backward".
         num_bytes: bytes of all of them.
+        num_events: how many events of the ledger lie before it.
     """
 
     at: str
     num_bytes: int
     _events: Sequence[tuple[Block, int]] = field(repr=False)
-    _num_events: int
+    num_events: int
 
     @cached_property
     def alive(self) -> dict[str, int]:
         """Bytes by name; those of equal names add up. Computed on demand, as most callers only need `num_bytes`."""
         alive: Counter[str] = Counter()
-        for block, sign in islice(self._events, self._num_events):
+        for block, sign in islice(self._events, self.num_events):
             for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts.items():
                 alive[name] += sign * num_bytes
         return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}
@@ -55,6 +56,8 @@ class Ledger:
     live_bytes: int = 0
     peak_bytes: int = 0
     _events: list[tuple[Block, int]] = field(default_factory=list)
+    _late: list[Block] = field(default_factory=list)
+    _tail: Moment | None = None
     _peak_event: int = 0
     _peak_at: str = ""
 
@@ -72,6 +75,8 @@ class Ledger:
         self.live_bytes += block.num_bytes
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self._peak_event, self._peak_at = self.live_bytes, len(self._events), self.at
+        if self._late:
+            self._free_late_ones()
         return block
 
     def restart(self) -> None:
@@ -80,6 +85,8 @@ class Ledger:
 
     @property
     def now(self) -> Moment:
+        """This moment, at which other threads have freed what they had to."""
+        self._free_late_ones()
         return Moment(self.at, self.live_bytes, self._events, len(self._events))
 
     def free(self, *blocks: Block | None) -> None:
@@ -88,6 +95,31 @@ class Ledger:
             if block is not None and (block.num_bytes or block.parts):
                 self._events.append((block, -1))
                 self.live_bytes -= block.num_bytes
+
+    def free_late(self, *blocks: Block | None) -> None:
+        """End the lives of blocks that another thread frees: they may still live when the next request is made."""
+        self._late += [block for block in blocks if block is not None]
+
+    def _free_late_ones(self) -> None:
+        late, self._late = self._late, []
+        self.free(*late)
+
+    def begin_tail(self) -> None:
+        """From here on the requests are the `tail`; an earlier beginning is forgotten."""
+        self._tail = self.now
+
+    @property
+    def tail(self) -> Moment | None:
+        """The moment since `begin_tail` at which live tensors take most; None without a beginning."""
+        if self._tail is None:
+            return None
+        worst, live_bytes = self._tail, self._tail.num_bytes
+        for index in range(worst.num_events, len(self._events)):
+            block, sign = self._events[index]
+            live_bytes += sign * block.num_bytes
+            if live_bytes > worst.num_bytes:
+                worst = Moment(self.at, live_bytes, self._events, index + 1)
+        return worst
 
     def pulse(self, *sizes: tuple[str, int]) -> None:
         """Make blocks one after the other and free them in reverse order, as kernels do with scratch memory."""

@@ -89,7 +89,8 @@ def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> B
     multiply(ledger, z, matrix.row(z).forward(tokens))
     out, copy = reduce_scatter(ledger, z.tp, "row output", partial)
     if z.tp > 1:
-        ledger.free(copy, partial)
+        ledger.free(partial)
+        ledger.free_late(copy)
     if matrix.bias:
         biased = ledger.make("row output", out.num_bytes)
         ledger.free(out)

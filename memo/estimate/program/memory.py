@@ -10,9 +10,9 @@ allocator of the device; host records of a swap plan and states in host memory a
 scratch memory of matrix products in bf16 and fp16 depends on the CPU (memo.estimate.program.products) and is counted
 only if the caller can measure it. On GPUs cuBLAS has one workspace for the whole run.
 
-Known error: within 1 % of the measured peak, never more than 0.5 % below, in the runs of
-benchmarks/memory_accuracy.py (CPU, torch 2.13, gloo) and of benchmarks/full_size.py (CUDA, on the emulated GPU, NCCL,
-kernels of torch). Sequences are taken as one document each.
+Known error: at most 0.5 % above the measured peak and 0.1 % below in the runs of benchmarks/memory_accuracy.py (CPU,
+torch 2.13, gloo), within 0.3 % in those of benchmarks/full_size.py (CUDA, on the emulated GPU, NCCL, kernels of torch).
+Sequences are taken as one document each.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,8 @@
 """What gloo requests from torch's allocator in addition to the tensors that it is given (torch 2.13).
 
     all_gather       a copy of the whole result, twice, one after the other
-    reduce_scatter   a copy of the whole input, until the caller has waited for the message and dropped it
+    reduce_scatter   a copy of the whole input, until the caller has waited for the message and dropped it; gloo's own
+                     thread drops it last, so it may outlive the wait until the caller's next request
     all_to_all, all_reduce, send, receive   nothing
 
 NCCL requests none of this.

@@ -32,21 +32,34 @@ class Pass:
     Attributes:
         start: the pass's own tensors before it: its input; in backward, what forward kept and the output's gradient.
         peak: all tensors at the moment at which they take most.
+        tail: the same from the last weight gradient on, when the reduction of the module's gradients has started.
+        end: the pass's own tensors after it; with a tail only.
     """
 
     start: Moment
     peak: Moment
+    tail: Moment | None = None
+    end: Moment | None = None
 
     @cached_property
     def transient(self) -> dict[str, int]:
         """Bytes by name at the peak less those at the start; negative for tensors that were freed before the peak."""
-        change = Counter(self.peak.alive)
-        change.subtract(self.start.alive)
-        return dict(change)
+        return _change(self.start, self.peak)
+
+    @cached_property
+    def late(self) -> dict[str, int]:
+        """Bytes by name at the worst moment of the tail less those at the end; none without a tail."""
+        return {} if self.tail is None or self.end is None else _change(self.end, self.tail)
 
     @property
     def transient_bytes(self) -> int:
         return self.peak.num_bytes - self.start.num_bytes
+
+
+def _change(start: Moment, moment: Moment) -> dict[str, int]:
+    change = Counter(moment.alive)
+    change.subtract(start.alive)
+    return dict(change)
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,9 @@ def _record_passes(execution: "_Execution", held: bool) -> LayerPasses:
     ledger.restart()
     start = ledger.now
     back(grad, held)
-    return LayerPasses(forward, Pass(start, ledger.peak), between, keeps_input, hidden, execution)
+    tail = ledger.tail if execution.groups is None else None  # on tiles all gradients are done at the end
+    backward = Pass(start, ledger.peak, tail, ledger.now)
+    return LayerPasses(forward, backward, between, keeps_input, hidden, execution)
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     start = ledger.now
     ledger.restart()
     grad, of_head = loss_backward(ledger, z, ends, kept)
-    backward = Pass(start, ledger.peak)
+    backward = Pass(start, ledger.peak, ledger.tail, ledger.now)
     if not head_waits:
         ledger.free(of_head)
         of_head = None

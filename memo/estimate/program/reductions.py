@@ -38,17 +38,18 @@ class Reductions:
     def after_forward(self) -> None:
         self._finish_pending()
 
-    def after_backward(self, owner: int, is_last_microbatch: bool) -> None:
+    def after_backward(self, owner: int, is_last_microbatch: bool) -> bool:
         """Start to reduce the gradients of a driven layer, or all others that are complete.
 
         ZeRO-2 and 3 reduce the gradients of each microbatch, ZeRO-1 their sum; the next operation hides the messages.
+        Returns whether reductions of complete gradients have started. They start with the last weight gradient of the
+        module, beside the tail of its backward.
         """
         if self._is_layer(owner):
             self._finish_pending()
         if self._is_driven(owner) and (self._reduces_each or is_last_microbatch):
             self._start_pending(owner, is_last_microbatch)
-        if is_last_microbatch and self._overlaps:
-            self._start_complete(owner)
+        return is_last_microbatch and self._overlaps and self._start_complete(owner)
 
     def finish(self) -> None:
         """After the last operation: reduce what is left, compute the norm, and publish the updated weights."""
@@ -92,15 +93,17 @@ class Reductions:
 
     # All other buckets.
 
-    def _start_complete(self, owner: int) -> None:
-        """Start to reduce the buckets that are complete after the backward of module `owner`, in their order."""
-        shards = self._layout.num_shards
+    def _start_complete(self, owner: int) -> bool:
+        """Start to reduce the buckets that are complete after the backward of module `owner`, in their order; whether
+        there was a message to start."""
+        shards, before = self._layout.num_shards, self._num_reduced
         while self._num_reduced < len(self._whole) and self._whole[self._num_reduced].owner >= owner:
             size = self._whole[self._num_reduced].size * self._z.wide
             self._num_reduced += 1
             if shards > 1:
                 self._reducing.append(self._ledger.make("reduced gradients", size // shards))
                 self._reducing.append(self._ledger.make("gloo", size))
+        return shards > 1 and self._num_reduced > before
 
     def _norm(self) -> None:
         """The norm of gradients that stay on the device; all others were squared before they left it."""

@@ -151,7 +151,7 @@ class Step:
         grads = []
         for index, count in enumerate(groups):
             grads.append(self._loss_of_alike(hidden[index], count))
-            self._reductions.after_backward(self.layers + 1, index == len(groups) - 1)
+            self._reduce(self.layers + 1, index == len(groups) - 1, self.ends.loss_backward)
         for owner in reversed(owners):
             self._gathers.begin(owner)
             for index in range(len(groups)):
@@ -159,7 +159,7 @@ class Step:
                 self._reductions.before_backward(owner)
                 self._play(self.passes.backward, "layer backward")
                 ledger.free(*kept[(owner - 1) * len(groups) + index])
-                self._reductions.after_backward(owner, is_last)
+                self._reduce(owner, is_last, self.passes.backward)
         for index, grad in enumerate(grads):
             self._embedding_backward(grad, None)
             self._reductions.after_backward(0, index == len(groups) - 1)
@@ -247,17 +247,18 @@ class Step:
         if flight.loss:
             grad, of_head = self._loss_backward(flight.loss)
         owner = action.chunk * (self.layers + 2) + self.layers + 1
-        self._reductions.after_backward(owner, is_last_microbatch)
+        self._reduce(owner, is_last_microbatch, self.ends.loss_backward)
         for count, blocks in reversed(flight.layers):
             self._gathers.begin(owner - 1)
             self._reductions.before_backward(owner - 1)
-            self._play(self.passes.held_backward if grad is received else self.passes.backward, "layer backward")
+            backward = self.passes.held_backward if grad is received else self.passes.backward
+            self._play(backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
             if grad is received:
                 grad = ledger.make("gradient", self.passes.hidden_bytes)
             owner -= count
-            self._reductions.after_backward(owner, is_last_microbatch)
+            self._reduce(owner, is_last_microbatch, backward)
         ledger.free(flight.rope)
         assert grad is not None
         if flight.entered is None:
@@ -312,6 +313,11 @@ class Step:
         if ledger.live_bytes + recorded.transient_bytes > ledger.peak_bytes:
             ledger.at = at
             ledger.free(ledger.make_all(recorded.transient))
+
+    def _reduce(self, owner: int, is_last_microbatch: bool, backward: Pass) -> None:
+        """What `Reductions` starts after the backward of a module, beside the backward's tail."""
+        if self._reductions.after_backward(owner, is_last_microbatch) and backward.late:
+            self.ledger.free(self.ledger.make_all(backward.late))
 
     # Messages, and what keeps a tensor alive.
 

@@ -65,12 +65,14 @@ def norm_backward(
     """Gradient of the input. `grad` and `x`, the norm's input, are freed once used; None if the caller frees them.
 
     With `adds`, autograd adds the result in place to a gradient that the input already has, and None is returned.
+    The ledger's tail begins where the weight's gradient is done: the reduction of a module's last bucket starts there.
     """
     rows, width = saved.rows, saved.width
     if not z.composes_norm:
         grad_x = ledger.make("norm gradient", rows * width * z.narrow)
         ledger.pulse(("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide))
         ledger.free(grad, x, *saved.statistics, grad_x if adds else None)
+        ledger.begin_tail()
         return None if adds else grad_x
     wide, row = rows * width * z.wide, rows * z.wide
     if z.mixed:
@@ -79,6 +81,7 @@ def norm_backward(
     for_weight = ledger.make("times normalized", wide)
     weighted = ledger.make("times weight", wide)
     ledger.pulse(("norm weight gradient", width * z.wide))
+    ledger.begin_tail()
     ledger.free(for_weight, grad, saved.normalized)
     along = ledger.make("times input", wide)
     direct = ledger.make("times scale", wide)
