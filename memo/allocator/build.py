@@ -9,14 +9,13 @@ the file whole and sealed with its key (seal.py); another file of that name is n
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,6 +23,7 @@ import torch
 
 from memo.allocator.seal import seal, seal_fault
 from memo.artifacts import toolchain
+from memo.artifacts.build_lock import build_lock
 from memo.artifacts.cache_folder import cache_folder, file_fault, folder_fault, make_private
 from memo.errors import AllocatorError
 
@@ -69,7 +69,7 @@ def kept_library(name: str, key: str, compile_into: Callable[[Path], None]) -> P
                 "XDG_CACHE_HOME to a folder of your own"
             )
         if not _may_be_loaded(target, key, warns=False):
-            with _locked(target.with_suffix(".lock")):
+            with build_lock(target.with_suffix(".lock"), WHAT, works_without=True):  # else the last one stays
                 if not _may_be_loaded(target, key, warns=True):
                     compile_into(target)
     except OSError as error:
@@ -176,13 +176,3 @@ def find_compiler() -> str:
 def cuda_include() -> Path:
     """The folder of cuda_runtime_api.h. Raises AllocatorError."""
     return toolchain.cuda_include(Path(torch.__file__).parent, WHAT, AllocatorError)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process of this machine at a time; others wait. The lock ends with its process."""
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w") as file:
-        # Some network file systems know no locks: then several build, and the last to finish replaces the same file.
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -1,7 +1,11 @@
 """Entry point of the console script `memo`. Imports no torch: help must answer at once."""
 
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from memo import __version__
 from memo.cli.commands import Command, dispatch
@@ -23,14 +27,44 @@ COMMANDS = (
 ABOUT = f"memo {__version__}: train and extend LLMs at 64K to millions of tokens on few GPUs."
 
 
+_EXIT_PIPE = 128 + signal.SIGPIPE
+"""The status that a shell shows of a program such as `cat` when the reader of its output goes away."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command (default: sys.argv[1:]) and return its exit status.
 
-    Raises SystemExit for an error of memo's, after one message on standard error (memo.errors has the statuses).
+    Where nobody reads the output any more, as in `memo solve ... | head`, the command ends quietly. Raises SystemExit
+    for an error of memo's, after one message on standard error (memo.errors has the statuses).
     """
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        left = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+        if not left:  # it is another pipe that broke
+            raise
+        for stream in left:  # Python would fail again when it flushes the rest at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return _EXIT_PIPE
+
+
+def _run(args: list[str]) -> int:
     if args[:1] == ["--version"]:
         print(f"memo {__version__}")
         return 0
     with exit_on_error(is_reporting_rank()):
         return dispatch("memo", ABOUT, COMMANDS, args)
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Whether it is a pipe without a reader."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # not a file of the system, or closed
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors are told in any case
+    return any(event & select.POLLERR for _, event in poll.poll(0))

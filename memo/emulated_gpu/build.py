@@ -3,19 +3,17 @@
 torch's own folder is not changed: the process that `launch` starts loads the libraries of our folder first.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from memo.artifacts import cache_folder as cache
 from memo.artifacts import toolchain
+from memo.artifacts.build_lock import build_lock
 from memo.emulated_gpu import symbols
 from memo.errors import EmulatorError
 
@@ -59,7 +57,7 @@ def libraries() -> Path:
     complete = folder / "complete"
     if complete.exists():  # without the lock, which another process may hold while it builds other libraries
         return folder
-    with _locked(cache_folder() / "lock"):
+    with build_lock(cache_folder() / "lock", WHAT):
         if not complete.exists():
             _build(torch, folder)
             complete.touch()
@@ -238,11 +236,3 @@ def _compile(*arguments: str) -> None:
 def cuda_include() -> Path:
     """The folder of cuda_runtime_api.h. Raises EmulatorError."""
     return toolchain.cuda_include(find_torch(), WHAT, EmulatorError)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """A context that one process of this machine enters at a time; the lock ends with its process."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

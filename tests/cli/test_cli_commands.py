@@ -129,3 +129,28 @@ def test_data_demo_passes_its_flags_on(tmp_path: Path, monkeypatch: pytest.Monke
     held_out, rest = len(IndexedDataset(f"{out}-eval")), len(IndexedDataset(out))
     assert held_out + rest == 20 and held_out > 0
     assert (tmp_path / "demo-tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    "args", [["--version"], ["--help"], ["plan", "--help"], ["estimate", "--model", "gpt-7b", "--gpus", "8"]]
+)
+def test_output_that_nobody_reads_ends_a_command_quietly(args: list[str]) -> None:
+    """As `memo ... | head` does: a pipe whose reader has gone, and the status that a shell shows of `cat` then."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "memo", *args], check=False, stdout=writer, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_another_pipe_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("memo.cli.main.dispatch", breaks)
+    with pytest.raises(BrokenPipeError):
+        main(["plan"])

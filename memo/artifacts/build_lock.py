@@ -1,0 +1,56 @@
+"""A lock that lets one process of a machine build a library while the others wait for it. No torch."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from memo.errors import is_reporting_rank
+
+TELL_AFTER_S = 3.0
+"""A wait that lasts longer is told on standard error: a build takes seconds for one library, minutes for others."""
+_POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def build_lock(path: Path, what: str, *, works_without: bool = False) -> Iterator[None]:
+    """A context that one process of this machine enters at a time. The lock ends with its process.
+
+    Args:
+        what: is built, for the message of those that wait.
+        works_without: enter without a lock where the file system knows none, as some network file systems; else that
+            raises OSError.
+    """
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w") as file:
+        try:
+            _wait(file.fileno(), path, what)
+        except OSError:
+            if not works_without:
+                raise
+        yield
+
+
+def _wait(descriptor: int, path: Path, what: str) -> None:
+    told_at_s = time.monotonic() + TELL_AFTER_S
+    while not _is_ours(descriptor):
+        if time.monotonic() >= told_at_s:
+            if is_reporting_rank():
+                print(
+                    f"waiting for another process that builds {what}, which holds {path}", file=sys.stderr, flush=True
+                )
+            return fcntl.flock(descriptor, fcntl.LOCK_EX)
+        time.sleep(_POLL_S)
+
+
+def _is_ours(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
