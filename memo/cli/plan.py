@@ -6,8 +6,10 @@ memo plan --family llama --gpus 8 --objective max-model-size
 """
 # ruff: noqa: UP045 - of `X | None` tyro asks typeguard, whose import alone takes as long as a small search.
 
+import contextlib
+import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal, Optional
 
@@ -16,7 +18,6 @@ from tyro.conf import arg
 
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
-from memo.papers import fine_tuning
 from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
@@ -98,6 +99,8 @@ def main(argv: Sequence[str]) -> None:
         place_states=options.place_states,
     )
     if options.method == "llmem":
+        from memo.papers import fine_tuning
+
         setting, found = fine_tuning.choose_method(question, options.llmem_corrected)
         if options.json:
             print(json.dumps(fine_tuning.as_object(question, setting, found), indent=1))
@@ -107,7 +110,8 @@ def main(argv: Sequence[str]) -> None:
     if options.explain is not None:
         print(explanation(question, parse_layout(options.explain)))
         return
-    plan = answer(question, options.objective, top=options.top, everything=options.all, family=options.family)
+    with _without_collector():
+        plan = answer(question, options.objective, top=options.top, everything=options.all, family=options.family)
     commands = _write(plan, options)
     if options.trace_out is not None:
         _trace(plan, options.trace_out)
@@ -117,6 +121,18 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps(as_object(plan, commands, options.all), indent=1))
     else:
         print(text(plan, commands, options.all))
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """A search makes many objects and hardly a cycle: looking for cycles would take a tenth of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _OF_LLMEM = {"gpus", "model", "seq_len", "hardware", "gpu_memory_gib", "method", "llmem_corrected", "json"}

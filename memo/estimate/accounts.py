@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Literal
 
 from memo.config import RunConfig
-from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory, worst_stages
+from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory
 from memo.estimate.rank_memory import RankMemory, rank_memory, worst_rank
 from memo.spec.shapes import ModelShape
 from memo.spec.slots import Moved
@@ -68,7 +68,7 @@ class Account:
         return memory, memory.total
 
     def _own_bounds(self, config: RunConfig, moved: Moved | None) -> dict[int, OwnBounds]:
-        return {stage: _own_bounds(config, self.world_size, stage, _key(moved)) for stage in worst_stages(config)}
+        return _own_bounds(config, self.world_size, _key(moved))
 
 
 _Key = float | frozenset[tuple[str, int]] | None
@@ -94,5 +94,5 @@ def _own(config: RunConfig, world_size: int, stage: int, moved: _Key) -> RankMem
 
 
 @lru_cache(maxsize=1024)
-def _own_bounds(config: RunConfig, world_size: int, stage: int, moved: _Key) -> OwnBounds:
-    return own_bounds(config, world_size, stage, moved=_moved(moved))
+def _own_bounds(config: RunConfig, world_size: int, moved: _Key) -> dict[int, OwnBounds]:
+    return own_bounds(config, world_size, moved=_moved(moved))

@@ -149,13 +149,14 @@ def worst_stages(config: RunConfig) -> list[int]:
     return sorted({0, min(1, last), last})
 
 
-def own_bounds(config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None) -> OwnBounds:
-    """Bounds of `own_memory` on GPUs, at a twentieth of its cost; arguments as there."""
+def own_bounds(config: RunConfig, world_size: int, *, moved: Moved | None = None) -> dict[int, OwnBounds]:
+    """Bounds of `own_memory` on GPUs for each of `worst_stages`, at a twentieth of its cost; arguments as there."""
     config, moved = _moving(config, moved)
-    bounds, context = memory_bounds(config, world_size, stage, moved), RUNTIME_BYTES["cuda"]
-    host = 0 if moved is None else swap_bytes(config, world_size, stage, moved).host
-    least = _rank_memory(bounds.states, bounds.rounding_buffers, bounds.kept, bounds.least, context, host)
-    return OwnBounds(least, bounds.most + context)
+    context, found = RUNTIME_BYTES["cuda"], {}
+    for stage, at in memory_bounds(config, world_size, worst_stages(config), moved).items():
+        least = _rank_memory(at.states, at.swap.rounding_buffers, at.kept, at.least, context, at.swap.host)
+        found[stage] = OwnBounds(least, at.most + context)
+    return found
 
 
 def _moving(config: RunConfig, moved: Moved | None) -> tuple[RunConfig, Moved | None]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
 from memo.spec.layer_ops import layers_in_flight
-from memo.spec.slots import Moved, slot_layout
+from memo.spec.slots import Moved, SlotLayout, slot_layout
 from memo.units import DTYPE_BYTES
 
 
@@ -27,7 +27,11 @@ class SwapBytes:
 
 def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> SwapBytes:
     """Device and host bytes of a rank of `stage`."""
-    layout = slot_layout(config, moved)
+    return laid_out_bytes(config, world_size, stage, slot_layout(config, moved))
+
+
+def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> SwapBytes:
+    """The same for a layout that is known, which all stages share."""
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     slots = min(2, passes)
     records = num_records(config, world_size, stage)

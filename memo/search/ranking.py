@@ -146,29 +146,52 @@ def search(question: Question, *, top: int = 10, everything: bool = False) -> Pl
     """The `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16."""
     pools = _sorted_by_memory(question, everything)
     race = _Race(question, everything)
-    choices = race.run(pools.fits, max(1, len(pools.fits)) if everything else top)
+    fastest = race.run(pools.fits, max(1, len(pools.fits)) if everything else top)
     if not everything:
-        choices = tuple(sorted(map(race.refined, choices), key=_step_s))
+        fastest = sorted(map(race.refined, fastest), key=_step_s)
+    choices = tuple(_sized(question, timed) for timed in fastest)
     below_s = _step_s(choices[0]) if choices else inf
     wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
     placed_layouts = place_oversized(question, pools.oversized if wanted else (), race.bounds, top, below_s)
     placed_choices = [_choice_of(question, found) for found in placed_layouts.choices]
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
-    unsure = race.run(pools.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
+    faster = race.run(pools.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
+    unsure = tuple(_sized(question, timed) for timed in faster)
     refusals = _after_placing(pools.refused, placed_layouts)
     num_fitting = len(pools.fits) + len(placed_layouts.choices)
     return Plan(question, choices, unsure, refusals, pools.num_candidates + placed_layouts.num_candidates, num_fitting)
 
 
+@dataclass(frozen=True)
+class _Timed:
+    """A `Choice` without its memory: only of those that are shown all bytes are counted."""
+
+    layout: Layout
+    strategy: Strategy
+    step: StepPrediction
+    limit: str
+    moved: dict[str, int] | None
+
+
 def evaluate(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Choice:
     """One candidate in full, fitting or not; `swap` is of alpha auto, where it is known already."""
+    return _sized(question, _timed(question, layout, strategy, swap))
+
+
+def _sized(question: Question, timed: _Timed) -> Choice:
+    memory = size(question, timed.layout, timed.strategy, timed.moved, exactly=True)
+    return Choice(timed.layout, timed.strategy, memory, timed.step, timed.limit, timed.moved)
+
+
+def _timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> _Timed:
+    """`swap` is of alpha auto, where it is known already."""
     moved: dict[str, int] | None = None
     limit = NOTHING_BINDS if strategy == KEEP else "device memory"
     if strategy == AUTO:
         swap = swap or _swap_choice(question, layout)
         moved, limit = swap.tiles, str(swap.limit)
     step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
-    return Choice(layout, strategy, size(question, layout, strategy, moved, exactly=True), step, limit, moved)
+    return _Timed(layout, strategy, step, limit, moved)
 
 
 def _choice_of(question: Question, found: PlacedChoice) -> Choice:
@@ -217,7 +240,7 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
     return "", sorted(choices, key=_step_s)
 
 
-def _step_s(choice: Choice) -> float:
+def _step_s(choice: Choice | _Timed) -> float:
     return choice.step.step_time_s
 
 
@@ -228,44 +251,82 @@ def _sorted_by_memory(question: Question, everything: bool) -> _Pools:
             pools.refused.append(Refusal(grid, Reason.LAYOUT, why))
             pools.num_candidates += 1
             continue
+        too_large = _TooLarge()
         for pipeline in pipelines(question, grid):
-            smaller: dict[str, Refusal] = {}  # by the way of attention under cp: memory grows with the micro-batch
             for batch in batches(question, pipeline):
                 for layout in exchanges(question, batch):
-                    if layout.cp_comm_type in smaller:
-                        pools.oversized += [layout] if layout.vpp == 1 else []
-                        pools.refused.append(replace(smaller[layout.cp_comm_type], layout=layout))
-                        pools.num_candidates += 1
-                        continue
-                    refused = _place(question, layout, pools)
-                    if refused is not None:
-                        smaller[layout.cp_comm_type] = refused
+                    _place(question, layout, pools, too_large)
     return pools
 
 
-def _place(question: Question, layout: Layout, pools: _Pools) -> Refusal | None:
-    """Put a layout's strategies into the pools. Where keeping everything fits, nothing else can be faster.
+class _TooLarge:
+    """What surely does not fit on one grid, so that what needs more is not counted.
 
-    Returns the refusal where not even an unsure one is left, so that larger micro-batches need no look.
+    Memory grows with the micro-batch, and stages of several chunks hold more than those of one.
     """
+
+    def __init__(self) -> None:
+        self._smallest: dict[tuple[str, Strategy, int], int] = {}  # micro-batch that does not fit
+        self._refusals: dict[tuple[str, int], Refusal] = {}  # of all strategies, for the smallest such micro-batch
+
+    def add(self, layout: Layout, strategy: Strategy) -> None:
+        self._smallest.setdefault((layout.cp_comm_type, strategy, layout.vpp), layout.mbs)
+
+    def has(self, layout: Layout, strategy: Strategy) -> bool:
+        known = (self._smallest.get((layout.cp_comm_type, strategy, chunks)) for chunks in {1, layout.vpp})
+        return any(mbs is not None and mbs <= layout.mbs for mbs in known)
+
+    def refuse(self, refused: Refusal) -> None:
+        """No strategy fits, not even perhaps."""
+        self._refusals.setdefault((refused.layout.cp_comm_type, refused.layout.vpp), refused)
+
+    def refusal(self, layout: Layout, chunks: int) -> Refusal | None:
+        """Of a layout that needs no more than this one, in stages of so many chunks."""
+        known = self._refusals.get((layout.cp_comm_type, chunks))
+        return replace(known, layout=layout) if known is not None and known.layout.mbs <= layout.mbs else None
+
+
+def _place(question: Question, layout: Layout, pools: _Pools, too_large: _TooLarge) -> None:
+    """Put a layout's strategies into the pools. Where keeping everything fits, nothing else can be faster."""
+    refused = too_large.refusal(layout, layout.vpp)
+    if refused is not None:
+        pools.oversized += [layout] if layout.vpp == 1 else []
+        pools.refused.append(refused)
+        pools.num_candidates += 1
+        return
     tried: list[tuple[Strategy, Sized]] = []
+    known: list[Strategy] = []
     for strategy in pools.strategies if can_tile(question, layout) else _STRATEGIES:
+        if too_large.has(layout, strategy):
+            known.append(strategy)
+            continue
         tried.append((strategy, size(question, layout, strategy)))
-        if strategy == KEEP and tried[0][1].verdict == Verdict.FITS:
+        verdict = tried[-1][1].verdict
+        if verdict in (Verdict.OOM, Verdict.OOHM):
+            too_large.add(layout, strategy)
+        if strategy == KEEP and verdict == Verdict.FITS:
             break
-    pools.num_candidates += len(tried)
+    pools.num_candidates += len(tried) + len(known)
     fitting = [strategy for strategy, sized in tried if sized.verdict == Verdict.FITS]
     unsure = [strategy for strategy, sized in tried if sized.verdict == Verdict.UNSURE]
     pools.fits += [(layout, strategy) for strategy in fitting]
     pools.unsure += [(layout, strategy) for strategy in unsure]
     if fitting:
-        return None
+        return
     pools.oversized += [layout] if layout.vpp == 1 else []
-    least = min((sized for _, sized in tried), key=lambda sized: sized.excess)
-    reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
-    refused = Refusal(layout, reasons[least.verdict], least.shortage(question))
+    refused = None if tried else too_large.refusal(layout, 1)
+    if refused is None or refused.reason != Reason.GPU:  # with more chunks, GPU memory may be scarcer than the host's
+        tried += [(strategy, size(question, layout, strategy)) for strategy in known]  # one of them may need least
+        refused = _refusal(question, layout, [sized for _, sized in tried])
     pools.refused.append(refused)
-    return None if unsure else refused
+    if not unsure:
+        too_large.refuse(refused)
+
+
+def _refusal(question: Question, layout: Layout, tried: list[Sized]) -> Refusal:
+    least = min(tried, key=lambda sized: sized.excess)
+    reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
+    return Refusal(layout, reasons[least.verdict], least.shortage(question))
 
 
 class _Race:
@@ -275,13 +336,13 @@ class _Race:
         self.question, self.everything = question, everything
         self.bounds = Bounds(question)
 
-    def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> tuple[Choice, ...]:
+    def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> list[_Timed]:
         """The best of `count` grids, or of all candidates one by one; only those that take less than `below_s`."""
         queue: list[tuple[float, int, SwapChoice | None]] = [
             (self.bounds.least_s(layout, strategy), index, None) for index, (layout, strategy) in enumerate(pool)
         ]
         heapq.heapify(queue)
-        best: dict[object, Choice] = {}
+        best: dict[object, _Timed] = {}
         while queue:
             bound_s, index, swap = heapq.heappop(queue)
             last_s = sorted(map(_step_s, best.values()))[count - 1] if len(best) >= count else below_s
@@ -295,15 +356,15 @@ class _Race:
                 swap = _swap_choice(self.question, layout)
                 heapq.heappush(queue, (self.bounds.least_s(layout, strategy, swap), index, swap))
                 continue
-            choice = evaluate(self.question, layout, strategy, swap)
-            if _step_s(choice) < min(below_s, _step_s(best[key]) if key in best else inf):
-                best[key] = choice
-        return tuple(sorted(best.values(), key=_step_s)[:count])
+            timed = _timed(self.question, layout, strategy, swap)
+            if _step_s(timed) < min(below_s, _step_s(best[key]) if key in best else inf):
+                best[key] = timed
+        return sorted(best.values(), key=_step_s)[:count]
 
-    def refined(self, choice: Choice) -> Choice:
+    def refined(self, choice: _Timed) -> _Timed:
         """The best of alpha auto and of the given ones that fit on its layout; any other choice as it is."""
         question, layout = self.question, choice.layout
         if choice.strategy != AUTO or not can_tile(question, layout):
             return choice
         fitting = [share for share in GRID if size(question, layout, share).verdict == Verdict.FITS]
-        return min([choice, *(evaluate(question, layout, share) for share in fitting)], key=_step_s)
+        return min([choice, *(_timed(question, layout, share) for share in fitting)], key=_step_s)

@@ -7,7 +7,7 @@ Stage r of p holds `chunks` runs of layers; chunk c of stage r is virtual stage 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
@@ -17,8 +17,7 @@ Link = tuple[int, int, Kind, bool]
 """(source stage, target stage, kind, wraps around): its messages share a communicator and keep order."""
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(NamedTuple):
     """Forward or backward of one microbatch through one chunk of this stage."""
 
     kind: Kind

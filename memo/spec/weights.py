@@ -11,8 +11,7 @@ whole        all; each rank sees other tokens,     "tp"        if a table of pos
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memo.config.derived import vocab_rows_per_rank
 
@@ -22,8 +21,7 @@ Replicated = Literal["", "tp", "embedding"]
 Init = Literal["normal", "ones", "zeros"]
 
 
-@dataclass(frozen=True)
-class Weight:
+class Weight(NamedTuple):
     """A parameter of a module; matrices are [out, in].
 
     Attributes:

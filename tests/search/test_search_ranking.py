@@ -9,9 +9,22 @@ from golden import golden_rows
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.planner.problem import Limit
-from memo.search.candidates import AUTO, FULL, GRID, KEEP, SELECTIVE, Layout, batches, exchanges, grids, pipelines
+from memo.search.candidates import (
+    AUTO,
+    FULL,
+    GRID,
+    KEEP,
+    SELECTIVE,
+    Layout,
+    Strategy,
+    batches,
+    exchanges,
+    grids,
+    pipelines,
+)
 from memo.search.question import Question, ask
-from memo.search.ranking import NOTHING_BINDS, Choice, Plan, Reason, evaluate, explain, search
+from memo.search.ranking import NOTHING_BINDS, Choice, Plan, Reason, _TooLarge, evaluate, explain, search
+from memo.search.sizing import size
 from memo.simulate import StepPrediction, predict_step
 from memo.units import GIB
 
@@ -224,3 +237,26 @@ def test_the_first_choice_among_measured_layouts(table: str, hardware: str, trie
 
 def layout_of(row: dict[str, str]) -> Layout:
     return Layout(int(row["tp"]), int(row["cp"]), int(row["pp"]), mbs=int(row["mbs"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "seq_len", "batch"), [("llama-3.1-8b", 8, 65536, 16), ("gpt-30b", 16, 32768, 64)]
+)
+def test_what_is_not_counted_does_not_fit(
+    model: str, gpus: int, seq_len: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search takes it from smaller micro-batches and from fewer chunks; counted in full, it is the same."""
+    skipped: list[tuple[Layout, Strategy]] = []
+    has = _TooLarge.has
+
+    def recorded(known: _TooLarge, layout: Layout, strategy: Strategy) -> bool:
+        is_known = has(known, layout, strategy)
+        skipped.extend([(layout, strategy)] if is_known else [])
+        return is_known
+
+    monkeypatch.setattr(_TooLarge, "has", recorded)
+    question = ask(model, gpus, seq_len=seq_len, global_batch_size=batch)
+    search(question, top=1)
+    assert any(layout.vpp > 1 for layout, _ in skipped) and any(layout.mbs > 1 for layout, _ in skipped)
+    for layout, strategy in skipped:
+        assert size(question, layout, strategy).verdict in (Verdict.OOM, Verdict.OOHM), (layout, strategy)

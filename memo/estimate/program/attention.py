@@ -4,7 +4,7 @@ q, k and v belong to the caller. Each sequence is taken as one document; shorter
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
@@ -14,8 +14,7 @@ _KEY_BLOCK = 512
 """Number of keys of one block of torch's CPU flash kernel."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of the kernel: numbers of queries and keys, over all sequences of the micro-batch."""
 
     queries: int
@@ -60,7 +59,7 @@ def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
 
 def _exchanged(z: LayerSizes) -> LayerSizes:
     """The sizes between the two all-to-alls: all tokens of the group that exchanges heads, for a part of the heads."""
-    return replace(z, tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
+    return z._replace(tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
 
 
 def _split_heads(ledger: Ledger, num_bytes: int) -> Block:

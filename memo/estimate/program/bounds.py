@@ -6,24 +6,26 @@
 The walk of memo.estimate.program.step gives the exact peak; tests check that it lies between the two.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resolved_offload_tiles
+from memo.config.derived import resolved_offload_tiles
 from memo.estimate.program.embedding_and_loss import end_sizes
 from memo.estimate.program.ledger import Ledger
-from memo.estimate.program.passes import LayerPasses, end_passes, layer_passes
+from memo.estimate.program.passes import EndPasses, LayerPasses, end_passes, layer_passes
 from memo.estimate.program.reductions import NORM_CHUNK
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
 from memo.estimate.program.step import make_lasting
 from memo.estimate.program.tiles import kept_groups
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
-from memo.estimate.swap_memory import swap_bytes
+from memo.estimate.swap_memory import SwapBytes, laid_out_bytes
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
-from memo.spec.slots import Moved
+from memo.spec.slots import Moved, slot_layout
 
+_NO_SWAP = SwapBytes(0, 0)
 _MESSAGES = 5
 """Hidden states that messages, their sender and their receiver hold at most, in addition to what is in flight."""
 
@@ -33,36 +35,62 @@ class MemoryBounds:
     """Bytes of one rank.
 
     Attributes:
+        swap: rounding buffers, and host memory of the swap plan.
         kept: what layers keep between forward and backward, except the layer that runs; part of `least` and `most`.
         least, most: bounds of all allocated bytes of the device, including states and rounding buffers.
     """
 
     states: StateBytes
-    rounding_buffers: int
+    swap: SwapBytes
     kept: int
     least: int
     most: int
 
 
-def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> MemoryBounds:
-    """Bounds of `program_memory`; `moved` is what a swap plan moves, None if there is no swap plan."""
-    units, sizes = rank_units(config, world_size, stage), state_sizes(config, world_size)
-    states = placed_bytes(units, placement_of(config, world_size), sizes)
-    buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
+def memory_bounds(
+    config: RunConfig, world_size: int, stages: Sequence[int], moved: Moved | None
+) -> dict[int, MemoryBounds]:
+    """Bounds of `program_memory` by stage; `moved` is what a swap plan moves, None if there is no swap plan."""
+    sizes, placement = state_sizes(config, world_size), placement_of(config, world_size)
+    slots = None if moved is None else slot_layout(config, moved)
     first = layer_sizes(config, 0, config.hardware.num_threads or 1)
     groups = None if moved is None else kept_groups(moved, resolved_offload_tiles(config))
     lasting = Ledger(never=first.never)
-    make_lasting(lasting, config, first, num_microbatches(config, world_size))
-    base = states.device + buffers + lasting.live_bytes
+    make_lasting(lasting, config, first, sizes.microbatches)
     is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
     ends = end_passes(first, end_sizes(config, first), not is_breadth_first)
+    ring = [first] if first.ring == 1 else [first, first._replace(ring_rank=first.ring - 1)]
+    layers = [layer_passes(config, place, groups) for place in ring]
+    found = {}
+    for stage in stages:
+        units = rank_units(config, world_size, stage)
+        states = placed_bytes(units, placement, sizes)
+        swap = _NO_SWAP if slots is None else laid_out_bytes(config, world_size, stage, slots)
+        base = states.device + swap.rounding_buffers + lasting.live_bytes
+        reduced = _reduced_bytes(first, units, sizes.shards)
+        found[stage] = _of_stage(config, sizes.microbatches, stage, layers, ends, states, swap, base, reduced)
+    return found
+
+
+def _of_stage(
+    config: RunConfig,
+    microbatches: int,
+    stage: int,
+    layers: list[LayerPasses],
+    ends: EndPasses,
+    states: StateBytes,
+    swap: SwapBytes,
+    base: int,
+    reduced: int,
+) -> MemoryBounds:
+    """`layers`: of the places of a ring that may need most; `base`: bytes that live during all of a step."""
     has_loss = stage == config.parallel.pp - 1
     loss, waiting = (ends.loss_backward.peak.num_bytes, ends.of_head_bytes) if has_loss else (0, 0)
     others = [ends.rope, ends.embedding, ends.embedding_backward, *([ends.loss] if has_loss else [])]
+    passes = layers_in_flight(config, microbatches, stage)
     least = most = 0
-    for ring_rank in {0, first.ring - 1}:
-        layer = layer_passes(config, replace(first, ring_rank=ring_rank), groups)
-        flights = _flights(config, world_size, stage, layer, ends.rope_bytes)
+    for layer in layers:
+        flights = _flights(config, passes, stage, layer, ends.rope_bytes)
         backwards = [layer.backward.transient_bytes]
         if config.parallel.pp > 1:  # only a gradient that was received is kept alive during the backward
             backwards.append(layer.held_backward.transient_bytes)
@@ -70,11 +98,10 @@ def memory_bounds(config: RunConfig, world_size: int, stage: int, moved: Moved |
         messages = _MESSAGES if config.parallel.pp > 1 else 1
         beside = waiting + messages * layer.hidden_bytes
         beside += max(*backwards, layer.forward.transient_bytes, loss, *(each.peak.num_bytes for each in others))
-        reduced = _reduced_bytes(first, units, sizes.shards)
         sent = 0 if has_loss else layer.hidden_bytes  # the last message, until the next one on its link
         least = max(least, base + flights.in_flight + sent + at_work)
         most = max(most, base + beside + max(flights.in_flight_at_most, flights.last + reduced))
-    return MemoryBounds(states, buffers, flights.kept, least, most)  # the same for all ranks of a ring
+    return MemoryBounds(states, swap, flights.kept, least, most)  # the same for all ranks of a ring
 
 
 @dataclass(frozen=True)
@@ -94,11 +121,11 @@ class _Flights:
     last: int
 
 
-def _flights(config: RunConfig, world_size: int, stage: int, layer: LayerPasses, rope: int) -> _Flights:
+def _flights(config: RunConfig, passes: int, stage: int, layer: LayerPasses, rope: int) -> _Flights:
+    """`passes`: layers x microbatches in flight."""
     parallel, hidden = config.parallel, layer.hidden_bytes
     pp, vpp = parallel.pp, parallel.vpp
     layers = config.model.num_layers // (pp * vpp)
-    passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     count = passes // layers
     kept = layer.kept_bytes + (hidden if layer.keeps_input else 0)
     # Each microbatch in a chunk keeps the chunk's input, which the lowest layer may keep already.

@@ -16,7 +16,7 @@ class Block:
         self.name, self.num_bytes, self.parts = name, num_bytes, parts
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Moment:
     """The tensors that live at one moment.
 
@@ -41,7 +41,7 @@ class Moment:
         return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}
 
 
-@dataclass
+@dataclass(eq=False)
 class Ledger:
     """Requests of a piece of code, in their order. Bytes are those that are asked for, without rounding.
 
@@ -63,8 +63,9 @@ class Ledger:
 
     def make(self, name: str, num_bytes: int) -> Block:
         """A tensor that begins to live; an empty one leaves no event."""
-        block = Block(name, 0 if name in self.never else num_bytes)
-        return self._add(block) if block.num_bytes else block
+        if not num_bytes or name in self.never:
+            return Block(name, 0)
+        return self._add(Block(name, num_bytes))
 
     def make_all(self, parts: Mapping[str, int]) -> Block:
         """Several tensors as one block, which is freed at once."""

@@ -5,7 +5,7 @@ follows it, in elements per token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
@@ -13,8 +13,7 @@ from memo.estimate.program.products import LinearProducts, Product
 from memo.estimate.program.sizes import LayerSizes
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A matrix between hidden states and `inside`, in one direction or the other; `bias`: whether it has one."""
 
     inside: int

@@ -25,7 +25,7 @@ from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tiles import KeptGroups, tiled_backward, tiled_forward
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pass:
     """One pass.
 
@@ -54,6 +54,10 @@ class Pass:
     @property
     def transient_bytes(self) -> int:
         return self.peak.num_bytes - self.start.num_bytes
+
+    @property
+    def late_bytes(self) -> int:
+        return 0 if self.tail is None or self.end is None else self.tail.num_bytes - self.end.num_bytes
 
 
 def _change(start: Moment, moment: Moment) -> dict[str, int]:

@@ -9,12 +9,10 @@ fp16, 0.03 to 0.2 MiB for each thread (AVX-512, torch 2.13).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """left [rows, inner] x right [inner, columns].
 
     Attributes:
@@ -31,8 +29,7 @@ class Product:
     bias: bool = False
 
 
-@dataclass(frozen=True)
-class LinearProducts:
+class LinearProducts(NamedTuple):
     """The matrix products of y [tokens, outputs] = x [tokens, inputs] W^T (+ bias) and of its backward."""
 
     inputs: int

@@ -1,6 +1,6 @@
 """The sizes from which those of all tensors of a layer on one rank follow."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles
@@ -16,8 +16,7 @@ ON_CPUS_ALONE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class LayerSizes:
+class LayerSizes(NamedTuple):
     """One rank's part of a layer. Widths are elements per token after the split over tp.
 
     Attributes:

@@ -1,5 +1,6 @@
 """The buckets of one rank's weights and gradients, and where the states of each module lie."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ from memo.config import RunConfig
 from memo.estimate.state_memory import state_sizes
 from memo.spec.buckets import BucketPlan, module_buckets, stage_modules
 from memo.spec.placement import LayerPlaces, placement_of
+from memo.spec.weights import Weight
 
 
 class OwnedBucket(NamedTuple):
@@ -39,9 +41,13 @@ class StateLayout:
 def state_layout(config: RunConfig, world_size: int, stage: int) -> StateLayout:
     """The layout of a rank of pipeline stage `stage`, with the placement of the configuration."""
     num_shards = state_sizes(config, world_size).shards
-    buckets = []
+    buckets: list[OwnedBucket] = []
+    last: Sequence[Weight] = ()
+    plans: tuple[BucketPlan, ...] = ()
     for owner, weights in reversed([*enumerate(stage_modules(config, stage))]):
-        plans = module_buckets(weights, config.parallel.tp, config.parallel.ddp_bucket_size, num_shards)
+        if weights is not last:  # all layers are alike
+            plans = module_buckets(tuple(weights), config.parallel.tp, config.parallel.ddp_bucket_size, num_shards)
+            last = weights
         buckets += [OwnedBucket(owner, plan) for plan in plans]
     places = _places(config, world_size, {bucket.owner for bucket in buckets})
     return StateLayout(num_shards, tuple(buckets), places)

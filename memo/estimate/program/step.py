@@ -316,7 +316,9 @@ class Step:
 
     def _reduce(self, owner: int, is_last_microbatch: bool, backward: Pass) -> None:
         """What `Reductions` starts after the backward of a module, beside the backward's tail."""
-        if self._reductions.after_backward(owner, is_last_microbatch) and backward.late:
+        if not self._reductions.after_backward(owner, is_last_microbatch):
+            return
+        if self.ledger.live_bytes + backward.late_bytes > self.ledger.peak_bytes:
             self.ledger.free(self.ledger.make_all(backward.late))
 
     # Messages, and what keeps a tensor alive.
