@@ -75,6 +75,7 @@ def assemble(local: list[Tensor]) -> list[Tensor]:
 
 
 def check_type(comm_type: str, a2a_size: int) -> int:
+    """All ranks have the same whole tensors, so each judges its share of the cases; returns their number."""
     ring, a2a = groups(a2a_size)
     attention = ContextAttention(CpuFlash(), S, comm_type, ring, a2a, SCALE)
     cases = 0
@@ -83,7 +84,8 @@ def check_type(comm_type: str, a2a_size: int) -> int:
             for heads in ((4, 4), (8, 4)):
                 inputs = make_inputs(S, 2, heads, 16, dtype, seed=cases)
                 whole = assemble(run_local(attention, inputs, documents))
-                assert_accurate(whole, inputs, documents, SCALE)
+                if cases % dist.get_world_size() == dist.get_rank():
+                    assert_accurate(whole, inputs, documents, SCALE)
                 cases += 1
     return cases
 

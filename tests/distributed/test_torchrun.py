@@ -10,7 +10,6 @@ gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.
 import json
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -31,40 +30,21 @@ FLAGS = [
     *("--seq-len", "64", "--global-batch-size", "2", "--train-iters", "20", "--lr", "1e-2"),
     *("--lr-warmup-iters", "4", "--device", "cpu", "--num-threads", "1", "--peak-tflops", "1"),
 ]
-LAYOUTS = ("--tp 2 --cp 2 --pp 2", "--tp 2 --pp 2")  # the second leaves dp 2
+LAYOUTS = ("--tp 2 --cp 2 --pp 2", pytest.param("--tp 2 --pp 2", marks=pytest.mark.full))  # the second leaves dp 2
 BOUNDS = {"fp64": 1e-10, "fp32": 5e-6}
 
-SEVERAL = """
-import json, runpy, sys
 
-_, example, jobs = sys.argv
-for flags in json.loads(jobs):
-    sys.argv = [example, *flags]
-    try:
-        runpy.run_path(example, run_name="__main__")
-    except SystemExit as end:
-        assert end.code == 0, flags
-"""
-"""Runs the example once for each list of flags."""
-
-
-def jobs_of(folder: Path, jobs: dict[str, list[str]]) -> list[str]:
-    """Arguments of `SEVERAL`."""
-    flags = [[*FLAGS, *job, "--log-jsonl", str(folder / f"{name}.jsonl")] for name, job in jobs.items()]
-    return [str(EXAMPLE), json.dumps(flags)]
+def arguments_of(folder: Path, flags: list[str]) -> list[str]:
+    return [*FLAGS, *flags, "--log-jsonl", str(folder / "log.jsonl")]
 
 
 def start(folder: Path, name: str, arguments: list[str], world: dict[str, str]) -> Process:
     environment = {**os.environ, **world, "OMP_NUM_THREADS": "1"}
-    return fork("program", SEVERAL, arguments, environment, folder / f"{name}.out", folder / f"{name}.err")
+    return fork("file", EXAMPLE, arguments, environment, folder / f"{name}.out", folder / f"{name}.err")
 
 
-def losses(folder: Path, jobs: Iterable[str]) -> dict[str, list[float]]:
-    logs = {name: (folder / f"{name}.jsonl").read_text().splitlines() for name in jobs}
-    return {name: [json.loads(line)["lm_loss"] for line in lines] for name, lines in logs.items()}
-
-
-Losses = dict[str, list[float]]
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["lm_loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module", params=["fp64", pytest.param("fp32", marks=pytest.mark.full)])
@@ -75,26 +55,21 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def one_process(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    folder, jobs = tmp_path_factory.mktemp("one"), {"one": ["--params-dtype", dtype]}
-    finish([start(folder, "one", jobs_of(folder, jobs), {})])
-    return losses(folder, jobs)["one"]
+    folder = tmp_path_factory.mktemp("one")
+    finish([start(folder, "one", arguments_of(folder, ["--params-dtype", dtype]), {})])
+    return losses(folder)
 
 
-@pytest.fixture(scope="module")
-def eight_ranks(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """By layout; all run in the same processes, one after another."""
-    jobs = {layout: [*layout.split(), "--params-dtype", dtype] for layout in LAYOUTS}
-    folder, store = tmp_path_factory.mktemp("eight"), own_store()
-    arguments = jobs_of(folder, jobs)
+def eight_ranks(folder: Path, flags: list[str]) -> list[float]:
+    store = own_store()
+    arguments = arguments_of(folder, flags)
     finish([start(folder, f"rank {rank}", arguments, its) for rank, its in enumerate(world(8, store))])
-    return losses(folder, jobs)
+    return losses(folder)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_eight_ranks_log_the_losses_of_one(
-    dtype: str, layout: str, one_process: list[float], eight_ranks: Losses
-) -> None:
-    one, eight = one_process, eight_ranks[layout]
+def test_eight_ranks_log_the_losses_of_one(dtype: str, layout: str, one_process: list[float], tmp_path: Path) -> None:
+    one, eight = one_process, eight_ranks(tmp_path, [*layout.split(), "--params-dtype", dtype])
     assert one[-1] < one[0] - 0.5  # it learns
     assert len(eight) == len(one) == 20
     difference = max(abs(a - b) for a, b in zip(eight, one, strict=True))

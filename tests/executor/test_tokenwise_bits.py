@@ -1,11 +1,11 @@
 """Swapping changes nothing: any alpha gives the same bits, and the plain model's numbers to rounding.
 
 torch.equal on the loss and on every gradient, against alpha = 0 in unpoisoned buffers with eager copies; all
-others run with buffers poisoned, copies late or at random moments, and every access checked. A model on one process
-runs under every alpha and policy in every dtype; each layout of several ranks runs under one of them in each dtype,
-and the layouts together under all that move something. The plain model
-works on whole sequences instead of tiles: in fp64 it agrees to 1e-12 of the largest value; in fp32 and bf16
-swapping may be at most twice as wrong as the plain model itself is against fp64.
+others run with buffers poisoned, copies late or at random moments, and every access checked. One model on one process
+runs under every alpha and policy in every dtype; the others share all of them in each dtype (and run under all in the
+full tests); each layout of several ranks runs under one of them in each dtype, and the layouts together under all that
+move something. The plain model works on whole sequences instead of tiles: in fp64 it agrees to 1e-12 of the largest
+value; in fp32 and bf16 swapping may be at most twice as wrong as the plain model itself is against fp64.
 
 The packed documents of the mock data cross tiles and ranks in every layout.
 """
@@ -35,8 +35,10 @@ SWAPS = tuple(product(POLICIES, ALPHAS))
 ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 TIED: dict[str, Any] = {"untie_embeddings_and_output_weights": False}
+WHOLE_GRID = "gpt"
+"""The model that runs under all swaps."""
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "gpt": (1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 4}),
+    WHOLE_GRID: (1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 4}),
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions
     "llama": (1, "llama-tiny", ONE_STAGE),  # fewer key/value heads
     "qwen3": (1, "qwen3-tiny", ONE_STAGE),  # normed heads: the slot holds them unrotated
@@ -56,19 +58,25 @@ def swaps_of(name: str, dtype: str) -> Sequence[tuple[str, float]]:
     """(policy, alpha) of the runs of one layout in one dtype.
 
     What ranks do to each other's bits, alpha does not change: it says how many rows move, within one rank. So layouts
-    of several ranks share what moves among them, each dtype beginning elsewhere.
+    of several ranks share what moves among them, each dtype beginning elsewhere; so do the models of one process that
+    are not the first, in whose tiles there is other code, but nothing else.
     """
-    if CASES[name][0] == 1:
+    alone = [other for other, case in CASES.items() if case[0] == 1 and other != WHOLE_GRID]
+    if name == WHOLE_GRID:
         return SWAPS
+    if name in alone:
+        return SWAPS[(alone.index(name) + DTYPES.index(dtype)) % len(alone) :: len(alone)]
     moving = [(policy, alpha) for policy, alpha in SWAPS if alpha > 0.0]
     turn = list(CASES).index(name) + 3 * DTYPES.index(dtype)
     return [moving[turn % len(moving)]]
 
 
-def test_layouts_share_every_swap_that_moves() -> None:
+def test_layouts_share_every_swap_that_moves_and_models_every_swap() -> None:
     for dtype in DTYPES:
         shared = {swap for name, case in CASES.items() if case[0] > 1 for swap in swaps_of(name, dtype)}
         assert shared == {(policy, alpha) for policy, alpha in SWAPS if alpha > 0.0}
+        alone = [name for name, case in CASES.items() if case[0] == 1 and name != WHOLE_GRID]
+        assert {swap for name in alone for swap in swaps_of(name, dtype)} == set(SWAPS)
 
 
 @dataclass
@@ -88,8 +96,8 @@ class Findings:
     results: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
-def examine(name: str, dtypes: Sequence[str]) -> Findings:
-    """Everything about one layout, on one of its ranks."""
+def examine(name: str, dtypes: Sequence[str], in_all: bool) -> Findings:
+    """Everything about one layout, on one of its ranks; `in_all`: under all swaps, not only under its share."""
     world_size, model, overrides = CASES[name]
     workplace, findings = Workplace(tiny(model, **overrides), world_size), Findings()
     batches = workplace.batches()
@@ -102,9 +110,8 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
                 exact = workplace.build(params_dtype="fp64", offload_alpha="off")
                 copy_weights(exact, plain)
                 findings.results[f"{dtype} exact"] = workplace.step(exact, batches).pieces
-            findings.results[f"{dtype} swapped"] = compare_swaps(
-                workplace, dtype, swaps_of(name, dtype), findings
-            ).pieces
+            swaps = SWAPS if in_all else swaps_of(name, dtype)
+            findings.results[f"{dtype} swapped"] = compare_swaps(workplace, dtype, swaps, findings).pieces
     return findings
 
 
@@ -126,25 +133,28 @@ def compare_swaps(workplace: Workplace, dtype: str, swaps: Sequence[tuple[str, f
 
 
 def parts(name: str) -> list[Any]:
-    """One process runs in all dtypes. Several ranks run in fp32, and eight in bf16 or the second layout, in full tests.
+    """One process runs in all dtypes. Several ranks run in fp32, and eight in any dtype, in full tests.
 
     fp64 holds them to the plain model most closely and bf16 has other buffers, which two ranks show; fp32 lies between,
     as one process shows.
     """
     world_size = CASES[name][0]
     if world_size == 1:
-        return [pytest.param(name, DTYPES, id=name)]
+        whole = (
+            [] if name == WHOLE_GRID else [pytest.param(name, DTYPES, True, marks=pytest.mark.full, id=f"{name}, all")]
+        )
+        return [pytest.param(name, DTYPES, False, id=name), *whole]
     here: tuple[str, ...] = ("fp64", "bf16") if world_size == 2 else ("fp64",)
     in_full = [dtype for dtype in DTYPES if dtype not in here]
     return [
-        pytest.param(name, here, marks=[pytest.mark.full] if name == "tp2 pp2 dp2" else [], id=name),
-        *(pytest.param(name, (dtype,), marks=pytest.mark.full, id=f"{name} in {dtype}") for dtype in in_full),
+        pytest.param(name, here, False, marks=[pytest.mark.full] if world_size == 8 else [], id=name),
+        *(pytest.param(name, (dtype,), False, marks=pytest.mark.full, id=f"{name} in {dtype}") for dtype in in_full),
     ]
 
 
-@pytest.mark.parametrize(("name", "dtypes"), [part for name in CASES for part in parts(name)])
-def test_swapping_changes_no_bit(name: str, dtypes: Sequence[str]) -> None:
-    ranks = run_ranks(CASES[name][0], examine, name, dtypes)
+@pytest.mark.parametrize(("name", "dtypes", "in_all"), [part for name in CASES for part in parts(name)])
+def test_swapping_changes_no_bit(name: str, dtypes: Sequence[str], in_all: bool) -> None:
+    ranks = run_ranks(CASES[name][0], examine, name, dtypes, in_all)
     assert [found.unequal for found in ranks] == [[]] * len(ranks)
     for moves in zip(*(found.num_moves for found in ranks), strict=True):
         assert any(moves), "a run in which no rank moved anything"

@@ -1,4 +1,4 @@
-"""Many steps in the same buffers: every loss and the final weights are those of alpha = 0, to the last bit.
+"""Steps in the same buffers: every loss and the final weights are those of alpha = 0, to the last bit.
 
 On one process and in a pipeline, with copies when they are issued and in threads, and with evaluations between the
 steps, which touch no buffer.
@@ -65,21 +65,22 @@ def contents(runtime: SwapRuntime) -> list[Tensor]:
 
 
 @functools.cache
-def fifty_steps(alpha: float, backend: str) -> Run:
+def steps_of(count: int, alpha: float, backend: str) -> Run:
     config = tiny("llama-tiny", **{**SMALL, **SWAPS, "num_layers": 3, "global_batch_size": 1, "num_query_groups": 1})
     workplace = Workplace(config, world_size=1)
     with profiled_once():
         model = workplace.build(offload_alpha=alpha, offload_backend=backend)
-    run = train(workplace, model, num_steps=50)
+    run = train(workplace, model, count)
     assert model.swap is not None
-    assert model.swap.swapper.statistics.prefetches == 50 * model.swap.plan.num_prefetches > 0
+    assert model.swap.swapper.statistics.prefetches == count * model.swap.plan.num_prefetches > 0
     return run
 
 
 @pytest.mark.parametrize(("alpha", "backend"), OTHERS)
-def test_fifty_steps(alpha: float, backend: str) -> None:
-    expected = fifty_steps(0.0, "virtual")
-    assert_same_bits(fifty_steps(alpha, backend), expected)
+@pytest.mark.parametrize("count", [20, pytest.param(50, marks=pytest.mark.full)])
+def test_many_steps(count: int, alpha: float, backend: str) -> None:
+    expected = steps_of(count, 0.0, "virtual")
+    assert_same_bits(steps_of(count, alpha, backend), expected)
     assert expected.losses[-1] < expected.losses[0] - 1, "it must learn, or equal losses say little"
 
 
@@ -123,16 +124,16 @@ def test_evaluation_is_that_of_the_plain_model() -> None:
 # A pipeline: several microbatches in flight, whose gradients add up.
 
 
-def compare_in_pipeline(config: RunConfig) -> None:
+def compare_in_pipeline(config: RunConfig, count: int) -> None:
     workplace = Workplace(config, world_size=2)
     with profiled_once():
-        expected = train(workplace, workplace.build(offload_alpha=0.0, offload_backend="virtual"), num_steps=10)
+        expected = train(workplace, workplace.build(offload_alpha=0.0, offload_backend="virtual"), count)
         for alpha, backend in OTHERS:
             model = workplace.build(offload_alpha=alpha, offload_backend=backend)
-            assert_same_bits(train(workplace, model, num_steps=10), expected)
+            assert_same_bits(train(workplace, model, count), expected)
         with observed():
             model = workplace.build(offload_alpha=0.25)
-        run = train(workplace, model, num_steps=10, evaluates=True)
+        run = train(workplace, model, count, evaluates=True)
     assert_same_bits(run, expected)
     if workplace.mesh.at.pp == 0:
         assert model.swap is not None and model.swap.swapper.statistics.offloads > 0
@@ -140,6 +141,7 @@ def compare_in_pipeline(config: RunConfig) -> None:
         assert run.evaluations[-1] < run.evaluations[0]
 
 
-def test_ten_steps_of_a_pipeline() -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.full)])
+def test_steps_of_a_pipeline(count: int) -> None:
     config = tiny("gpt-tiny", **{**SMALL, **SWAPS, "num_layers": 4, "global_batch_size": 3, "pp": 2})
-    run_ranks(2, compare_in_pipeline, config)
+    run_ranks(2, compare_in_pipeline, config, count)

@@ -28,7 +28,7 @@ from memo.parallel.collectives import all_gather
 
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
-SEQ_LENGTH, BATCH, STEPS, EVAL_BATCHES = 64, 2, 15, 2
+SEQ_LENGTH, BATCH, STEPS, EVAL_BATCHES = 64, 2, 8, 2
 LAYOUT: dict[str, Any] = {"tp": 2, "pp": 2}
 RANKS = 4
 FAMILIES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "gpt2", "starcoder2"]

@@ -16,6 +16,7 @@ from memo.errors import ConfigError
 from memo.train import paper
 from memo.train.paper import trace_on_paper
 
+SWAP: dict[str, Any] = {"offload_alpha": 0.5, "offload_tiles": 2}
 BIG = 2048
 """Bytes; what is smaller differs between shapes alone and a real step (scalars, masks)."""
 
@@ -75,10 +76,10 @@ def without_update(trace: Trace) -> Trace:
     ("world_size", "layout"),
     [
         (1, {}),
-        (1, {"offload_alpha": 0.5}),
+        (1, SWAP),
         (2, {"pp": 2}),
         (2, {"pp": 2, "vpp": 2, "num_layers": 4}),
-        (2, {"tp": 2, "offload_alpha": 0.25}),
+        (2, {"tp": 2, **SWAP}),
     ],
     ids=["plain", "alpha", "pp2", "pp2vpp2", "tp2alpha"],
 )
@@ -95,7 +96,7 @@ def test_paper_foresees_the_peak_of_a_real_step(world_size: int, layout: dict[st
         assert least * peak_bytes(real) <= peak_bytes(on_paper) <= 1.01 * peak_bytes(real)
 
 
-@pytest.mark.parametrize("overrides", [{}, {"offload_alpha": 0.5}, {"recompute_granularity": "full"}])
+@pytest.mark.parametrize("overrides", [{}, SWAP, {"recompute_granularity": "full"}])
 def test_four_layers_stand_for_all(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     config = run_config(num_layers=6, global_batch_size=2, **overrides)
     composed = trace_on_paper(config, 1)
@@ -110,8 +111,7 @@ def test_a_long_sequence_takes_no_memory(tmp_path: Path) -> None:
     """One layer of a 7B model's rank at 1M tokens: GiBs of transient memory, on paper."""
     config = run_config(
         num_layers=1, hidden_size=4096, ffn_hidden_size=11008, num_attention_heads=32, num_query_groups=32,
-        seq_length=1 << 20, tp=8, global_batch_size=1, params_dtype="bf16", offload_alpha=0.5,
-        loss_chunk_size=1 << 18,
+        seq_length=1 << 20, tp=8, global_batch_size=1, params_dtype="bf16", loss_chunk_size=1 << 18, **SWAP,
     )  # fmt: skip
     trace = trace_on_paper(config, 8)
     assert 4 << 30 < peak_bytes(trace) < 24 << 30
