@@ -31,12 +31,15 @@ MAX_CHARACTERS, MAX_GROWTH = 1 << 20, 16
 """The text is at most this long, and this many times as long as the conversation in JSON more."""
 
 _START = """
-import json, sys
+import json, sys, types
 sys.path[:] = json.loads(sys.argv[1])
+package = sys.modules["memo.data"] = types.ModuleType("memo.data")
+package.__path__ = [sys.argv[2]]
 from memo.data.template_process import serve
 serve()
 """
-"""Modules come from where this process finds them, whatever the environment says."""
+"""Modules come from where this process finds them, whatever the environment says; those of memo.data without what the
+package imports for its users, because numpy alone takes longer than a template."""
 
 
 class TemplateStopped(Exception):
@@ -78,7 +81,7 @@ class TemplateProcess:
 
     def _start(self) -> None:
         self.close()
-        command = [sys.executable, "-I", "-c", _START, json.dumps(sys.path)]
+        command = [sys.executable, "-I", "-c", _START, json.dumps(sys.path), os.path.dirname(__file__)]
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)

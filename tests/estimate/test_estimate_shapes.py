@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from memo.config import PRESETS, RunConfig, preset
 from memo.errors import ConfigError
@@ -29,6 +27,10 @@ OFTEN_IN_DOUBT = {
 
 
 def counted_by_transformers(values: dict[str, Any]) -> int:
+    # Imported here: it takes seconds, which every worker that collects this file would spend.
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     fields = {name: value for name, value in values.items() if name != "model_type"}
     ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     config = CONFIG_MAPPING[values["model_type"]](**ids, **fields)

@@ -61,8 +61,8 @@ def examine(config: RunConfig, world_size: int, turn: int) -> tuple[list[str], l
     return found, [figures[1] for course in resident.values() for figures in course.figures if len(figures) == 3]
 
 
-# The ranks of tp 2 are also in that of tp 2 pp 2.
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.full] if x == "tp2" else []) for x in CASES])
+# tp 2 pp 2 is what tp 2 and pp 2 show one by one.
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.full] if x == "tp2 pp2" else []) for x in CASES])
 def test_placement_changes_no_bit(name: str) -> None:
     world_size, model, overrides = CASES[name]
     config = tiny(model, **{**SMALL, **TRAINING, "num_query_groups": None, **overrides})

@@ -46,10 +46,13 @@ class Wide(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Family:
-    """The same tiny model in their words and in ours."""
+    """The same tiny model in their words and in ours.
 
-    config_class: Any
-    model_class: Any
+    Their classes have names here, as transformers loads a class, for a second or two, when it is first looked at.
+    """
+
+    config_class: str
+    model_class: str
     theirs: dict[str, Any]
     ours: ModelConfig
     sources: Callable[[ModelConfig], Sources] = llama_sources
@@ -93,7 +96,7 @@ def _llama(**ours: Any) -> Family:
         theirs["rope_scaling"] = scaling
         ours["rope_scaling_factor"] = 4.0
     model = replace(_LLAMA_OURS, **ours)
-    return Family(transformers.LlamaConfig, transformers.LlamaForCausalLM, theirs, model)
+    return Family("LlamaConfig", "LlamaForCausalLM", theirs, model)
 
 
 FAMILIES = {
@@ -102,20 +105,20 @@ FAMILIES = {
     "llama-llama3": _llama(rope_scaling_type="llama3", rope_original_max_position_embeddings=64),
     "llama-yarn": _llama(rope_scaling_type="yarn", rope_original_max_position_embeddings=64),
     "qwen2": Family(
-        transformers.Qwen2Config,
-        transformers.Qwen2ForCausalLM,
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
         _LLAMA_THEIRS,
         replace(_LLAMA_OURS, add_qkv_bias=True),
     ),
     "qwen3": Family(
-        transformers.Qwen3Config,
-        transformers.Qwen3ForCausalLM,
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
         {**_LLAMA_THEIRS, "head_dim": 16, "rms_norm_eps": 1e-6},
         replace(_LLAMA_OURS, kv_channels=16, norm_epsilon=1e-6, qk_layernorm=True),
     ),
     "gpt2": Family(
-        transformers.GPT2Config,
-        transformers.GPT2LMHeadModel,
+        "GPT2Config",
+        "GPT2LMHeadModel",
         {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64, "vocab_size": VOCAB}
         | {"bos_token_id": 0, "eos_token_id": 0},
         ModelConfig(
@@ -144,8 +147,8 @@ def make_batch() -> Microbatch:
 
 def build_theirs(family: Family, dtype: torch.dtype, attention: str) -> Any:
     """Their model; weights are random everywhere and exact in fp32, so all dtypes start from the same."""
-    config = family.config_class(**family.theirs, attn_implementation=attention)
-    model = family.model_class(config).to(dtype).eval()
+    config = getattr(transformers, family.config_class)(**family.theirs, attn_implementation=attention)
+    model = getattr(transformers, family.model_class)(config).to(dtype).eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -50,10 +50,11 @@ def fits(problem: Problem, capacity_bytes: int) -> bool:
     return try_rest([], problem.blocks)
 
 
-def test_ten_thousand_small_problems() -> None:
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_thousands_of_small_problems(count: int) -> None:
     chance = random.Random(2)
     optimal = 0
-    for _ in range(10_000):
+    for _ in range(count):
         alignment_bytes = chance.choice((1, 1, 8, 512))
         problem = at_random(chance, chance.randint(0, 9), chance.randint(1, 12), 2000, alignment_bytes)
         solution = solve(problem, time_limit_s=0.02, exact="none")
@@ -61,7 +62,7 @@ def test_ten_thousand_small_problems() -> None:
         assert solution.lower_bound_bytes == most_live_bytes(problem), problem
         assert (solution.proof == "optimal") == (solution.peak_bytes == solution.lower_bound_bytes), problem
         optimal += solution.proof == "optimal"
-    assert optimal > 9_600
+    assert optimal > 0.96 * count
 
 
 def test_the_stated_gap_is_true_where_the_optimum_is_known() -> None:

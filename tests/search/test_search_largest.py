@@ -11,8 +11,15 @@ from memo.search.question import ask
 from memo.search.ranking import search
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
-@pytest.mark.parametrize(("gpus", "least"), [(2, 37.5e9), pytest.param(8, 150e9, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("family", "gpus", "least"),
+    [
+        ("gpt", 2, 37.5e9),
+        pytest.param("llama", 2, 37.5e9, marks=pytest.mark.full),
+        pytest.param("gpt", 8, 150e9, marks=pytest.mark.full),
+        pytest.param("llama", 8, 150e9, marks=pytest.mark.full),
+    ],
+)
 def test_eight_gpus_of_80_gb_train_150b_and_two_a_quarter_of_it(family: Family, gpus: int, least: float) -> None:
     host_memory_gib = 256.0 * gpus
     found = plan(

@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         ("gpt-7b", 8, 1 << 19, 16, "a800-80"),
         ("gpt-7b", 8, 3027 << 10, 16, "a800-80"),
         ("llama-3.1-8b", 8, 8192, 64, "h100-80"),
-        ("llama-3.1-70b", 64, 8192, 128, "h100-80"),
+        pytest.param("llama-3.1-70b", 64, 8192, 128, "h100-80", marks=pytest.mark.full),
     ],
 )
 def test_what_is_planned_is_admitted(model: str, gpus: int, seq_len: int, batch: int, hardware: str) -> None:

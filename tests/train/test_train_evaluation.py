@@ -42,7 +42,6 @@ SMALL: dict[str, Any] = {
     "mock_data": True,
     "params_dtype": "fp64",
     "offload_alpha": "off",
-    "profile_cache": "off",
 }
 EDGES = [3, 8, 20, 500]
 HELD_OUT = Answers(VOCABULARY, SEQ_LENGTH)
@@ -209,8 +208,8 @@ SWAPPING = {"offload_alpha": 0.5, "offload_tiles": 4}
         (2, {"cp": 2, "cp_comm_type": "a2a"}),
         (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 1}),
         (2, {"micro_batch_size": 2}),
-        (4, {"tp": 2, "cp": 2, "recompute_granularity": "full"}),
-        (4, {"cp": 2, "pp": 2, **SWAPPING}),
+        pytest.param(4, {"tp": 2, "cp": 2, "recompute_granularity": "full"}, marks=pytest.mark.full),
+        pytest.param(4, {"cp": 2, "pp": 2, **SWAPPING}, marks=pytest.mark.full),
     ],
     ids=["tp", "cp", "a2a", "pp", "dp", "tp-cp", "cp-pp"],
 )

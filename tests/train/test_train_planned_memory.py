@@ -38,6 +38,7 @@ RUN: dict[str, Any] = {
     "mock_data": True,
     "memory_planner_min_bytes": 1024,
 }
+SWAP: dict[str, Any] = {"plan": 0.5, "offload_tiles": 2}
 CLIP_GRAD = 0.7  # of gradient norms from 0.4 to 1.1
 STEPS = 8
 """In some gradients are clipped, in some not."""
@@ -109,13 +110,13 @@ def most_alive_bytes(trace: Trace, min_bytes: int) -> int:
     return max(itertools.accumulate(change for _, change in sorted(changes)))
 
 
-@pytest.mark.parametrize(("alpha", "min_bytes"), [("off", 1024), (0.5, 1024), ("off", 1)])
+@pytest.mark.parametrize(("swap", "min_bytes"), [({"plan": "off"}, 1024), (SWAP, 1024), ({"plan": "off"}, 1)])
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(50, marks=pytest.mark.full)])
-def test_steps_are_served_as_planned(steps: int, alpha: Any, min_bytes: int) -> None:
+def test_steps_are_served_as_planned(steps: int, swap: dict[str, Any], min_bytes: int) -> None:
     """dtype fp32; bound: equal bits. What is used is what was foreseen, to the byte; from 1 byte on also the scalars
     that are all the optimizer asks for on one rank, in steps that clip and in steps that do not."""
     (found,), (planned,), records = train_twice(
-        1, steps, plan=alpha, memory_planner_min_bytes=min_bytes, clip_grad=CLIP_GRAD
+        1, steps, **swap, memory_planner_min_bytes=min_bytes, clip_grad=CLIP_GRAD
     )
     assert records[-1].lm_loss < records[0].lm_loss
     assert min(r.grad_norm for r in records) < CLIP_GRAD < max(r.grad_norm for r in records)
@@ -133,7 +134,7 @@ def test_steps_are_served_as_planned(steps: int, alpha: Any, min_bytes: int) -> 
 
 @pytest.mark.parametrize(
     "layout",
-    [{"tp": 2}, {"pp": 2}, {"pp": 2, "num_layers": 4, "vpp": 2}, {"cp": 2, "plan": 0.5}, {}],
+    [{"tp": 2}, {"pp": 2}, {"pp": 2, "num_layers": 4, "vpp": 2}, {"cp": 2, **SWAP}, {}],
     ids=["tp2", "pp2", "pp2vpp2", "cp2", "dp2"],
 )
 def test_every_axis_trains_as_without_a_plan(layout: dict[str, Any]) -> None:

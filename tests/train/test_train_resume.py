@@ -50,7 +50,7 @@ def _whole_and_in_two(world_size: int, layout: dict[str, Any], folder: Path) -> 
     _train(world_size, layout, folder, "third", **same)
 
 
-SWAP = {"offload_alpha": 0.5, "num_layers": 4}
+SWAP = {"offload_alpha": 0.5, "offload_tiles": 2, "num_layers": 4}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bf16 tp2 dp2": (4, {"tp": 2, "params_dtype": "bf16", "async_save": True}),
     "bf16 swap pp2": (2, {"pp": 2, "params_dtype": "bf16", **SWAP}),
@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("world_size", "layout"),
-    [(1, {}), (4, {}), (4, {"pp": 2, "cp": 2}), (2, {"tp": 2, "offload_alpha": 0.5})],
+    [(1, {}), (4, {}), (4, {"pp": 2, "cp": 2}), (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2})],
     ids=["one rank", "dp4", "pp2-cp2", "tp2-swap"],
 )
 def test_another_number_of_ranks_or_layout_goes_on_with_the_same_samples(
