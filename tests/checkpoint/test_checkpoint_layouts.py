@@ -18,8 +18,11 @@ ONE, DP2 = (1, {}), (2, {})
 TP2, CP2, PP2 = (2, {"tp": 2}), (2, {"cp": 2}), (2, {"pp": 2})
 TP2_PP2, TP2_DP2 = (4, {"tp": 2, "pp": 2}), (4, {"tp": 2})
 VPP2, CP2_PP2 = (2, {"pp": 2, "vpp": 2}), (4, {"cp": 2, "pp": 2})
-SWAP_TP2, SWAP_CP2_DP2 = (2, {"tp": 2, "offload_alpha": 0.5}), (4, {"cp": 2, "offload_alpha": 0.5})
-SWAP_VPP2, DP4 = (2, {"pp": 2, "vpp": 2, "offload_alpha": 0.5}), (4, {})
+SWAP_TP2, SWAP_CP2_DP2 = (
+    (2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
+    (4, {"cp": 2, "offload_alpha": 0.5, "offload_tiles": 2}),
+)
+SWAP_VPP2, DP4 = (2, {"pp": 2, "vpp": 2, "offload_alpha": 0.5, "offload_tiles": 2}), (4, {})
 Layout = tuple[int, dict[str, object]]
 Saved = tuple[Path, dict[str, Tensor], float]
 """Directory, global state, and loss on the batch after it."""

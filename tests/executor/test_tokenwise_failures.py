@@ -16,7 +16,7 @@ from memo.executor.layer import TokenwiseLayer
 from memo.parallel.context import ContextAttention
 from memo.train.trainer import Trainer
 
-LAYERS, MICROBATCHES, TILES = 3, 2, 4
+LAYERS, MICROBATCHES, TILES = 3, 2, 2
 PASSES = LAYERS * MICROBATCHES
 # What raises: forward and backward, on whole sequences and inside tiles, also while tiles are recomputed.
 PLACES: dict[str, tuple[object, str]] = {

@@ -14,7 +14,7 @@ from memo.errors import ConfigError
 from memo.train.build import ParallelModel
 
 STEPS = 3
-SWAP: dict[str, Any] = {"offload_alpha": 0.5, "offload_tiles": 4, "offload_check_races": True}
+SWAP: dict[str, Any] = {"offload_alpha": 0.5, "offload_tiles": 2, "offload_check_races": True}
 STREAM: dict[str, Any] = {"offload_states": "all", "offload_check_races": True}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -197,7 +197,7 @@ def alone() -> Numbers:
     return found
 
 
-SWAPPING = {"offload_alpha": 0.5, "offload_tiles": 4}
+SWAPPING = {"offload_alpha": 0.5, "offload_tiles": 2}
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
     ("world_size", "how"),
     [
         (1, {}),
-        (1, {"offload_alpha": 0.5, "offload_tiles": 4, "offload_check_races": True}),
-        (1, {"offload_alpha": 1.0, "offload_backend": "threads"}),
+        (1, {**SWAPPING, "offload_check_races": True}),
+        (1, {"offload_alpha": 1.0, "offload_tiles": 2, "offload_backend": "threads"}),
         (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024}),
         (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024, **SWAPPING}),
         (2, {"pp": 2, "num_layers": 4, **SWAPPING}),

@@ -244,7 +244,7 @@ def _slow_imports(layout: dict[str, object], save: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "layout", [{"tp": 2, "offload_alpha": 0.5}, {"pp": 2}, {"offload_states": "optimizer"}], ids=str
+    "layout", [{"tp": 2, "offload_alpha": 0.5, "offload_tiles": 2}, {"pp": 2}, {"offload_states": "optimizer"}], ids=str
 )
 def test_training_imports_nothing_that_is_for_compilers(layout: dict[str, object], tmp_path: Path) -> None:
     """torch._dynamo takes as long to import as torch; the optimizers of torch, DTensor and checkpoint() need it.
