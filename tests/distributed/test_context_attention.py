@@ -41,6 +41,8 @@ TYPES = {
     2: [("p2p", 1), ("all_gather", 1), ("a2a", 2)],
     4: [("p2p", 1), ("all_gather", 1), ("a2a", 4), ("a2a+p2p", 2), ("a2a+p2p", 1), ("a2a+p2p", 4)],
 }
+ONE_OF_BOTH = (("a2a+p2p", 1), ("a2a+p2p", 4))
+"""Of four ranks; what p2p and a2a do, by another name."""
 
 
 def groups(a2a_size: int) -> tuple[ProcessGroup | None, ProcessGroup | None]:
@@ -92,7 +94,11 @@ def check_type(comm_type: str, a2a_size: int) -> int:
 
 @pytest.mark.parametrize(
     ("cp_size", "comm_type", "a2a_size"),
-    [(cp_size, *case) for cp_size, cases in TYPES.items() for case in cases],
+    [
+        pytest.param(cp_size, *case, marks=[pytest.mark.full] if case in ONE_OF_BOTH else [])
+        for cp_size, cases in TYPES.items()
+        for case in cases
+    ],
 )
 def test_equals_dense_attention(cp_size: int, comm_type: str, a2a_size: int) -> None:
     assert run_ranks(cp_size, check_type, comm_type, a2a_size) == [30] * cp_size

@@ -129,7 +129,7 @@ def examine_accumulation(config: RunConfig, world_size: int) -> Accumulation:
     return found
 
 
-@pytest.mark.parametrize("layout", [{}, {"cp": 2}], ids=["dp2", "cp2"])
+@pytest.mark.parametrize("layout", [{}, pytest.param({"cp": 2}, marks=pytest.mark.full)], ids=["dp2", "cp2"])
 def test_sharded_gradients_of_several_microbatches(layout: dict[str, Any]) -> None:
     """Each microbatch is reduced by itself, so sums have another order: at most twice as wrong as ZeRO-1 against fp64.
 

@@ -44,7 +44,11 @@ def everything(question: Question) -> list[Choice]:
 
 @pytest.mark.parametrize(
     ("model", "seq_len", "memory_gib"),
-    [("llama-3.1-8b", 8192, 94), ("gpt-7b", 1 << 18, 80), ("llama-3.1-8b", 1 << 17, 80)],
+    [
+        ("llama-3.1-8b", 8192, 94),
+        ("gpt-7b", 1 << 18, 80),
+        pytest.param("llama-3.1-8b", 1 << 17, 80, marks=pytest.mark.full),
+    ],
 )
 def test_the_ranking_is_that_of_trying_everything(model: str, seq_len: int, memory_gib: int) -> None:
     question = ask(

@@ -66,8 +66,15 @@ def held_by_all(configs: list[RunConfig], world_size: int) -> list[tuple[StateBy
     return [held(config, world_size) for config in configs]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("dtype", "world_size"),
+    [
+        ("bf16", 2),
+        ("fp32", 1),
+        pytest.param("bf16", 1, marks=pytest.mark.full),
+        pytest.param("fp32", 2, marks=pytest.mark.full),
+    ],
+)
 def test_bytes_are_those_of_the_built_model(dtype: str, world_size: int) -> None:
     configs = [tiny("llama-tiny", dtype, num_layers=4, **placement) for placement in PLACEMENTS.values()]
     ranks = run_ranks(world_size, held_by_all, configs, world_size)
