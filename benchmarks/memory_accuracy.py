@@ -51,6 +51,7 @@ _BASE: dict[str, object] = {
 _BF16 = {"params_dtype": "bf16", "seq_length": 2048, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024}
 _FOUR = {"global_batch_size": 4}
 
+_SWEEP = {"offload_granularity": "tile", "offload_tiles": 16}
 _STREAMED = {"num_layers": 12, "seq_length": 512}
 # When gloo's thread drops the copy of a chunk of the loss's gradient is a matter of luck, for which the account is
 # ready; with half of the other chunks it is less than the bound of what a prediction may lie above.
@@ -66,6 +67,15 @@ CASES: dict[str, tuple[str, int, dict[str, object]]] = {
     "alpha 0 llama": ("llama-tiny", 1, {"offload_alpha": 0.0, "num_layers": 8}),
     "alpha 1/2 llama bf16": ("llama-tiny", 1, {**_BF16, "offload_alpha": 0.5}),
     "alpha 1 gpt": ("gpt-tiny", 1, {"offload_alpha": 1.0, "num_layers": 8}),
+    "swept llama": ("llama-tiny", 1, {**_SWEEP, "offload_alpha": 0.0, "num_layers": 8}),
+    "swept llama bf16, slots of 4 tiles": (
+        "llama-tiny",
+        1,
+        {**_BF16, **_SWEEP, "offload_alpha": 0.5, "offload_slot_tiles": 4},
+    ),
+    "swept gpt, alpha 1": ("gpt-tiny", 1, {**_SWEEP, "offload_alpha": 1.0}),
+    "tp 2 swept llama": ("llama-tiny", 2, {**_SWEEP, **_TP, "offload_alpha": 0.5}),
+    "pp 2 swept gpt": ("gpt-tiny", 2, {**_FOUR, **_SWEEP, "pp": 2, "offload_alpha": 0.0, "seq_length": 2048}),
     "tp 2 gpt": ("gpt-tiny", 2, _TP),
     "cp 2 ring llama bf16": ("llama-tiny", 2, {**_BF16, "cp": 2}),
     "cp 2 all_gather llama": ("llama-tiny", 2, {"cp": 2, "cp_comm_type": "all_gather"}),

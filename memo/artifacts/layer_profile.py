@@ -33,6 +33,7 @@ class ProfileKey:
     Attributes:
         cp_comm_type, cp_a2a_size: "none" and 1 without context parallelism.
         offload_tiles: number of parts of the sequence that the layer works on.
+        offload_sections: number of parts of which a slot holds one (memo.spec.sweep); 1: a slot holds the layer.
         device: name of the CPU or GPU.
         num_threads: CPU threads of one rank.
         ranks_per_node: ranks that share memory bandwidth and the link.
@@ -65,6 +66,7 @@ class ProfileKey:
     ranks_per_node: int
     torch: str
     memo: str
+    offload_sections: int = 1
 
     @property
     def digest(self) -> str:

@@ -91,6 +91,18 @@ def coalesce(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
     return tuple(joined)
 
 
+def cut_keys(blocks: tuple[ScoreBlock, ...], most_keys: int) -> list[ScoreBlock]:
+    """The same scores in blocks of at most `most_keys` keys; causal squares stay whole."""
+    cut: list[ScoreBlock] = []
+    for block in blocks:
+        if block.causal:
+            cut.append(block)
+            continue
+        for start in range(block.k_start, block.k_stop, most_keys):
+            cut.append(block._replace(k_start=start, k_stop=min(start + most_keys, block.k_stop)))
+    return cut
+
+
 def _row_blocks(
     batch: int | None,
     q_chunks: tuple[Chunk, ...],

@@ -7,7 +7,14 @@ from memo.config.memory import MemoryConfig
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
 
-_OF_SWAPPING = ("offload_alpha", "offload_policy", "offload_tiles", "layer_profile")
+_OF_SWAPPING = (
+    "offload_alpha",
+    "offload_policy",
+    "offload_tiles",
+    "offload_granularity",
+    "offload_slot_tiles",
+    "layer_profile",
+)
 _OF_ALL_COPIES = ("offload_host_memory_gib", "offload_backend", "offload_check_races")
 """Read by what moves activations and by what moves states."""
 
@@ -35,8 +42,9 @@ def check_memory(config: RunConfig) -> None:
         f"--recompute-granularity {memory.recompute_granularity} fights with --offload-alpha {alpha}, which decides "
         "by itself what is recomputed: use --offload-alpha off, or --recompute-granularity none",
     )
-    if alpha != "auto":
+    if alpha != "auto" or memory.sweeps:
         _check_tiles(config)
+    _check_sections(config)
     _check_device(config)
 
 
@@ -113,6 +121,29 @@ def _check_tiles(config: RunConfig) -> None:
         seq_length % step == 0,
         f"--seq-length {seq_length} does not divide by {layout} x --offload-tiles {tiles} = {step}: use --seq-length "
         f"{neighbours(seq_length, step)}, or a smaller --offload-tiles",
+    )
+
+
+def _check_sections(config: RunConfig) -> None:
+    """What a slot holds: a layer, or a few of its tiles."""
+    memory, cp = config.memory, config.parallel.cp
+    tiles, in_slot = memory.offload_tiles, memory.offload_slot_tiles
+    require(
+        memory.sweeps or in_slot == MemoryConfig.offload_slot_tiles,
+        f"--offload-slot-tiles {in_slot} fights with --offload-granularity layer, under which a slot holds all "
+        "tiles of a layer: use --offload-granularity tile, or leave it out",
+    )
+    if not memory.sweeps:
+        return
+    require(
+        in_slot >= 1 and tiles % in_slot == 0,
+        f"--offload-slot-tiles is {in_slot}, but --offload-tiles {tiles} are divided into slots of as many: use "
+        f"--offload-slot-tiles 1, or --offload-tiles {neighbours(tiles, max(1, in_slot))}",
+    )
+    require(
+        cp == 1,
+        f"--cp {cp} does not run with --offload-granularity tile, which needs the keys and values of all tokens on "
+        "each rank: use --tp or --pp instead of --cp, or --offload-granularity layer",
     )
 
 

@@ -120,9 +120,18 @@ def resolved_lr_wsd_decay_iters(config: RunConfig) -> int:
 
 
 def resolved_offload_tiles(config: RunConfig) -> int:
-    """Tiles that the layers work on. --offload-alpha auto takes fewer where the tokens do not divide otherwise."""
+    """Tiles that the layers work on.
+
+    --offload-alpha auto takes fewer where the tokens do not divide otherwise, unless slots hold a number of them.
+    """
     tiles, parallel = config.memory.offload_tiles, config.parallel
-    if config.memory.offload_alpha != "auto":
+    if config.memory.offload_alpha != "auto" or config.memory.sweeps:
         return tiles
     step = parallel.tp if parallel.cp == 1 else 2 * parallel.cp * parallel.tp
     return next(count for count in range(tiles, 0, -1) if config.data.seq_length % (step * count) == 0)
+
+
+def resolved_sections(config: RunConfig) -> int:
+    """Parts of the sequence of which a slot holds one; 1 where slots hold whole layers."""
+    memory = config.memory
+    return 1 if not memory.sweeps else resolved_offload_tiles(config) // memory.offload_slot_tiles

@@ -7,6 +7,7 @@ from tyro.conf import arg
 
 OffloadAlpha = Literal["off", "auto"] | float
 OffloadPolicy = Literal["auto", "paper"]
+OffloadGranularity = Literal["layer", "tile"]
 OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
 RecomputeGranularity = Literal["none", "full", "selective"]
 MemoryPlanner = Literal["off", "auto", "paper", "flat"]
@@ -32,6 +33,11 @@ class MemoryConfig:
     """Check every access to a moving buffer against the order of events; CPU only, slow."""
     offload_tiles: int = 8
     """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them."""
+    offload_granularity: OffloadGranularity = "layer"
+    """What a slot of the rounding buffers holds: the activations of a layer, or of a few of its tiles. tile: each layer
+    is swept along the sequence, so that on the device only keys and values and the hidden states grow with it."""
+    offload_slot_tiles: int = 1
+    """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them."""
     layer_profile: str | None = None
     """File of `memo profile --out` to plan from instead of measuring; it must be of the same layer and device."""
     profile_cache: str = "auto"
@@ -76,6 +82,11 @@ class MemoryConfig:
     def offloads_states(self) -> bool:
         """Whether any state may live in host memory."""
         return self.offload_states != "none"
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether a slot holds a few tiles, so that layers that run under a swap plan are swept along the sequence."""
+        return self.swaps and self.offload_granularity == "tile"
 
     @property
     def swaps(self) -> bool:

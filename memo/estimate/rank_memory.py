@@ -28,16 +28,17 @@ from dataclasses import asdict, dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
+from memo.errors import ConfigError
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
-from memo.estimate.swap_memory import num_records, swap_bytes, working_set_bytes
+from memo.estimate.swap_memory import host_bytes, swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.parameters import end_weights
 from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import ModelShape
 from memo.spec.skeleton import skeletal_tensors
-from memo.spec.slots import Moved, slot_layout
+from memo.spec.slots import Moved
 from memo.units import DTYPE_BYTES, GIB
 
 WHOLE_LOGIT_BYTES = 10
@@ -193,8 +194,7 @@ def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, move
     Which stages share a node depends on the launcher, so the ranks that need most are assumed to share one.
     """
     per_stage, stages = world_size // config.parallel.pp, range(config.parallel.pp)
-    record = 0 if moved is None else slot_layout(config, moved).moved_bytes
-    ranks = [record * num_records(config, world_size, stage) for stage in stages] if record else [0] * len(stages)
+    ranks = host_bytes(config, world_size, moved)
     if placement_of(config, world_size).optimizer:
         ranks = [ranks[stage] + state_bytes(config, world_size, stage).host for stage in stages]
     return most_of_a_node(ranks, per_stage, gpus_per_node)
@@ -234,6 +234,11 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
     gathered = 2 * hidden  # a layer's input and its gradient, gathered over tp
     memory, tp = config.memory, config.parallel.tp
     if moved is not None:
+        if memory.sweeps:
+            raise ConfigError(
+                "--offload-granularity tile: Megatron-LM's account knows layers that are not swept alone: use memo's "
+                "own account, or --offload-granularity layer"
+            )
         swap = swap_bytes(config, world_size, stage, moved)
         per_stage = config.model.num_layers // (config.parallel.pp * config.parallel.vpp)
         between = 0 if config.parallel.pp == 1 else 2 * (passes // per_stage) * hidden // tp

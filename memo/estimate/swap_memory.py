@@ -1,19 +1,25 @@
 """Memory of the layers under a swap plan, in closed form: rounding buffers, host records, working set.
 
     device     num_slots x slot  +  one workspace for qkv if none of it moves  +  working set of one layer
-    host       the moved prefix of a slot, once for each layer and microbatch that lies in host memory
+               where layers are swept  +  keys and values of one layer, and the sums of their gradients
+    host       the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
+               each section of it), and keys and values of the layers and microbatches that do
 
-Sources: memo.spec.slots (layout, to the byte), memo.executor.layer (working set), memo.planner.swap (records).
-Known error: none for slots. Host records are exact for one stage and for the last stage of plain 1F1B, and elsewhere at
-most one too many. The working set is an upper bound of what exists at once and was not measured on GPUs.
+Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
+(working set), memo.planner.swap (records).
+Known error: none for slots, nor for host records in most schedules. One record too many (of keys and values, those of
+one layer) is counted on the last stage of interleaved 1F1B with as many microbatches as stages; and where slots hold
+layers, breadth first with 2 microbatches, and interleaved with 2 stages, 2 microbatches and chunks of one layer. The
+working set is an upper bound of what exists at once and was not measured on GPUs.
 """
 
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles
+from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles, resolved_sections
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved, SlotLayout, slot_layout
+from memo.spec.sweep import key_value_layout
 from memo.units import DTYPE_BYTES
 
 
@@ -32,23 +38,49 @@ def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> 
 
 def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> SwapBytes:
     """The same for a layout that is known, which all stages share."""
+    sections = resolved_sections(config)
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
-    slots = min(2, passes)
-    records = num_records(config, world_size, stage)
-    return SwapBytes(layout.buffer_bytes(slots), records * layout.moved_bytes)
+    buffers = layout.buffer_bytes(min(2, passes * sections))
+    host = num_records(config, world_size, stage) * layout.moved_bytes
+    if config.memory.sweeps:
+        keys = key_value_layout(config)
+        buffers += keys.device_bytes
+        host += num_key_records(config, world_size, stage) * sections * keys.part_bytes
+    return SwapBytes(buffers, host)
+
+
+def host_bytes(config: RunConfig, world_size: int, moved: Moved | None) -> list[int]:
+    """Host bytes of a rank of each stage; `moved`: None if there is no swap plan."""
+    stages = range(config.parallel.pp)
+    return [0 if moved is None else swap_bytes(config, world_size, stage, moved).host for stage in stages]
 
 
 def num_records(config: RunConfig, world_size: int, stage: int) -> int:
-    """Number of host records in use at once, each of one layer and microbatch.
+    """Number of host records in use at once, each of one layer (or section of it) and microbatch.
 
     Everything in flight has one, except the last one or two, which are still in their slots: two if a backward directly
-    follows its forward (with one stage, or on the last stage of plain 1F1B), else one.
+    follows its forward, else one. What is never more than two layers does not move.
     """
+    sections = resolved_sections(config)
+    in_flight = sections * layers_in_flight(config, num_microbatches(config, world_size), stage)
+    stays = 2 if _turns_at_once(config, world_size, stage) or (sections == 1 and in_flight <= 2) else 1
+    return max(0, in_flight - stays)
+
+
+def num_key_records(config: RunConfig, world_size: int, stage: int) -> int:
+    """The same of keys and values, which have one slot: a record is that of all sections of a layer."""
+    in_flight = layers_in_flight(config, num_microbatches(config, world_size), stage)
+    return in_flight - _turns_at_once(config, world_size, stage)
+
+
+def _turns_at_once(config: RunConfig, world_size: int, stage: int) -> bool:
+    """Whether the next backward is that of the last forward, when most is in flight."""
     parallel = config.parallel
-    passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
-    turns_at_once = stage == parallel.pp - 1 and parallel.vpp == 1
-    resident = 2 if turns_at_once or passes <= 2 else 1
-    return max(0, passes - resident)
+    if num_microbatches(config, world_size) == 1:
+        return True
+    if parallel.gradient_accumulation_order == "breadth_first":
+        return False
+    return stage == parallel.pp - 1 and parallel.vpp == 1
 
 
 def working_set_bytes(config: RunConfig) -> int:

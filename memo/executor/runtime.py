@@ -1,15 +1,17 @@
-"""Owns the memory of swapping on one rank, slots and host records, and the swapper that obeys the plan."""
+"""Owns the memory of swapping on one rank, slots and host records, and the swappers that obey the plan."""
 
 import torch
 from torch import Tensor
 
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
+from memo.executor.key_values import KeyValues, KeyValueSwapper
 from memo.executor.slots import slot_tensors, view_of
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapPlan
 from memo.spec.slots import SlotLayout
+from memo.spec.sweep import KeyValueLayout
 
 
 class SwapRuntime:
@@ -41,6 +43,11 @@ class SwapRuntime:
         """Bytes of the slots and the workspace."""
         return sum(buffer.nbytes for buffer in [*self._slots, self._workspace])
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host records."""
+        return self.pool.num_bytes
+
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this operation, valid for the compute stream."""
         return self._views[self.swapper.begin(kind, layer)]
@@ -58,6 +65,86 @@ class SwapRuntime:
         """No operation may rely on what another one left in the workspace, not even a backward on its own forward."""
         if self._poison and self.layout.workspace is not None:
             view_of(self.layout.workspace, self._workspace).fill_(float("nan"))
+
+
+class SweepRuntime(SwapRuntime):
+    """The same for layers that are swept: slots hold sections, and keys and values move under a plan of their own."""
+
+    def __init__(
+        self,
+        plan: SwapPlan,
+        layout: SlotLayout,
+        key_plan: SwapPlan,
+        key_layout: KeyValueLayout,
+        backend: StreamBackend,
+        device: torch.device,
+        host: HostBudget | None,
+        poison: bool = False,
+    ) -> None:
+        """`plan` is of sections, `key_plan` of layers, with one slot. Raises as SwapRuntime."""
+        super().__init__(plan, layout, backend, device, host, poison)
+        self.keys = KeyValues(key_layout, device)
+        self.key_swapper = KeyValueSwapper(key_plan, key_layout, self.keys, backend, host, poison)
+        self.unplanned = ScratchMemory(layout, self._views[0], self.keys)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the slots, the workspace, the keys and values, and the sums of their gradients."""
+        return super().device_bytes + self.keys.device_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host records, those of keys and values included."""
+        return super().host_bytes + self.key_swapper.pool.num_bytes
+
+    def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
+        """The tensors of the slot that the plan assigns to this section; `keys` has what was computed before it."""
+        self.key_swapper.begin(kind, layer, section)
+        return self._views[self.swapper.begin(kind, layer, section)]
+
+    def end_section(self, kind: str, layer: int, section: int) -> None:
+        self.swapper.end(kind, layer, section)
+        self._poison_workspace()
+        self.key_swapper.end(kind, layer, section)
+
+    def next_step(self) -> None:
+        super().next_step()
+        self.key_swapper.next_step()
+
+
+class ScratchMemory:
+    """A slot without a plan, and keys and values where layers are swept: for a layer that is measured or evaluated."""
+
+    def __init__(self, layout: SlotLayout, tensors: dict[str, Tensor], keys: KeyValues | None = None) -> None:
+        self.layout, self.tensors, self._keys = layout, tensors, keys
+
+    @property
+    def keys(self) -> KeyValues:
+        assert self._keys is not None, "a layer is swept in memory without keys and values"
+        return self._keys
+
+    @property
+    def unplanned(self) -> "ScratchMemory":
+        return self
+
+    def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
+        return self.tensors
+
+    def end(self, kind: str, layer: int) -> None:
+        pass
+
+    def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
+        return self.tensors
+
+    def end_section(self, kind: str, layer: int, section: int) -> None:
+        pass
+
+
+def scratch_memory(layout: SlotLayout, device: torch.device, keys: KeyValueLayout | None = None) -> ScratchMemory:
+    """`keys`: where layers are swept."""
+    slot, workspace = (_buffer(size, device) for size in (layout.slot_bytes, layout.workspace_bytes))
+    values = None if keys is None else KeyValues(keys, device)
+    return ScratchMemory(layout, slot_tensors(layout, slot, workspace), values)
 
 
 def _buffer(num_bytes: int, device: torch.device) -> Tensor:

@@ -14,12 +14,12 @@ operation at a time; the order is asserted against the plan.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from memo.errors import PlanError
-from memo.executor.host_pool import HostPool
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.planner.swap_validator import validate
@@ -38,6 +38,16 @@ class SwapStatistics:
     prefetched_bytes: int = 0
 
 
+class Records(Protocol):
+    """Host memory in records of equal size; a HostPool is some."""
+
+    @property
+    def num_records(self) -> int: ...
+    @property
+    def record_bytes(self) -> int: ...
+    def record(self, index: int) -> Tensor: ...
+
+
 class Swapper:
     """Drives the slots of one stage through its plan, step after training step.
 
@@ -46,6 +56,7 @@ class Swapper:
         moved_bytes: length of the prefix of a slot that is moved, the same for every layer.
         pool: at least plan.num_records records of moved_bytes.
         poison: for tests: fill what is no longer valid with NaN, so that reading it shows in the results.
+        name: begins the names of its buffers, for the checker of races, where a backend serves several swappers.
 
     Raises PlanError when the plan is wrong in itself or does not fit slots and pool.
     """
@@ -55,12 +66,14 @@ class Swapper:
         plan: SwapPlan,
         slots: Sequence[Tensor],
         moved_bytes: int,
-        pool: HostPool,
+        pool: Records,
         backend: StreamBackend,
         poison: bool = False,
+        name: str = "",
     ) -> None:
         validate(plan)
         _check_fit(plan, slots, moved_bytes, pool)
+        self.name = name
         self.plan, self.slots, self.moved_bytes, self.pool = plan, slots, moved_bytes, pool
         self.backend = backend
         self.statistics = SwapStatistics()
@@ -88,13 +101,13 @@ class Swapper:
             )
         return self.plan.steps[self._position]
 
-    def begin(self, kind: str, layer: int) -> int:
-        """Before the layer touches its slot; returns the index of the slot.
+    def begin(self, kind: str, layer: int, section: int | None = None) -> int:
+        """Before the layer, or a section of it, touches its slot; returns the index of the slot.
 
         Raises PlanError when the plan expects another operation.
         """
-        step = self._expect(kind, layer, begin=True)
-        slot, name = step.slot, _slot_name(step.slot)
+        step = self._expect(kind, layer, section, begin=True)
+        slot, name = step.slot, self._slot_name(step.slot)
         if kind == "F":
             self.backend.wait(Stream.COMPUTE, self._offloaded[slot])  # the offload reads it
             self._offloaded[slot] = None
@@ -106,11 +119,11 @@ class Swapper:
         self._open = True
         return slot
 
-    def end(self, kind: str, layer: int) -> None:
-        """After the layer's last access to its slot: issues the offload and the prefetch that follow."""
-        step = self._expect(kind, layer, begin=False)
+    def end(self, kind: str, layer: int, section: int | None = None) -> None:
+        """After the last access to the slot: issues the offload and the prefetch that follow."""
+        step = self._expect(kind, layer, section, begin=False)
         # Backwards write as well: they recompute what was not moved.
-        self.backend.access(Stream.COMPUTE, _slot_name(step.slot), "w", str(step.op))
+        self.backend.access(Stream.COMPUTE, self._slot_name(step.slot), "w", str(step.op))
         if self._poison is not None and kind == "B":
             self.slots[step.slot].fill_(_POISON)
         if step.offload or step.next_prefetch is not None:
@@ -164,7 +177,7 @@ class Swapper:
         backend.wait(Stream.PREFETCH, self._record_used[record])  # it may still be written
         self._copy(Stream.PREFETCH, target)
         if self._poison is not None:
-            backend.copy(Stream.PREFETCH, self.pool.record(record), self._poison, _record_name(record), "poison")
+            backend.copy(Stream.PREFETCH, self.pool.record(record), self._poison, self._record_name(record), "poison")
         done = backend.record(Stream.PREFETCH)
         self._offloaded[target.slot] = None  # whoever waits for the prefetch need not wait for the offload
         self._prefetched[target.slot] = self._record_used[record] = done
@@ -173,32 +186,31 @@ class Swapper:
 
     def _copy(self, stream: Stream, step: SwapStep) -> None:
         assert step.record is not None
-        device = self.slots[step.slot][: self.moved_bytes], _slot_name(step.slot)
-        host = self.pool.record(step.record), _record_name(step.record)
+        device = self.slots[step.slot][: self.moved_bytes], self._slot_name(step.slot)
+        host = self.pool.record(step.record), self._record_name(step.record)
         (dst, dst_name), (src, src_name) = (host, device) if stream is Stream.OFFLOAD else (device, host)
         self.backend.copy(stream, dst, src, dst_name, src_name)
 
-    def _expect(self, kind: str, layer: int, begin: bool) -> SwapStep:
+    def _expect(self, kind: str, layer: int, section: int | None, begin: bool) -> SwapStep:
         step = self.current
-        if (kind, layer) != (step.op.kind, step.op.layer) or self._open is begin:
+        if (kind, layer, section) != (step.op.kind, step.op.layer, step.op.section) or self._open is begin:
             state = "is still open" if self._open else "comes next"
+            of_layer = f"{kind} layer {layer}" if section is None else f"{kind} layer {layer} section {section}"
             raise PlanError(
-                f"{'begin' if begin else 'end'} of {kind} layer {layer}, but in the swap plan {step.op} (step"
+                f"{'begin' if begin else 'end'} of {of_layer}, but in the swap plan {step.op} (step"
                 f" {self._position} of {len(self.plan.steps)}) {state}: plan for the schedule that runs, or reset()"
                 " after an interrupted step"
             )
         return step
 
+    def _slot_name(self, slot: int) -> str:
+        return f"{self.name}slot{slot}"
 
-def _slot_name(slot: int) -> str:
-    return f"slot{slot}"
-
-
-def _record_name(record: int) -> str:
-    return f"record{record}"
+    def _record_name(self, record: int) -> str:
+        return f"{self.name}record{record}"
 
 
-def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, pool: HostPool) -> None:
+def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, pool: Records) -> None:
     if len(slots) != plan.num_slots:
         raise PlanError(f"the swap plan uses {plan.num_slots} slots, but {len(slots)} are given")
     for index, slot in enumerate(slots):

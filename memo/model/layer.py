@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from memo.config.model import ModelConfig
 from memo.model.norm import Norm
-from memo.model.rope import RopeTable
+from memo.model.rope import RopeRows, RopeTable
 from memo.parallel.collectives import group_size
 from memo.parallel.shards import ShardedParameter, sharded_parameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -33,7 +33,7 @@ CoreAttention = Callable[[Tensor, Tensor, Tensor, Documents], Tensor]
 class LayerContext:
     """What a layer is told besides its input: where its tokens stand."""
 
-    rope: RopeTable | None
+    rope: RopeTable | RopeRows | None
     documents: Documents
 
 
@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
         self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
 
     def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        q, k, v = self.prepare(self.qkv(x), context.rope)
+        q, k, v = self.prepare(self.qkv(x), None if context.rope is None else context.rope.rows(slice(None)))
         out = self.core(q, k, v, context.documents)
         y: Tensor = self.projection(out.flatten(2))
         return y

@@ -48,6 +48,17 @@ class Rope:
         return RopeTable((angles.cos() * scale).to(self.dtype), (angles.sin() * scale).to(self.dtype))
 
 
+@dataclass(frozen=True)
+class RopeRows:
+    """The table of positions [s, b], of which any rows are computed when they are asked for."""
+
+    rope: Rope
+    positions: Tensor
+
+    def rows(self, tokens: slice) -> RopeTable:
+        return self.rope.table(self.positions[tokens])
+
+
 def rope_table(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> RopeTable:
     """One table alone, for positions [s, b] (int64)."""
     return Rope(config, dtype).table(positions)

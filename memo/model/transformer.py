@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLayer
-from memo.model.rope import Rope
+from memo.model.rope import Rope, RopeRows
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.loss import greedy_tokens, linear_cross_entropy
 from memo.parallel.tensor import VocabParallelEmbedding
@@ -112,6 +112,8 @@ class TransformerChunk(nn.Module):
         super().__init__()
         self.config, self.dtype, self.layer_indices = parts.config, parts.dtype, layers
         self.rope = Rope(parts.config, parts.dtype) if parts.config.position_embedding_type == "rope" else None
+        self.has_rope_by_rows = False
+        """Whether layers ask for the rows of a few tokens at a time, so that no table of all of them is made."""
         self.embedding = Embedding(parts, max_positions) if first else None
         self.layers = nn.ModuleList(TransformerLayer(parts, index) for index in layers)
         tie = self.embedding is not None and not parts.config.untie_embeddings_and_output_weights
@@ -137,5 +139,7 @@ class TransformerChunk(nn.Module):
 
     def context(self, batch: Microbatch) -> LayerContext:
         """What every layer needs to know of a microbatch."""
-        rope = None if self.rope is None else self.rope.table(batch.attention_positions)
-        return LayerContext(rope, batch.documents)
+        if self.rope is None:
+            return LayerContext(None, batch.documents)
+        rows = RopeRows(self.rope, batch.attention_positions)
+        return LayerContext(rows if self.has_rope_by_rows else rows.rows(slice(None)), batch.documents)

@@ -27,10 +27,11 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, Work
 
 from memo.attention.backends import AttentionBackend, Saved
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, cut_keys
 from memo.attention.core import GradSums, OutputMerger, accumulator_dtype, attend, attend_backward
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
+from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a", "a2a+p2p")
 
@@ -138,6 +139,30 @@ class ContextAttention:
         grad_out, q, k, v, out = self._split_heads(grad_out, q, k, v, out)
         dq, dk, dv = self._join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents))
         return dq, dk, dv
+
+    # A sweep: queries of some consecutive tokens, against the keys and values of these and of all tokens before them.
+
+    def forward_rows(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """q [n, b, heads, d] of the last n of t tokens, k and v [t, b, n_kv, d] -> as `forward`, of these n.
+
+        On one context-parallel rank only.
+        """
+        return attend(self.backend, q, k, v, _rows_blocks(q, k, documents), self.scale, out)
+
+    def backward_rows(
+        self, grad_out: Tensor, saved: Saved, sums: tuple[Tensor, Tensor], documents: Documents | None = None
+    ) -> Tensor:
+        """The gradient of q, [n, b, heads, d]; those of k and v are added to `sums`, [t, b, n_kv, d] in the wide dtype.
+
+        Args:
+            saved: q, k and v as of `forward_rows`, and its results.
+        """
+        dq = torch.zeros(saved.q.shape, dtype=accumulator_dtype(saved.q), device=saved.q.device)
+        blocks = cut_keys(_rows_blocks(saved.q, saved.k, documents), BACKWARD_KEYS_PER_QUERY * saved.q.shape[0])
+        GradSums(dq, *sums).add(self.backend, grad_out, saved, blocks, self.scale)
+        return dq.to(saved.q.dtype)
 
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
@@ -269,6 +294,12 @@ class ContextAttention:
                 f"but the batch has {b} rows of {self.seq_length} tokens; "
                 f"give one tuple (0, ..., {self.seq_length}) per row"
             )
+
+
+def _rows_blocks(q: Tensor, k: Tensor, documents: Documents | None) -> tuple[ScoreBlock, ...]:
+    """The queries are the last of the tokens that the keys are of."""
+    queries, keys = q.shape[0], k.shape[0]
+    return attention_blocks((Chunk(keys - queries, queries, 0),), (Chunk(0, keys, 0),), documents)
 
 
 def natural_from_zigzag(x: Tensor, size: int) -> Tensor:

@@ -79,7 +79,7 @@ class SwapGroup:
 
 @dataclass(frozen=True)
 class SwapProblem:
-    """One rank. Bytes and seconds are of one layer and one microbatch where nothing else is said.
+    """One rank. Bytes and seconds are of one pass where nothing else is said: a layer, or section, and microbatch.
 
     Attributes:
         tiles: T: shares are multiples of 1 / T.
@@ -94,6 +94,7 @@ class SwapProblem:
         device_bytes: device memory free for rounding buffers, or for what stays in their place.
         fixed_buffer_bytes: device memory of the buffers when every share is 0.
         resident_bytes: of that, what it takes if all activations stay; None: unknown.
+        sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
     """
 
     policy: OffloadPolicy
@@ -112,6 +113,7 @@ class SwapProblem:
     device_bytes: int
     fixed_buffer_bytes: int
     resident_bytes: int | None = None
+    sections: int = 1
 
     def __post_init__(self) -> None:
         if self.tiles < 1:

@@ -117,6 +117,8 @@ class SwapPlan:
 def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     """Plans one training step of one stage; two slots are MEMO's rounding buffers.
 
+    A slot holds one operation's activations: those of a layer, or of one section of it.
+
     One stage uses slot i mod 2 for layer i. Activations whose backward comes while they are still in their
     slot never move. `num_slots` is what is needed of max_slots: one layer needs one. Without backwards
     nothing moves.
@@ -127,7 +129,7 @@ def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     slots, evicted = _assign_slots(ops, max_slots)
     following = _next_users(slots)
     steps: list[SwapStep] = []
-    records: dict[tuple[int, int], int] = {}
+    records: dict[tuple[int, ...], int] = {}
     # The record freed first is reused first: its prefetch was issued longest ago, and has most likely ended.
     free: deque[int] = deque()
     num_records = 0
@@ -163,13 +165,13 @@ def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:
         done.add(op)
 
 
-def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[int, int]]]:
+def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[int, ...]]]:
     """The slot of each operation, and the keys whose slot another operation takes before their backward."""
     awaited = {op.key for op in ops if op.kind == "B"}
-    content: list[tuple[int, int] | None] = [None] * max_slots  # needed by a backward to come
+    content: list[tuple[int, ...] | None] = [None] * max_slots  # needed by a backward to come
     used = [-1] * max_slots  # index of the last user
     slots: list[int] = []
-    evicted: set[tuple[int, int]] = set()
+    evicted: set[tuple[int, ...]] = set()
     for index, op in enumerate(ops):
         if op.kind == "B" and op.key in content:
             slot = content.index(op.key)
@@ -184,7 +186,7 @@ def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], se
     return slots, evicted
 
 
-def _choose_slot(kind: Kind, content: list[tuple[int, int] | None], used: list[int]) -> int:
+def _choose_slot(kind: Kind, content: list[tuple[int, ...] | None], used: list[int]) -> int:
     """The slot for an operation.
 
     A forward takes a slot whose content is not needed any more, the one freed last, because then it waits for no copy;

@@ -4,6 +4,8 @@ Device memory of the rounding buffers is that of the layout of `memo.spec.slots`
 group adds to the buffers is proportional to the share of it that moves, except for qkv. Attention reads q, k and v of
 all tokens at once, so as soon as one tile of qkv moves, every slot needs space for all its tiles, and the workspace is
 not needed.
+
+Where layers are swept, what is said here of a layer holds for one section of it, and keys and values always move.
 """
 
 import sys
@@ -11,11 +13,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import num_microbatches
+from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
 from memo.planner.problem import Link, SwapGroup, SwapProblem
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
+from memo.spec.sweep import key_value_layout
 
 
 class ActivationLimits(NamedTuple):
@@ -55,27 +58,36 @@ def swap_problem(
 
     Args:
         config: its device decides the dtype where the configuration names none.
-        recompute_s: by group of `memo.spec.skeleton`, to recompute all of it.
+        forward_s, backward_s: of a whole layer.
+        recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
-    memory, dims = config.memory, slot_dims(config)
+    memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
     sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
+    always, fixed_bytes = sizes.always, fixed_buffer_bytes(config.model, dims, num_slots)
+    host_bytes = limits.host_bytes
+    if memory.sweeps:
+        keys = key_value_layout(config)
+        always, fixed_bytes = always | {"key_value": keys.part_bytes}, fixed_bytes + keys.device_bytes
+        host_bytes = max(0, host_bytes - keys.part_bytes)  # they may have a record more than sections have
+    recompute_s = {group: seconds / sections for group, seconds in recompute_s.items()}
     return SwapProblem(
         policy=memory.offload_policy,
         tiles=dims.tiles,
-        always=sizes.always,
+        always=always,
         groups=swap_groups(config.model, dims, num_slots, sizes, recompute_s),
         never=sizes.never,
-        forward_s=forward_s,
-        backward_s=backward_s,
+        forward_s=forward_s / sections,
+        backward_s=backward_s / sections,
         offload=offload,
         prefetch=prefetch,
-        num_passes=config.model.num_layers // config.parallel.pp * num_microbatches(config, world_size),
+        num_passes=config.model.num_layers // config.parallel.pp * num_microbatches(config, world_size) * sections,
         num_moves=num_moves,
         num_records=num_records,
-        host_bytes=limits.host_bytes,
+        host_bytes=host_bytes,
         device_bytes=limits.device_bytes,
-        fixed_buffer_bytes=fixed_buffer_bytes(config.model, dims, num_slots),
+        fixed_buffer_bytes=fixed_bytes,
         resident_bytes=limits.resident_bytes,
+        sections=sections,
     )
 
 

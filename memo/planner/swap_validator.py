@@ -6,7 +6,7 @@ from memo.errors import PlanError
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.spec.layer_ops import LayerOp
 
-Key = tuple[int, int]
+Key = tuple[int, ...]
 
 
 def validate(plan: SwapPlan) -> None:

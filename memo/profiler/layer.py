@@ -17,33 +17,17 @@ from torch.distributed import ProcessGroup
 
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.executor.host_pool import HostPool
-from memo.executor.layer import Context, TokenwiseLayer
+from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import column_forward
-from memo.executor.slots import slot_tensors
+from memo.executor.sweep import SweptLayer
+from memo.executor.tile_operations import Context
 from memo.parallel.collectives import all_gather, all_reduce
-from memo.spec.slots import SlotLayout
 
 _REPEATS = 3
 _LONG_S = 1.0
 """If a run takes longer than this, warming up is a small part of its time."""
 _LINK_BYTES = 256 << 20
 """Large enough to reach a link's full rate, and small compared to host memory."""
-
-
-class ScratchMemory:
-    """A slot without a plan, with which `memo.executor.layer` can run a single layer."""
-
-    def __init__(self, layout: SlotLayout, device: torch.device) -> None:
-        self.layout = layout
-        sizes = (layout.slot_bytes, layout.workspace_bytes)
-        slot, workspace = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
-        self.tensors = slot_tensors(layout, slot, workspace)
-
-    def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
-        return self.tensors
-
-    def end(self, kind: str, layer: int) -> None:
-        pass
 
 
 class ScratchGradients:
@@ -57,38 +41,40 @@ class ScratchGradients:
 
 
 def profile_layer(
-    layer: TokenwiseLayer,
+    layer: TokenwiseLayer | SweptLayer,
+    kept: dict[str, Tensor],
     context: Context,
     x: Tensor,
     groups: Sequence[ProcessGroup | None],
     key: ProfileKey,
     tensor_bytes: dict[str, int],
 ) -> LayerProfile:
-    """Time a layer on input x [n, b, h] on this rank; `key` and `tensor_bytes` become part of the result.
+    """Time a layer on input x [n, b, h], which may be overwritten, on this rank.
+
+    `key` and `tensor_bytes` become part of the result, and `kept` are the tensors of the layer's slot.
 
     All ranks of `groups`, those of its tensor and context parallelism, must call this together: a layer
-    communicates, so they also agree on how often each piece is run. `layer` must work on ScratchMemory whose
-    layout moves no group.
+    communicates, so they also agree on how often each piece is run. `layer` must work outside of a plan, in a slot
+    whose layout moves no group.
     """
-    device, tiles = x.device, layer.tiles
+    device, tile = x.device, layer.tiles[0]
     # The first torch.autograd.grad imports it, and with it sympy: a second that would count as that of a backward.
     importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
     def seconds(work: Callable[[], object]) -> float:
         return median_s(work, device, groups)
 
-    kept = layer.memory.begin("F", layer.index)
     grad = torch.ones_like(x)
     with torch.no_grad():
         forward_s = seconds(lambda: layer.run_forward(x, context))
-        normed = layer.layer.attention_norm(kept["input"][tiles[0].shard])
+        normed = layer.layer.attention_norm(kept["input"][tile.shard])
         recompute_s = {
-            "qkv": seconds(lambda: layer.compute_qkv(kept, tiles[0], context)),
-            "residual": seconds(lambda: layer.compute_residual(kept, tiles[0])),
+            "qkv": seconds(lambda: layer.compute_qkv(kept, tile, context)),
+            "residual": seconds(lambda: layer.compute_residual(kept, tile)),
             "fc1": seconds(lambda: column_forward(all_gather(normed, layer.group), layer.layer.mlp.fc1)),
         }
         backward_s = seconds(lambda: layer.run_backward(grad, context))
-    whole = {group: tile_s * len(tiles) for group, tile_s in recompute_s.items()}
+    whole = {group: tile_s * key.offload_tiles for group, tile_s in recompute_s.items()}
     # The measured backward recomputed every group. As times are noisy, the difference has a lower limit.
     without = max(backward_s - sum(whole.values()), 0.1 * backward_s)
     now = datetime.now().astimezone().isoformat(timespec="seconds")

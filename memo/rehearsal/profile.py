@@ -48,7 +48,9 @@ def _modelled(config: RunConfig, world_size: int, hardware: Hardware, key: Profi
     dtype = config.training.params_dtype
     assert dtype is not None, "prepare() resolves the dtype"
     layer = swapped_layer(config, Kernels(hardware, dtype))
-    problem = modelled_problem(config, world_size, hardware, layer)
+    # A profile is that of a layer, whatever a slot holds of it.
+    whole = dataclasses.replace(config, memory=dataclasses.replace(config.memory, offload_granularity="layer"))
+    problem = modelled_problem(whole, world_size, hardware, layer)
     offload, prefetch = problem.offload, problem.prefetch
     assert offload.alone_bytes_per_s and prefetch.alone_bytes_per_s, "a machine has the rates of its links"
     return LayerProfile(

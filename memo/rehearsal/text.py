@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import global_batch_size, resolved_offload_tiles
+from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import reserved_under_plan
@@ -14,6 +14,7 @@ from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
 from memo.rehearsal.waits import REASONS, reasoned
+from memo.spec.slots import slot_dims
 from memo.units import format_bytes, format_count
 
 NOT_SEEN = "CUDA's context, NCCL's buffers, workspaces of cuBLAS and cuDNN"
@@ -132,7 +133,7 @@ def _plans(run: Run, found: Rehearsed) -> Iterator[tuple[str, str]]:
     if memory.swaps:
         moved = "nothing moves"
         if found.tiles is not None:
-            tiles = resolved_offload_tiles(run.config)
+            tiles = slot_dims(run.config).tiles
             shares = ", ".join(f"{name} {count}/{tiles}" for name, count in found.tiles.items())
             moved = f"input and attention output move, and of the tokens: {shares}"
         decided = f"; times of a layer: {found.layer_times}" if memory.offload_alpha == "auto" else ""

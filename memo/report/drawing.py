@@ -75,7 +75,7 @@ class _Painter:
         self.named = named  # labels name the microbatch
 
     def block(
-        self, row: int, during_s: tuple[float, float], key: tuple[int, int], prefix: str = "", waits: bool = False
+        self, row: int, during_s: tuple[float, float], key: tuple[int, ...], prefix: str = "", waits: bool = False
     ) -> None:
         start_s, duration_s = during_s[0] - self.first_s, during_s[1] - during_s[0]
         self.axes.barh(
@@ -87,7 +87,7 @@ class _Painter:
             edgecolor="white",
             linewidth=0.4,
         )
-        label = f"{prefix}{key[0]}:{key[1]}" if self.named else f"{prefix}{key[1]}"
+        label = prefix + ":".join(map(str, key if self.named else key[1:]))
         if not waits and duration_s / self.seconds_per_inch >= _CHARACTER_INCHES * len(label):
             self.axes.text(start_s + duration_s / 2, row, label, ha="center", va="center", fontsize=7)
 

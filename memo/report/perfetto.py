@@ -52,11 +52,10 @@ def _swap_events(spans: Sequence[SwapSpan], rank: int, rows: dict[str, int]) -> 
         during = span.start_s, span.end_s
         events.append(chrome_trace.complete(rank, row, name, during, span.row, _details(span)))
     for tenancy in tenancies(spans):
-        microbatch, layer = tenancy.key
-        details = {"microbatch": microbatch, "layer": layer}
+        details = dict(zip(("microbatch", "layer", "section"), tenancy.key, strict=False))
         during = tenancy.start_s, tenancy.end_s
         row = rows[f"slot {tenancy.slot}"]
-        events.append(chrome_trace.complete(rank, row, f"{microbatch}:{layer}", during, "slot", details))
+        events.append(chrome_trace.complete(rank, row, ":".join(map(str, tenancy.key)), during, "slot", details))
     return events
 
 
@@ -68,6 +67,8 @@ def _work_event(span: WorkSpan, rank: int, row: int) -> chrome_trace.Event:
 def _details(span: SwapSpan) -> dict[str, int]:
     step = span.step
     details = {"microbatch": step.op.microbatch, "layer": step.op.layer, "slot": step.slot}
+    if step.op.section is not None:
+        details["section"] = step.op.section
     if span.row in ("offload", "prefetch") and step.record is not None:
         details |= {"record": step.record, "bytes": span.num_bytes}
     return details

@@ -33,9 +33,12 @@ class SwapSpan:
 
     @property
     def label(self) -> str:
-        """F0:3 is the forward of microbatch 0 through layer 3; the labels of copies have no letter."""
+        """F0:3 is the forward of microbatch 0 through layer 3; the labels of copies have no letter.
+
+        The number of a section follows that of its layer.
+        """
         op = self.step.op
-        return f"{op.kind if self.row in ('compute', 'wait') else ''}{op.microbatch}:{op.layer}"
+        return f"{op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, op.key))}"
 
 
 def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[SwapSpan]:
@@ -86,10 +89,10 @@ def hidden_share(spans: Sequence[SwapSpan]) -> float:
 
 @dataclass(frozen=True)
 class Tenancy:
-    """The time for which a slot holds the activations of one layer and microbatch."""
+    """The time for which a slot holds the activations of one layer (or of one section of it) and microbatch."""
 
     slot: int
-    key: tuple[int, int]  # (microbatch, layer)
+    key: tuple[int, ...]  # (microbatch, layer), and the section if there is one
     start_s: float
     end_s: float
 
@@ -101,7 +104,7 @@ def tenancies(spans: Sequence[SwapSpan]) -> list[Tenancy]:
     backward.
     """
     found: list[Tenancy] = []
-    since: dict[int, tuple[tuple[int, int], float]] = {}
+    since: dict[int, tuple[tuple[int, ...], float]] = {}
     for span in spans:
         slot, key, kind = span.step.slot, span.step.op.key, span.step.op.kind
         if span.row == "prefetch" or (span.row == "compute" and kind == "F"):

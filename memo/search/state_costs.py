@@ -21,7 +21,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import worst_stages
 from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, shape_units
 from memo.estimate.state_memory import placed_bytes, state_sizes
-from memo.estimate.swap_memory import num_records
+from memo.estimate.swap_memory import host_bytes
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
@@ -30,7 +30,7 @@ from memo.simulate.swapping import modelled_problem, ways_to_move
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.shapes import shape_of
-from memo.spec.slots import Moved, slot_layout
+from memo.spec.slots import Moved
 
 _MOST_USES = 8
 """Number of shares of the activations that are tried."""
@@ -270,14 +270,10 @@ class Costs:
         return none, every - self._placed(placement, stage)
 
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
-        record = 0 if moved is None else slot_layout(config, moved).moved_bytes
         return ActivationUse(
             config,
             tiles,
             self._device_bytes(config, moved),
-            {
-                stage: record and record * num_records(config, self.world_size, stage)
-                for stage in range(config.parallel.pp)
-            },
+            dict(enumerate(host_bytes(config, self.world_size, moved))),
             lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
         )

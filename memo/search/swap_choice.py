@@ -67,5 +67,5 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
     except PlanError:
         pass
     slower = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9
-    layer_s = problem.forward_s + problem.backward_s + problem.recompute_s(tiles)
+    layer_s = problem.sections * (problem.forward_s + problem.backward_s + problem.recompute_s(tiles))
     return SwapChoice(tiles, limit, layer_s, problem.num_moves * problem.moved_bytes(tiles) / slower)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from memo.config import RunConfig
+from memo.config.derived import resolved_sections
 from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
@@ -16,28 +17,35 @@ from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
 from memo.simulate.layer import LayerCost
 from memo.simulate.streams import LayerTimes
-from memo.spec.layer_ops import stage_ops
+from memo.spec.layer_ops import in_sections, stage_ops
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import whole_tiles
 from memo.spec.steady import of_all_microbatches, shortened, steady_microbatches
 
 
-def stage_plan(pipeline: Pipeline, stage: int, num_layers: int) -> SwapPlan:
-    """The swap plan of one stage over all microbatches of `pipeline`."""
-    return swap_plan(stage_ops(pipeline, stage, num_layers))
+def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sections: int = 1) -> SwapPlan:
+    """The swap plan of one stage over all microbatches of `pipeline`; `sections`: in which layers are swept."""
+    ops = stage_ops(pipeline, stage, num_layers)
+    return swap_plan(ops if sections == 1 else in_sections(ops, sections))
 
 
 @lru_cache(maxsize=256)
-def steady_plan(short: Pipeline, stage: int, num_layers: int) -> SwapPlan:
+def steady_plan(short: Pipeline, stage: int, num_layers: int, sections: int = 1) -> SwapPlan:
     """The same for a shortened pipeline; a search asks for the same few again and again."""
-    return stage_plan(short, stage, num_layers)
+    return stage_plan(short, stage, num_layers, sections)
 
 
-def moves_and_records(pipeline: Pipeline, stage: int, num_layers: int) -> tuple[int, ...]:
-    """The number of offloads and of host records in a stage's plan over all microbatches."""
+def moves_and_records(pipeline: Pipeline, stage: int, num_layers: int, sections: int = 1) -> tuple[int, ...]:
+    """The number of offloads and of host records in a stage's plan over all microbatches.
+
+    Whatever has its place in the slots, of more than two sections each one more adds the same: 2 and 3 tell for all.
+    """
+    if sections > 3:
+        two, three = (moves_and_records(pipeline, stage, num_layers, count) for count in (2, 3))
+        return tuple(number + (sections - 2) * (more - number) for number, more in zip(two, three, strict=True))
 
     def count(short: Pipeline) -> tuple[int, int]:
-        plan = steady_plan(short, stage, num_layers)
+        plan = steady_plan(short, stage, num_layers, sections)
         return plan.num_offloads, plan.num_records
 
     return of_all_microbatches(pipeline, steady_microbatches(pipeline), count)
@@ -65,12 +73,12 @@ def modelled_problem(
     Args:
         layer: of `memo.simulate.layer.swapped_layer`.
     """
-    pipeline, num_layers = pipeline_of(config, world_size), config.model.num_layers
-    num_moves, num_records = moves_and_records(pipeline, 0, num_layers)
+    pipeline, num_layers, sections = pipeline_of(config, world_size), config.model.num_layers, resolved_sections(config)
+    num_moves, num_records = moves_and_records(pipeline, 0, num_layers, sections)
     return swap_problem(
         replace(config, hardware=replace(config.hardware, device=hardware.device)),
         world_size,
-        num_slots=steady_plan(shortened(pipeline), 0, num_layers).num_slots,
+        num_slots=steady_plan(shortened(pipeline), 0, num_layers, min(sections, 2)).num_slots,
         num_moves=num_moves,
         num_records=num_records,
         forward_s=layer.forward.total_s,
@@ -117,12 +125,16 @@ def ways_to_move(problem: SwapProblem) -> list[dict[str, int]]:
 
 
 def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware) -> LayerTimes:
-    """Compute of one layer with its recomputation, and its copies."""
+    """Compute of one layer with its recomputation, and its copies.
+
+    Where layers are swept, those of all sections together: copies of a section begin earlier than those of a layer.
+    """
+    moved_bytes = problem.sections * solution.moved_bytes
     return LayerTimes(
-        problem.forward_s,
-        problem.backward_s + solution.recompute_s,
-        solution.moved_bytes / (hardware.offload_gb_per_s * 1e9),
-        solution.moved_bytes / (hardware.prefetch_gb_per_s * 1e9),
+        problem.sections * problem.forward_s,
+        problem.sections * (problem.backward_s + solution.recompute_s),
+        moved_bytes / (hardware.offload_gb_per_s * 1e9),
+        moved_bytes / (hardware.prefetch_gb_per_s * 1e9),
         hardware.copies_overlap,
     )
 

@@ -7,6 +7,8 @@
 Attention needs q, k and v of all tokens at once, so qkv has room for every tile and comes last: its moved
 part is then a prefix of it. When no tile of qkv moves, all of it is rebuilt before use, and one shared
 workspace serves every layer instead of room in each slot.
+
+Where layers are swept (memo.spec.sweep), "layer" here means one section of it.
 """
 
 import math
@@ -14,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_dtype, resolved_offload_tiles
+from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections
 from memo.config.training import Dtype
 from memo.spec.skeleton import SkeletalTensor, moves_in_part, skeletal_tensors
 from memo.units import DTYPE_BYTES
@@ -32,9 +34,14 @@ _GRID_TOLERANCE = 1e-9
 """In tiles: 0.3 x 10 is 2.9999999999999996."""
 
 
+def wide_dtype(dtype: Dtype) -> Dtype:
+    """The dtype of sums and log-sum-exps."""
+    return "fp64" if dtype == "fp64" else "fp32"
+
+
 @dataclass(frozen=True)
 class SlotDims:
-    """What decides the shapes on one rank: s tokens after gathering, b sequences, tp, T tiles."""
+    """What decides the shapes on one rank: s tokens that a slot holds, after gathering, b sequences, tp, T tiles."""
 
     tokens: int
     batch: int
@@ -44,7 +51,7 @@ class SlotDims:
 
     @property
     def wide_dtype(self) -> Dtype:
-        return "fp64" if self.dtype == "fp64" else "fp32"
+        return wide_dtype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -96,11 +103,12 @@ class SlotLayout:
 
 def slot_dims(config: RunConfig) -> SlotDims:
     """Of a rank of this run; the dtype is the device's default where the configuration names none."""
+    sections = resolved_sections(config)
     return SlotDims(
-        tokens=config.data.seq_length // config.parallel.cp,
+        tokens=config.data.seq_length // config.parallel.cp // sections,
         batch=config.training.micro_batch_size,
         tp=config.parallel.tp,
-        tiles=resolved_offload_tiles(config),
+        tiles=resolved_offload_tiles(config) // sections,
         dtype=resolved_dtype(config, config.hardware.device),
     )
 

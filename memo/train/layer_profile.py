@@ -15,18 +15,17 @@ from memo import __version__
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.profile_cache import cache_file, read_cached
 from memo.config import RunConfig
-from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles
+from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
 from memo.errors import ArtifactError, ConfigError
-from memo.executor.layer import TokenwiseLayer, make_tiles
 from memo.mesh import Mesh
 from memo.model.layer import LayerContext, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.collectives import all_reduce
 from memo.parallel.dtypes import torch_dtype
-from memo.profiler.layer import ScratchGradients, ScratchMemory, profile_layer
+from memo.profiler.layer import ScratchGradients, profile_layer
 from memo.spec.skeleton import bytes_of, skeletal_tensors
-from memo.spec.slots import slot_layout
 from memo.train.device import device_name
+from memo.train.tiled_layers import on_tiles, scratch_for
 
 
 def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
@@ -52,6 +51,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         cp_a2a_size=resolved_a2a_size(config),
         params_dtype=str(training.params_dtype),
         offload_tiles=resolved_offload_tiles(config),
+        offload_sections=resolved_sections(config),
         attention_backend=config.hardware.attention_backend,
         kernels=config.hardware.kernels,
         device=device_name(device),
@@ -128,9 +128,8 @@ def measure(
     """
     tokens, batch = config.data.seq_length // mesh.grid.cp, config.training.micro_batch_size
     dtype = torch_dtype(str(config.training.params_dtype))
-    tiles = make_tiles(tokens, mesh.grid.tp, resolved_offload_tiles(config))
-    memory = ScratchMemory(slot_layout(config, {}), device)
-    wrapped = TokenwiseLayer(layer, 0, tiles, memory, ScratchGradients(main_gradient), mesh.tp)
+    memory = scratch_for(config, {}, device)
+    wrapped = on_tiles(config, layer, 0, memory, ScratchGradients(main_gradient), mesh.tp)
     generator = torch.Generator(device=device).manual_seed(0)
     shape = (tokens // mesh.grid.tp, batch, config.model.hidden_size)
     x = torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -139,7 +138,7 @@ def measure(
         positions = torch.arange(tokens, device=device).unsqueeze(1).expand(tokens, batch)
         rope = rope_table(config.model, positions, dtype)
     key, sizes = profile_key(config, device), tensor_bytes(config)
-    own = profile_layer(wrapped, LayerContext(rope, None), x, (mesh.tp, mesh.cp), key, sizes)
+    own = profile_layer(wrapped, memory.tensors, LayerContext(rope, None), x, (mesh.tp, mesh.cp), key, sizes)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the measurement took and gave back is free for the plan
     return _slowest(own, mesh, device)

@@ -30,6 +30,8 @@ _PLACES = (
     ("memo.train.optimizer", "the optimizer's step"),
     ("memo.parallel.data", "the reduction of gradients"),
     ("memo.executor.layer", "a layer on tiles"),
+    ("memo.executor.sweep", "a layer on tiles"),
+    ("memo.executor.tile_operations", "a layer on tiles"),
     ("memo.model.layer", "a layer's forward"),
     ("memo.train.recompute", "the recomputation of a layer"),
     ("memo.parallel.pipeline", "a backward or the messages between stages"),
@@ -178,6 +180,8 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
         ]
     if moves:
         alpha = memory.offload_alpha
+        if not memory.sweeps and config.parallel.cp == 1:
+            return ["--offload-granularity tile (now layer: rounding buffers that hold a few tiles instead of a layer)"]
         if alpha == 0.0:
             return [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
         less = alpha / 2 if isinstance(alpha, float) else 0.0

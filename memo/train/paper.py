@@ -17,13 +17,11 @@ from memo.parallel.dtypes import torch_dtype
 from memo.planner.caching import simulate_caching
 from memo.planner.traces import RECORDED_LAYERS, extend_layers
 from memo.profiler.fake import FakeGradients, FakeRecorder, fake_mode, fake_world
-from memo.profiler.layer import ScratchMemory
 from memo.spec.schedule import one_f_one_b
-from memo.spec.slots import slot_layout
 from memo.train.build import build_chunks, build_mesh, build_stage
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
-from memo.train.swap import put_on_tiles
+from memo.train.tiled_layers import put_on_tiles, scratch_for
 from memo.units import format_bytes
 
 _DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA build
@@ -112,7 +110,7 @@ def _swap(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradien
         return []
     alpha = config.memory.offload_alpha
     assert not isinstance(alpha, str)
-    memory = ScratchMemory(slot_layout(config, alpha), _DEVICE)
+    memory = scratch_for(config, alpha, _DEVICE)
     put_on_tiles(config, mesh, chunks, memory, gradients)
     return list(memory.tensors.values())
 

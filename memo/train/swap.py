@@ -8,12 +8,10 @@ import torch
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import local_world_size_from_env, resolved_offload_tiles
+from memo.config.derived import local_world_size_from_env, resolved_sections
 from memo.estimate.host_memory import available_host_bytes
 from memo.executor.host_budget import HostBudget
-from memo.executor.layer import Buffers, TokenwiseLayer, make_tiles
-from memo.executor.pieces import GradientSink
-from memo.executor.runtime import SwapRuntime
+from memo.executor.runtime import SwapRuntime, SweepRuntime
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
 from memo.model.layer import TransformerLayer
@@ -25,9 +23,11 @@ from memo.planner.alpha_table import describe
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import activation_limits, swap_problem
-from memo.spec.layer_ops import LayerOp
+from memo.spec.layer_ops import LayerOp, in_sections
 from memo.spec.slots import slot_layout
+from memo.spec.sweep import key_value_layout
 from memo.train.layer_profile import measure, obtain
+from memo.train.tiled_layers import put_on_tiles
 
 
 class FreeMemory(NamedTuple):
@@ -39,9 +39,13 @@ class FreeMemory(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ChosenSwap:
-    """What was decided on this rank, and why; `origin` says where the layer's profile came from."""
+    """What was decided on this rank, and why; `origin` says where the layer's profile came from.
+
+    `key_plan`: that of keys and values, where layers are swept; else None.
+    """
 
     plan: SwapPlan
+    key_plan: SwapPlan | None
     problem: SwapProblem
     solution: SwapSolution
     origin: str
@@ -89,14 +93,14 @@ def decide(
         profile: the same on all ranks.
         free: beside all states, whether they exist already or not.
     """
-    plan = swap_plan(ops)
+    plan, key_plan = _plans(config, ops)
     problem = _problem(config, mesh, plan, profile, free)
     solution = _solve(config, problem)
     stays = torch.tensor(int(config.memory.offload_alpha == "auto" and solution.moves_nothing_is_best), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp, mesh.pp):
         all_reduce(stays, group, "min")
     if stays.item():
-        return ChosenSwap(plan, problem, solution, origin)
+        return ChosenSwap(plan, key_plan, problem, solution, origin)
     if solution.limit == Limit.RESIDENT:  # here all would fit, but not on every rank: all of them move
         problem = dataclasses.replace(problem, resident_bytes=None)
         solution = _solve(config, problem)
@@ -106,7 +110,14 @@ def decide(
     agreed = dict(zip(solution.tiles, tiles.tolist(), strict=True))
     limit = solution.limit if agreed == solution.tiles else Limit.OTHERS
     solution = dataclasses.replace(predict(problem, agreed, solution.alphas, limit), moves_nothing_is_best=False)
-    return ChosenSwap(plan, problem, solution, origin)
+    return ChosenSwap(plan, key_plan, problem, solution, origin)
+
+
+def _plans(config: RunConfig, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SwapPlan | None]:
+    """Of activations, and of keys and values: these have one slot, each part of which is free after its section."""
+    if not config.memory.sweeps:
+        return swap_plan(ops), None
+    return swap_plan(in_sections(ops, resolved_sections(config))), swap_plan(ops, max_slots=1)
 
 
 def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:
@@ -124,21 +135,14 @@ def start(
     host: HostBudget,
 ) -> SwapRuntime:
     """Take the memory, records from `host`, and replace every plain layer by one that runs under the plan."""
-    layout = slot_layout(config, chosen.solution.tiles)
-    runtime = SwapRuntime(chosen.plan, layout, backend, data_parallel.device, host)
-    put_on_tiles(config, mesh, chunks, runtime, data_parallel)
-    return runtime
-
-
-def put_on_tiles(
-    config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], memory: Buffers, sink: GradientSink
-) -> None:
-    """Replace every plain layer by one that works on tiles of tokens in `memory`."""
-    tiles = make_tiles(config.data.seq_length // mesh.grid.cp, mesh.grid.tp, resolved_offload_tiles(config))
-    for chunk in chunks:
-        for position, layer in enumerate(chunk.layers):
-            index = chunk.layer_indices[position]
-            chunk.layers[position] = TokenwiseLayer(layer, index, tiles, memory, sink, mesh.tp)
+    layout, device = slot_layout(config, chosen.solution.tiles), data_parallel.device
+    if chosen.key_plan is None:
+        runtime = SwapRuntime(chosen.plan, layout, backend, device, host)
+        put_on_tiles(config, mesh, chunks, runtime, data_parallel)
+        return runtime
+    swept = SweepRuntime(chosen.plan, layout, chosen.key_plan, key_value_layout(config), backend, device, host)
+    put_on_tiles(config, mesh, chunks, swept, data_parallel)
+    return swept
 
 
 def free_bytes(device: torch.device) -> int:

@@ -121,6 +121,8 @@ class Trainer:
         self._parts = build(self.config, mesh, prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
         self._train_feed = self._feed(prepared.train_data, tiles)
+        # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
+        self._eval_tiles = tiles if self.config.memory.sweeps else 1
         self.eval_data = prepared.eval_data
         self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
         self._persistence = Persistence(self.config, self.parts, self.feed, self._owned)
@@ -185,7 +187,9 @@ class Trainer:
     ) -> NeedleRecall:
         """What the model finds again of what `needles` hide, by distance. Raises ConfigError for another seq_length."""
         open_dataset(self.config, needles, stream=1)
-        return needle_recall(self.parts, self._feed(needles), needles, num_batches(self.config, iters), edges)
+        return needle_recall(
+            self.parts, self._feed(needles, self._eval_tiles), needles, num_batches(self.config, iters), edges
+        )
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
         """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change.
@@ -336,14 +340,14 @@ class Trainer:
         asked = torch.tensor(float(self._stop.requested), dtype=torch.float64, device=self.parts.device)
         return bool(all_reduce(asked, self.mesh.world) > 0)
 
-    def _feed(self, dataset: SampleDataset, tiles: int = 1) -> Feed:
+    def _feed(self, dataset: SampleDataset, tiles: int) -> Feed:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
         return Feed(dataset, sampler, self.mesh, self.config, self.parts.device, tiles)
 
     def _eval_feed(self) -> Feed:
         if self.eval_data is None:
             raise ConfigError("evaluate() needs evaluation data: give --eval-data-path or eval_data=")
-        return self._feed(self.eval_data)
+        return self._feed(self.eval_data, self._eval_tiles)
 
     def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float, copies: CopyTimes) -> StepRecord:
         return StepRecord(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, coalesce
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, coalesce, cut_keys
 
 
 def covered(blocks: tuple[ScoreBlock, ...], batch: int, num_q: int, num_k: int) -> list[list[int]]:
@@ -56,6 +56,15 @@ def random_chunks(rng: random.Random, length: int) -> tuple[Chunk, ...]:
 def zigzag(length: int, size: int, rank: int) -> tuple[Chunk, ...]:
     half = length // (2 * size)
     return Chunk(rank * half, half, 0), Chunk((2 * size - 1 - rank) * half, half, half)
+
+
+@pytest.mark.parametrize("most_keys", [1, 3, 8, 100])
+def test_cut_keys_keeps_every_score(most_keys: int) -> None:
+    """Queries 24 to 31 of documents that end inside and before them, against all keys."""
+    queries, keys, row = (Chunk(24, 8, 0),), (Chunk(0, 32, 0),), (0, 5, 26, 32)
+    cut = tuple(cut_keys(attention_blocks(queries, keys, (row,)), most_keys))
+    assert covered(cut, 0, 8, 32) == dense(queries, keys, row)
+    assert all(block.causal or block.k_stop - block.k_start <= most_keys for block in cut)
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -45,6 +45,27 @@ WRONG = [
     ),
     ("--offload-alpha auto --offload-backend threads --device cuda", ("--offload-backend threads", "--device cuda")),
     ("--offload-alpha auto --offload-check-races --device cuda", ("--offload-check-races", "--device cuda")),
+    (
+        "--offload-alpha 0.5 --offload-slot-tiles 2",
+        ("--offload-slot-tiles 2", "--offload-granularity layer", "use --offload-granularity tile"),
+    ),
+    (
+        "--offload-alpha off --offload-granularity tile",
+        ("--offload-granularity tile", "--offload-alpha off", "--offload-alpha auto"),
+    ),
+    (
+        "--offload-granularity tile --offload-slot-tiles 3",
+        ("--offload-slot-tiles is 3", "--offload-tiles 8", "--offload-slot-tiles 1", "6 or 9"),
+    ),
+    ("--offload-granularity tile --offload-slot-tiles 0", ("--offload-slot-tiles is 0", "above 0")),
+    (
+        "--offload-granularity tile --cp 2",
+        ("--cp 2", "--offload-granularity tile", "--tp or --pp", "--offload-granularity layer"),
+    ),
+    (
+        "--offload-granularity tile --seq-length 1004",
+        ("--seq-length 1004", "--tp 1 x --offload-tiles 8 = 8", "1000 or 1008"),
+    ),
     ("--offload-alpha off --offload-tiles 4", ("--offload-tiles 4", "--offload-alpha off", "--offload-alpha auto")),
     ("--offload-alpha off --offload-policy paper", ("--offload-policy paper", "--offload-alpha off", "ignores")),
     ("--offload-alpha off --offload-host-memory-gib 4", ("--offload-host-memory-gib 4.0", "--offload-alpha off")),

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
 from memo.config.memory import OffloadStates
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
@@ -28,7 +27,7 @@ from memo.search.candidates import (
     pipelines,
 )
 from memo.search.question import Question, ask
-from memo.spec.slots import Moved
+from memo.spec.slots import Moved, slot_dims
 
 ZERO_3 = replace(KEEP, sharding="optim_grads_params")
 LEAST_BELOW = 0.15
@@ -57,6 +56,12 @@ def runs(model: str, gpus: int, seq_len: int, every: int, device: str) -> Iterat
             if strategy.swaps:
                 moved = {} if isinstance(strategy.alpha, str) else strategy.alpha
             yield config, moved
+            if strategy.swaps and layout.cp == 1:
+                yield swept(config, tiles=8 if index % 2 else 64), moved
+
+
+def swept(config: RunConfig, tiles: int) -> RunConfig:
+    return config.override({"offload_granularity": "tile", "offload_tiles": tiles, "offload_slot_tiles": 2})
 
 
 @pytest.mark.parametrize(
@@ -114,6 +119,8 @@ def breadth_first_runs(microbatches: int, strategy: Strategy) -> Iterator[RunCon
         config = config_of(question, layout, replace(strategy, order="breadth_first"))
         for places in ("none", "all"):
             yield config.override({"offload_states": places})
+            if strategy.swaps:
+                yield swept(config, tiles=16)
 
 
 def moved_of(config: RunConfig) -> Moved | None:
@@ -126,7 +133,7 @@ def test_no_rank_of_a_ring_and_no_stage_needs_more_than_the_account_says() -> No
     seen = 0
     for config, moved in runs("llama-3.1-8b", 16, 131072, 37, "cuda"):
         z = layer_sizes(config, 0, threads=1)
-        slot = None if moved is None else kept_groups(moved, resolved_offload_tiles(config))
+        slot = None if moved is None else kept_groups(moved, slot_dims(config).tiles)
         for stage in {0, config.parallel.pp - 1}:
             states = state_layout(config, 16, stage)
             peaks = [

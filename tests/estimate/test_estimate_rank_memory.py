@@ -131,7 +131,7 @@ def test_swapping_moves_activations_to_the_host() -> None:
 
 
 def test_host_memory_of_a_node_takes_the_most_demanding_stages() -> None:
-    config = run("gpt-tiny", pp=2, num_layers=8, gbs=4, offload_alpha=1.0)
+    config = run("gpt-tiny", pp=2, num_layers=8, gbs=8, offload_alpha=1.0)
     first, last = (swap_bytes(config, 8, stage, 1.0).host for stage in (0, 1))
     assert first > last
     assert node_host_bytes(config, 8, 2, 1.0) == 2 * first

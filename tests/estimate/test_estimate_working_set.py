@@ -13,11 +13,13 @@ from torch.utils._pytree import tree_leaves
 from memo.attention.select import select_backend
 from memo.config import RunConfig, preset
 from memo.estimate.swap_memory import working_set_bytes
-from memo.executor.layer import TokenwiseLayer, make_tiles
+from memo.executor.layer import TokenwiseLayer
+from memo.executor.runtime import scratch_memory
+from memo.executor.tile_operations import make_tiles
 from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
-from memo.profiler.layer import ScratchGradients, ScratchMemory
+from memo.profiler.layer import ScratchGradients
 from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import SlotDims, plan_slot
 
@@ -55,7 +57,7 @@ def backward_peak_bytes(config: RunConfig) -> int:
         torch.nn.init.normal_(parameter, std=0.02)
     gradients = {id(parameter): torch.zeros(parameter.shape) for parameter in layer.parameters()}
     dims = SlotDims(length, 1, 1, tiles, "bf16")
-    memory = ScratchMemory(plan_slot(skeletal_tensors(model), dims, {}), torch.device("cpu"))
+    memory = scratch_memory(plan_slot(skeletal_tensors(model), dims, {}), torch.device("cpu"))
     sink = ScratchGradients(lambda parameter: gradients[id(parameter)])
     wrapped = TokenwiseLayer(layer, 0, make_tiles(length, 1, tiles), memory, sink, None)
     rope = None

@@ -11,7 +11,7 @@ from memo.errors import PlanError
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.planner.swap_validator import validate
 from memo.spec.clock import simulate
-from memo.spec.layer_ops import LayerOp, layer_ops
+from memo.spec.layer_ops import LayerOp, in_sections, layer_ops
 from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
 
 GOLDEN = """\
@@ -142,6 +142,27 @@ def test_layers_of_an_interleaved_stage() -> None:
         *("F0 layer 6", "F0 layer 7"),
     ]
     assert [(op.kind, op.layer) for op in ops[6:8]] == [("B", 7), ("B", 6)]
+
+
+def test_sections_go_up_in_forwards_and_down_in_backwards() -> None:
+    ops = in_sections([LayerOp("F", 1, 3), LayerOp("B", 1, 3)], 3)
+    assert [str(op) for op in ops] == [
+        *("F1 layer 3 section 0", "F1 layer 3 section 1", "F1 layer 3 section 2"),
+        *("B1 layer 3 section 2", "B1 layer 3 section 1", "B1 layer 3 section 0"),
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("sections", [1, 2, 5])
+def test_plans_of_sections_and_of_one_slot(name: str, sections: int) -> None:
+    """The two plans of layers that are swept: sections in two slots, and each part of keys and values in one."""
+    plan = swap_plan(in_sections(SCHEDULES[name], sections))
+    validate(plan)
+    assert SwapPlan.from_json(plan.to_json()) == plan
+    assert plan.num_slots <= 2
+    keys = swap_plan(SCHEDULES[name], max_slots=1)
+    validate(keys)
+    assert keys.num_slots == 1
 
 
 def test_indivisible_layers_are_refused() -> None:

@@ -18,9 +18,10 @@ from swapped_steps import Step, Workplace, differences, observed, profiled_once
 from torch import Tensor
 
 from memo.executor import swapper
-from memo.executor.layer import Tile, TokenwiseLayer
+from memo.executor.layer import TokenwiseLayer
 from memo.executor.runtime import SwapRuntime
 from memo.executor.streams import Event, Stream, VirtualStreams
+from memo.executor.tile_operations import Tile
 from memo.planner.swap import swap_plan
 from memo.spec.slots import SlotLayout
 from memo.train import build as building

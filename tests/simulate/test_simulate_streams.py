@@ -60,6 +60,7 @@ def test_a_prefetch_waits_until_its_record_is_written() -> None:
 @pytest.mark.parametrize(
     "pipeline",
     [
+        Pipeline(1, 1, 1),
         Pipeline(1, 1, 9),
         Pipeline(3, 1, 20),
         Pipeline(4, 1, 7),
@@ -69,7 +70,8 @@ def test_a_prefetch_waits_until_its_record_is_written() -> None:
     ids=str,
 )
 def test_moves_of_all_microbatches_follow_from_few(pipeline: Pipeline) -> None:
+    """Also of a few sections, where layers are swept, those of many."""
     num_layers = 2 * pipeline.stages * pipeline.chunks // (2 if pipeline.breadth_first else 1)
-    for stage in range(pipeline.stages):
-        plan = stage_plan(pipeline, stage, num_layers)
-        assert moves_and_records(pipeline, stage, num_layers) == (plan.num_offloads, plan.num_records)
+    for stage, sections in ((stage, sections) for stage in range(pipeline.stages) for sections in (1, 2, 5)):
+        plan = stage_plan(pipeline, stage, num_layers, sections)
+        assert moves_and_records(pipeline, stage, num_layers, sections) == (plan.num_offloads, plan.num_records)

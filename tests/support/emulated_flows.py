@@ -49,6 +49,7 @@ BASE: dict[str, Any] = {
     "memory_planner": "off",
 }
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
+SWEPT = {"offload_granularity": "tile", "offload_tiles": 8}
 
 
 class Numbers(NamedTuple):
@@ -96,16 +97,21 @@ class Injected(Exception):
 @contextmanager
 def during_backward(at_call: int, act: Callable[[], object]) -> Iterator[None]:
     """`act` is called after the work of the attention's backward, in the middle of a step."""
-    function, calls = ContextAttention.backward, []
+    calls = []
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        calls.append(None)
-        if len(calls) == at_call:
-            act()
-        return result
+    def acting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            calls.append(None)
+            if len(calls) == at_call:
+                act()
+            return result
 
-    with patch.object(ContextAttention, "backward", wrapper):
+        return wrapper
+
+    with ExitStack() as stack:
+        for name in ("backward", "backward_rows"):  # of whole layers, and of layers that are swept
+            stack.enter_context(patch.object(ContextAttention, name, acting(getattr(ContextAttention, name))))
         yield
 
 
@@ -280,6 +286,15 @@ FLOWS: dict[str, Flow] = {
     "alpha 1/2, profiled": Flow("tiles", {"offload_alpha": 0.5}, profiled),
     "two tiles": Flow("two tiles", {"offload_alpha": 0.5, "offload_tiles": 2}),
     "two tiles, alpha 1": Flow("two tiles", {"offload_alpha": 1.0, "offload_tiles": 2}),
+    "swept": Flow("swept", {**SWEPT, "offload_alpha": 0.0}),
+    "swept, alpha 1/2": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2}),
+    "swept, states": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 4, "offload_states": "all"}),
+    "swept, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}),
+    "swept, evaluation": Flow("swept", {**SWEPT, "offload_alpha": 0.0}, evaluated),
+    "swept, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, interrupted),
+    "swept, GPT, alpha 1/2": Flow(
+        "swept, GPT", {"model": "gpt-tiny", **SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2}
+    ),
     "packed": Flow("packed", act=packed),
     "packed, states": Flow("packed", {"offload_states": "all"}, packed),
     "packed, alpha 1": Flow("packed tiles", {"offload_alpha": 1.0}, packed),
@@ -308,6 +323,9 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp, planned": {"pp": 2, **PLANNED},
         "pp, alpha 1/2": {"pp": 2, "offload_alpha": 0.5},
         "pp, alpha 1/2, planned": {"pp": 2, "offload_alpha": 0.5, **PLANNED},
+        "tp, swept": {"tp": 2, **SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2},
+        "pp, swept": {"pp": 2, **SWEPT, "offload_alpha": 1.0},
+        "pp, swept, planned": {"pp": 2, **SWEPT, "offload_alpha": 1.0, **PLANNED},
         "dp": {},
         "dp, states": {"offload_states": "all"},
         "dp, weights in shards": {"data_parallel_sharding_strategy": "optim_grads_params"},
@@ -320,6 +338,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp in chunks, dp, planned": {"pp": 2, "vpp": 2, **PLANNED},
         "four stages": {"pp": 4},
         "four stages, planned": {"pp": 4, **PLANNED},
+        "tp, pp, swept": {"tp": 2, "pp": 2, **SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2},
     },
     8: {"tp, cp, pp": {"tp": 2, "cp": 2, "pp": 2}, "tp, pp, dp": {"tp": 2, "pp": 2}},
 }

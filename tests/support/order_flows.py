@@ -32,6 +32,7 @@ BASE: dict[str, Any] = {
 }
 HALF = {"offload_alpha": 0.5, "offload_tiles": 2}
 ALL = {"offload_states": "all"}
+SWEPT = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_tiles": 4, "offload_slot_tiles": 2}
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 
 
@@ -162,6 +163,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "states, not clipped": _training(ALL, clip_grad=0.0, global_batch_size=1),
     "optimizer": _training(offload_states="optimizer"),
     "swap, states": _training(HALF, ALL),
+    "swept": _training(SWEPT, num_layers=3),
     "evaluation": _training(HALF, kind=Evaluating),
     "evaluation, states": _training(ALL, kind=Evaluating),
     "exception": _training(HALF, kind=Interrupted),

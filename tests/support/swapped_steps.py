@@ -16,7 +16,7 @@ from memo.config import RunConfig
 from memo.config.checks import check
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.executor.checker import Checked
-from memo.executor.runtime import SwapRuntime
+from memo.executor.runtime import SwapRuntime, SweepRuntime
 from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
 from memo.model.transformer import Microbatch
@@ -62,6 +62,7 @@ def observed(poison: bool = True, copies: Copies = "lazy") -> Iterator[None]:
     """What moves activations or states, started inside, keeps NaN where nothing is valid and checks all accesses."""
     with (
         patch.object(swap, "SwapRuntime", functools.partial(SwapRuntime, poison=poison)),
+        patch.object(swap, "SweepRuntime", functools.partial(SweepRuntime, poison=poison)),
         patch.object(building, "StateStreamer", functools.partial(StateStreamer, poison=poison)),
         patch.object(building, "make_backend", lambda *_, **__: _backend(copies)),
     ):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
+from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 _KEY_BLOCK = 512
 """Number of keys of one block of torch's CPU flash kernel."""
@@ -55,6 +56,36 @@ def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
     ledger.free(*inner_grads, heads)
     return grads
+
+
+def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
+    """Log-sum-exp of `z.tokens` queries with their own keys and those of `before` tokens; the output is in a slot."""
+    if not before:
+        return attention_forward_placed(ledger, z)
+    total = ledger.make("merged output", _q_bytes(z) // z.narrow * z.wide) if z.mixed else None
+    lse = ledger.make("lse", _lse_bytes(z, z.tokens))
+    _merge_calls(ledger, z, [Call(z.tokens, z.tokens), Call(z.tokens, before)])
+    ledger.free(total)
+    return lse
+
+
+def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
+    """Gradient of these queries, and in the narrow dtype those of their own keys and values, whose sums are there."""
+    total = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
+    _sum_calls(ledger, z, _rows_calls(z, before))
+    if not z.mixed:
+        return [total]
+    dq = ledger.make("dq", _q_bytes(z))
+    ledger.free(total)
+    return [dq, *(ledger.make(name, _kv_bytes(z)) for name in ("dk", "dv"))]
+
+
+def _rows_calls(z: LayerSizes, before: int) -> list[Call]:
+    """Of calls that are alike, two are enough to show how much lives at once."""
+    whole, rest = divmod(before, BACKWARD_KEYS_PER_QUERY * z.tokens)
+    calls = [Call(z.tokens, z.tokens)]
+    calls += min(whole, 2) * [Call(z.tokens, BACKWARD_KEYS_PER_QUERY * z.tokens)]
+    return [*calls, *([Call(z.tokens, rest)] if rest else [])]
 
 
 def _exchanged(z: LayerSizes) -> LayerSizes:

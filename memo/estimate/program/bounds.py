@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
 from memo.estimate.program.embedding_and_loss import end_sizes
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.passes import EndPasses, LayerPasses, end_passes, layer_passes
@@ -23,7 +22,7 @@ from memo.estimate.swap_memory import SwapBytes, laid_out_bytes
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
-from memo.spec.slots import Moved, slot_layout
+from memo.spec.slots import Moved, slot_dims, slot_layout
 
 _NO_SWAP = SwapBytes(0, 0)
 _MESSAGES = 5
@@ -54,7 +53,7 @@ def memory_bounds(
     sizes, placement = state_sizes(config, world_size), placement_of(config, world_size)
     slots = None if moved is None else slot_layout(config, moved)
     first = layer_sizes(config, 0, config.hardware.num_threads or 1)
-    groups = None if moved is None else kept_groups(moved, resolved_offload_tiles(config))
+    groups = None if moved is None else kept_groups(moved, slot_dims(config).tiles)
     lasting = Ledger(never=first.never)
     make_lasting(lasting, config, first, sizes.microbatches)
     is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
@@ -94,14 +93,32 @@ def _of_stage(
         backwards = [layer.backward.transient_bytes]
         if config.parallel.pp > 1:  # only a gradient that was received is kept alive during the backward
             backwards.append(layer.held_backward.transient_bytes)
-        at_work = max(layer.hidden_bytes + waiting + min(backwards), loss)
-        messages = _MESSAGES if config.parallel.pp > 1 else 1
-        beside = waiting + messages * layer.hidden_bytes
+        # The loss may keep the output of a sweep, which is what the chunk received and so in flight already.
+        shared = layer.hidden_bytes if layer.in_place and config.parallel.pp > 1 else 0
+        at_work = max(layer.hidden_bytes + waiting + min(backwards), loss - shared)
+        beside = waiting + (_MESSAGES if config.parallel.pp > 1 else 1) * layer.hidden_bytes
         beside += max(*backwards, layer.forward.transient_bytes, loss, *(each.peak.num_bytes for each in others))
-        sent = 0 if has_loss else layer.hidden_bytes  # the last message, until the next one on its link
-        least = max(least, base + flights.in_flight + sent + at_work)
+        messages = _certain_messages(config, microbatches, stage, layer.in_place) * layer.hidden_bytes
+        least = max(least, base + flights.in_flight + messages + at_work)
         most = max(most, base + beside + max(flights.in_flight_at_most, flights.last + reduced))
     return MemoryBounds(states, swap, flights.kept, least, most)  # the same for all ranks of a ring
+
+
+def _certain_messages(config: RunConfig, microbatches: int, stage: int, in_place: bool) -> int:
+    """Messages that are held for certain beside what is in flight; the gradient of the backward that runs not counted.
+
+    At the first backward these are the last one sent, until the next one on its link, and the input of the next
+    forward, which is under way. What a chunk sends that works in place is what it received, and so in flight already.
+    On the first stage, where a sweep has nothing in flight, two backwards follow each other at the end, and during the
+    first the gradient of the second is under way.
+    """
+    pp = config.parallel.pp
+    sends = stage < pp - 1 and not in_place
+    if config.parallel.vpp > 1:
+        return int(sends)
+    if stage == 0 and in_place and pp > 1:
+        return 1 + (microbatches > 1)
+    return sends + (stage > 0 and microbatches > pp - stage)
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,10 @@ def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     return x
 
 
-def embedding_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block, of_head: Block | None) -> None:
-    """Frees `grad` and `of_head`, the head's part of the gradient of a tied matrix."""
+def embedding_backward(
+    ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block | None, of_head: Block | None
+) -> None:
+    """Frees `grad`, None if the caller holds it, and `of_head`, the head's part of the gradient of a tied matrix."""
     if ends.positions:
         add_gradient(ledger, z, ends.positions * z.hidden)
     size = ends.rows * z.hidden
@@ -113,13 +115,17 @@ def rope_frequency_bytes(z: LayerSizes) -> int:
     return 8 * (z.head_dim // 2)
 
 
+def rope_table_bytes(z: LayerSizes) -> int:
+    return z.tokens * (z.head_dim // 2) * 2 * z.narrow
+
+
 def rope_table(ledger: Ledger, z: LayerSizes) -> Block:
     """cos and sin for every token and pair of dims; the angles are in fp64."""
     pairs = z.tokens * z.head_dim // 2
     seconds = ledger.make("angles", 8 * pairs)
     table = [_cast(ledger, z, pairs) for _ in range(2)]
     ledger.free(seconds, *table)
-    return ledger.make("rope table", 2 * pairs * z.narrow)
+    return ledger.make("rope table", rope_table_bytes(z))
 
 
 def _cast(ledger: Ledger, z: LayerSizes, pairs: int) -> Block:

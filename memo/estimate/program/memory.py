@@ -2,7 +2,8 @@
 
     states            weights, gradients, masters, moments: memo.estimate.state_memory, to the byte
     state_slots       rounding buffers and staging buffers of weights and gradients in slots: to the byte
-    rounding_buffers  slots of a swap plan and their workspace: memo.estimate.swap_memory, to the byte
+    rounding_buffers  slots of a swap plan, their workspace, and the store of keys and values where layers are swept:
+                      memo.estimate.swap_memory, to the byte
     the moment        all else that lives when a step needs most: batches, activations, transients, messages
 
 This holds from the second step on, as the first has no optimizer moments yet. Counted are the requests to torch's
@@ -19,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
 from memo.estimate.program.ledger import Ledger, Moment
 from memo.estimate.program.products import Scratch, uncounted
@@ -29,7 +29,7 @@ from memo.estimate.program.step import Step
 from memo.estimate.program.tiles import kept_groups
 from memo.estimate.state_memory import StateBytes, state_bytes
 from memo.estimate.swap_memory import swap_bytes
-from memo.spec.slots import Moved
+from memo.spec.slots import Moved, slot_dims
 
 _MAIN_SHARE = 0.01
 """Share of the total from which on a component is named on its own."""
@@ -106,7 +106,7 @@ def program_memory(
         moved = alpha
     threads = config.hardware.num_threads or 1
     layout = state_layout(config, world_size, stage)
-    groups = None if moved is None else kept_groups(moved, resolved_offload_tiles(config))
+    groups = None if moved is None else kept_groups(moved, slot_dims(config).tiles)
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     ring = layer_sizes(config, 0, threads).ring
     ranks = {0, ring - 1}  # ranks of a ring differ in their attention calls; one of these two needs most

@@ -22,6 +22,7 @@ from memo.estimate.program.layer import Kept, layer_backward, layer_forward, rec
 from memo.estimate.program.ledger import Block, Ledger, Moment
 from memo.estimate.program.matrices import hidden_bytes
 from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.sweep import swept_backward, swept_forward
 from memo.estimate.program.tiles import KeptGroups, tiled_backward, tiled_forward
 
 
@@ -73,6 +74,7 @@ class LayerPasses:
     Attributes:
         between: tensors between forward and backward, without the output; the input only if it stays.
         keeps_input: whether the input stays.
+        in_place: whether the output takes the place of the input, and the gradient of the input that of the output's.
         hidden_bytes: bytes of the input; the output and the gradients of both have as many.
     """
 
@@ -80,6 +82,7 @@ class LayerPasses:
     backward: Pass
     between: Moment
     keeps_input: bool
+    in_place: bool
     hidden_bytes: int
     _execution: "_Execution"
 
@@ -127,7 +130,7 @@ def _record_passes(execution: "_Execution", held: bool) -> LayerPasses:
     back(grad, held)
     tail = ledger.tail if execution.groups is None else None  # on tiles all gradients are done at the end
     backward = Pass(start, ledger.peak, tail, ledger.now)
-    return LayerPasses(forward, backward, between, keeps_input, hidden, execution)
+    return LayerPasses(forward, backward, between, keeps_input, y is x, hidden, execution)
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,11 @@ class EndPasses:
     """Passes before and after the layers, for one microbatch on one rank.
 
     Attributes:
-        rope, embedding, loss: the forwards that compute RoPE's table, the first hidden states and the loss.
+        rope, embedding, loss: the forwards that compute RoPE's table of all tokens, the first hidden states and the
+            loss.
         loss_backward: computes the gradient of the last layer's output.
-        embedding_backward: from the gradient of the first layer's input, while a tied head's gradient is kept.
+        embedding_backward, held_embedding_backward: from the gradient of the first layer's input, while a tied head's
+            gradient is kept; the second if that gradient is still held by the caller.
         rope_bytes, of_head_bytes: of RoPE's table and of a tied head's gradient; 0 where there is none.
         loss_kept: bytes by name between the loss and its backward, without the hidden states.
         keeps_hidden: whether the hidden states stay as well.
@@ -148,6 +153,7 @@ class EndPasses:
     loss: Pass
     loss_backward: Pass
     embedding_backward: Pass
+    held_embedding_backward: Pass
     rope_bytes: int
     of_head_bytes: int
     loss_kept: dict[str, int]
@@ -168,7 +174,8 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
         made = work(ledger)
         return Pass(before, ledger.peak), made
 
-    rope, table = record(lambda ledger: rope_table(ledger, z).num_bytes if z.rope else 0)
+    makes_table = z.rope and not z.sections  # a sweep makes one for each section
+    rope, table = record(lambda ledger: rope_table(ledger, z).num_bytes if makes_table else 0)
     embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
     ledger = Ledger(never=z.never)
     x = ledger.make("input", hidden)
@@ -177,22 +184,26 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     loss = Pass(start, ledger.peak)
     start = ledger.now
     ledger.restart()
-    grad, of_head = loss_backward(ledger, z, ends, kept)
+    _, of_head = loss_backward(ledger, z, ends, kept)
     backward = Pass(start, ledger.peak, ledger.tail, ledger.now)
-    if not head_waits:
-        ledger.free(of_head)
-        of_head = None
-    start = ledger.now
-    ledger.restart()
-    embedding_backward(ledger, z, ends, grad, of_head)
+    of_head_bytes = of_head.num_bytes if of_head and head_waits else 0
+
+    def embedding_pass(is_held: bool) -> Pass:
+        ledger = Ledger(never=z.never)
+        grad, waiting = ledger.make("gradient", hidden), ledger.make("head gradient", of_head_bytes)
+        start = ledger.now
+        embedding_backward(ledger, z, ends, None if is_held else grad, waiting)
+        return Pass(start, ledger.peak)
+
     return EndPasses(
         rope,
         embedding,
         loss,
         backward,
-        Pass(start, ledger.peak),
+        embedding_pass(is_held=False),
+        embedding_pass(is_held=True),
         table,
-        of_head.num_bytes if of_head else 0,
+        of_head_bytes,
         {name: num_bytes for name, num_bytes in backward.start.alive.items() if name != "input"},
         kept.x is not None,
     )
@@ -213,6 +224,9 @@ class _Execution:
     def forward(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
         """(output, the backward, whether x is kept)."""
         z, groups = self.z, self.groups
+        if groups is not None and z.sections:
+            swept_forward(ledger, z, groups)
+            return x, self._swept_back(ledger, groups), False
         if groups is not None:
             return (
                 tiled_forward(ledger, z, groups, x),
@@ -224,6 +238,13 @@ class _Execution:
             return y, lambda grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
         y, kept = layer_forward(ledger, z, x)
         return y, self._plain_back(ledger, kept), kept.x is not None
+
+    def _swept_back(self, ledger: Ledger, groups: KeptGroups) -> _Back:
+        def back(grad: Block, held: bool) -> Block:
+            swept_backward(ledger, self.z, groups)
+            return grad
+
+        return back
 
     def _plain_back(self, ledger: Ledger, kept: Kept) -> _Back:
         return lambda grad, held: layer_backward(ledger, self.z, kept, grad, held=held)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles
+from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles, resolved_sections
 from memo.estimate.program.products import Scratch, uncounted
 from memo.units import DTYPE_BYTES
 
@@ -28,6 +28,7 @@ class LayerSizes(NamedTuple):
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
         threads: CPU threads of one rank; each has scratch memory in attention.
         tiles: tiles of tokens under a swap plan, else 1.
+        sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
         recomputes_attention: whether --recompute-granularity is selective.
         scratch: gives the scratch memory of a matrix product.
         on_cuda: whether the device is a GPU.
@@ -56,6 +57,7 @@ class LayerSizes(NamedTuple):
     gathers_kv: bool
     threads: int
     tiles: int
+    sections: int
     recomputes_attention: bool
     scratch: Scratch
     on_cuda: bool
@@ -123,6 +125,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         gathers_kv=parallel.cp_comm_type == "all_gather",
         threads=threads,
         tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,
+        sections=resolved_sections(config) if config.memory.sweeps else 0,
         recomputes_attention=config.memory.recompute_granularity == "selective",
         scratch=scratch,
         on_cuda=device == "cuda",

@@ -176,7 +176,8 @@ class Step:
         self.ledger.at = "layer forward"
         of_one, keeps_input = self.passes.kept, self.passes.keeps_input
         # With several microbatches, the input of each is freed before the output of the next one is made.
-        output = x if count > 1 and not keeps_input else self.ledger.make("input", count * self.passes.hidden_bytes)
+        takes_its_place = self.passes.in_place or (count > 1 and not keeps_input)
+        output = x if takes_its_place else self.ledger.make("input", count * self.passes.hidden_bytes)
         kept.append([self.ledger.make_all({name: count * num_bytes for name, num_bytes in of_one.items()})])
         if keeps_input:
             kept[-1].append(x)
@@ -220,9 +221,9 @@ class Step:
             self._gathers.begin(owner)
             self._play(self.passes.forward, "layer forward")
             ledger.at = "layer forward"
-            output = ledger.make("input", hidden_bytes)
+            output = x if self.passes.in_place else ledger.make("input", hidden_bytes)
             blocks = [ledger.make_all(self._kept(count))]
-            if x is not received:
+            if x not in (received, output):
                 if self.passes.keeps_input:
                     blocks.append(x)
                 else:
@@ -255,12 +256,14 @@ class Step:
             self._play(backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
-            if grad is received:
+            if grad is received and not self.passes.in_place:
                 grad = ledger.make("gradient", self.passes.hidden_bytes)
             owner -= count
             self._reduce(owner, is_last_microbatch, backward)
         ledger.free(flight.rope)
         assert grad is not None
+        if flight.entered is not None and grad is received:  # autograd copies what its caller still has
+            grad = ledger.make("gradient", self.passes.hidden_bytes)
         if flight.entered is None:
             self._embedding_backward(grad, of_head)
             self._reductions.after_backward(0, is_last_microbatch)
@@ -277,9 +280,11 @@ class Step:
         return self.ledger.make("input", self.passes.hidden_bytes)
 
     def _loss(self, x: Block) -> list[Block]:
-        """What the loss keeps, possibly with x; else x is freed."""
+        """What the loss keeps, possibly with x; else x is freed, unless it is what the chunk received."""
         self._play(self.ends.loss, "loss forward")
         kept = [self.ledger.make_all(self.ends.loss_kept)]
+        if self._holders[x]:
+            return kept
         if self.ends.keeps_hidden:
             return [*kept, x]
         self.ledger.free(x)
@@ -294,9 +299,11 @@ class Step:
         return ledger.make("gradient", self.passes.hidden_bytes), of_head
 
     def _embedding_backward(self, grad: Block, of_head: Block | None) -> None:
-        """Frees both gradients."""
-        self._play(self.ends.embedding_backward, "embedding backward")
-        self.ledger.free(grad, of_head)
+        """Frees both gradients, but not one that was received."""
+        is_held = self._holders[grad] > 0
+        backward = self.ends.held_embedding_backward if is_held else self.ends.embedding_backward
+        self._play(backward, "embedding backward")
+        self.ledger.free(None if is_held else grad, of_head)
 
     def _kept(self, count: int) -> dict[str, int]:
         """What a group of `count` layers keeps, by name, without the input of the first one, which the caller adds."""

@@ -21,7 +21,7 @@ from memo.spec.slots import Moved
 
 @dataclass(frozen=True)
 class KeptGroups:
-    """Which groups of activations the slot holds for every tile.
+    """Which groups of activations a slot holds for all of its tiles.
 
     Of the other groups, at least one tile is recomputed, and the backward of that tile needs most memory.
     """
@@ -32,7 +32,7 @@ class KeptGroups:
 
 
 def kept_groups(moved: Moved, tiles: int) -> KeptGroups:
-    """The groups of which `moved` moves all `tiles` tiles."""
+    """The groups of which `moved` moves all `tiles` tiles of a slot."""
 
     def moves_whole(group: str) -> bool:
         if isinstance(moved, int | float):
@@ -46,11 +46,54 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, x: Block) -
     """Output of the layer; x is freed."""
     tile = z.tokens // z.tiles
     hidden = hidden_bytes(z, z.tokens) // z.tp
-    _compute_qkv(ledger, z, tile)
-    q, k = _attention_inputs(ledger, z)
+    compute_qkv(ledger, z, tile)
+    q, k = attention_inputs(ledger, z, z.tokens)
     lse = attention_forward_placed(ledger, z)
     ledger.free(lse, q, k)
     y = ledger.make("layer output", hidden)
+    mlp_forward(ledger, z, groups, tile)
+    ledger.free(x)
+    return y
+
+
+def tiled_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, grad: Block) -> Block:
+    """Gradient of the input; `grad` is freed."""
+    tile = z.tokens // z.tiles
+    hidden, q_bytes = grad.num_bytes, z.tokens * z.q * z.narrow
+    if not groups.qkv:
+        compute_qkv(ledger, z, tile)
+    grad_residual = ledger.make("residual gradient", hidden)
+    grad_out = ledger.make("output gradient", q_bytes)
+    ledger.free(mlp_backward(ledger, z, groups, tile))
+    q, k = attention_inputs(ledger, z, z.tokens)
+    grads = attention_backward(ledger, z)
+    ledger.free(grad_out, q, k)
+    grad_x = ledger.make("input gradient", hidden)
+    qkv_backward(ledger, z, tile)
+    ledger.free(grad_residual, *grads, grad)
+    return grad_x
+
+
+def compute_qkv(ledger: Ledger, z: LayerSizes, tile: int) -> None:
+    normed = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=False).out
+    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
+    multiply(ledger, z, matrices(z)[0].column(z).forward(tile))  # qkv itself is written into the slot
+    ledger.free(gathered)
+    if z.rope and not z.qk_norm:
+        rope_in_place(ledger, z, tile)
+    ledger.free(normed)
+
+
+def attention_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block | None, Block | None]:
+    """q and k of these tokens if they are normed; else the slot holds them."""
+    heads = normed_heads_forward(ledger, z, tokens, graph=False)
+    if z.rope and z.qk_norm:
+        rope_in_place(ledger, z, tokens)
+    return heads.q, heads.k
+
+
+def mlp_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) -> None:
+    """From attention's output to that of the layer, which takes no memory of its own here, for one tile."""
     _, projection, fc1, fc2 = matrices(z)
     projected = row_forward(ledger, z, projection, tile)
     residual = ledger.make("residual", projected.num_bytes)
@@ -61,44 +104,7 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, x: Block) -
     ledger.free(gathered)
     active, _ = activation_forward(ledger, z, tile, graph=False)
     added = row_forward(ledger, z, fc2, tile)
-    ledger.free(normed, inner, active, residual, added, x)
-    return y
-
-
-def tiled_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, grad: Block) -> Block:
-    """Gradient of the input; `grad` is freed."""
-    tile = z.tokens // z.tiles
-    hidden, q_bytes = grad.num_bytes, z.tokens * z.q * z.narrow
-    if not groups.qkv:
-        _compute_qkv(ledger, z, tile)
-    grad_residual = ledger.make("residual gradient", hidden)
-    grad_out = ledger.make("output gradient", q_bytes)
-    _mlp_backward(ledger, z, groups, tile)
-    q, k = _attention_inputs(ledger, z)
-    grads = attention_backward(ledger, z)
-    ledger.free(grad_out, q, k)
-    grad_x = ledger.make("input gradient", hidden)
-    _qkv_backward(ledger, z, tile)
-    ledger.free(grad_residual, *grads, grad)
-    return grad_x
-
-
-def _compute_qkv(ledger: Ledger, z: LayerSizes, tile: int) -> None:
-    normed = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=False).out
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
-    multiply(ledger, z, matrices(z)[0].column(z).forward(tile))  # qkv itself is written into the slot
-    ledger.free(gathered)
-    if z.rope and not z.qk_norm:
-        rope_in_place(ledger, z, tile)
-    ledger.free(normed)
-
-
-def _attention_inputs(ledger: Ledger, z: LayerSizes) -> tuple[Block | None, Block | None]:
-    """q and k if they are normed; else the slot holds them."""
-    heads = normed_heads_forward(ledger, z, z.tokens, graph=False)
-    if z.rope and z.qk_norm:
-        rope_in_place(ledger, z, z.tokens)
-    return heads.q, heads.k
+    ledger.free(normed, inner, active, residual, added)
 
 
 def _residual(ledger: Ledger, z: LayerSizes, projection: Matrix, tile: int) -> Block:
@@ -115,8 +121,11 @@ def _fc1(ledger: Ledger, z: LayerSizes, groups: KeptGroups, fc1: Matrix, tile: i
     return inner
 
 
-def _mlp_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) -> None:
-    """Backward of the MLP and the projection for one tile; as in the code, local variables live until its end."""
+def mlp_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) -> Block:
+    """Backward of the MLP and the projection for one tile: the gradient of attention's output.
+
+    As in the code, local variables live until its end.
+    """
     _, projection, fc1, fc2 = matrices(z)
     rows = tile // z.tp
     whole = hidden_bytes(z, tile)
@@ -135,11 +144,12 @@ def _mlp_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) 
     grad_x = norm_backward(ledger, z, norm, None, None, adds=False)
     ledger.free(grad_x)
     gradients = all_gather(ledger, z.tp, "gathered gradient", whole)
-    ledger.free(_row_backward(ledger, z, projection, tile, gradients))
+    grad_out = _row_backward(ledger, z, projection, tile, gradients)
     ledger.free(residual, norm.out, inputs, inner, active, grad_active, grad_inner, grad_normed)
+    return grad_out
 
 
-def _qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
+def qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
     norm = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=True)
     inputs = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
     if z.rope:

@@ -1,0 +1,110 @@
+"""Keys and values of the layer that runs, while layers are swept section by section (memo.spec.sweep).
+
+The store is divided into parts, one for the tokens of each section. A part is used from its section of a forward to the
+end of the layer, and from the beginning of a layer's backward to the end of its section:
+
+    compute   F1: s0  s1  s2  s3           B1: s3  s2  s1  s0
+    part 0        |==============|           |==============|
+    part 3                    |==|           |==|            -> B0's part 3 is fetched as soon as this one is free
+
+So every part is a slot of its own, and all of them move under the same swap plan, in which a slot holds a layer. The
+next layer's forward waits for a part only until that part has been copied.
+"""
+
+import torch
+from torch import Tensor
+
+from memo.executor.host_budget import HostBudget
+from memo.executor.host_pool import HostPool
+from memo.executor.streams import StreamBackend
+from memo.executor.swapper import Swapper
+from memo.parallel.dtypes import torch_dtype
+from memo.planner.swap import SwapPlan
+from memo.spec.sweep import KeyValueLayout
+
+
+class KeyValues:
+    """Keys and values of one layer [s, b, k, d] each, and the sums of their gradients."""
+
+    def __init__(self, layout: KeyValueLayout, device: torch.device) -> None:
+        s, b, width = layout.shape
+        heads = (s, b, width // layout.head_dim, layout.head_dim)
+        self.both = torch.empty(heads, dtype=torch_dtype(layout.dtype), device=device)
+        self.sums = torch.empty(heads, dtype=torch_dtype(layout.sum_dtype), device=device)
+
+    @property
+    def device_bytes(self) -> int:
+        return self.both.nbytes + self.sums.nbytes
+
+    def before(self, row: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `row` tokens, [row, b, k, d] each."""
+        keys, values = self.both[:row].chunk(2, dim=2)
+        return keys, values
+
+    def sums_before(self, row: int) -> tuple[Tensor, Tensor]:
+        """As `before`, the sums of the gradients."""
+        keys, values = self.sums[:row].chunk(2, dim=2)
+        return keys, values
+
+
+class KeyValueSwapper:
+    """Moves keys and values under a swap plan with one slot.
+
+    A layer calls `begin` before it touches the keys and values of a section, and `end` after its last access.
+    """
+
+    def __init__(
+        self,
+        plan: SwapPlan,
+        layout: KeyValueLayout,
+        values: KeyValues,
+        backend: StreamBackend,
+        host: HostBudget | None,
+        poison: bool = False,
+    ) -> None:
+        """Takes host records from the budget `host` (None: no limit); raises HostMemoryError if it is too small.
+
+        `poison`: as of memo.executor.runtime.
+        """
+        self.sections = layout.sections
+        self.pool = HostPool(plan.num_records * layout.sections, layout.part_bytes, values.both.device, host)
+        parts = values.both.view(layout.sections, -1).view(torch.uint8)
+        self.swappers = [
+            Swapper(plan, [part], layout.part_bytes, _Part(self.pool, plan, i), backend, poison, f"key/value part {i} ")
+            for i, part in enumerate(parts)
+        ]
+
+    def begin(self, kind: str, layer: int, section: int) -> None:
+        """Before the section of this layer; a backward begins with the last, which reads all keys and values."""
+        if kind == "F":
+            self.swappers[section].begin(kind, layer)
+        elif section == self.sections - 1:
+            for swapper in self.swappers:
+                swapper.begin(kind, layer)
+
+    def end(self, kind: str, layer: int, section: int) -> None:
+        """After the section. A forward reads the keys and values of all sections until its last one has ended."""
+        if kind == "B":
+            self.swappers[section].end(kind, layer)
+        elif section == self.sections - 1:
+            for swapper in self.swappers:
+                swapper.end(kind, layer)
+
+    def next_step(self) -> None:
+        """Call it before each training step, also after one that an exception has interrupted."""
+        for swapper in self.swappers:
+            swapper.reset()
+
+
+class _Part:
+    """The records of one part: those with its number, of each of which the plan has one."""
+
+    def __init__(self, pool: HostPool, plan: SwapPlan, index: int) -> None:
+        self._pool, self.num_records, self._first = pool, plan.num_records, index * plan.num_records
+
+    @property
+    def record_bytes(self) -> int:
+        return self._pool.record_bytes
+
+    def record(self, index: int) -> Tensor:
+        return self._pool.record(self._first + index)

@@ -1,0 +1,166 @@
+"""A transformer layer that is swept along the sequence under a swap plan: a slot holds a section of it.
+
+Forward goes through the sections in order, backward in reverse order. In a section a layer works on fixed tiles, as in
+`memo.executor.layer`, but one after the other from its input to its output: attention takes the queries of a tile and
+all keys and values up to them, which stay on the device for the whole layer (memo.executor.key_values). So nothing but
+these, the sums of their gradients and the hidden states is as long as the sequence.
+
+The hidden states are overwritten where they lie, and so are their gradients: the output of a tile takes the place of
+its input, which is in the slot, and the gradient of the input that of the gradient of the output.
+
+Bits: results depend on the tiles alone, not on what moves, nor on the number of tiles in a section. Attention is cut in
+other blocks than that of whole layers, so they agree with those to rounding.
+
+Shapes: as in memo.executor.tile_operations; c tokens of a section, sharded c / tp.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from memo.attention.backends import Saved
+from memo.executor.key_values import KeyValues
+from memo.executor.pieces import GradientSink
+from memo.executor.tile_operations import Context, ExplicitLayer, Rope, Slots, Tile, TileOperations
+
+
+class SectionBuffers(Slots, Protocol):
+    """Gives each section of a layer the tensors of its slot, in the order of a plan (memo.executor.runtime)."""
+
+    @property
+    def keys(self) -> KeyValues: ...
+
+    @property
+    def unplanned(self) -> "SectionBuffers":
+        """The same memory without a plan, between training steps."""
+
+    def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]: ...
+    def end_section(self, kind: str, layer: int, section: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """The context of one section."""
+
+    rope: Rope | None
+    documents: Any
+
+
+class SweptLayer(TileOperations):
+    """Runs a plain layer section by section; in evaluation, without gradients, outside of the plan."""
+
+    memory: SectionBuffers
+
+    def __init__(
+        self,
+        layer: Any,  # a Layer that is an nn.Module
+        index: int,
+        sections: list[Tile],
+        tiles: list[Tile],
+        memory: SectionBuffers,
+        sink: GradientSink,
+        tp_group: ProcessGroup | None,
+    ) -> None:
+        """`sections` divide the sequence, and `tiles` each section: their rows count from its beginning."""
+        super().__init__(layer, memory, sink, tp_group)
+        self.index, self.sections, self.tiles = index, sections, tiles
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self._forward(x, context, self.memory.unplanned)
+        y: Tensor = ExplicitLayer.apply(x, self, context)
+        return y
+
+    def run_forward(self, x: Tensor, context: Context) -> Tensor:
+        """x [n, b, h] -> y [n, b, h] in the memory of x; leaves each section's activations in its slot."""
+        return self._forward(x, context, self.memory)
+
+    def _forward(self, x: Tensor, context: Context, memory: SectionBuffers) -> Tensor:
+        y = _same_memory(x)
+        for section, part, positions in _parts(self.sections, y, context):
+            kept = memory.begin_section("F", self.index, section.index)
+            kept["input"].copy_(part)
+            for tile in self.tiles:
+                self._attend(kept, section, tile, positions)
+                torch.add(*self._mlp_forward(kept, tile), out=part[tile.shard])
+            memory.end_section("F", self.index, section.index)
+        return y
+
+    def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
+        """One tile's keys and values go to the store, and its output of attention to the slot."""
+        self.compute_qkv(kept, tile, positions)
+        q, k, v = self._tile_heads(kept, tile, positions)
+        keys, values = self.memory.keys.before(section.full.start + tile.full.stop)
+        keys[-k.shape[0] :].copy_(k)
+        values[-v.shape[0] :].copy_(v)
+        out = kept["attention_out"][tile.full].unflatten(-1, (-1, self.layer.attention.head_dim))
+        _, lse = self.layer.attention.core.forward_rows(q, keys, values, positions.documents, out)
+        kept["lse"][tile.full].view(lse.shape).copy_(lse)
+
+    def run_backward(self, grad: Tensor, context: Context) -> Tensor:
+        """Gradient of the output [n, b, h] -> of the input, in the same memory; weight gradients go to the sink."""
+        self.memory.keys.sums.zero_()
+        for section, part, positions in _parts(self.sections[::-1], grad, context):
+            kept = self.memory.begin_section("B", self.index, section.index)
+            for tile in reversed(self.tiles):
+                self._tile_backward(kept, section, tile, part, positions)
+            self.memory.end_section("B", self.index, section.index)
+        for parameter in self.layer.parameters():
+            self.sink.gradient_done(parameter)
+        return grad
+
+    def _tile_backward(
+        self, kept: dict[str, Tensor], section: Tile, tile: Tile, grad: Tensor, positions: _Positions
+    ) -> None:
+        """The rows of `grad` that are this tile's: of the output's gradient before, of the input's afterwards.
+
+        A function of its own, so that no gradient of one tile lives until the next tile has another one.
+        """
+        if not self._is_kept("qkv", tile.full):
+            self.compute_qkv(kept, tile, positions)
+        grad_out = self._mlp_backward(kept, tile, grad, grad)
+        grads = self._attention_backward(kept, section, tile, grad_out, positions)
+        rows = grad[tile.shard]
+        torch.add(self._qkv_backward(kept, tile, grads, positions), rows, out=rows)
+
+    def _attention_backward(
+        self, kept: dict[str, Tensor], section: Tile, tile: Tile, grad_out: Tensor, positions: _Positions
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of the tile's q, k and v: whole, as no query before the tile reads its keys."""
+        core, heads = self.layer.attention.core, (-1, self.layer.attention.head_dim)
+        q, _, _ = self._tile_heads(kept, tile, positions)
+        stop = section.full.start + tile.full.stop
+        out, lse = kept["attention_out"][tile.full].unflatten(-1, heads), kept["lse"][tile.full]
+        saved = Saved(q, *self.memory.keys.before(stop), out, lse.view(lse.shape[1], lse.shape[2], -1))
+        sums = self.memory.keys.sums_before(stop)
+        dq = core.backward_rows(grad_out.unflatten(-1, heads), saved, sums, positions.documents)
+        dk, dv = (x[-q.shape[0] :].to(q.dtype) for x in sums)
+        return dq, dk, dv
+
+    def _tile_heads(self, kept: dict[str, Tensor], tile: Tile, positions: _Positions) -> tuple[Tensor, Tensor, Tensor]:
+        rope = None if positions.rope is None else positions.rope.rows(tile.full)
+        return self._attention_inputs(kept["qkv"][tile.full], rope)
+
+
+def _parts(sections: list[Tile], x: Tensor, context: Context) -> Iterator[tuple[Tile, Tensor, _Positions]]:
+    """Each section with its rows of x [n, b, h] and its positions, whose table is made when its turn comes."""
+    for section in sections:
+        yield section, x[section.shard], _positions(section, context)
+
+
+def _positions(section: Tile, context: Context) -> _Positions:
+    return _Positions(None if context.rope is None else context.rope.rows(section.full), context.documents)
+
+
+def _same_memory(x: Tensor) -> Tensor:
+    """A tensor in the memory of x that autograd takes for another one.
+
+    Nothing else reads x: the embedding, a layer or a message between stages has made it for this layer alone.
+    """
+    with torch.no_grad():
+        alias = torch.empty(0, dtype=x.dtype, device=x.device)
+        return alias.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())

@@ -1,0 +1,64 @@
+"""A layer that runs section by section: the sections, and the memory of what all of them share.
+
+Under a causal mask the queries of a section need the keys and values of no later section. So a layer can be swept: its
+forward goes through the sections in order, and its backward in reverse order, after which the gradients of a section's
+keys and values are complete. Rounding buffers then hold a section instead of a layer. For the whole sequence the
+device keeps only the keys and values of the layer that runs, and in its backward the sums of their gradients:
+
+    keys and values      [s, b, 2 k d]   parts of as many rows as a section, each of which moves on its own
+    sums of gradients    [s, b, 2 k d]   in the wide dtype; never moved
+
+Shapes: s tokens of a context-parallel rank, b micro-batch, k key/value heads of a tp rank, d head size.
+"""
+
+import math
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_dtype, resolved_sections
+from memo.config.training import Dtype
+from memo.spec.slots import wide_dtype
+from memo.units import DTYPE_BYTES
+
+BACKWARD_KEYS_PER_QUERY = 8
+"""A call of attention's backward returns the gradients of at most this many keys a query of its tile, beside the sums
+to which they are added; of a causal square, as many as it has queries."""
+
+
+@dataclass(frozen=True)
+class KeyValueLayout:
+    """Sizes of the keys and values of one layer on one rank.
+
+    Attributes:
+        shape: s tokens, b sequences, 2 k d: the keys of a token and then its values.
+        head_dim: d.
+    """
+
+    shape: tuple[int, int, int]
+    head_dim: int
+    sections: int
+    dtype: Dtype
+    sum_dtype: Dtype
+
+    @property
+    def part_bytes(self) -> int:
+        """Of one section: one host record."""
+        return self._elements // self.sections * DTYPE_BYTES[self.dtype]
+
+    @property
+    def device_bytes(self) -> int:
+        """Keys and values, and the sums of their gradients."""
+        return self._elements * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.sum_dtype])
+
+    @property
+    def _elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def key_value_layout(config: RunConfig) -> KeyValueLayout:
+    """Of a rank of this run; the dtype is the device's default where the configuration names none."""
+    model, parallel = config.model, config.parallel
+    width = 2 * model.kv_heads * model.head_dim // parallel.tp
+    dtype = resolved_dtype(config, config.hardware.device)
+    shape = config.data.seq_length // parallel.cp, config.training.micro_batch_size, width
+    return KeyValueLayout(shape, model.head_dim, resolved_sections(config), dtype, wide_dtype(dtype))

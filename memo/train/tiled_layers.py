@@ -1,0 +1,59 @@
+"""Puts the layers of a model on tiles: those that run under a swap plan, or are measured as if they did."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed import ProcessGroup
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles, resolved_sections
+from memo.executor.layer import TokenwiseLayer
+from memo.executor.pieces import GradientSink
+from memo.executor.runtime import ScratchMemory, SwapRuntime, SweepRuntime, scratch_memory
+from memo.executor.sweep import SweptLayer
+from memo.executor.tile_operations import make_tiles
+from memo.mesh import Mesh
+from memo.model.layer import TransformerLayer
+from memo.model.transformer import TransformerChunk
+from memo.spec.slots import Moved, slot_layout
+from memo.spec.sweep import key_value_layout
+
+
+def put_on_tiles(
+    config: RunConfig,
+    mesh: Mesh,
+    chunks: Sequence[TransformerChunk],
+    memory: SwapRuntime | ScratchMemory,
+    sink: GradientSink,
+) -> None:
+    """Replace every plain layer by one that works on tiles of tokens in `memory`."""
+    for chunk in chunks:
+        chunk.has_rope_by_rows = config.memory.sweeps
+        for position, layer in enumerate(chunk.layers):
+            index = chunk.layer_indices[position]
+            assert isinstance(layer, TransformerLayer)
+            chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp)
+
+
+def on_tiles(
+    config: RunConfig,
+    layer: TransformerLayer,
+    index: int,
+    memory: SwapRuntime | ScratchMemory,
+    sink: GradientSink,
+    tp_group: ProcessGroup | None,
+) -> TokenwiseLayer | SweptLayer:
+    """One layer; under --offload-granularity tile it is swept along the sequence."""
+    tp, sections = config.parallel.tp, resolved_sections(config)
+    in_slot = config.data.seq_length // config.parallel.cp // sections
+    tiles = make_tiles(in_slot, tp, resolved_offload_tiles(config) // sections)
+    if not config.memory.sweeps:
+        return TokenwiseLayer(layer, index, tiles, memory, sink, tp_group)
+    assert isinstance(memory, SweepRuntime | ScratchMemory)
+    return SweptLayer(layer, index, make_tiles(in_slot * sections, tp, sections), tiles, memory, sink, tp_group)
+
+
+def scratch_for(config: RunConfig, moved: Moved, device: torch.device) -> ScratchMemory:
+    """Memory of one layer without a plan; `moved` as of memo.spec.slots."""
+    keys = key_value_layout(config) if config.memory.sweeps else None
+    return scratch_memory(slot_layout(config, moved), device, keys)

@@ -1,0 +1,76 @@
+"""Small runs on the CPU whose peak of allocated memory is measured, beside what memo's account says."""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+import memo
+from memo.config import RunConfig, preset
+from memo.estimate.program.memory import program_memory
+from memo.estimate.program.products import Scratch
+from memo.estimate.swap_memory import SwapBytes
+from memo.parallel.dtypes import torch_dtype
+from memo.profiler.product_scratch import scratch_on_this_cpu
+
+
+def run_config(name: str, **overrides: object) -> RunConfig:
+    base: dict[str, object] = {
+        "num_layers": 4,
+        "vocab_size": 1024,
+        "params_dtype": "fp32",
+        "offload_alpha": "off",
+        "device": "cpu",
+        "mock_data": True,
+        "profile_cache": "off",
+        "peak_tflops": 1.0,
+        "num_threads": 1,
+        "progress": False,
+    }
+    return dataclasses.replace(RunConfig(), model=preset(name)).override({**base, **overrides})
+
+
+def counted() -> Any:
+    """Counts what torch's allocator is asked for from here on, in this process to its end."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from allocated_bytes import AllocatedBytes
+
+    return AllocatedBytes()
+
+
+def scratch(config: RunConfig) -> Scratch:
+    """Of matrix products on this CPU, with this process's threads."""
+    return scratch_on_this_cpu(torch_dtype(str(config.training.params_dtype)))
+
+
+class Peak(NamedTuple):
+    """Bytes of one rank of a pipeline stage at the peak of a step.
+
+    Attributes:
+        swap: what its layers took for swapping when they were built; None without a swap plan.
+    """
+
+    stage: int
+    measured: int
+    foreseen: int
+    swap: SwapBytes | None
+
+
+def peak_of_training(config: RunConfig) -> Peak:
+    """Of the second step of a run, on one of its ranks."""
+    rank, world_size = str(dist.get_rank()), dist.get_world_size()
+    sizes = str(world_size)
+    os.environ |= {"RANK": rank, "WORLD_SIZE": sizes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": sizes}
+    counter = counted()
+    with memo.Trainer(config=config) as trainer:
+        stage, runtime = trainer.mesh.at.pp, trainer.parts.swap
+        swap = None if runtime is None else SwapBytes(runtime.device_bytes, runtime.host_bytes)
+        trainer.step()  # makes the moments
+        counter.take_peak_bytes()
+        trainer.step()
+        measured = int(counter.take_peak_bytes())
+    foreseen = program_memory(config, world_size, stage, scratch=scratch(config)).total
+    return Peak(stage, measured, foreseen, swap)
