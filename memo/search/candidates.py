@@ -21,6 +21,11 @@ from memo.errors import ConfigError
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
 
+SWEPT_TOKENS = 4096
+"""Of a tile where layers are swept: enough for kernels to be efficient, and little memory."""
+SLOT_TILES = 4
+"""Of a slot where layers are swept: shares that move are multiples of a quarter."""
+
 MOST_CHUNKS = 8
 """Of a stage: more of them only multiply messages and activations in flight."""
 
@@ -52,12 +57,14 @@ class Strategy:
     """Where a layer's activations are between forward and backward, and its states.
 
     Attributes:
+        tiles: in which a layer is swept, its slots holding SLOT_TILES of them; 0: slots hold layers.
         order: of microbatches and layers; breadth first is tried where states stream.
         placement: of states, where not all of them are whole on the device.
     """
 
     alpha: OffloadAlpha = "off"
     recompute: RecomputeGranularity = "none"
+    tiles: int = 0
     order: AccumulationOrder = "depth_first"
     sharding: DataParallelSharding = "optim"
     placement: StatePlacement | None = None
@@ -69,6 +76,7 @@ class Strategy:
     def __str__(self) -> str:
         if self.swaps:
             activations = f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
+            activations += f", swept in {self.tiles} tiles" if self.tiles else ""
         else:
             activations = "keep" if self.recompute == "none" else f"recompute {self.recompute}"
         order = ["breadth first"] if self.order == "breadth_first" else []
@@ -106,7 +114,14 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             data_parallel_sharding_strategy=strategy.sharding,
             gradient_accumulation_order=strategy.order,
         ),
-        memory=replace(base.memory, offload_alpha=strategy.alpha, recompute_granularity=strategy.recompute),
+        memory=replace(
+            base.memory,
+            offload_alpha=strategy.alpha,
+            recompute_granularity=strategy.recompute,
+            offload_granularity="tile" if strategy.tiles else "layer",
+            offload_tiles=strategy.tiles or base.memory.offload_tiles,
+            offload_slot_tiles=SLOT_TILES if strategy.tiles else 1,
+        ),
         training=replace(base.training, micro_batch_size=layout.mbs),
     )
     return config if strategy.placement is None else with_placement(config, strategy.placement)
@@ -172,6 +187,18 @@ def can_tile(question: Question, layout: Layout) -> bool:
     """Whether the tiles of a given alpha divide the sequence; auto takes fewer tiles where they do not."""
     step = layout.tp if layout.cp == 1 else 2 * layout.cp * layout.tp
     return question.seq_len % (step * question.base.memory.offload_tiles) == 0
+
+
+def swept(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> Strategy | None:
+    """Layers swept in tiles of about SWEPT_TOKENS; None under cp, or where there are not two slots of them.
+
+    Megatron-LM's account does not know them.
+    """
+    if layout.cp > 1 or question.program != "memo":
+        return None
+    slots = range(question.seq_len // (SLOT_TILES * SWEPT_TOKENS), 1, -1)
+    sections = next((count for count in slots if question.seq_len % (layout.tp * SLOT_TILES * count) == 0), 0)
+    return Strategy(alpha, tiles=SLOT_TILES * sections) if sections else None
 
 
 def parse_layout(text: str) -> Layout:

@@ -32,6 +32,7 @@ from memo.search.candidates import (
     grids,
     pipelines,
     refusal,
+    swept,
 )
 from memo.search.largest import Largest
 from memo.search.longest import Longest
@@ -50,6 +51,11 @@ NOTHING_BINDS = "nothing: all activations stay on the GPU"
 
 
 _STRATEGIES = (KEEP, SELECTIVE, FULL, AUTO)
+
+
+def _ways(question: Question, layout: Layout) -> list[Strategy]:
+    sweep = swept(question, layout)
+    return [*_STRATEGIES] if sweep is None else [*_STRATEGIES, sweep]
 
 
 class Reason(StrEnum):
@@ -187,8 +193,8 @@ def _timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapCho
     """`swap` is of alpha auto, where it is known already."""
     moved: dict[str, int] | None = None
     limit = NOTHING_BINDS if strategy == KEEP else "device memory"
-    if strategy == AUTO:
-        swap = swap or _swap_choice(question, layout)
+    if strategy.alpha == "auto":
+        swap = swap or _swap_choice(question, layout, strategy)
         moved, limit = swap.tiles, str(swap.limit)
     step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
     return _Timed(layout, strategy, step, limit, moved)
@@ -223,8 +229,8 @@ def _after_placing(refused: list[Refusal], placed_layouts: PlacedLayouts) -> tup
     )
 
 
-def _swap_choice(question: Question, layout: Layout) -> SwapChoice:
-    return choose_swap(config_of(question, layout, AUTO), question.account, question.hardware, question.capacity)
+def _swap_choice(question: Question, layout: Layout, strategy: Strategy) -> SwapChoice:
+    return choose_swap(config_of(question, layout, strategy), question.account, question.hardware, question.capacity)
 
 
 def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
@@ -232,7 +238,7 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
     why = refusal(question, layout)
     if why:
         return why, []
-    ways = [*_STRATEGIES, *(share for share in GRID if can_tile(question, layout))]
+    ways = [*_ways(question, layout), *(share for share in GRID if can_tile(question, layout))]
     choices = [evaluate(question, layout, way) for way in ways]
     if not any(choice.sized.verdict == Verdict.FITS for choice in choices):
         found = [placed(question, layout, strategy) for strategy in strategies(question, layout)]
@@ -296,7 +302,11 @@ def _place(question: Question, layout: Layout, pools: _Pools, too_large: _TooLar
         return
     tried: list[tuple[Strategy, Sized]] = []
     known: list[Strategy] = []
-    for strategy in pools.strategies if can_tile(question, layout) else _STRATEGIES:
+    ways, sweep = pools.strategies if can_tile(question, layout) else _STRATEGIES, swept(question, layout)
+    for strategy in ways if sweep is None else (*ways, sweep):
+        # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
+        if strategy == sweep and any(sized.verdict == Verdict.FITS for _, sized in tried):
+            break
         if too_large.has(layout, strategy):
             known.append(strategy)
             continue
@@ -352,8 +362,10 @@ class _Race:
             key = index if self.everything else (layout.tp, layout.cp, layout.pp)
             if key in best and bound_s >= _step_s(best[key]):
                 continue
-            if strategy == AUTO and swap is None:  # what it moves gives a better bound, before anything is simulated
-                swap = _swap_choice(self.question, layout)
+            if (
+                strategy.alpha == "auto" and swap is None
+            ):  # what it moves gives a better bound, before anything is simulated
+                swap = _swap_choice(self.question, layout, strategy)
                 heapq.heappush(queue, (self.bounds.least_s(layout, strategy, swap), index, swap))
                 continue
             timed = _timed(self.question, layout, strategy, swap)

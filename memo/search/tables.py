@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memo.config.derived import resolved_offload_tiles
 from memo.estimate.rank_memory import components
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, config_of
 from memo.search.largest import Largest
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, Reason, explain
+from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count
 
@@ -113,6 +113,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "dp": question.gpus // layout.ranks,
         "alpha": choice.strategy.alpha,
         "recompute": choice.strategy.recompute,
+        "swept_tiles": choice.strategy.tiles,
         "order": choice.strategy.order,
         "sharding": choice.strategy.sharding,
         "states_in_host_memory": _placement(choice),
@@ -204,12 +205,15 @@ def _how(question: Question, choice: Choice) -> str:
     """What its activations do."""
     if choice.strategy == KEEP:
         return "keep everything on the GPU: no swapping, no recomputation"
+    config = config_of(question, choice.layout, choice.strategy)
+    sweep = f"--offload-granularity tile, {choice.strategy.tiles} tiles; " if choice.strategy.tiles else ""
     if choice.moved is not None:
-        tiles = resolved_offload_tiles(config_of(question, choice.layout, choice.strategy))
+        tiles = slot_dims(config).tiles
         shares = ", ".join(f"{group} {count}/{tiles}" for group, count in choice.moved.items())
-        return f"--offload-alpha auto: input and attention output move, and of the rest {shares} of the tokens"
+        always = "input, attention output, keys and values" if sweep else "input and attention output"
+        return f"{sweep}--offload-alpha auto: {always} move, and of the rest {shares} of the tokens"
     if choice.strategy.swaps:
-        return f"--offload-alpha {choice.strategy.alpha}"
+        return f"{sweep}--offload-alpha {choice.strategy.alpha}"
     if choice.strategy.recompute == "none":
         return "keep all activations on the GPU: no swapping, no recomputation"
     return f"--recompute-granularity {choice.strategy.recompute}"

@@ -124,9 +124,10 @@ def test_json(capsys: Capture) -> None:
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
     assert set(best) == {
-        "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "moved_tiles", "limit", "verdict",
-        "total_gib", "host_gib", "parts_gib", "tgs", "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share",
-        "hidden_share", "seconds", "resources", "binding_resource", "sharding", "states_in_host_memory", "order",
+        "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles", "moved_tiles",
+        "limit", "verdict", "total_gib", "host_gib", "parts_gib", "tgs", "mfu_percent", "tflops_per_gpu", "step_time_s",
+        "bubble_share", "hidden_share", "seconds", "resources", "binding_resource", "sharding", "order",
+        "states_in_host_memory",
     }  # fmt: skip
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from memo.search.candidates import SHARDINGS, SLOT_TILES
+from memo.search.launch import run_of
 from memo.search.longest import length_unit, longest
+from memo.search.oversized import placed
 from memo.search.planning import plan
 from memo.search.question import Question, ask
 from memo.search.ranking import search
@@ -17,7 +20,7 @@ from memo.search.ranking import search
     [
         ("gpt-7b", 8, {}, "host memory: 1,84"),
         ("llama-3.1-8b", 8, {"host_memory_gib": 400}, "GPU memory: 77."),
-        ("llama-3.1-8b", 6, {"gpu_memory_gib": 60}, "GPU memory: "),
+        ("llama-3.1-8b", 6, {"gpu_memory_gib": 60}, "host memory: 1,84"),  # layers are swept
     ],
 )
 def test_the_next_length_does_not_fit(model: str, gpus: int, changes: dict[str, float], binds: str) -> None:
@@ -49,6 +52,17 @@ def test_nothing_fits() -> None:
     found = plan("llama-3.1-70b", 2, objective="max-seq-len", place_states="never")
     assert found.longest is not None and found.longest.seq_len == 0 and found.best is None
     assert found.longest.limit.startswith("GPU memory: ")
+
+
+def test_swept_layers_reach_a_million_tokens_on_one_gpu() -> None:
+    """Where slots that hold layers do not fit; what is written runs with slots of a few tiles."""
+    question = ask("llama-3.1-8b", 1, seq_len=1 << 20, hardware="h100-80", host_memory_gib=1024, global_batch_size=1)
+    best = search(question, top=1).best
+    assert best is not None and best.strategy.tiles == 256
+    memory = run_of(question, best).memory
+    assert (memory.offload_granularity, memory.offload_tiles, memory.offload_slot_tiles) == ("tile", 256, SLOT_TILES)
+    whole = replace(best.strategy, tiles=0)
+    assert all(placed(question, best.layout, replace(whole, sharding=sharding)) is None for sharding in SHARDINGS)
 
 
 def test_states_make_room_where_nothing_fits_without() -> None:
