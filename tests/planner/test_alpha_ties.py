@@ -40,3 +40,15 @@ def test_of_programs_that_gain_the_same_the_one_without_memory_at_once_is_kept(g
     solution = solve(replace(problem, device_bytes=1200))
     assert solution.tiles == {"qkv": 0, "fc1": 12}
     assert solution.limit == Limit.DEVICE
+
+
+DENSE, BULKY = SwapGroup("dense", 100, 0.8, 1600), SwapGroup("bulky", 8000, 0.4, 0)
+
+
+@pytest.mark.parametrize("groups", [(DENSE, BULKY), (BULKY, DENSE)])
+def test_what_binds_is_told_of_the_group_of_which_a_byte_is_worth_most(groups: tuple[SwapGroup, ...]) -> None:
+    """The device has room for five tiles of `dense`, the host for four of `bulky`; a byte of `dense` saves more."""
+    problem = replace(SMALL, groups=groups, host_bytes=6 * (10 + 75 + 4100), device_bytes=1000)
+    solution = solve(problem)
+    assert solution.tiles == {"dense": 5, "bulky": 4}
+    assert solution.limit == Limit.DEVICE
