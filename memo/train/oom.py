@@ -180,8 +180,8 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
         ]
     if moves:
         alpha = memory.offload_alpha
-        if not memory.sweeps and config.parallel.cp == 1:
-            return ["--offload-granularity tile (now layer: rounding buffers that hold a few tiles instead of a layer)"]
+        if alpha == 0.0 and not memory.sweeps and config.parallel.cp == 1:
+            return ["--offload-granularity tile (now layer: slots would hold a few tiles instead of a layer)"]
         if alpha == 0.0:
             return [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
         less = alpha / 2 if isinstance(alpha, float) else 0.0
