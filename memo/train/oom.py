@@ -165,10 +165,9 @@ def advice(config: RunConfig, shortage: Shortage, moves: bool) -> list[str]:
     if training.micro_batch_size > 1:
         fewer = training.micro_batch_size // 2
         found.append(f"--micro-batch-size {fewer} (now {training.micro_batch_size})")
-    found.append(
-        f"on more ranks --context-parallel-size {2 * parallel.cp} (now {parallel.cp}) for activations, or "
-        f"--tensor-model-parallel-size {2 * parallel.tp} (now {parallel.tp}) for weights as well"
-    )
+    more_tp = f"--tensor-model-parallel-size {2 * parallel.tp} (now {parallel.tp}) for weights as well"
+    more_cp = f"--context-parallel-size {2 * parallel.cp} (now {parallel.cp}) for activations"
+    found.append(f"on more ranks {more_tp}" if memory.sweeps else f"on more ranks {more_cp}, or {more_tp}")
     return found
 
 
