@@ -6,16 +6,25 @@ from memo.units import format_bytes
 
 
 def describe(solution: SwapSolution, problem: SwapProblem, origin: str | None = None) -> str:
-    """A table with a row for each tensor or group, then limit, memory, time and remarks of one rank.
+    """What a pass is, a table with a row for each tensor or group, then limit, memory, time and remarks of one rank.
 
     After the number of tiles that move stands alpha, the share before it was rounded down or lowered. `origin` says
     where the times of the layer come from.
     """
-    rows = [("tensor", "a layer", "tiles (alpha)", "between forward and backward"), *_rows(solution, problem)]
+    part = _part(problem)
+    title = f"activations of one {part} and microbatch on this rank:"
+    if problem.sections > 1:
+        title = f"activations of one {part} ({problem.sections} a layer) and microbatch on this rank:"
+    rows = [("tensor", f"a {part}", "tiles (alpha)", "between forward and backward"), *_rows(solution, problem)]
     source = [f"profile        {origin}"] if origin is not None else []
     return "\n".join(
-        [text_table(rows, left=(0, 3)), "", *_summary(solution, problem), *source, *_remarks(solution, problem)]
+        [title, text_table(rows, left=(0, 3)), "", *_summary(solution, problem), *source, *_remarks(solution, problem)]
     )
+
+
+def _part(problem: SwapProblem) -> str:
+    """What a slot holds, and all numbers are of."""
+    return "section" if problem.sections > 1 else "layer"
 
 
 def _rows(solution: SwapSolution, problem: SwapProblem) -> list[tuple[str, str, str, str]]:
@@ -49,7 +58,7 @@ def _summary(solution: SwapSolution, problem: SwapProblem) -> list[str]:
         f"device memory  {format_bytes(solution.device_bytes)} of {format_bytes(problem.device_bytes)} for this rank",
         f"copies         {_percent(solution.hidden_share)} hidden under compute "
         f"(forward {forward}, backward {backward})",
-        f"recomputation  {format_seconds(solution.recompute_s)} in the backward of a layer",
+        f"recomputation  {format_seconds(solution.recompute_s)} in the backward of a {_part(problem)}",
         f"step           {step}",
     ]
 
@@ -62,7 +71,7 @@ def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
     if solution.limit == Limit.RESIDENT:
         return remarks
     if problem.num_moves == 0:
-        remarks.append("No layer has to move: the backward of each follows while its slot is still filled.")
+        remarks.append(f"No {_part(problem)} has to move: the backward of each follows while its slot is still filled.")
     elif not (problem.offload.is_usable and problem.prefetch.is_usable):
         remarks.append(
             "No link rate is known, so only what always has to move does, and times are unknown: "
@@ -70,7 +79,7 @@ def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
         )
     elif solution.hidden_share < 1:
         remarks.append(
-            f"Compute waits {format_seconds(solution.exposed_s)} for the copies of each layer that moves: "
+            f"Compute waits {format_seconds(solution.exposed_s)} for the copies of each {_part(problem)} that moves: "
             "a longer sequence or a faster link hides more."
         )
     if solution.limit == Limit.OTHERS:

@@ -35,7 +35,7 @@ def describe_start(
         f"MFU refers to {prepared.peak}"
     )
     if parts.chosen_swap is not None:
-        text += f"\n\nactivations of one layer and microbatch on this rank:\n{parts.chosen_swap.describe()}\n"
+        text += f"\n\n{parts.chosen_swap.describe()}\n"
     if parts.states is not None:
         text += f"\n{parts.states.describe()}\n"
     if parts.transients is not None:

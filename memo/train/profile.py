@@ -127,7 +127,7 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     host.draw("states", states.host)
     room = FreeMemory(free_bytes(device) - states.device, host.left_bytes)
     chosen = decide(config, mesh, _operations(config, mesh), profile, origin, room, device)
-    show(f"\nplan for one layer and microbatch on this rank:\n{chosen.describe()}")
+    show(f"\nplan for {chosen.describe()}")
 
 
 def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: TraceOptions) -> None:

@@ -247,14 +247,22 @@ def test_the_table_tells_tiles_and_alpha_of_each_group() -> None:
     problem = replace(PROBLEM, host_bytes=30 * GIB)  # 3 GiB beyond what always moves
     solution = solve_at(problem, 0.9)
     lines = describe(solution, problem).splitlines()
-    assert lines[0].split() == ["tensor", "a", "layer", "tiles", "(alpha)", "between", "forward", "and", "backward"]
-    table = {line.split()[0]: line for line in lines[1:9]}
+    assert lines[0] == "activations of one layer and microbatch on this rank:"
+    assert lines[1].split() == ["tensor", "a", "layer", "tiles", "(alpha)", "between", "forward", "and", "backward"]
+    table = {line.split()[0]: line for line in lines[2:10]}
     assert table["qkv"].split(maxsplit=5)[1:5] == ["3.00", "GiB", "3/8", "(0.900)"]
     assert table["qkv"].endswith("host memory, the rest recomputed in 188 ms")
     assert table["input"].split()[1:] == ["1.00", "GiB", "all", "host", "memory"]
     assert table["activation"].split()[1:] == ["4.00", "GiB", "none", "recomputed"]
     assert "--offload-alpha was lowered: host memory does not hold more." in lines[-1]
     assert "30.00 GiB of 30.00 GiB for this rank: 6 records of 5.00 GiB" in "\n".join(lines)
+
+
+def test_the_table_says_that_a_pass_is_a_section() -> None:
+    problem = replace(PROBLEM, sections=4)
+    text = describe(solve_at(problem, 0.5), problem)
+    assert text.startswith("activations of one section (4 a layer) and microbatch on this rank:\n")
+    assert "a section" in text and "in the backward of a section" in text and "layer" not in text.split("\n", 1)[1]
 
 
 def test_solutions_are_plain_data() -> None:
