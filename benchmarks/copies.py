@@ -30,7 +30,7 @@ from memo.executor.select import make_backend
 from memo.executor.streams import Stream
 from memo.planner.alpha import whole_tiles
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
-from memo.train.layer_profile import slot_layout
+from memo.spec.slots import slot_layout
 from memo.train.oom import is_out_of_memory
 
 REPETITIONS = 5
