@@ -292,9 +292,6 @@ FLOWS: dict[str, Flow] = {
     "swept, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}),
     "swept, evaluation": Flow("swept", {**SWEPT, "offload_alpha": 0.0}, evaluated),
     "swept, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, interrupted),
-    "swept, GPT, alpha 1/2": Flow(
-        "swept, GPT", {"model": "gpt-tiny", **SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2}
-    ),
     "packed": Flow("packed", act=packed),
     "packed, states": Flow("packed", {"offload_states": "all"}, packed),
     "packed, alpha 1": Flow("packed tiles", {"offload_alpha": 1.0}, packed),
@@ -325,7 +322,6 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp, alpha 1/2, planned": {"pp": 2, "offload_alpha": 0.5, **PLANNED},
         "tp, swept": {"tp": 2, **SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2},
         "pp, swept": {"pp": 2, **SWEPT, "offload_alpha": 1.0},
-        "pp, swept, planned": {"pp": 2, **SWEPT, "offload_alpha": 1.0, **PLANNED},
         "dp": {},
         "dp, states": {"offload_states": "all"},
         "dp, weights in shards": {"data_parallel_sharding_strategy": "optim_grads_params"},

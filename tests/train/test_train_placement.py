@@ -228,7 +228,7 @@ def test_profile_says_the_same_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
     words = "profile --num-layers 6 --hidden-size 32 --seq-len 64 --device cpu --num-threads 1 --peak-tflops 1"
     out = tmp_path / "layer.json"
     assert main([*words.split(), "--profile-cache", "off", "--offload-states", "all", "--out", str(out)]) == 0
-    assert "plan for one layer and microbatch on this rank" in capsys.readouterr().out
+    assert "plan for activations of one layer and microbatch on this rank" in capsys.readouterr().out
     trace = tmp_path / "trace.json"
     flags = ["--offload-alpha", "off", "--offload-states", "all", "--trace-out", str(trace)]
     assert main([*words.split(), "--mock-data", "--profile-cache", "off", *flags]) == 0
