@@ -236,7 +236,7 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
     if moved is not None:
         if memory.sweeps:
             raise ConfigError(
-                "--offload-granularity tile: Megatron-LM's account knows layers that are not swept alone: use memo's "
+                "--offload-granularity tile: Megatron-LM's account only knows layers that are not swept: use memo's "
                 "own account, or --offload-granularity layer"
             )
         swap = swap_bytes(config, world_size, stage, moved)

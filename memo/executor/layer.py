@@ -1,15 +1,10 @@
 """A transformer layer executed under a swap plan.
 
-One autograd.Function per layer, made of the pieces of `memo.executor.pieces` on T fixed tiles of tokens.
+One autograd.Function per layer, on T fixed tiles of tokens.
 Forward writes its skeletal activations into a rounding buffer; backward finds there what came back from
 host memory, and recomputes tile by tile what was left behind, with the same operations on the same tiles:
-the result does not depend, to the last bit, on how much was moved.
-
-Layout: tile t of the context-parallel rank's tokens is split over the tp ranks, so a tile is contiguous both
-sharded (rows of [n, b, ...]) and gathered (rows of [s, b, ...]).
-
-Shapes: n = s / tp, s tokens of this context-parallel rank, b micro-batch, a / k query and key/value heads of
-this tp rank, d head size, f inner width of the MLP on this rank (2 f when gated, before the activation).
+the result does not depend, to the last bit, on how much was moved. What is done on one tile, and the shapes, stand in
+`memo.executor.tile_operations`; a slot holds all s tokens of this context-parallel rank.
 """
 
 from typing import Any, Protocol

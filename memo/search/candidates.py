@@ -189,16 +189,16 @@ def can_tile(question: Question, layout: Layout) -> bool:
     return question.seq_len % (step * question.base.memory.offload_tiles) == 0
 
 
-def swept(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> Strategy | None:
-    """Layers swept in tiles of about SWEPT_TOKENS; None under cp, or where there are not two slots of them.
+def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> tuple[Strategy, ...]:
+    """Layers swept in tiles of about SWEPT_TOKENS; none under cp, or where there are not two slots of them.
 
     Megatron-LM's account does not know them.
     """
     if layout.cp > 1 or question.program != "memo":
-        return None
+        return ()
     slots = range(question.seq_len // (SLOT_TILES * SWEPT_TOKENS), 1, -1)
     sections = next((count for count in slots if question.seq_len % (layout.tp * SLOT_TILES * count) == 0), 0)
-    return Strategy(alpha, tiles=SLOT_TILES * sections) if sections else None
+    return (Strategy(alpha, tiles=SLOT_TILES * sections),) if sections else ()
 
 
 def parse_layout(text: str) -> Layout:

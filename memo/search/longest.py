@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
-from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids, swept
+from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids, sweeps
 from memo.search.oversized import costs_of, strategies
 from memo.search.question import Question
 from memo.search.sizing import size
@@ -103,9 +103,8 @@ def _frugal(question: Question, places: bool) -> Iterator[tuple[Layout, Strategy
     """Micro-batches of 1, and stages of one chunk: several hold more."""
     for grid, why in grids(question):
         for layout in () if why else exchanges(question, grid):
-            sweep = swept(question, layout, 0.0)
-            frugal = _FRUGAL if sweep is None else (sweep, *_FRUGAL)
-            yield from ((layout, strategy) for strategy in (strategies(question, layout) if places else frugal))
+            ways = strategies(question, layout) if places else (*sweeps(question, layout, 0.0), *_FRUGAL)
+            yield from ((layout, strategy) for strategy in ways)
 
 
 def _limit(question: Question, seq_len: int, places: bool) -> str:

@@ -13,7 +13,7 @@ from memo.config.parallel import AccumulationOrder
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import node_budget_bytes
 from memo.search.bounds import Bounds
-from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches, swept
+from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches, sweeps
 from memo.search.question import Question
 from memo.search.state_costs import Costs, MemoryLimits
 from memo.search.states import fits, place, shortage
@@ -77,8 +77,7 @@ def strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
     shardings = SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
     microbatches = num_microbatches(question, layout)
     orders = get_args(AccumulationOrder) if layout.pp == 1 and microbatches > 1 else ("depth_first",)
-    sweep = swept(question, layout)
-    uses = _ACTIVATIONS if sweep is None else (*_ACTIVATIONS, sweep)
+    uses = (*_ACTIVATIONS, *sweeps(question, layout))
     for activations, order, sharding in product(uses, orders, shardings):
         yield replace(activations, order=order, sharding=sharding)
 

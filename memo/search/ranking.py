@@ -32,7 +32,7 @@ from memo.search.candidates import (
     grids,
     pipelines,
     refusal,
-    swept,
+    sweeps,
 )
 from memo.search.largest import Largest
 from memo.search.longest import Longest
@@ -51,11 +51,6 @@ NOTHING_BINDS = "nothing: all activations stay on the GPU"
 
 
 _STRATEGIES = (KEEP, SELECTIVE, FULL, AUTO)
-
-
-def _ways(question: Question, layout: Layout) -> list[Strategy]:
-    sweep = swept(question, layout)
-    return [*_STRATEGIES] if sweep is None else [*_STRATEGIES, sweep]
 
 
 class Reason(StrEnum):
@@ -238,7 +233,7 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
     why = refusal(question, layout)
     if why:
         return why, []
-    ways = [*_ways(question, layout), *(share for share in GRID if can_tile(question, layout))]
+    ways = [*_STRATEGIES, *sweeps(question, layout), *(share for share in GRID if can_tile(question, layout))]
     choices = [evaluate(question, layout, way) for way in ways]
     if not any(choice.sized.verdict == Verdict.FITS for choice in choices):
         found = [placed(question, layout, strategy) for strategy in strategies(question, layout)]
@@ -302,10 +297,10 @@ def _place(question: Question, layout: Layout, pools: _Pools, too_large: _TooLar
         return
     tried: list[tuple[Strategy, Sized]] = []
     known: list[Strategy] = []
-    ways, sweep = pools.strategies if can_tile(question, layout) else _STRATEGIES, swept(question, layout)
-    for strategy in ways if sweep is None else (*ways, sweep):
+    ways = pools.strategies if can_tile(question, layout) else _STRATEGIES
+    for strategy in (*ways, *sweeps(question, layout)):
         # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
-        if strategy == sweep and any(sized.verdict == Verdict.FITS for _, sized in tried):
+        if strategy.tiles and any(sized.verdict == Verdict.FITS for _, sized in tried):
             break
         if too_large.has(layout, strategy):
             known.append(strategy)
@@ -362,9 +357,8 @@ class _Race:
             key = index if self.everything else (layout.tp, layout.cp, layout.pp)
             if key in best and bound_s >= _step_s(best[key]):
                 continue
-            if (
-                strategy.alpha == "auto" and swap is None
-            ):  # what it moves gives a better bound, before anything is simulated
+            # What moves gives a better bound before anything is simulated.
+            if strategy.alpha == "auto" and swap is None:
                 swap = _swap_choice(self.question, layout, strategy)
                 heapq.heappush(queue, (self.bounds.least_s(layout, strategy, swap), index, swap))
                 continue

@@ -135,14 +135,14 @@ def start(
     host: HostBudget,
 ) -> SwapRuntime:
     """Take the memory, records from `host`, and replace every plain layer by one that runs under the plan."""
-    layout, device = slot_layout(config, chosen.solution.tiles), data_parallel.device
-    if chosen.key_plan is None:
-        runtime = SwapRuntime(chosen.plan, layout, backend, device, host)
-        put_on_tiles(config, mesh, chunks, runtime, data_parallel)
-        return runtime
-    swept = SweepRuntime(chosen.plan, layout, chosen.key_plan, key_value_layout(config), backend, device, host)
-    put_on_tiles(config, mesh, chunks, swept, data_parallel)
-    return swept
+    plan, layout, device = chosen.plan, slot_layout(config, chosen.solution.tiles), data_parallel.device
+    runtime = (
+        SwapRuntime(plan, layout, backend, device, host)
+        if chosen.key_plan is None
+        else SweepRuntime(plan, layout, chosen.key_plan, key_value_layout(config), backend, device, host)
+    )
+    put_on_tiles(config, mesh, chunks, runtime, data_parallel)
+    return runtime
 
 
 def free_bytes(device: torch.device) -> int:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from layouts import assemble, relative_error, tiny
 from ranks import run_ranks
-from swapped_steps import Copies, Workplace, copy_weights, differences, observed, profiled_once
+from swapped_steps import Copies, Workplace, differences, observed, profiled_once, references
 from torch import Tensor
 
 from memo.executor.runtime import SweepRuntime
@@ -94,16 +94,11 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
     """Everything about one layout, on one of its ranks."""
     world_size, model, overrides = CASES[name]
     workplace, findings = Workplace(tiny(model, **overrides), world_size), Findings()
-    whole, tiled = workplace.batches(), workplace.batches(TILES)
-    assert whole[0].documents is not None, "each row is one document: nothing is packed"
+    tiled = workplace.batches(TILES)
+    assert tiled[0].documents is not None, "each row is one document: nothing is packed"
     with profiled_once():
         for dtype in dtypes:
-            plain = workplace.build(params_dtype=dtype, offload_alpha="off")
-            findings.results[f"{dtype} plain"] = workplace.step(plain, whole).pieces
-            if dtype != "fp64":
-                exact = workplace.build(params_dtype="fp64", offload_alpha="off")
-                copy_weights(exact, plain)
-                findings.results[f"{dtype} exact"] = workplace.step(exact, whole).pieces
+            findings.results |= references(workplace, dtype)
             common: dict[str, Any] = {
                 "params_dtype": dtype,
                 "offload_granularity": "tile",

@@ -5,7 +5,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from layouts import tiny
 from swapped_steps import Workplace, differences, observed, profiled_once
 from torch import Tensor
@@ -94,4 +93,3 @@ def test_a_fault_is_told(name: str) -> None:
             except MemoError:
                 return
     assert differences(found, expected) != [], "the fault changed nothing"
-    assert torch.isfinite(expected.loss)

@@ -19,7 +19,7 @@ import pytest
 import torch
 from layouts import Outcome, assemble, relative_error, tiny, train
 from ranks import run_ranks
-from swapped_steps import Step, Workplace, copy_weights, differences, observed, profiled_once
+from swapped_steps import Step, Workplace, differences, observed, profiled_once, references
 from torch import Tensor
 
 from memo.parallel.dtypes import torch_dtype
@@ -100,16 +100,10 @@ def examine(name: str, dtypes: Sequence[str], in_all: bool) -> Findings:
     """Everything about one layout, on one of its ranks; `in_all`: under all swaps, not only under its share."""
     world_size, model, overrides = CASES[name]
     workplace, findings = Workplace(tiny(model, **overrides), world_size), Findings()
-    batches = workplace.batches()
-    assert batches[0].documents is not None, "each row is one document: nothing is packed"
+    assert workplace.batches()[0].documents is not None, "each row is one document: nothing is packed"
     with profiled_once():
         for dtype in dtypes:
-            plain = workplace.build(params_dtype=dtype, offload_alpha="off")
-            findings.results[f"{dtype} plain"] = workplace.step(plain, batches).pieces
-            if dtype != "fp64":
-                exact = workplace.build(params_dtype="fp64", offload_alpha="off")
-                copy_weights(exact, plain)
-                findings.results[f"{dtype} exact"] = workplace.step(exact, batches).pieces
+            findings.results |= references(workplace, dtype)
             swaps = SWAPS if in_all else swaps_of(name, dtype)
             findings.results[f"{dtype} swapped"] = compare_swaps(workplace, dtype, swaps, findings).pieces
     return findings
