@@ -2,10 +2,9 @@
 
 For matrices, the gathering of their inputs and the addition of weight gradients to main gradients are explicit, on
 fixed tiles, so that any share of swapping gives the same bits. The operations between them (norms, RoPE, activations)
-are cheap and token-wise; for these `Replayed` runs the model's own code again under a local graph.
+are cheap and token-wise; for these memo.parallel.replayed runs the model's own code again under a local graph.
 """
 
-from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -41,30 +40,6 @@ class Gathering:
             self._work.wait()
             self._work = None  # it keeps x alive
         return self._whole
-
-
-class Replayed:
-    """The outputs of a token-wise operation, and its backward."""
-
-    def __init__(
-        self, function: Callable[[Tensor], Tensor | tuple[Tensor, ...]], x: Tensor, parameters: Iterable[nn.Parameter]
-    ) -> None:
-        self.parameters = list(parameters)
-        with torch.enable_grad():
-            self._x = x.detach().requires_grad_()
-            outputs = function(self._x)
-        self._outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-
-    @property
-    def output(self) -> Tensor:
-        return self._outputs[0].detach()
-
-    def backward(self, sink: GradientSink, *grads: Tensor) -> Tensor:
-        """The gradient of the input. Adds the gradients of the parameters to the sink's, and frees the graph."""
-        grad_x, *parameter_grads = torch.autograd.grad(self._outputs, [self._x, *self.parameters], grads)
-        for parameter, value in zip(self.parameters, parameter_grads, strict=True):
-            sink.main_gradient(parameter).add_(value)
-        return grad_x
 
 
 def column_forward(gathered: Tensor, linear: Linear, out: Tensor | None = None) -> Tensor:

@@ -24,13 +24,13 @@ from memo.executor.pieces import (
     Gathering,
     GradientSink,
     Linear,
-    Replayed,
     column_backward,
     column_forward,
     row_backward,
     row_forward,
 )
 from memo.parallel.collectives import all_gather
+from memo.parallel.replayed import Replayed
 from memo.spec.slots import SlotLayout
 
 
@@ -174,9 +174,9 @@ class TileOperations(nn.Module):
         active = activation.output if active is None else active
         grad_active = row_backward(grad[tile.shard], gradients, active, mlp.fc2, sink)
         del gradients
-        grad_inner = activation.backward(sink, grad_active)
+        grad_inner = activation.backward(sink.main_gradient, grad_active)
         grad_normed = column_backward(grad_inner, inputs, mlp.fc1, group, sink)
-        torch.add(norm.backward(sink, grad_normed), grad[tile.shard], out=grad_residual[tile.shard])
+        torch.add(norm.backward(sink.main_gradient, grad_normed), grad[tile.shard], out=grad_residual[tile.shard])
         sums, projection = grad_residual[tile.shard], self.layer.attention.projection
         attended = kept["attention_out"][tile.full]
         return row_backward(sums, Gathering(sums, group), attended, projection, sink)
@@ -197,9 +197,9 @@ class TileOperations(nn.Module):
         heads = Replayed(
             attention.normed_heads, kept["qkv"][tile.full], _parameters(attention.q_norm, attention.k_norm)
         )
-        grad_qkv = heads.backward(self.sink, grad_q, grad_k, grad_v)
+        grad_qkv = heads.backward(self.sink.main_gradient, grad_q, grad_k, grad_v)
         grad_normed = column_backward(grad_qkv, inputs, attention.qkv, self.group, self.sink)
-        return norm.backward(self.sink, grad_normed)
+        return norm.backward(self.sink.main_gradient, grad_normed)
 
     # Operations that forward and recomputation share.
 

@@ -57,7 +57,11 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Final norm, vocabulary matrix and loss. Input [n, b, h], output the weighted loss sum of this rank."""
+    """Final norm, vocabulary matrix and loss. Input [n, b, h], output the weighted loss sum of this rank.
+
+    Backward overwrites the input with its gradient. Nothing else reads it: a layer has made it for this head alone, and
+    no layer's backward needs its own output.
+    """
 
     def __init__(self, parts: ModelParts, chunk_size: int, tied_to: nn.Parameter | None) -> None:
         super().__init__()
@@ -76,9 +80,10 @@ class Head(nn.Module):
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Negative log-likelihood of each token, [s, b] fp32."""
         return linear_cross_entropy(
-            self.norm(x),
+            x,
             self.weight,
             labels,
+            norm=self.norm,
             vocab_size=self.vocab_size,
             chunk_size=self.chunk_size,
             group=self.group,
@@ -88,7 +93,12 @@ class Head(nn.Module):
     def greedy_tokens(self, x: Tensor) -> Tensor:
         """The likeliest next token after each token, [s, b] int64."""
         return greedy_tokens(
-            self.norm(x), self.weight, vocab_size=self.vocab_size, chunk_size=self.chunk_size, group=self.group
+            x,
+            self.weight,
+            norm=self.norm,
+            vocab_size=self.vocab_size,
+            chunk_size=self.chunk_size,
+            group=self.group,
         )
 
 

@@ -69,7 +69,7 @@ def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
 
 
 def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
-    """The final norm and the chunked loss, whose backward computes the logits of each chunk again."""
+    """The chunks of final norm and loss, whose backward computes norm and logits of each chunk again."""
     tokens, hidden, rows = _tokens(config), config.model.hidden_size, _head_rows(config)
     tp = Group(config.parallel.tp, 1)
     chunk = min(config.training.loss_chunk_size, tokens)
@@ -81,18 +81,19 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     # Logits are written by their product, read once, and in backward overwritten by their gradient.
     forward_bytes, backward_bytes = logits * kernels.narrow, 2 * logits * kernels.narrow
     weight_bytes = table * (2 * kernels.narrow + 2 * kernels.wide)
-    norm_s = kernels.memory_s(2 * tokens / tp.size * hidden * kernels.narrow)
+    # The norm reads its input and writes its output; its backward does so twice, and the gradient is copied to its place.
+    norm_s = kernels.memory_s(2 * chunk_bytes / tp.size)
     forward = Cost(
         matmul=product_s,
-        elementwise=kernels.memory_s(forward_bytes, 2),
+        elementwise=kernels.memory_s(forward_bytes, 2) + norm_s,
         tensor=gather_s + 2 * kernels.all_reduce_s(chunk * kernels.wide, tp),
     )
     backward = Cost(
         matmul=2 * product_s + kernels.matmul_s(rows, hidden, chunk),
-        elementwise=kernels.memory_s(backward_bytes + weight_bytes, 3),
+        elementwise=kernels.memory_s(backward_bytes + weight_bytes, 3) + 4 * norm_s,
         tensor=2 * gather_s,
     )
-    return EndCost(forward * count + Cost(elementwise=norm_s), backward * count + Cost(elementwise=2 * norm_s))
+    return EndCost(forward * count, backward * count)
 
 
 def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> UpdateCost:

@@ -173,7 +173,7 @@ def test_a_layer_is_foreseen_to_the_byte(num_threads: int) -> None:
         ("llama-tiny", 1, {"seq_length": 1024, "params_dtype": "bf16"}),
         ("llama-tiny", 1, {"seq_length": 2048, "offload_alpha": 0.5, "loss_chunk_size": 128}),
         ("llama-tiny", 2, {"seq_length": 1024, "tp": 2, "num_layers": 2}),
-        # The head's gradient is being reduced while the backward of the final norm, composed in fp32, goes on.
+        # Gradients of a layer are being reduced while the backward of its first norm, composed in fp32, goes on.
         (
             "llama-tiny",
             2,

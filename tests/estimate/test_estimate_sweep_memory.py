@@ -24,8 +24,10 @@ SWEEP: dict[str, Any] = {
     "seq_length": 1024,
     "loss_chunk_size": 64,
     "vocab_size": 256,
-    "ffn_hidden_size": 1024,  # so that a layer is the worst moment, not the final norm, which takes all tokens at once
+    "ffn_hidden_size": 1024,  # so that what a layer takes is much beside the few KiB that nobody accounts for
 }
+LOSS: dict[str, Any] = {"vocab_size": 2048, "loss_chunk_size": 256}
+"""With these the worst moment is the loss's, or the embedding's over tp, and without a layer's."""
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,10 @@ SWEEP: dict[str, Any] = {
         ("gpt-tiny", 2, {"offload_alpha": 1.0, "tp": 2, "offload_tiles": 4, "params_dtype": "bf16"}),
         ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
         ("gpt-tiny", 2, {"offload_alpha": 1.0, "pp": 2, "vpp": 2, "gbs": 4, "num_layers": 4, "params_dtype": "bf16"}),
+        ("gpt-tiny", 1, {**LOSS, "offload_alpha": 0.0}),
+        ("llama-tiny", 1, {**LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
+        ("gpt-tiny", 2, {**LOSS, "offload_alpha": 1.0, "pp": 2, "gbs": 4}),
+        ("llama-tiny", 2, {**LOSS, "offload_alpha": 0.0, "tp": 2, "loss_chunk_size": 64}),
     ],
 )
 def test_a_step_takes_what_the_account_says(name: str, world_size: int, flags: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Vocabulary-parallel linear cross-entropy equals the unsharded loss three times: values, d hidden, d weight.
+"""Norm and vocabulary-parallel linear cross-entropy equal the unsharded loss: values, d hidden, d weights.
 
 Legend: s tokens, b batch, h hidden; n = s / tp tokens and v_local rows of the vocabulary on each rank.
 """
@@ -8,22 +8,26 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from memo.model.norm import Norm
 from memo.parallel.collectives import all_gather
 from memo.parallel.loss import linear_cross_entropy
 from memo.parallel.shards import sharded_parameter
 from memo.spec.weights import one
+from memo_kernels import select_ops
 
 torch.set_num_threads(1)
 
 S, B, H = 16, 2, 8
+EPSILON = 1e-5
 CHUNK_SIZES = (1, 7, 16, 1000)
 
 
 def make_inputs(vocab: int) -> list[Tensor]:
-    """hidden [s, b, h], weight [vocab, h], labels [s, b] in every slice, weights [s, b] of the losses."""
+    """hidden [s, b, h], weight [vocab, h], labels [s, b] in every slice, weights [s, b] of the losses, weight and bias
+    [h] of the norm."""
     generator = torch.Generator().manual_seed(9)
     hidden = torch.randn(S, B, H, generator=generator, dtype=torch.float64)
     weight = torch.randn(vocab, H, generator=generator, dtype=torch.float64)
@@ -31,12 +35,13 @@ def make_inputs(vocab: int) -> list[Tensor]:
     edges = torch.tensor([0, 63, 64, 127, 128, 191, 192, vocab - 1])
     labels[: len(edges)] = edges.clamp_max(vocab - 1)  # both sides of every border between ranks
     weights = torch.rand(S, B, generator=generator, dtype=torch.float64)
-    return [hidden, weight, labels.view(S, B), weights]
+    of_norm = torch.randn(2, H, generator=generator, dtype=torch.float64)
+    return [hidden, weight, labels.view(S, B), weights, *of_norm]
 
 
 def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
-    """losses [s, b], d hidden [n, b, h], d weight [v_local, h] of this rank."""
-    hidden, weight, labels, weights = inputs
+    """losses [s, b], d hidden [n, b, h], d weight [v_local, h], d norm's weight and bias [h] of this rank."""
+    hidden, weight, labels, weights, *of_norm = inputs
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
     head = sharded_parameter(one("head.weight", weight.shape[0], H, "vocabulary"), torch.float64, group, std=0.0)
     local_weight = torch.full(head.shape, 100.0, dtype=torch.float64)  # what padding holds must not matter
@@ -44,8 +49,10 @@ def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
         piece.of_local(local_weight).copy_(piece.of_global(weight))
     local_hidden = hidden.chunk(tp)[rank].clone()
     leaves = (local_hidden.requires_grad_(), local_weight.requires_grad_())
-    losses = linear_cross_entropy(*leaves, labels, vocab_size=weight.shape[0], chunk_size=chunk_size, group=group)
-    return [losses.detach(), *torch.autograd.grad((losses * weights).sum(), leaves)]
+    norm = Norm(*(nn.Parameter(x) for x in of_norm), EPSILON, select_ops("torch", torch.float64))
+    sizes = {"vocab_size": weight.shape[0], "chunk_size": chunk_size}
+    losses = linear_cross_entropy(*leaves, labels, norm=norm, group=group, **sizes)
+    return [losses.detach(), *torch.autograd.grad((losses * weights).sum(), (*leaves, *norm.parameters()))]
 
 
 def on_rank_all_chunks(inputs: list[Tensor]) -> list[list[Tensor]]:
@@ -81,12 +88,12 @@ def test_chunks_are_counted_in_tokens_of_all_ranks(chunk_size: int, chunks: list
 def test_equals_unsharded(tp: int, vocab: int, real_rows: list[int]) -> None:
     """fp64, 1e-12; every rank has the same losses to the last bit; padding rows get no gradient at all."""
     inputs = make_inputs(vocab)
-    hidden, weight = (x.clone().requires_grad_() for x in inputs[:2])
-    true = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), inputs[2].flatten(), reduction="none")
-    true = true.view(S, B)
-    grad_hidden, grad_weight = torch.autograd.grad((true * inputs[3]).sum(), (hidden, weight))
+    leaves = hidden, weight, *of_norm = [x.clone().requires_grad_() for x in (*inputs[:2], *inputs[4:])]
+    logits = F.linear(F.layer_norm(hidden, (H,), *of_norm, EPSILON), weight)
+    true = F.cross_entropy(logits.flatten(0, 1), inputs[2].flatten(), reduction="none").view(S, B)
+    grad_hidden, grad_weight, *grads_of_norm = torch.autograd.grad((true * inputs[3]).sum(), leaves)
     for results in zip(*run_ranks(tp, on_rank_all_chunks, inputs), strict=True):  # of one chunk size
-        losses, grads_hidden, grads_weight = zip(*results, strict=True)
+        losses, grads_hidden, grads_weight, *parts_of_norm = zip(*results, strict=True)
         assert all(torch.equal(other, losses[0]) for other in losses)
         torch.testing.assert_close(losses[0], true.detach(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(torch.cat(grads_hidden), grad_hidden, rtol=1e-12, atol=1e-12)
@@ -94,3 +101,5 @@ def test_equals_unsharded(tp: int, vocab: int, real_rows: list[int]) -> None:
         padding = [grad[rows:] for grad, rows in zip(grads_weight, real_rows, strict=True)]
         torch.testing.assert_close(torch.cat(real), grad_weight, rtol=1e-12, atol=1e-12)
         assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in padding)
+        for parts, whole in zip(parts_of_norm, grads_of_norm, strict=True):
+            torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=1e-12)

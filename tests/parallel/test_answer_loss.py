@@ -16,7 +16,7 @@ from answers import Answers
 from forward import run_once
 from layouts import Outcome, assemble, global_pieces, one_step_backward, relative_error, tiny
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
@@ -124,7 +124,7 @@ def on_rank(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_size: int) -> 
         piece.of_local(local).copy_(piece.of_global(weight))
     leaves = (hidden.chunk(tp)[rank].clone().requires_grad_(), local.requires_grad_())
     counts = labels != IGNORE
-    options = {"vocab_size": len(weight), "chunk_size": chunk_size, "group": group}
+    options = {"norm": nn.Identity(), "vocab_size": len(weight), "chunk_size": chunk_size, "group": group}
     losses = linear_cross_entropy(*leaves, labels.clamp_min(0), **options)
     loss = (losses * counts.double() / counts.sum()).sum()
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]

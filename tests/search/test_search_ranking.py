@@ -163,7 +163,7 @@ def test_refusals_one_by_one() -> None:
 
 
 def test_micro_batches_beyond_one_that_does_not_fit_are_refused_with_it() -> None:
-    question = ask("gpt-7b", 1, seq_len=1 << 20, global_batch_size=8)
+    question = ask("gpt-7b", 1, seq_len=1 << 21, global_batch_size=8)
     plan = search(question)
     assert [refused.layout.mbs for refused in plan.refusals] == [1, 2, 4, 8]
     assert plan.counts() == {Reason.GPU: 4}

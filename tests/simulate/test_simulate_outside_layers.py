@@ -56,6 +56,19 @@ def test_a_chunk_adds_its_weight_gradient() -> None:
     assert small - large == pytest.approx(32 * 128256 * 4096 * 12 / 1e12)
 
 
+def test_each_chunk_is_normed_again_before_its_gradient_overwrites_it() -> None:
+    """Beside logits and weights: once over the hidden states and their norm in forward, four times in backward."""
+    for tp in (1, 4):
+        run = config(tp=tp, loss_chunk_size=1024, vocab_size=256)
+        cost = loss_cost(run, IDEAL)
+        once_s = 65536 / tp * 4096 * 2 * 2 / 1e12
+        rows = 256 / tp
+        logits_s = 65536 * rows * 2 / 1e12
+        assert cost.forward.elementwise - logits_s == pytest.approx(once_s)
+        of_weight_s = 64 * rows * 4096 * 12 / 1e12
+        assert cost.backward.elementwise - 2 * logits_s - of_weight_s == pytest.approx(4 * once_s)
+
+
 def test_embedding_gathers_and_adds_into_its_whole_gradient() -> None:
     cost = embedding_cost(config(tp=4), IDEAL)
     assert cost.forward.matmul == 0.0

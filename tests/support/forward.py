@@ -43,7 +43,7 @@ def run_on_rank(config: RunConfig, batch: Microbatch, weights: dict[str, Tensor]
     (chunk,) = model.chunks
     assert chunk.head is not None
     head_inputs: list[Tensor] = []
-    chunk.head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach()))
+    chunk.head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0].detach().clone()))
     model.data_parallel.begin_step(1)
     loss = chunk(None, batch)
     loss.backward()

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from answers import Answers
 from ranks import run_ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 import memo
 from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
@@ -150,7 +150,8 @@ def test_found_needles_are_those_of_plain_pytorch() -> None:
 def greedy_on_rank(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden [tp, n, b, h], weight [tp, rows, h]: each rank's part."""
     rank = dist.get_rank()
-    return greedy_tokens(hidden[rank], weight[rank], vocab_size=100, chunk_size=5, group=dist.group.WORLD)
+    sizes = {"vocab_size": 100, "chunk_size": 5}
+    return greedy_tokens(hidden[rank], weight[rank], norm=nn.Identity(), group=dist.group.WORLD, **sizes)
 
 
 def test_greedy_tokens_are_the_first_of_the_largest_logits_over_all_ranks() -> None:

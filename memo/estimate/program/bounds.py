@@ -93,9 +93,9 @@ def _of_stage(
         backwards = [layer.backward.transient_bytes]
         if config.parallel.pp > 1:  # only a gradient that was received is kept alive during the backward
             backwards.append(layer.held_backward.transient_bytes)
-        # The loss may keep the output of a sweep, which is what the chunk received and so in flight already.
-        shared = layer.hidden_bytes if layer.in_place and config.parallel.pp > 1 else 0
-        at_work = max(layer.hidden_bytes + waiting + min(backwards), loss - shared)
+        # The loss keeps and overwrites the output of a sweep, which is what the chunk received, so in flight already.
+        shared = layer.hidden_bytes if has_loss and layer.in_place and config.parallel.pp > 1 else 0
+        at_work = max(layer.hidden_bytes + waiting + min(backwards), loss) - shared
         beside = waiting + (_MESSAGES if config.parallel.pp > 1 else 1) * layer.hidden_bytes
         beside += max(*backwards, layer.forward.transient_bytes, loss, *(each.peak.num_bytes for each in others))
         messages = _certain_messages(config, microbatches, stage, layer.in_place) * layer.hidden_bytes

@@ -137,61 +137,56 @@ def _cast(ledger: Ledger, z: LayerSizes, pairs: int) -> Block:
     return cast
 
 
-@dataclass
-class LossKept:
-    """What the loss keeps for its backward; `x` is None if the norm keeps something else instead."""
-
-    x: Block | None
-    norm: Normed
-    lse: Block
-
-
-def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes, x: Block) -> LossKept:
-    """Forward of final norm and loss; x is kept if the norm's backward needs it, else freed."""
-    norm = norm_forward(ledger, z, "final norm", z.tokens // z.tp, z.hidden, graph=True)
+def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
+    """Forward of final norm and loss: the log-sum-exp, which is kept, as are the hidden states."""
     losses, lse = (ledger.make(name, z.tokens * z.wide) for name in ("losses", "log-sum-exp"))
-    gathered, logits = _logits(ledger, z, ends)  # the chunks follow each other, and each drops its own
+    norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=False)
+    gathered = _gathered(ledger, z, ends, norm)  # the chunks follow each other, and each drops its own
+    if z.tp > 1:
+        ledger.free(norm.out)
+    logits = _logits(ledger, z, ends)
     ledger.free(gathered)
     _softmax(ledger, z, ends)
     ledger.free(logits)
-    keeps_input = not (z.composes_norm and z.mixed)
-    ledger.free(None if keeps_input else x)
     ledger.pulse(("weighted losses", 8 * z.tokens), ("weighted losses", 8 * z.tokens))
     ledger.free(losses)
-    return LossKept(x if keeps_input else None, norm, lse)
+    return lse
 
 
-def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, kept: LossKept) -> tuple[Block, Block | None]:
-    """(gradient of the last layer's output, the head's gradient if a tied embedding adds its own to it)."""
-    size = ends.rows * z.hidden
+def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
+    """The head's gradient, if a tied embedding adds its own to it. The gradient of the last layer's output takes the
+    place of that output."""
+    size, of_norm = ends.rows * z.hidden, (1 if z.rms else 2) * z.hidden
     grad_losses = ledger.make("losses' gradient", z.tokens * z.wide)
-    grad_hidden = ledger.make("hidden gradient", hidden_bytes(z, z.tokens) // z.tp)
+    sums = ledger.make("norm weight gradients", of_norm * z.wide)
     total = ledger.make("head gradient", size * z.wide)
     _loss_chunk_backward(ledger, z, ends)
-    gradient = total
+    gradients, gradient = sums, total
     if z.mixed:
+        gradients = ledger.make("norm weight gradients", of_norm * z.narrow)
         gradient = ledger.make("head gradient", size * z.narrow)
-        ledger.free(total)
-    ledger.free(grad_losses, kept.norm.out, kept.lse)
+        ledger.free(sums, total)
+    ledger.free(grad_losses, lse)
     if not ends.tied:
         if z.mixed:
             ledger.pulse(("wide head gradient", size * z.wide))
         ledger.free(gradient)
-    grad = norm_backward(ledger, z, kept.norm, grad_hidden, kept.x, adds=False)
-    assert grad is not None
-    grad.name = "gradient"
-    return grad, gradient if ends.tied else None
+    ledger.free(gradients)
+    ledger.begin_tail()
+    return gradient if ends.tied else None
 
 
 def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     size = ends.rows * z.hidden
-    gathered, logits = _logits(ledger, z, ends)
+    of_tokens = ledger.make("tokens of a chunk", ends.chunk * (_INDEX_BYTES + 2 * z.wide) if z.tp > 1 else 0)
+    norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=True)
+    gathered = _gathered(ledger, z, ends, norm)
+    logits = _logits(ledger, z, ends)
     _softmax(ledger, z, ends)  # its gradient takes the logits' place
     head = LinearProducts(z.hidden, ends.rows)
     grad_gathered = ledger.make("gathered gradient", hidden_bytes(z, ends.chunk))
     multiply(ledger, z, head.input_gradient(ends.chunk))
-    part, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
-    ledger.free(part)
+    grad_normed, copy = reduce_scatter(ledger, z.tp, "hidden gradient", grad_gathered)
     if z.tp > 1:
         ledger.free(grad_gathered)
     ledger.free_late(copy)
@@ -199,15 +194,20 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     multiply(ledger, z, head.weight_gradient(ends.chunk))
     if z.mixed:
         ledger.pulse(("wide head gradient", size * z.wide))
-    ledger.free(weight, logits, gathered)
+    ledger.free(weight, logits, gathered if z.tp > 1 else None)
+    grad_x = norm_backward(ledger, z, norm, None, None, adds=False)
+    ledger.free(grad_x, norm.out, grad_normed, of_tokens)
 
 
-def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> tuple[Block | None, Block]:
-    """(gathered tokens, logits) of one chunk."""
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk))
+def _gathered(ledger: Ledger, z: LayerSizes, ends: EndSizes, norm: Normed) -> Block | None:
+    """The normed tokens of one chunk, of all tp ranks."""
+    return all_gather(ledger, z.tp, "gathered", hidden_bytes(z, ends.chunk), norm.out)
+
+
+def _logits(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     logits = ledger.make("logits", ends.chunk * ends.rows * z.narrow)
     multiply(ledger, z, LinearProducts(z.hidden, ends.rows).forward(ends.chunk))
-    return gathered, logits
+    return logits
 
 
 def _softmax(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:

@@ -140,12 +140,11 @@ class EndPasses:
     Attributes:
         rope, embedding, loss: the forwards that compute RoPE's table of all tokens, the first hidden states and the
             loss.
-        loss_backward: computes the gradient of the last layer's output.
+        loss_backward: writes the gradient of the last layer's output over that output.
         embedding_backward, held_embedding_backward: from the gradient of the first layer's input, while a tied head's
             gradient is kept; the second if that gradient is still held by the caller.
         rope_bytes, of_head_bytes: of RoPE's table and of a tied head's gradient; 0 where there is none.
-        loss_kept: bytes by name between the loss and its backward, without the hidden states.
-        keeps_hidden: whether the hidden states stay as well.
+        loss_kept: bytes by name between the loss and its backward, besides the hidden states.
     """
 
     rope: Pass
@@ -157,7 +156,6 @@ class EndPasses:
     rope_bytes: int
     of_head_bytes: int
     loss_kept: dict[str, int]
-    keeps_hidden: bool
 
 
 @lru_cache(maxsize=4096)
@@ -178,13 +176,13 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     rope, table = record(lambda ledger: rope_table(ledger, z).num_bytes if makes_table else 0)
     embedding, _ = record(lambda ledger: embedding_forward(ledger, z, ends))
     ledger = Ledger(never=z.never)
-    x = ledger.make("input", hidden)
+    ledger.make("input", hidden)
     start = ledger.now
-    kept = loss_forward(ledger, z, ends, x)
+    lse = loss_forward(ledger, z, ends)
     loss = Pass(start, ledger.peak)
     start = ledger.now
     ledger.restart()
-    _, of_head = loss_backward(ledger, z, ends, kept)
+    of_head = loss_backward(ledger, z, ends, lse)
     backward = Pass(start, ledger.peak, ledger.tail, ledger.now)
     of_head_bytes = of_head.num_bytes if of_head and head_waits else 0
 
@@ -204,8 +202,7 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
         embedding_pass(is_held=True),
         table,
         of_head_bytes,
-        {name: num_bytes for name, num_bytes in backward.start.alive.items() if name != "input"},
-        kept.x is not None,
+        {lse.name: lse.num_bytes},
     )
 
 

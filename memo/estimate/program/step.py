@@ -45,7 +45,8 @@ class _Flight:
     entered: Block | None
     rope: Block | None
     layers: list[tuple[int, list[Block]]]  # groups of layers from the first: their number, and what they keep
-    loss: list[Block]
+    hidden: Block | None = None  # before the loss; its backward overwrites them
+    loss: Block | None = None
 
 
 class Step:
@@ -150,7 +151,9 @@ class Step:
                 hidden[index] = self._layer_forward(hidden[index], count, kept)
         grads = []
         for index, count in enumerate(groups):
-            grads.append(self._loss_of_alike(hidden[index], count))
+            grads.append(hidden[index])
+            if count == 1:
+                self._loss_backward(self._loss())
             self._reduce(self.layers + 1, index == len(groups) - 1, self.ends.loss_backward)
         for owner in reversed(owners):
             self._gathers.begin(owner)
@@ -186,13 +189,6 @@ class Step:
         self._reductions.after_forward()
         return output
 
-    def _loss_of_alike(self, x: Block, count: int) -> Block:
-        """The gradients of the last layer's outputs `x`; the head's gradient does not wait for the embedding's here."""
-        if count == 1:
-            return self._loss_backward(self._loss(x))[0]
-        self.ledger.free(x)
-        return self.ledger.make("gradient", count * self.passes.hidden_bytes)
-
     def _owners(self, action: Action) -> Sequence[int]:
         """The layers of an action's chunk, in the order in which it runs them."""
         first = action.chunk * (self.layers + 2) + 1
@@ -214,7 +210,7 @@ class Step:
     def _forward(self, action: Action, received: Block | None, groups: list[int]) -> None:
         ledger, hidden_bytes = self.ledger, self.passes.hidden_bytes
         x = received if received is not None else self._embed()
-        flight = _Flight(received, self._rope_table(), [], [])
+        flight = _Flight(received, self._rope_table(), [])
         self._hold(received)
         owner = action.chunk * (self.layers + 2) + 1
         for count in groups:
@@ -234,7 +230,7 @@ class Step:
             x = output
         self._flights[action.microbatch, action.chunk] = flight
         if self._virtual(action) == self.pp * self.vpp - 1:
-            flight.loss = self._loss(x)
+            flight.hidden, flight.loss = x, self._loss()
         else:
             self._send(action, x)  # backward needs the node that made it, not the tensor
 
@@ -245,8 +241,8 @@ class Step:
         self._name("gradient of entered", None)
         self._drop(flight.entered)
         grad, of_head = received, None
-        if flight.loss:
-            grad, of_head = self._loss_backward(flight.loss)
+        if flight.loss is not None:
+            grad, of_head = flight.hidden, self._loss_backward(flight.loss)
         owner = action.chunk * (self.layers + 2) + self.layers + 1
         self._reduce(owner, is_last_microbatch, self.ends.loss_backward)
         for count, blocks in reversed(flight.layers):
@@ -279,24 +275,16 @@ class Step:
         self._play(self.ends.embedding, "embedding forward")
         return self.ledger.make("input", self.passes.hidden_bytes)
 
-    def _loss(self, x: Block) -> list[Block]:
-        """What the loss keeps, possibly with x; else x is freed, unless it is what the chunk received."""
+    def _loss(self) -> Block:
+        """What the loss keeps besides the hidden states."""
         self._play(self.ends.loss, "loss forward")
-        kept = [self.ledger.make_all(self.ends.loss_kept)]
-        if self._holders[x]:
-            return kept
-        if self.ends.keeps_hidden:
-            return [*kept, x]
-        self.ledger.free(x)
-        return kept
+        return self.ledger.make_all(self.ends.loss_kept)
 
-    def _loss_backward(self, kept: list[Block]) -> tuple[Block, Block | None]:
-        """(gradient of the last layer's output, the head's gradient if a tied embedding adds its own to it)."""
-        ledger, ends = self.ledger, self.ends
-        self._play(ends.loss_backward, "loss backward")
-        ledger.free(*kept)
-        of_head = ledger.make("head gradient", ends.of_head_bytes) if ends.of_head_bytes else None
-        return ledger.make("gradient", self.passes.hidden_bytes), of_head
+    def _loss_backward(self, kept: Block) -> Block | None:
+        """The head's gradient if a tied embedding adds its own to it."""
+        self._play(self.ends.loss_backward, "loss backward")
+        self.ledger.free(kept)
+        return self.ledger.make("head gradient", self.ends.of_head_bytes) if self.ends.of_head_bytes else None
 
     def _embedding_backward(self, grad: Block, of_head: Block | None) -> None:
         """Frees both gradients, but not one that was received."""

@@ -1,0 +1,33 @@
+"""A token-wise operation that runs again in backward, under a graph of its own, instead of keeping anything."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+class Replayed:
+    """The outputs of a token-wise operation, and its backward."""
+
+    def __init__(
+        self, function: Callable[[Tensor], Tensor | tuple[Tensor, ...]], x: Tensor, parameters: Iterable[nn.Parameter]
+    ) -> None:
+        self.parameters = list(parameters)
+        with torch.enable_grad():
+            self._x = x.detach().requires_grad_()
+            outputs = function(self._x)
+        self._outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+
+    @property
+    def output(self) -> Tensor:
+        return self._outputs[0].detach()
+
+    def backward(self, sum_of: Callable[[nn.Parameter], Tensor], *grads: Tensor) -> Tensor:
+        """The gradient of the input, from those of the outputs. Frees the graph.
+
+        The gradient of each parameter is added to `sum_of(parameter)`, which may be in a wider dtype.
+        """
+        grad_x, *parameter_grads = torch.autograd.grad(self._outputs, [self._x, *self.parameters], grads)
+        for parameter, value in zip(self.parameters, parameter_grads, strict=True):
+            sum_of(parameter).add_(value)
+        return grad_x
