@@ -74,6 +74,10 @@ class HostMemoryError(ResourceError):
     """Activations or states that do not fit in host memory; names what is needed, what there is, and the remedy."""
 
 
+class DiskError(ResourceError):
+    """Activations that a disk cannot hold, write or give back; names directory and record, and the remedy."""
+
+
 class OutOfMemory(ResourceError):
     """A training step that memory did not suffice for; names the component that grew, and what makes room."""
 

@@ -40,7 +40,7 @@ def checksum(algorithm: Algorithm = ALGORITHM) -> Checksum:
     return xxhash.xxh3_64() if algorithm == "xxh3_64" else _Crc32()
 
 
-def checksum_of(data: bytes) -> str:
+def checksum_of(data: bytes | memoryview) -> str:
     """The checksum of bytes as 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(data)
 

@@ -1,0 +1,78 @@
+"""Host records on a disk: what a file of them takes, and the memory through which they pass.
+
+A record leaves the device for a staging buffer in pinned host memory, and is written from there; on the way back it is
+read into a staging buffer. So of a record on disk, host memory holds nothing but its turn in a staging buffer.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+BLOCK_BYTES = 4096
+"""Offsets, lengths and addresses of transfers that go past the page cache are multiples of a disk's block; no disk has
+larger ones."""
+
+NUM_BUFFERS = 4
+"""Staging buffers of one slot's records: two that the disk works on, and one on each side for the copies."""
+
+
+def stride_bytes(record_bytes: int) -> int:
+    """Bytes from one record to the next: of the file, and of the staging buffers."""
+    return -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class RecordKind(NamedTuple):
+    """The host records of one swap plan, or of as many equal ones as a record has parts.
+
+    Attributes:
+        num_bytes: of one record with all its parts.
+        num_buffers: staging buffers that the plan has if any of its records is on disk, each of a whole record.
+        parts: equal parts of a record, each of which has a place of its own in the file.
+    """
+
+    number: int
+    num_bytes: int
+    num_buffers: int = NUM_BUFFERS
+    parts: int = 1
+
+    @property
+    def total_bytes(self) -> int:
+        return self.number * self.num_bytes
+
+    @property
+    def stride_bytes(self) -> int:
+        """Of one record on disk, and of one staging buffer."""
+        return self.parts * stride_bytes(self.num_bytes // self.parts)
+
+    @property
+    def staging_bytes(self) -> int:
+        return min(self.num_buffers, self.number) * self.stride_bytes
+
+
+class Split(NamedTuple):
+    """How many records of each kind are on disk, and what all kinds together take there and of host memory."""
+
+    on_disk: tuple[int, ...]
+    host_bytes: int
+    disk_bytes: int
+
+
+def split_records(kinds: Sequence[RecordKind], host_bytes: int) -> Split | None:
+    """Leave as many records in host memory as `host_bytes` hold; None where they do not even hold the staging buffers.
+
+    What comes first in `kinds` stays longest: nothing of it is on disk before all of what follows it is.
+    """
+    on_disk = [0] * len(kinds)
+    taken_bytes = sum(kind.total_bytes for kind in kinds)
+    for index in reversed(range(len(kinds))):
+        kind = kinds[index]
+        if taken_bytes <= host_bytes:
+            break
+        if not kind.total_bytes:
+            continue
+        taken_bytes += kind.staging_bytes
+        on_disk[index] = min(kind.number, max(1, -(-(taken_bytes - host_bytes) // kind.num_bytes)))
+        taken_bytes -= on_disk[index] * kind.num_bytes
+    if taken_bytes > host_bytes:
+        return None
+    disk_bytes = sum(count * kind.stride_bytes for count, kind in zip(on_disk, kinds, strict=True))
+    return Split(tuple(on_disk), taken_bytes, disk_bytes)
