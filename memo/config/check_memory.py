@@ -14,6 +14,8 @@ _OF_SWAPPING = (
     "offload_granularity",
     "offload_slot_tiles",
     "layer_profile",
+    "offload_nvme_path",
+    "offload_nvme_gib",
 )
 _OF_ALL_COPIES = ("offload_host_memory_gib", "offload_backend", "offload_check_races")
 """Read by what moves activations and by what moves states."""
@@ -28,6 +30,7 @@ def check_memory(config: RunConfig) -> None:
     )
     _check_planner(config)
     _check_states(config)
+    _check_disk(config)
     if not memory.swaps:
         _check_unread(config)
         return
@@ -63,6 +66,16 @@ def _check_planner(config: RunConfig) -> None:
         or memory.memory_planner_min_bytes == MemoryConfig.memory_planner_min_bytes,
         f"--memory-planner-min-bytes {memory.memory_planner_min_bytes} fights with --memory-planner off, which ignores "
         "it and is the default on a CPU and for packed documents: use --memory-planner auto, or leave it out",
+    )
+
+
+def _check_disk(config: RunConfig) -> None:
+    path, limit_gib = config.memory.offload_nvme_path, config.memory.offload_nvme_gib
+    require(path != "", "--offload-nvme-path is empty, but it is a directory: leave it out")
+    require(
+        limit_gib is None or path is not None,
+        f"--offload-nvme-gib {limit_gib} fights with no --offload-nvme-path, without which nothing goes to a disk: "
+        "give the directory, or leave it out",
     )
 
 

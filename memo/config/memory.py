@@ -27,6 +27,11 @@ class MemoryConfig:
     offload_host_memory_gib: Annotated[float | None, arg(aliases=["--offload-host-memory-gb"])] = None
     """GiB of host memory of one node for activations and states, shared by its ranks, states first; never more than
     is free, and nine tenths of that by default."""
+    offload_nvme_path: str | None = None
+    """Directory on a local disk for the activations that host memory does not hold, in a file without a name that is
+    gone when the run ends, however it ends; those that wait longest go there. Its rate is measured before training."""
+    offload_nvme_gib: Annotated[float | None, arg(aliases=["--offload-nvme-gb"])] = None
+    """GiB of that disk for one node, shared by its ranks; default: nine tenths of what is free there."""
     offload_backend: OffloadBackend = "auto"
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
     offload_check_races: bool = False

@@ -138,6 +138,7 @@ SHORT_NAMES = {
     "gbs": "global_batch_size",
     "dtype": "params_dtype",
     "offload_host_memory_gb": "offload_host_memory_gib",
+    "offload_nvme_gb": "offload_nvme_gib",
     "device_memory_gb": "device_memory_gib",
 }
 """The short form of each flag, or an earlier name of it, for Python keywords and TOML keys as well."""

@@ -188,13 +188,19 @@ def worst_rank(
     return max(ranks, key=lambda rank: rank.total)
 
 
-def node_host_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved | None) -> int:
+def node_host_bytes(
+    config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved | None, disk_bytes: float | None = None
+) -> int:
     """Host memory of the activations (`moved`; None if none move) and states of the ranks of one node.
+
+    With --offload-nvme-path it is the least: `disk_bytes` of the node's disk are full of activations; None: all that
+    can be there are.
 
     Which stages share a node depends on the launcher, so the ranks that need most are assumed to share one.
     """
     per_stage, stages = world_size // config.parallel.pp, range(config.parallel.pp)
-    ranks = host_bytes(config, world_size, moved)
+    of_rank = None if disk_bytes is None else disk_bytes / min(world_size, gpus_per_node)
+    ranks = host_bytes(config, world_size, moved, of_rank)
     if placement_of(config, world_size).optimizer:
         ranks = [ranks[stage] + state_bytes(config, world_size, stage).host for stage in stages]
     return most_of_a_node(ranks, per_stage, gpus_per_node)

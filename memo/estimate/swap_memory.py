@@ -2,8 +2,9 @@
 
     device     num_slots x slot  +  one workspace for qkv if none of it moves  +  working set of one layer
                where layers are swept  +  keys and values of one layer, and the sums of their gradients
-    host       the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
+    records    the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
                each section of it), and keys and values of the layers and microbatches that do
+    host       all records, or with a disk that holds the others no more than their staging buffers
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
 (working set), memo.planner.swap (records).
@@ -14,21 +15,29 @@ working set is an upper bound of what exists at once and was not measured on GPU
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles, resolved_sections
+from memo.spec.disk import RecordKind
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved, SlotLayout, slot_layout
-from memo.spec.sweep import key_value_layout
+from memo.spec.sweep import key_value_layout, key_value_records
 from memo.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True)
 class SwapBytes:
-    """Bytes of one rank of one stage."""
+    """Bytes of one rank of one stage.
+
+    Attributes:
+        host: of host memory at least: with --offload-nvme-path, if the disk holds all that it can.
+        records: of all records, wherever they are.
+    """
 
     rounding_buffers: int
     host: int
+    records: int
 
 
 def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> SwapBytes:
@@ -41,18 +50,31 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
     sections = resolved_sections(config)
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     buffers = layout.buffer_bytes(min(2, passes * sections))
-    host = num_records(config, world_size, stage) * layout.moved_bytes
+    kinds = [RecordKind(num_records(config, world_size, stage), layout.moved_bytes)]
     if config.memory.sweeps:
         keys = key_value_layout(config)
         buffers += keys.device_bytes
-        host += num_key_records(config, world_size, stage) * sections * keys.part_bytes
-    return SwapBytes(buffers, host)
+        kinds.append(key_value_records(num_key_records(config, world_size, stage), keys))
+    records = sum(kind.total_bytes for kind in kinds)
+    if config.memory.offload_nvme_path is None:
+        return SwapBytes(buffers, records, records)
+    return SwapBytes(buffers, min(records, sum(kind.staging_bytes for kind in kinds)), records)
 
 
-def host_bytes(config: RunConfig, world_size: int, moved: Moved | None) -> list[int]:
-    """Host bytes of a rank of each stage; `moved`: None if there is no swap plan."""
-    stages = range(config.parallel.pp)
-    return [0 if moved is None else swap_bytes(config, world_size, stage, moved).host for stage in stages]
+def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_bytes: float | None = None) -> list[int]:
+    """Host bytes of a rank of each stage; `moved`: None if there is no swap plan.
+
+    Args:
+        disk_bytes: what the disk of --offload-nvme-path holds of one rank's records; None: all of them.
+    """
+    if moved is None:
+        return [0] * config.parallel.pp
+    found = []
+    for stage in range(config.parallel.pp):
+        swap = swap_bytes(config, world_size, stage, moved)
+        left = 0 if disk_bytes is None else ceil(swap.records + swap.host - disk_bytes)  # beside the staging buffers
+        found.append(min(swap.records, max(swap.host, left)))
+    return found
 
 
 def num_records(config: RunConfig, world_size: int, stage: int) -> int:

@@ -8,6 +8,7 @@ issue alone, never on timing.
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -57,6 +58,12 @@ class Checked:
         self._check(stream, dst_name, "w", what)
         self.backend.copy(stream, dst, src, dst_name, src_name)
 
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        what = f"{stream.value} {reads} -> {writes}"
+        self._check(stream, reads, "r", what)
+        self._check(stream, writes, "w", what)
+        self.backend.call(stream, task, reads, writes)
+
     def record(self, stream: Stream) -> Event:
         return _CheckedEvent(self.backend.record(stream), dict(self._clocks[stream]))
 
@@ -64,6 +71,9 @@ class Checked:
         if event is not None:
             self._learn(stream, event.clock)
             self.backend.wait(stream, event.inner)
+
+    def has_happened(self, event: Event | None) -> bool:
+        return event is None or self.backend.has_happened(event.inner)
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         """Raises RaceError, as `copy` does, naming the buffer, both accesses and their streams."""

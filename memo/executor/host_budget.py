@@ -21,6 +21,7 @@ from memo.config import RunConfig
 from memo.errors import HostMemoryError
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes
 from memo.estimate.state_memory import state_bytes
+from memo.executor.disk_budget import DiskBudget, disk_budget_bytes, disk_free_bytes
 from memo.mesh import Mesh
 from memo.parallel.collectives import all_gather
 from memo.units import GIB, format_bytes
@@ -41,12 +42,14 @@ class Claim(NamedTuple):
         states_bytes: bytes of its states in host memory.
         device_bytes: bytes of its other states if the device is the same memory (a CPU), else 0.
         node: a number that is equal on all ranks of one node.
+        disk_free_bytes: what is free on the disk of --offload-nvme-path, 0 without.
     """
 
     free_bytes: int
     states_bytes: int = 0
     device_bytes: int = 0
     node: int = 0
+    disk_free_bytes: int = 0
 
 
 @dataclass
@@ -58,12 +61,14 @@ class HostBudget:
         source: a text for messages that says where the number comes from.
         is_limited: whether --offload-host-memory-gib limits it, and not the free memory.
         drawn_bytes: the part of it that has been allocated.
+        disk: for activations that host memory does not hold; None without --offload-nvme-path.
     """
 
     granted_bytes: int
     source: str
     is_limited: bool = False
     drawn_bytes: int = 0
+    disk: DiskBudget | None = None
 
     @property
     def left_bytes(self) -> int:
@@ -90,17 +95,23 @@ def settle(config: RunConfig, mesh: Mesh, device: torch.device) -> HostBudget:
     Args:
         config: the configuration that all ranks have agreed on.
     """
-    states = state_bytes(config, mesh.grid.world_size, mesh.at.pp)
+    states, directory = state_bytes(config, mesh.grid.world_size, mesh.at.pp), config.memory.offload_nvme_path
     mine = Claim(
         free_bytes=available_host_bytes(),
         states_bytes=states.host,
         device_bytes=states.device if device.type == "cpu" else 0,
         node=_number_of(socket.gethostname()),
+        disk_free_bytes=0 if directory is None else disk_free_bytes(directory),
     )
     gathered = all_gather(torch.tensor([mine], device=device), None if mesh.is_alone else mesh.world)
     claims = [Claim(*row) for row in gathered.tolist()]
     neighbours = [claim for claim in claims if claim.node == mine.node]
-    return budget_of(mine, neighbours, config.memory.offload_host_memory_gib)
+    budget = budget_of(mine, neighbours, config.memory.offload_host_memory_gib)
+    if directory is not None:
+        free_bytes = min(claim.disk_free_bytes for claim in neighbours)
+        disk_bytes = disk_budget_bytes(free_bytes, config.memory.offload_nvme_gib)
+        budget.disk = DiskBudget(directory, disk_bytes // len(neighbours))
+    return budget
 
 
 def budget_of(mine: Claim, node: Sequence[Claim], limit_gib: float | None = None) -> HostBudget:

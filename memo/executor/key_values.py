@@ -14,11 +14,13 @@ next layer's forward waits for a part only until that part has been copied.
 import torch
 from torch import Tensor
 
+from memo.executor.disk_records import DiskRecords
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
 from memo.parallel.dtypes import torch_dtype
+from memo.planner.disk_plan import DiskPlan
 from memo.planner.swap import SwapPlan
 from memo.spec.sweep import KeyValueLayout
 
@@ -61,21 +63,36 @@ class KeyValueSwapper:
         backend: StreamBackend,
         host: HostBudget | None,
         poison: bool = False,
+        disk: DiskPlan | None = None,
     ) -> None:
-        """Takes host records from the budget `host` (None: no limit); raises HostMemoryError if it is too small.
+        """Takes host records from the budget `host` (None: no limit), and those of `disk`, in each part, from its disk.
+
+        Raises HostMemoryError or DiskError if it is too small.
 
         `poison`: as of memo.executor.runtime.
         """
-        self.sections = layout.sections
-        self.pool = HostPool(plan.num_records * layout.sections, layout.part_bytes, values.both.device, host)
+        self.sections, device = layout.sections, values.both.device
+        in_memory = plan.num_records - (0 if disk is None else len(disk.records))
+        self.pool = HostPool(in_memory * layout.sections, layout.part_bytes, device, host)
+        self.disk = None if disk is None else DiskRecords(disk, layout.part_bytes, device, host, layout.sections)
         parts = values.both.view(layout.sections, -1).view(torch.uint8)
         self.swappers = [
-            Swapper(plan, [part], layout.part_bytes, _Part(self.pool, plan, i), backend, poison, f"key/value part {i} ")
-            for i, part in enumerate(parts)
+            self._swapper(index, part, plan, in_memory, backend, poison) for index, part in enumerate(parts)
         ]
+
+    def _swapper(
+        self, index: int, part: Tensor, plan: SwapPlan, in_memory: int, backend: StreamBackend, poison: bool
+    ) -> Swapper:
+        name = f"key/value part {index} "
+        records = _Part(self.pool, in_memory, index)
+        staging = None if self.disk is None else self.disk.staging(index, name)
+        return Swapper(plan, [part], part.numel(), records, backend, poison, name, staging)
 
     def begin(self, kind: str, layer: int, section: int) -> None:
         """Before the section of this layer; a backward begins with the last, which reads all keys and values."""
+        if self.disk is not None:
+            for swapper in self.swappers:
+                swapper.prefetch_what_is_read()
         if kind == "F":
             self.swappers[section].begin(kind, layer)
         elif section == self.sections - 1:
@@ -97,10 +114,10 @@ class KeyValueSwapper:
 
 
 class _Part:
-    """The records of one part: those with its number, of each of which the plan has one."""
+    """The records of one part: as many as each part has in memory."""
 
-    def __init__(self, pool: HostPool, plan: SwapPlan, index: int) -> None:
-        self._pool, self.num_records, self._first = pool, plan.num_records, index * plan.num_records
+    def __init__(self, pool: HostPool, num_records: int, index: int) -> None:
+        self._pool, self.num_records, self._first = pool, num_records, index * num_records
 
     @property
     def record_bytes(self) -> int:

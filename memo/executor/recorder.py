@@ -10,7 +10,7 @@ issues its copies right after it, so the recorder needs no other information.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,7 +41,8 @@ class Recorder:
         self._origin = origin or backend.timestamp(Stream.COMPUTE)
         self._open: tuple[SwapStep, Timestamp] | None = None  # the layer operation that runs, and its begin
         self._waited: tuple[Timestamp, Timestamp] | None = None  # the wait of compute for the next operation
-        self._due: dict[Stream, SwapStep] = {}  # the step whose activations the next copy on a stream moves
+        # The step whose activations the next copy of a slot moves; one that waits for the disk is issued later.
+        self._due: dict[tuple[Stream, str], SwapStep] = {}
 
     def spans(self) -> list[SwapSpan]:
         """All spans in the order of issue, in seconds since the recording began; waits for all copies."""
@@ -64,7 +65,7 @@ class Recorder:
         ]
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
-        step = self._due.pop(stream, None)
+        step = self._due.pop((stream, src_name if stream is Stream.OFFLOAD else dst_name), None)
         if step is None:  # not a copy of the plan, but NaN that tests write
             self.backend.copy(stream, dst, src, dst_name, src_name)
             return
@@ -72,6 +73,9 @@ class Recorder:
         self.backend.copy(stream, dst, src, dst_name, src_name)
         row: Row = "offload" if stream is Stream.OFFLOAD else "prefetch"
         self._seen.append(_Seen(row, step, begin, self.backend.timestamp(stream), dst.nbytes))
+
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self.backend.call(stream, task, reads, writes)
 
     def record(self, stream: Stream) -> Event:
         return self.backend.record(stream)
@@ -83,6 +87,9 @@ class Recorder:
         begin = self.backend.timestamp(stream)
         self.backend.wait(stream, event)
         self._waited = begin, self.backend.timestamp(stream)
+
+    def has_happened(self, event: Event | None) -> bool:
+        return self.backend.has_happened(event)
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self.backend.access(stream, buffer_name, mode, what)
@@ -96,7 +103,7 @@ class Recorder:
             begun, begin = self._open
             self._seen.append(_Seen("compute", begun, begin, self.backend.timestamp(stream)))
             self._open = None
-            self._due = self._moves_after(step)
+            self._due |= self._moves_after(step, buffer_name)
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         return self.backend.issuing(stream)
@@ -110,10 +117,11 @@ class Recorder:
         self._due = {}
         self.backend.synchronize()
 
-    def _moves_after(self, step: SwapStep) -> dict[Stream, SwapStep]:
-        moves = {Stream.OFFLOAD: step} if step.offload else {}
+    def _moves_after(self, step: SwapStep, slot_name: str) -> dict[tuple[Stream, str], SwapStep]:
+        """Both are of the same slot."""
+        moves = {(Stream.OFFLOAD, slot_name): step} if step.offload else {}
         if step.next_prefetch is not None:
-            moves[Stream.PREFETCH] = self.plan.steps[step.next_prefetch]
+            moves[Stream.PREFETCH, slot_name] = self.plan.steps[step.next_prefetch]
         return moves
 
 

@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
+from memo.executor.disk_records import DiskRecords, disk_bytes, host_bytes
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
 from memo.executor.key_values import KeyValues, KeyValueSwapper
 from memo.executor.slots import slot_tensors, view_of
+from memo.executor.staging import Staging
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
+from memo.planner.disk_plan import DiskPlan
 from memo.planner.swap import SwapPlan
 from memo.spec.slots import SlotLayout
 from memo.spec.sweep import KeyValueLayout
@@ -25,17 +28,24 @@ class SwapRuntime:
         device: torch.device,
         host: HostBudget | None,
         poison: bool = False,
+        disk: DiskPlan | None = None,
     ) -> None:
-        """Takes the host records from the budget `host` (None: no limit); raises HostMemoryError if it is too small.
+        """Takes the host records from the budget `host` (None: no limit), and those of `disk` from its disk.
+
+        Raises HostMemoryError or DiskError if it is too small.
 
         `poison`, for tests, fills what is no longer valid in slots, host records and workspace with NaN, so that
         reading it shows in the results.
         """
         self.plan, self.layout, self._poison = plan, layout, poison
-        self.pool = HostPool(plan.num_records, layout.moved_bytes, device, host)
+        on_disk = 0 if disk is None else len(disk.records)
+        self.pool = HostPool(plan.num_records - on_disk, layout.moved_bytes, device, host)
+        self.disk = None if disk is None else DiskRecords(disk, layout.moved_bytes, device, host)
         self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)
-        self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend, poison)
+        self.swapper = Swapper(
+            plan, self._slots, layout.moved_bytes, self.pool, backend, poison, staging=self._staging()
+        )
         self._views = [slot_tensors(layout, slot, self._workspace) for slot in self._slots]
 
     @property
@@ -45,8 +55,16 @@ class SwapRuntime:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host records."""
-        return self.pool.num_bytes
+        """Bytes of the host records that are in memory, and of staging buffers."""
+        return host_bytes(self.pool, self.disk)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the records that are on disk."""
+        return disk_bytes(self.disk)
+
+    def _staging(self) -> Staging | None:
+        return None if self.disk is None else self.disk.staging()
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this operation, valid for the compute stream."""
@@ -80,11 +98,13 @@ class SweepRuntime(SwapRuntime):
         device: torch.device,
         host: HostBudget | None,
         poison: bool = False,
+        disk: DiskPlan | None = None,
+        key_disk: DiskPlan | None = None,
     ) -> None:
-        """`plan` is of sections, `key_plan` of layers, with one slot. Raises as SwapRuntime."""
-        super().__init__(plan, layout, backend, device, host, poison)
+        """`plan`, `disk` are of sections, `key_plan`, `key_disk` of layers, with one slot. Raises as SwapRuntime."""
+        super().__init__(plan, layout, backend, device, host, poison, disk)
         self.keys = KeyValues(key_layout, device)
-        self.key_swapper = KeyValueSwapper(key_plan, key_layout, self.keys, backend, host, poison)
+        self.key_swapper = KeyValueSwapper(key_plan, key_layout, self.keys, backend, host, poison, key_disk)
         self.unplanned = ScratchMemory(layout, self._views[0], self.keys)
 
     @property
@@ -95,7 +115,12 @@ class SweepRuntime(SwapRuntime):
     @property
     def host_bytes(self) -> int:
         """Bytes of the host records, those of keys and values included."""
-        return super().host_bytes + self.key_swapper.pool.num_bytes
+        return super().host_bytes + host_bytes(self.key_swapper.pool, self.key_swapper.disk)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the records that are on disk, those of keys and values included."""
+        return super().disk_bytes + disk_bytes(self.key_swapper.disk)
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this section; `keys` has what was computed before it."""

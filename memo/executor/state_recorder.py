@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -57,6 +58,9 @@ class StateRecorder:
         self.backend.copy(stream, dst, src, dst_name, src_name)
         self._copies.add(begin, self.backend.timestamp(stream))
 
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self.backend.call(stream, task, reads, writes)
+
     def record(self, stream: Stream) -> Event:
         return self.backend.record(stream)
 
@@ -71,6 +75,9 @@ class StateRecorder:
             self._waits.add(begin, self.backend.timestamp(stream))
         else:
             self.backend.wait(stream, event)
+
+    def has_happened(self, event: Event | None) -> bool:
+        return self.backend.has_happened(event)
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self.backend.access(stream, buffer_name, mode, what)

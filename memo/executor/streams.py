@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Literal, Protocol
 
@@ -26,10 +26,14 @@ class Stream(Enum):
     COMPUTE = "compute"  # the stream of the model: the caller's current stream
     OFFLOAD = "offload"  # device to host: waits for compute, and must never delay it
     PREFETCH = "prefetch"  # host to device: a stream of its own, because links are full duplex
+    WRITE = "write"  # staging buffers to disk: calls that run in a thread of their own, as those of READ
+    READ = "read"  # disk to staging buffers
     HOST = "host"  # what the CPU computes, at once; waiting for an event blocks the calling thread
 
 
 COPY_STREAMS = (Stream.OFFLOAD, Stream.PREFETCH)
+DISK_STREAMS = (Stream.WRITE, Stream.READ)
+_QUEUED_STREAMS = (*COPY_STREAMS, *DISK_STREAMS)
 _DEVICE_STREAMS = (Stream.COMPUTE, *COPY_STREAMS)
 
 AccessMode = Literal["r", "w"]
@@ -54,11 +58,20 @@ class StreamBackend(Protocol):
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         """Queues dst <- src (same shape and dtype) on a stream."""
 
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        """Queues work of the CPU on one of DISK_STREAMS, which reads one buffer and writes another."""
+
     def record(self, stream: Stream) -> Event:
         """An event that happens when everything issued on the stream so far has run."""
 
     def wait(self, stream: Stream, event: Event | None) -> None:
-        """What is issued on the stream from now on runs after the event; with None nothing is waited for."""
+        """What is issued on the stream from now on runs after the event; with None nothing is waited for.
+
+        A CUDA stream cannot wait for one of DISK_STREAMS: there the calling thread waits, so ask `has_happened` first.
+        """
+
+    def has_happened(self, event: Event | None) -> bool:
+        """Whether nothing would wait for this event any more."""
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         """Declares that the stream reads or writes a buffer at this point, outside of `copy`."""
@@ -79,29 +92,47 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams = {stream: torch.cuda.Stream(device) for stream in COPY_STREAMS}
+        self._disk = _Workers()
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         # Slots and records are never freed during the run, so record_stream is not needed.
         with torch.cuda.stream(self._stream(stream)):
             dst.copy_(src, non_blocking=True)
 
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self._disk.raise_errors()
+        self._disk.put(stream, task)
+
     def record(self, stream: Stream) -> Event:
         if stream is Stream.HOST:
             return None  # the CPU has finished its work before it issues anything else
-        event = torch.cuda.Event()
+        if stream in DISK_STREAMS:
+            return self._disk.record(stream)
+        # A thread that waits for an event that is not of the blocking kind keeps a core busy.
+        event = torch.cuda.Event(blocking=True) if self._disk.have_begun else torch.cuda.Event()
         event.record(self._stream(stream))
         return event
 
     def wait(self, stream: Stream, event: Event | None) -> None:
         if event is None:
             return
-        if stream is Stream.HOST:
+        if stream in DISK_STREAMS:
+            self._disk.put(stream, event.wait if isinstance(event, threading.Event) else event.synchronize)
+        elif isinstance(event, threading.Event):
+            event.wait()
+            self._disk.raise_errors()
+        elif stream is Stream.HOST:
             event.synchronize()
         else:
             self._stream(stream).wait_event(event)
 
+    def has_happened(self, event: Event | None) -> bool:
+        if event is None:
+            return True
+        return event.is_set() if isinstance(event, threading.Event) else bool(event.query())
+
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
-        pass
+        self._disk.raise_errors()
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream(stream))
@@ -110,8 +141,10 @@ class CudaStreams:
         return _CudaTimestamp(self._stream(stream))
 
     def synchronize(self) -> None:
+        self._disk.finish()  # they wait for streams of the device, which wait for no thread
         for stream in _DEVICE_STREAMS:
             self._stream(stream).synchronize()
+        self._disk.raise_errors()
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
         if stream is Stream.COMPUTE:
@@ -160,10 +193,13 @@ class VirtualStreams:
     def __init__(self, policy: Literal["eager", "lazy", "random"] = "eager", seed: int = 0) -> None:
         self.policy = policy
         self._random = random.Random(seed)
-        self._queues: dict[Stream, deque[Callable[[], object]]] = {stream: deque() for stream in COPY_STREAMS}
+        self._queues: dict[Stream, deque[Callable[[], object]]] = {stream: deque() for stream in _QUEUED_STREAMS}
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         self._issue(stream, lambda: dst.copy_(src))
+
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self._issue(stream, task)
 
     def record(self, stream: Stream) -> Event:
         mark = _Mark(stream)
@@ -174,6 +210,9 @@ class VirtualStreams:
         if event is not None:
             self._issue(stream, lambda: self._run_until(event))
 
+    def has_happened(self, event: Event | None) -> bool:
+        return event is None or event.reached
+
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._progress()
 
@@ -183,19 +222,19 @@ class VirtualStreams:
 
     def timestamp(self, stream: Stream) -> Timestamp:
         stamp = _ClockTimestamp()
-        if stream not in COPY_STREAMS or self.policy == "eager":
+        if stream not in _QUEUED_STREAMS or self.policy == "eager":
             stamp.reach()
         else:
             self._queues[stream].append(stamp.reach)  # without _progress: measuring must not make copies run
         return stamp
 
     def synchronize(self) -> None:
-        for stream in COPY_STREAMS:
+        for stream in _QUEUED_STREAMS:
             while self._queues[stream]:
                 self._run_first(stream)
 
     def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
-        if stream not in COPY_STREAMS or self.policy == "eager":
+        if stream not in _QUEUED_STREAMS or self.policy == "eager":
             task()
         else:
             self._queues[stream].append(task)
@@ -204,7 +243,7 @@ class VirtualStreams:
     def _progress(self) -> None:
         if self.policy == "random":
             for _ in range(self._random.randrange(4)):
-                stream = self._random.choice(COPY_STREAMS)
+                stream = self._random.choice(_QUEUED_STREAMS)
                 if self._queues[stream]:
                     self._run_first(stream)
 
@@ -229,17 +268,19 @@ class _Mark:
 
 
 class ThreadStreams:
-    """One worker thread for each copy stream; compute runs in the caller. CPU only.
+    """One worker thread for each copy stream and each stream of a disk; compute runs in the caller. CPU only.
 
     An error in a worker is raised by the next call of any method; the worker goes on, so that no wait hangs.
     """
 
     def __init__(self) -> None:
-        self._workers = {stream: _Worker(stream.value) for stream in COPY_STREAMS}
-        self._stop = weakref.finalize(self, _stop_all, list(self._workers.values()))
+        self._workers = _Workers(COPY_STREAMS)
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         self._issue(stream, lambda: dst.copy_(src))
+
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self._issue(stream, task)
 
     def record(self, stream: Stream) -> Event:
         event = threading.Event()
@@ -249,10 +290,13 @@ class ThreadStreams:
     def wait(self, stream: Stream, event: Event | None) -> None:
         if event is not None:
             self._issue(stream, event.wait)
-            self._raise_errors()
+            self._workers.raise_errors()
+
+    def has_happened(self, event: Event | None) -> bool:
+        return event is None or event.is_set()
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
-        self._raise_errors()
+        self._workers.raise_errors()
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         self.wait(Stream.HOST, self.record(stream))
@@ -264,26 +308,48 @@ class ThreadStreams:
         return stamp
 
     def synchronize(self) -> None:
-        events = [threading.Event() for _ in self._workers]
-        # Waits for all copies before it raises: after an error, too, none may still run.
-        for worker, event in zip(self._workers.values(), events, strict=True):
-            worker.tasks.put(event.set)
-        for event in events:
-            event.wait()
-        self._raise_errors()
+        self._workers.finish()
+        self._workers.raise_errors()
 
     def close(self) -> None:
         """Finish what was issued and end the workers; also done when the object is garbage-collected."""
-        self._stop()
+        self._workers.close()
 
     def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
-        self._raise_errors()
-        if stream not in COPY_STREAMS:
-            task()
+        self._workers.raise_errors()
+        if stream in _QUEUED_STREAMS:
+            self._workers.put(stream, task)
         else:
-            self._workers[stream].tasks.put(task)
+            task()
 
-    def _raise_errors(self) -> None:
+
+class _Workers:
+    """Threads, one for each of the streams given and for each that gets a task; they end with this object."""
+
+    def __init__(self, streams: Sequence[Stream] = ()) -> None:
+        self._workers = {stream: _Worker(stream.value) for stream in streams}
+        self.close = weakref.finalize(self, _stop_all, self._workers)
+
+    @property
+    def have_begun(self) -> bool:
+        return bool(self._workers)
+
+    def put(self, stream: Stream, task: Callable[[], object]) -> None:
+        if stream not in self._workers:
+            self._workers[stream] = _Worker(stream.value)
+        self._workers[stream].tasks.put(task)
+
+    def record(self, stream: Stream) -> threading.Event:
+        event = threading.Event()
+        self.put(stream, event.set)
+        return event
+
+    def finish(self) -> None:
+        """Return when all tasks have run, also after an error."""
+        for event in [self.record(stream) for stream in self._workers]:
+            event.wait()
+
+    def raise_errors(self) -> None:
         for worker in self._workers.values():
             if worker.errors:
                 first = worker.errors[0]
@@ -306,10 +372,10 @@ class _Worker:
                 self.errors.append(error)
 
 
-def _stop_all(workers: list[_Worker]) -> None:
-    for worker in workers:
+def _stop_all(workers: dict[Stream, _Worker]) -> None:
+    for worker in workers.values():
         worker.tasks.put(None)
-    for worker in workers:
+    for worker in workers.values():
         # This may run in a worker, if a finished task held the last reference to the backend.
         if worker.thread is not threading.current_thread():
             worker.thread.join()

@@ -8,10 +8,14 @@ slot[:moved_bytes] -> record, and a prefetch one copy back. Around layer operati
     end:    offload stream:   wait for compute; wait until the record was read; copy s -> record
             prefetch stream:  wait for compute; wait until s and the record were offloaded; copy record -> s
 
+A record on disk is copied to and from a staging buffer instead (memo.executor.staging), and its prefetch is issued when
+it has been read, at the latest by the `begin` that needs it.
+
 The layer calls `begin` and `end` from wherever it runs (on CUDA, backwards run in autograd's thread), one
 operation at a time; the order is asserted against the plan.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +24,7 @@ import torch
 from torch import Tensor
 
 from memo.errors import PlanError
+from memo.executor.staging import Staging
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.planner.swap_validator import validate
@@ -54,9 +59,10 @@ class Swapper:
     Args:
         slots: plan.num_slots flat uint8 tensors on the device, each of at least moved_bytes.
         moved_bytes: length of the prefix of a slot that is moved, the same for every layer.
-        pool: at least plan.num_records records of moved_bytes.
+        pool: a record of moved_bytes for each of the plan's that is not on disk, in their order.
         poison: for tests: fill what is no longer valid with NaN, so that reading it shows in the results.
         name: begins the names of its buffers, for the checker of races, where a backend serves several swappers.
+        staging: for the records of the plan that are on disk; None: none is.
 
     Raises PlanError when the plan is wrong in itself or does not fit slots and pool.
     """
@@ -70,9 +76,14 @@ class Swapper:
         backend: StreamBackend,
         poison: bool = False,
         name: str = "",
+        staging: Staging | None = None,
     ) -> None:
         validate(plan)
-        _check_fit(plan, slots, moved_bytes, pool)
+        in_memory = [record for record in range(plan.num_records) if staging is None or not staging.has(record)]
+        _check_fit(plan, slots, moved_bytes, pool, len(in_memory))
+        self._in_memory = {record: index for index, record in enumerate(in_memory)}
+        self._staging = staging
+        self._unread: deque[tuple[int, Event]] = deque()  # due prefetches that wait for the disk: step, slot is free
         self.name = name
         self.plan, self.slots, self.moved_bytes, self.pool = plan, slots, moved_bytes, pool
         self.backend = backend
@@ -85,7 +96,8 @@ class Swapper:
         self._record_used: list[Event | None] = [None] * plan.num_records
         self._poison = torch.full((moved_bytes,), _POISON, dtype=torch.uint8) if poison else None
         if poison:
-            for buffer in [*slots, *(pool.record(record) for record in range(plan.num_records))]:
+            staged = [] if staging is None else staging.buffers
+            for buffer in [*slots, *staged, *(pool.record(index) for index in range(len(in_memory)))]:
                 buffer.fill_(_POISON)
 
     @property
@@ -107,6 +119,9 @@ class Swapper:
         Raises PlanError when the plan expects another operation.
         """
         step = self._expect(kind, layer, section, begin=True)
+        self.prefetch_what_is_read()
+        while any(target == self._position for target, _ in self._unread):
+            self._prefetch_first()
         slot, name = step.slot, self._slot_name(step.slot)
         if kind == "F":
             self.backend.wait(Stream.COMPUTE, self._offloaded[slot])  # the offload reads it
@@ -130,10 +145,21 @@ class Swapper:
             computed = self.backend.record(Stream.COMPUTE)
             if step.offload:
                 self._offload(step, computed)
-            if step.next_prefetch is not None:
-                self._prefetch(self.plan.steps[step.next_prefetch], computed)
+            if step.next_prefetch is not None and self._is_on_disk(step.next_prefetch):
+                self._unread.append((step.next_prefetch, computed))
+            elif step.next_prefetch is not None:
+                self._prefetch(step.next_prefetch, computed)
         self._position += 1
         self._open = False
+        self._read_ahead()
+        self.prefetch_what_is_read()
+
+    def prefetch_what_is_read(self) -> None:
+        """Issue the due prefetches whose records have come from the disk; waits for none. `begin` and `end` do so."""
+        while self._unread and self._staging is not None:
+            if not self._staging.has_arrived(self._unread[0][0], self.backend):
+                return
+            self._prefetch_first()
 
     def next_step(self) -> None:
         """Between training steps. Raises PlanError when the last one did not follow the plan to its end."""
@@ -152,44 +178,90 @@ class Swapper:
         """
         interrupted = self._open or 0 < self._position < len(self.plan.steps)
         self._position, self._open = 0, False
+        if self._staging is not None:
+            self._staging.next_step()
         if interrupted:
+            self._unread.clear()
             self._offloaded = [None] * self.plan.num_slots
             self._prefetched = [None] * self.plan.num_slots
             self._record_used = [None] * self.plan.num_records
+            if self._staging is not None:
+                self._staging.reset()
             self.backend.synchronize()
 
     def _offload(self, step: SwapStep, computed: Event) -> None:
+        """Right after the step that is running."""
         assert step.record is not None
-        backend = self.backend
+        backend, staging, index = self.backend, self._staging, self._position
         backend.wait(Stream.OFFLOAD, computed)
-        backend.wait(Stream.OFFLOAD, self._record_used[step.record])  # a prefetch may still read it
-        self._copy(Stream.OFFLOAD, step)
+        if staging is not None and staging.has(step.record):
+            while not staging.is_free(index):
+                self._prefetch_first()
+            staging.before_offload(index, backend)
+        else:
+            backend.wait(Stream.OFFLOAD, self._record_used[step.record])  # a prefetch may still read it
+        self._copy(Stream.OFFLOAD, index)
         done = backend.record(Stream.OFFLOAD)
-        self._offloaded[step.slot] = self._record_used[step.record] = done
+        self._offloaded[step.slot] = done
+        if staging is not None and staging.has(step.record):
+            staging.after_offload(index, done, backend)
+        else:
+            self._record_used[step.record] = done
         self.statistics.offloads += 1
         self.statistics.offloaded_bytes += self.moved_bytes
 
-    def _prefetch(self, target: SwapStep, computed: Event) -> None:
+    def _prefetch(self, index: int, computed: Event) -> None:
+        """For the step with this index, whose record has been read if it is on disk, or is being read."""
+        target = self.plan.steps[index]
         assert target.record is not None
-        backend, record = self.backend, target.record
+        backend, record, staging = self.backend, target.record, self._staging
         backend.wait(Stream.PREFETCH, computed)
         backend.wait(Stream.PREFETCH, self._offloaded[target.slot])  # the slot may still be offloaded
-        backend.wait(Stream.PREFETCH, self._record_used[record])  # it may still be written
-        self._copy(Stream.PREFETCH, target)
+        if staging is not None and staging.has(record):
+            staging.before_prefetch(index, backend)
+        else:
+            backend.wait(Stream.PREFETCH, self._record_used[record])  # it may still be written
+        self._copy(Stream.PREFETCH, index)
         if self._poison is not None:
-            backend.copy(Stream.PREFETCH, self.pool.record(record), self._poison, self._record_name(record), "poison")
+            host, name = self._host(index)
+            backend.copy(Stream.PREFETCH, host, self._poison, name, "poison")
         done = backend.record(Stream.PREFETCH)
         self._offloaded[target.slot] = None  # whoever waits for the prefetch need not wait for the offload
-        self._prefetched[target.slot] = self._record_used[record] = done
+        self._prefetched[target.slot] = done
+        if staging is not None and staging.has(record):
+            staging.after_prefetch(index, done)
+        else:
+            self._record_used[record] = done
         self.statistics.prefetches += 1
         self.statistics.prefetched_bytes += self.moved_bytes
 
-    def _copy(self, stream: Stream, step: SwapStep) -> None:
-        assert step.record is not None
-        device = self.slots[step.slot][: self.moved_bytes], self._slot_name(step.slot)
-        host = self.pool.record(step.record), self._record_name(step.record)
+    def _prefetch_first(self) -> None:
+        """Issue the first prefetch that waits for the disk; its slot and its buffer are then of use to what follows."""
+        self._prefetch(*self._unread.popleft())
+        self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        if self._staging is not None:
+            self._staging.read_ahead(self._position - 1, self.backend)
+
+    def _copy(self, stream: Stream, index: int) -> None:
+        slot = self.plan.steps[index].slot
+        device = self.slots[slot][: self.moved_bytes], self._slot_name(slot)
+        host = self._host(index)
         (dst, dst_name), (src, src_name) = (host, device) if stream is Stream.OFFLOAD else (device, host)
         self.backend.copy(stream, dst, src, dst_name, src_name)
+
+    def _host(self, index: int) -> tuple[Tensor, str]:
+        """Where the activations of a step are in host memory, perhaps on their way to or from the disk; its name."""
+        record = self.plan.steps[index].record
+        assert record is not None
+        if self._staging is not None and self._staging.has(record):
+            buffer, name = self._staging.buffer(index)
+            return buffer[: self.moved_bytes], name
+        return self.pool.record(self._in_memory[record]), f"{self.name}record{record}"
+
+    def _is_on_disk(self, index: int) -> bool:
+        return self._staging is not None and self._staging.has(self.plan.steps[index].record)
 
     def _expect(self, kind: str, layer: int, section: int | None, begin: bool) -> SwapStep:
         step = self.current
@@ -206,11 +278,8 @@ class Swapper:
     def _slot_name(self, slot: int) -> str:
         return f"{self.name}slot{slot}"
 
-    def _record_name(self, record: int) -> str:
-        return f"{self.name}record{record}"
 
-
-def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, pool: Records) -> None:
+def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, pool: Records, in_memory: int) -> None:
     if len(slots) != plan.num_slots:
         raise PlanError(f"the swap plan uses {plan.num_slots} slots, but {len(slots)} are given")
     for index, slot in enumerate(slots):
@@ -219,8 +288,8 @@ def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, pool: 
                 f"slot {index} is {slot.dtype} {list(slot.shape)}: it must be flat uint8 with at least"
                 f" moved_bytes = {moved_bytes} bytes"
             )
-    if plan.num_records and (pool.num_records < plan.num_records or pool.record_bytes != moved_bytes):
+    if in_memory and (pool.num_records < in_memory or pool.record_bytes != moved_bytes):
         raise PlanError(
-            f"the swap plan needs {plan.num_records} host records of {moved_bytes} bytes, but the pool has"
+            f"the swap plan needs {in_memory} host records of {moved_bytes} bytes, but the pool has"
             f" {pool.num_records} of {pool.record_bytes}"
         )

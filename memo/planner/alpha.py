@@ -7,8 +7,8 @@ the recomputation that it saves, and the grid of tiles, on which its answer is t
 
 from dataclasses import dataclass
 
-from memo.errors import HostMemoryError, PlanError
-from memo.planner.problem import Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
+from memo.errors import DiskError, HostMemoryError, PlanError
+from memo.planner.problem import Disk, Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
 from memo.spec.slots import whole_tiles
 from memo.units import format_bytes
 
@@ -77,7 +77,7 @@ def solve(problem: SwapProblem) -> SwapSolution:
     moves. `alphas` are the tiles as shares.
 
     Raises:
-        HostMemoryError: what always moves does not fit in host memory.
+        HostMemoryError, DiskError: what always moves does not fit in host memory, nor on the disk.
         PlanError: the buffers do not fit in device memory.
     """
     if problem.fits_resident:
@@ -101,7 +101,7 @@ def solve_at(problem: SwapProblem, alpha: float) -> SwapSolution:
     _require_memory(problem)
     shares = {group.name: float(alpha) for group in problem.groups}
     asked = count = whole_tiles(alpha, problem.tiles)
-    while count and {Limit.HOST, Limit.DEVICE}.intersection(problem.violated(problem.uniform(count))):
+    while count and {Limit.HOST, Limit.DISK, Limit.DEVICE}.intersection(problem.violated(problem.uniform(count))):
         count -= 1
     # Limits of memory come first.
     limit = Limit.REQUEST if count == asked else problem.violated(problem.uniform(count + 1))[0]
@@ -112,7 +112,16 @@ def _require_memory(problem: SwapProblem) -> None:
     nothing = problem.uniform(0)
     broken = problem.violated(nothing)
     if Limit.HOST in broken:
-        raise _no_host_memory(problem.num_records, problem.always_bytes, problem.host_bytes)
+        raise _no_host_memory(problem.num_records, problem.always_bytes, problem.host_bytes, problem.disk)
+    if Limit.DISK in broken:
+        split, disk = problem.split(nothing), problem.disk
+        assert split is not None and disk is not None
+        raise DiskError(
+            f"{Limit.DISK}: even at alpha = 0 a rank keeps {format_bytes(split.disk_bytes)} on the disk of "
+            f"--offload-nvme-path beside {format_bytes(split.host_bytes)} in host memory, available there are "
+            f"{format_bytes(disk.num_bytes)}: free some, raise --offload-nvme-gib, use a smaller --seq-length or more "
+            "--tp, --cp or --pp, or --offload-alpha off"
+        )
     if Limit.DEVICE in broken:
         raise PlanError(
             f"{Limit.DEVICE}: the rounding buffers need {format_bytes(problem.buffer_bytes(nothing))} even at "
@@ -121,11 +130,24 @@ def _require_memory(problem: SwapProblem) -> None:
         )
 
 
-def _no_host_memory(num_records: int, always_bytes: float, host_bytes: float) -> HostMemoryError:
+def _no_host_memory(
+    num_records: int, always_bytes: float, host_bytes: float, disk: Disk | None = None
+) -> HostMemoryError:
+    if disk is not None:
+        return no_staging(host_bytes, always_bytes)
     return HostMemoryError(
         f"{Limit.HOST}: even at alpha = 0 a rank keeps {num_records} records x {format_bytes(always_bytes)} = "
         f"{format_bytes(num_records * always_bytes)} there, available are {format_bytes(host_bytes)}: raise "
         "--offload-host-memory-gib, use a smaller --seq-length or more --tp, --cp or --pp, or --offload-alpha off"
+    )
+
+
+def no_staging(host_bytes: float, record_bytes: float) -> HostMemoryError:
+    """Host memory that does not even hold the buffers through which records go to the disk."""
+    return HostMemoryError(
+        f"{Limit.HOST}: {format_bytes(host_bytes)} of this rank do not hold the staging buffers through which records "
+        f"of {format_bytes(record_bytes)} go to --offload-nvme-path: raise --offload-host-memory-gib, or have smaller "
+        "records with --offload-granularity tile"
     )
 
 

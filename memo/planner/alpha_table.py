@@ -55,11 +55,23 @@ def _summary(solution: SwapSolution, problem: SwapProblem) -> list[str]:
         f"limit          {solution.limit}",
         f"host memory    {format_bytes(solution.host_bytes)} of {format_bytes(problem.host_bytes)} for this rank: "
         f"{problem.num_records if solution.moved_bytes else 0} records of {format_bytes(solution.moved_bytes)}",
+        *_disk(solution, problem),
         f"device memory  {format_bytes(solution.device_bytes)} of {format_bytes(problem.device_bytes)} for this rank",
         f"copies         {_percent(solution.hidden_share)} hidden under compute "
         f"(forward {forward}, backward {backward})",
         f"recomputation  {format_seconds(solution.recompute_s)} in the backward of a {_part(problem)}",
         f"step           {step}",
+    ]
+
+
+def _disk(solution: SwapSolution, problem: SwapProblem) -> list[str]:
+    if problem.disk is None:
+        return []
+    disk = problem.disk
+    return [
+        f"disk           {format_bytes(solution.disk_bytes)} of {format_bytes(disk.num_bytes)} for this rank, written "
+        f"at {disk.write_bytes_per_s / 1e9:.2f} GB/s and read at {disk.read_bytes_per_s / 1e9:.2f}; host memory has "
+        "the records that wait shortest, and staging buffers"
     ]
 
 

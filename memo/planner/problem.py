@@ -14,6 +14,7 @@ from math import inf
 
 from memo.config.memory import OffloadPolicy
 from memo.errors import PlanError
+from memo.spec.disk import RecordKind, Split, split_records
 
 _SECONDS_TOLERANCE = 1e-9
 """Tolerance for seconds, which are measured: a copy that exactly fills its time must fit. Bytes have no tolerance."""
@@ -25,6 +26,9 @@ class Limit(StrEnum):
     OFFLOAD = "link (offload)"
     PREFETCH = "link (prefetch)"
     HOST = "host memory"
+    DISK = "disk space"
+    DISK_WRITE = "disk (write)"
+    DISK_READ = "disk (read)"
     DEVICE = "device memory"
     REQUEST = "--offload-alpha"
     OTHERS = "another rank, which can move less"
@@ -57,6 +61,15 @@ class Link:
         if left_bytes <= 0:
             return num_bytes / self.under_compute_bytes_per_s
         return compute_s + left_bytes / self.alone_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The part of a disk that one rank has for the records that host memory does not hold: bytes, bytes per second."""
+
+    num_bytes: int
+    write_bytes_per_s: float
+    read_bytes_per_s: float
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,8 @@ class SwapProblem:
         fixed_buffer_bytes: device memory of the buffers when every share is 0.
         resident_bytes: of that, what it takes if all activations stay; None: unknown.
         sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
+        key_value_bytes: what `always` has of keys and values, whose records are apart from the others.
+        disk: None: all records are in host memory.
     """
 
     policy: OffloadPolicy
@@ -114,6 +129,8 @@ class SwapProblem:
     fixed_buffer_bytes: int
     resident_bytes: int | None = None
     sections: int = 1
+    key_value_bytes: int = 0
+    disk: Disk | None = None
 
     def __post_init__(self) -> None:
         if self.tiles < 1:
@@ -158,6 +175,16 @@ class SwapProblem:
         proportional = sum(-(-g.buffer_bytes * tiles[g.name] // self.tiles) for g in self.groups)
         return self.fixed_buffer_bytes + proportional + sum(g.entry_bytes for g in self.groups if tiles[g.name])
 
+    def split(self, tiles: dict[str, int]) -> Split | None:
+        """Which records are on disk; None where host memory, with a disk its staging buffers, does not suffice."""
+        moved = self.moved_bytes(tiles)
+        if self.disk is None:
+            whole = self.num_records * moved
+            return Split((0, 0), whole, 0) if whole <= self.host_bytes else None
+        layers = -(-self.num_records // self.sections)
+        keys = RecordKind(layers, self.sections * self.key_value_bytes, 1, self.sections)  # memo.spec.sweep
+        return split_records([keys, RecordKind(self.num_records, moved - self.key_value_bytes)], self.host_bytes)
+
     def recompute_s(self, tiles: dict[str, int]) -> float:
         """Seconds that the backward of one layer spends on recomputing groups."""
         return sum(g.recompute_s * (self.tiles - tiles[g.name]) / self.tiles for g in self.groups)
@@ -165,9 +192,11 @@ class SwapProblem:
     def violated(self, tiles: dict[str, int]) -> list[Limit]:
         """The limits that these tiles violate, those of memory first; whatever more tiles do, it is at least these."""
         broken = []
-        moved = self.moved_bytes(tiles)
-        if self.num_records * moved > self.host_bytes:
+        moved, split = self.moved_bytes(tiles), self.split(tiles)
+        if split is None:
             broken.append(Limit.HOST)
+        elif self.disk is not None and split.disk_bytes > self.disk.num_bytes:
+            broken.append(Limit.DISK)
         if self.buffer_bytes(tiles) > self.device_bytes:
             broken.append(Limit.DEVICE)
         if self.num_moves == 0:
@@ -179,13 +208,22 @@ class SwapProblem:
         ):
             if link.copy_s(moved, compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
                 broken.append(limit)
+        if self.disk is not None and split is not None and split.disk_bytes:
+            if moved > self.forward_s * self.disk.write_bytes_per_s * (1 + _SECONDS_TOLERANCE):
+                broken.append(Limit.DISK_WRITE)
+            if moved > backward_s * self.disk.read_bytes_per_s * (1 + _SECONDS_TOLERANCE):
+                broken.append(Limit.DISK_READ)
         return broken
 
     def use(self, limit: Limit, tiles: dict[str, int]) -> float:
         """What these tiles take of a limit of memory or of a link, as a share of what there is."""
         moved, backward_s = self.moved_bytes(tiles), self.backward_s + self.recompute_s(tiles)
+        split, disk = self.split(tiles), self.disk or Disk(0, 0.0, 0.0)
         taken, available = {
             Limit.HOST: (self.num_records * moved, self.host_bytes),
+            Limit.DISK: (0 if split is None else split.disk_bytes, disk.num_bytes),
+            Limit.DISK_WRITE: (moved, self.forward_s * disk.write_bytes_per_s),
+            Limit.DISK_READ: (moved, backward_s * disk.read_bytes_per_s),
             Limit.DEVICE: (self.buffer_bytes(tiles), self.device_bytes),
             Limit.OFFLOAD: (self.offload.copy_s(moved, self.forward_s), self.forward_s),
             Limit.PREFETCH: (self.prefetch.copy_s(moved, backward_s), backward_s),
@@ -202,7 +240,8 @@ class SwapSolution:
         alphas: by group, the share before it was rounded down to tiles.
         limit: what binds.
         moved_bytes: of one layer and microbatch, each way.
-        host_bytes: of all records of this rank.
+        host_bytes: of all records of this rank that are in host memory, and of staging buffers.
+        disk_bytes: of those that are on disk.
         device_bytes: of the rounding buffers, or of all activations where they stay.
         hidden_share: of the time that the copies would take alone, what passes under compute; 1 when
             nothing moves.
@@ -223,13 +262,15 @@ class SwapSolution:
     recompute_s: float
     step_s: float
     moves_nothing_is_best: bool
+    disk_bytes: int = 0
 
 
 def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float], limit: Limit) -> SwapSolution:
     """The solution that moves `tiles`, whatever limits it breaks.
 
     Known error: every backward recomputes here, also that of the layers whose slots stay filled, and a copy
-    starts together with the compute that hides it.
+    starts together with the compute that hides it. Waiting for the disk is that of the records that are there, one
+    after the other: staging buffers, which let the disk lag behind by a few, are not counted.
     """
     moved, recompute_s = problem.moved_bytes(tiles), problem.recompute_s(tiles)
     backward_s = problem.backward_s + recompute_s
@@ -239,19 +280,26 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         prefetch_s = problem.prefetch.copy_s(moved, backward_s)
         copies_s = problem.offload.copy_s(moved, 0.0) + problem.prefetch.copy_s(moved, 0.0)
         exposed_s = max(0.0, offload_s - problem.forward_s) + max(0.0, prefetch_s - backward_s)
+    split = problem.split(tiles)
+    if split is not None and split.disk_bytes and problem.disk is not None:
+        on_disk = split.disk_bytes / (split.disk_bytes + split.host_bytes)
+        write_s, read_s = moved / problem.disk.write_bytes_per_s, moved / problem.disk.read_bytes_per_s
+        disk_s = max(0.0, write_s - problem.forward_s) + max(0.0, read_s - backward_s)
+        exposed_s += on_disk * max(0.0, disk_s - exposed_s)
     is_known = copies_s < inf
     return SwapSolution(
         tiles=tiles,
         alphas=alphas,
         limit=limit,
         moved_bytes=moved,
-        host_bytes=problem.num_records * moved,
+        host_bytes=problem.num_records * moved if split is None else split.host_bytes,
         device_bytes=problem.buffer_bytes(tiles),
         hidden_share=(max(0.0, 1.0 - exposed_s / copies_s) if copies_s else 1.0) if is_known else 0.0,
         exposed_s=exposed_s,
         recompute_s=recompute_s,
         step_s=problem.num_passes * (problem.forward_s + backward_s) + problem.num_moves * exposed_s,
         moves_nothing_is_best=problem.fits_resident,
+        disk_bytes=0 if split is None else split.disk_bytes,
     )
 
 

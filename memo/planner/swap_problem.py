@@ -15,7 +15,7 @@ from typing import NamedTuple
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
-from memo.planner.problem import Link, SwapGroup, SwapProblem
+from memo.planner.problem import Disk, Link, SwapGroup, SwapProblem
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
 from memo.spec.sweep import key_value_layout
@@ -27,17 +27,18 @@ class ActivationLimits(NamedTuple):
     device_bytes: int = sys.maxsize
     host_bytes: int = sys.maxsize
     resident_bytes: int | None = None
+    disk: Disk | None = None
 
 
 NO_LIMITS = ActivationLimits()
 
 
 def activation_limits(
-    config: RunConfig, world_size: int, stage: int, device_bytes: int, host_bytes: int
+    config: RunConfig, world_size: int, stage: int, device_bytes: int, host_bytes: int, disk: Disk | None = None
 ) -> ActivationLimits:
     """`device_bytes`, `host_bytes`: what is free beside the states of a rank of pipeline stage `stage`."""
     activations = activation_bytes(config, world_size, stage)
-    return ActivationLimits(max(0, device_bytes - activations.beside), max(0, host_bytes), activations.resident)
+    return ActivationLimits(max(0, device_bytes - activations.beside), max(0, host_bytes), activations.resident, disk)
 
 
 def swap_problem(
@@ -64,11 +65,12 @@ def swap_problem(
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
     sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
     always, fixed_bytes = sizes.always, fixed_buffer_bytes(config.model, dims, num_slots)
-    host_bytes = limits.host_bytes
+    host_bytes, key_value_bytes = limits.host_bytes, 0
     if memory.sweeps:
         keys = key_value_layout(config)
         always, fixed_bytes = always | {"key_value": keys.part_bytes}, fixed_bytes + keys.device_bytes
-        host_bytes = max(0, host_bytes - keys.part_bytes)  # they may have a record more than sections have
+        key_value_bytes = keys.part_bytes
+        host_bytes = max(0, host_bytes - key_value_bytes)  # they may have a record more than sections have
     recompute_s = {group: seconds / sections for group, seconds in recompute_s.items()}
     return SwapProblem(
         policy=memory.offload_policy,
@@ -88,6 +90,8 @@ def swap_problem(
         fixed_buffer_bytes=fixed_bytes,
         resident_bytes=limits.resident_bytes,
         sections=sections,
+        key_value_bytes=key_value_bytes,
+        disk=limits.disk,
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype, resolved_sections
 from memo.config.training import Dtype
+from memo.spec.disk import RecordKind
 from memo.spec.slots import wide_dtype
 from memo.units import DTYPE_BYTES
 
@@ -62,3 +63,10 @@ def key_value_layout(config: RunConfig) -> KeyValueLayout:
     dtype = resolved_dtype(config, config.hardware.device)
     shape = config.data.seq_length // parallel.cp, config.training.micro_batch_size, width
     return KeyValueLayout(shape, model.head_dim, resolved_sections(config), dtype, wide_dtype(dtype))
+
+
+def key_value_records(num_layers: int, layout: KeyValueLayout) -> RecordKind:
+    """Host records of the keys and values of so many layers; each part has a staging buffer of its own, as all parts of
+    a layer leave the device together.
+    """
+    return RecordKind(num_layers, layout.sections * layout.part_bytes, 1, layout.sections)

@@ -33,6 +33,7 @@ from memo.estimate.admission import admit
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
 from memo.estimate.own_memory import RUNTIME_BYTES
+from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import Mesh, local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.search.states import resolve_states
@@ -103,6 +104,8 @@ def prepare(
     config = config.override({"vocab_size": vocab_size})
     _check_packages(config)
     check_files(config)
+    if config.memory.offload_nvme_path is not None:
+        disk_free_bytes(config.memory.offload_nvme_path)
     _check_pretrained(config)
     device = local_device(device_type)
     allocator = prepare_allocator(config.memory, device_type, wanted_planner)

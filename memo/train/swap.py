@@ -10,6 +10,7 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_sections
 from memo.estimate.host_memory import available_host_bytes
+from memo.executor.disk_rate import measured_disk
 from memo.executor.host_budget import HostBudget
 from memo.executor.runtime import SwapRuntime, SweepRuntime
 from memo.executor.streams import StreamBackend
@@ -18,14 +19,16 @@ from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
-from memo.planner.alpha import solve, solve_at
+from memo.planner.alpha import no_staging, solve, solve_at
 from memo.planner.alpha_table import describe
-from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
+from memo.planner.disk_plan import DiskPlan, disk_plan
+from memo.planner.problem import Disk, Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import activation_limits, swap_problem
+from memo.spec.disk import RecordKind, split_records
 from memo.spec.layer_ops import LayerOp, in_sections
-from memo.spec.slots import slot_layout
-from memo.spec.sweep import key_value_layout
+from memo.spec.slots import SlotLayout, slot_layout
+from memo.spec.sweep import KeyValueLayout, key_value_layout, key_value_records
 from memo.train.layer_profile import measure, obtain
 from memo.train.tiled_layers import put_on_tiles
 
@@ -35,6 +38,7 @@ class FreeMemory(NamedTuple):
 
     device_bytes: int
     host_bytes: int
+    disk: Disk | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +79,7 @@ def choose(
             return measure(config, mesh, layer, data_parallel.main_gradient, device)
 
     profile, origin = obtain(config, mesh, device, measured)
-    return decide(config, mesh, ops, profile, origin, FreeMemory(free_bytes(device), host.left_bytes), device)
+    return decide(config, mesh, ops, profile, origin, free_memory(device, free_bytes(device), host), device)
 
 
 def decide(
@@ -113,6 +117,11 @@ def decide(
     return ChosenSwap(plan, key_plan, problem, solution, origin)
 
 
+def free_memory(device: torch.device, device_bytes: int, host: HostBudget) -> FreeMemory:
+    """What is left of `host` and of its disk, whose rate the ranks of a node measure together."""
+    return FreeMemory(device_bytes, host.left_bytes, None if host.disk is None else measured_disk(host.disk))
+
+
 def _plans(config: RunConfig, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SwapPlan | None]:
     """Of activations, and of keys and values: these have one slot, each part of which is free after its section."""
     if not config.memory.sweeps:
@@ -135,14 +144,39 @@ def start(
     host: HostBudget,
 ) -> SwapRuntime:
     """Take the memory, records from `host`, and replace every plain layer by one that runs under the plan."""
-    plan, layout, device = chosen.plan, slot_layout(config, chosen.solution.tiles), data_parallel.device
+    plan, key_plan, device = chosen.plan, chosen.key_plan, data_parallel.device
+    layout, keys = slot_layout(config, chosen.solution.tiles), None if key_plan is None else key_value_layout(config)
+    disk, key_disk = _disk_plans(plan, layout, key_plan, keys, host)
     runtime = (
-        SwapRuntime(plan, layout, backend, device, host)
-        if chosen.key_plan is None
-        else SweepRuntime(plan, layout, chosen.key_plan, key_value_layout(config), backend, device, host)
+        SwapRuntime(plan, layout, backend, device, host, disk=disk)
+        if key_plan is None or keys is None
+        else SweepRuntime(plan, layout, key_plan, keys, backend, device, host, disk=disk, key_disk=key_disk)
     )
     put_on_tiles(config, mesh, chunks, runtime, data_parallel)
     return runtime
+
+
+def _disk_plans(
+    plan: SwapPlan, layout: SlotLayout, key_plan: SwapPlan | None, keys: KeyValueLayout | None, host: HostBudget
+) -> tuple[DiskPlan | None, DiskPlan | None]:
+    """Which records of this rank are on disk, those of keys and values only where no others are left in memory.
+
+    Ranks may differ in that: no rank waits for another one's records.
+    """
+    if host.disk is None:
+        return None, None
+    kinds = [
+        RecordKind(0, 0) if key_plan is None or keys is None else key_value_records(key_plan.num_records, keys),
+        RecordKind(plan.num_records, layout.moved_bytes),
+    ]
+    split = split_records(kinds, host.left_bytes)
+    if split is None:
+        raise no_staging(host.left_bytes, layout.moved_bytes)
+    found: list[DiskPlan | None] = []
+    for of_kind, kind, count in zip((key_plan, plan), kinds, split.on_disk, strict=True):
+        buffers = min(kind.num_buffers, count)
+        found.append(None if of_kind is None or not count else disk_plan(of_kind, count, buffers))
+    return found[1], found[0]
 
 
 def free_bytes(device: torch.device) -> int:
@@ -165,5 +199,5 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
         recompute_s=profile.recompute_s,
         offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
         prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
-        limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes),
+        limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes, free.disk),
     )

@@ -67,7 +67,7 @@ def peak_of_training(config: RunConfig) -> Peak:
     counter = counted()
     with memo.Trainer(config=config) as trainer:
         stage, runtime = trainer.mesh.at.pp, trainer.parts.swap
-        swap = None if runtime is None else SwapBytes(runtime.device_bytes, runtime.host_bytes)
+        swap = None if runtime is None else SwapBytes(runtime.device_bytes, runtime.host_bytes, runtime.host_bytes)
         trainer.step()  # makes the moments
         counter.take_peak_bytes()
         trainer.step()

@@ -112,11 +112,17 @@ class Forwarding:
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         self.backend.copy(stream, dst, src, dst_name, src_name)
 
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self.backend.call(stream, task, reads, writes)
+
     def record(self, stream: Stream) -> Event:
         return self.backend.record(stream)
 
     def wait(self, stream: Stream, event: Event | None) -> None:
         self.backend.wait(stream, event)
+
+    def has_happened(self, event: Event | None) -> bool:
+        return self.backend.has_happened(event)
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self.backend.access(stream, buffer_name, mode, what)
@@ -169,3 +175,7 @@ class Logged(Forwarding):
         if self.on_copy is not None:
             self.on_copy()
         self.backend.copy(stream, dst, src, dst_name, src_name)
+
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        self.calls.append(f"{stream.value}: {reads} -> {writes}")
+        self.backend.call(stream, task, reads, writes)

@@ -24,7 +24,7 @@ from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
 from memo.spec.slots import Moved, slot_dims, slot_layout
 
-_NO_SWAP = SwapBytes(0, 0)
+_NO_SWAP = SwapBytes(0, 0, 0)
 _MESSAGES = 5
 """Hidden states that messages, their sender and their receiver hold at most, in addition to what is in flight."""
 

@@ -1,0 +1,106 @@
+"""Records on a disk change no bit: losses and gradients against the same run with all records in host memory.
+
+torch.equal on the loss and on every gradient, fp32 and bf16, whole layers and swept ones, alone and on two ranks. Runs
+on disk have poisoned buffers, and every access checked; copies and transfers run late, at random moments or in threads.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from layouts import tiny
+from ranks import run_ranks
+from swapped_steps import Copies, Workplace, differences, observed, profiled_once
+
+from memo.estimate.swap_memory import SwapBytes, swap_bytes
+from memo.executor.disk_budget import DiskBudget
+from memo.executor.runtime import SweepRuntime
+from memo.planner.problem import Disk
+from memo.spec.disk import RecordKind, Split
+from memo.train import swap
+from memo.train.build import ParallelModel
+
+TILES = 8
+LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "alone": (1, "llama-tiny", {"num_layers": 4, "global_batch_size": 1}),
+    "tp2": (2, "llama-tiny", {"tp": 2, "num_layers": 3, "global_batch_size": 1}),
+    "pp2": (2, "gpt-tiny", {"pp": 2, "num_layers": 6, "global_batch_size": 3}),
+}
+GRANULARITIES: dict[str, dict[str, Any]] = {
+    "layer": {},
+    "tile": {"offload_granularity": "tile", "offload_slot_tiles": 2},
+}
+ON_DISK: tuple[tuple[float, Copies], ...] = ((1.0, "lazy"), (0.5, "random"), (1.0, "threads"))
+"""Share of the records of each kind, and when copies and transfers run."""
+
+
+@contextmanager
+def shared(share: float) -> Iterator[None]:
+    """Inside, so many of the records of each kind are on disk, as if host memory held no more."""
+
+    def split(kinds: Sequence[RecordKind], host_bytes: int) -> Split:
+        return Split(tuple(ceil(share * kind.number) for kind in kinds), 0, 0)
+
+    def measured(budget: DiskBudget) -> Disk:
+        return Disk(budget.left_bytes, 1e9, 1e9)
+
+    with patch.object(swap, "split_records", split), patch.object(swap, "measured_disk", measured):
+        yield
+
+
+@dataclass
+class Findings:
+    unequal: list[str] = field(default_factory=list)
+    disk_bytes: list[int] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+
+
+def foreseen(workplace: Workplace, common: dict[str, Any], directory: str, model: ParallelModel) -> SwapBytes:
+    """The account where all records are on disk; a few small ones take less than their staging buffers."""
+    assert model.chosen_swap is not None
+    config = workplace.config.override({**common, "offload_nvme_path": directory})
+    tiles = model.chosen_swap.solution.tiles
+    return swap_bytes(config, workplace.world_size, workplace.mesh.at.pp, tiles)
+
+
+def examine(name: str, granularity: str, directory: str) -> Findings:
+    world_size, model, overrides = LAYOUTS[name]
+    workplace, findings = Workplace(tiny(model, **overrides), world_size), Findings()
+    batches = workplace.batches(TILES)
+    with profiled_once():
+        for dtype in ("fp32", "bf16"):
+            common: dict[str, Any] = {"params_dtype": dtype, "offload_tiles": TILES, "profile_cache": "off"}
+            common |= {"offload_alpha": 0.5, **GRANULARITIES[granularity]}
+            reference = workplace.step(workplace.build(**common), batches)
+            for share, copies in ON_DISK:
+                with observed(copies=copies), shared(share):
+                    model_on_disk = workplace.build(**common, offload_nvme_path=directory)
+                for step in range(2):
+                    different = differences(workplace.step(model_on_disk, batches), reference)
+                    if different:
+                        findings.unequal.append(f"{dtype}, {share}, {copies}, step {step}: {different}")
+                runtime = model_on_disk.swap
+                assert runtime is not None
+                findings.disk_bytes.append(runtime.disk_bytes)
+                findings.moved.append(runtime.swapper.statistics.prefetches)
+                account = foreseen(workplace, common, directory, model_on_disk)
+                if share == 1.0 and min(account.records, runtime.host_bytes) != account.host:
+                    findings.unequal.append(f"{runtime.host_bytes} bytes in host memory, {account}")
+                if isinstance(runtime, SweepRuntime) and runtime.disk is not None:
+                    assert runtime.key_swapper.disk is not None
+                    assert runtime.disk_bytes == sum(x.file.num_bytes for x in (runtime.disk, runtime.key_swapper.disk))
+    return findings
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_records_on_disk_change_no_bit(name: str, granularity: str, tmp_path: Path) -> None:
+    ranks = run_ranks(LAYOUTS[name][0], examine, name, granularity, str(tmp_path))
+    assert [found.unequal for found in ranks] == [[]] * len(ranks)
+    assert all(all(found.moved) and all(found.disk_bytes) for found in ranks), "a run in which nothing was on disk"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,151 @@
+"""Training whose activations do not fit in host memory and lie on a real disk: the same losses, and nothing left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from layouts import tiny
+from ranks import run_ranks
+
+import memo
+from memo.errors import ConfigError, DiskError, HostMemoryError
+from memo.executor import disk_rate
+from memo.executor.record_file import RecordFile
+from memo.units import GIB, MIB
+
+LAYERS: dict[str, Any] = {"num_layers": 12, "seq_length": 256, "offload_alpha": 1.0, "params_dtype": "fp32"}
+TILES: dict[str, Any] = {
+    **LAYERS,
+    "num_layers": 4,
+    "offload_granularity": "tile",
+    "offload_tiles": 16,
+    "offload_slot_tiles": 1,
+}
+STEPS = 3
+
+
+def trainer(world_size: int = 1, **overrides: Any) -> memo.Trainer:
+    rank = str(dist.get_rank() if dist.is_initialized() else 0)
+    os.environ |= {"RANK": rank, "WORLD_SIZE": str(world_size), "LOCAL_RANK": rank}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(world_size)}
+    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "profile_cache": "off"}
+    disk_rate._PROBE_BYTES = 1 * MIB  # the rate decides nothing here
+    return memo.Trainer(config=tiny("llama-tiny", global_batch_size=2), **{**values, **overrides})
+
+
+def trained(world_size: int, **overrides: Any) -> tuple[list[float], int, int]:
+    """Losses, and bytes of activations in host memory and on disk."""
+    with trainer(world_size, **overrides) as run:
+        losses = [run.step().lm_loss for _ in range(STEPS)]
+        swap = run.parts.swap
+        assert swap is not None
+        return losses, swap.host_bytes, swap.disk_bytes
+
+
+@pytest.mark.parametrize("kind", ["layers", "tiles", "tp2"])
+def test_losses_are_those_of_the_run_in_memory(kind: str, tmp_path: Path) -> None:
+    world_size = 2 if kind == "tp2" else 1
+    overrides = {**(TILES if kind == "tiles" else LAYERS), **({"tp": 2} if kind == "tp2" else {})}
+    in_memory = run_ranks(world_size, trained, world_size, **overrides)
+    _, host_bytes, disk_bytes = in_memory[0]
+    assert disk_bytes == 0
+    limit_gib = 0.6 * host_bytes * world_size / GIB
+    on_disk = run_ranks(
+        world_size, trained, world_size, **overrides, offload_nvme_path=str(tmp_path), offload_host_memory_gib=limit_gib
+    )
+    for here, there in zip(in_memory, on_disk, strict=True):
+        assert there[0] == here[0], "losses differ"
+        assert 0 < there[1] <= limit_gib * GIB / world_size and there[2] > 0
+        assert there[1] + there[2] >= host_bytes, "some records are nowhere"
+    assert list(tmp_path.iterdir()) == []
+
+
+def refused(error: type[Exception], **overrides: Any) -> str:
+    with pytest.raises(error) as raised, trainer(**overrides):
+        pass
+    assert not dist.is_initialized() or dist.get_world_size() == 1
+    return str(raised.value)
+
+
+def test_a_directory_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    message = run_ranks(1, refused, DiskError, **LAYERS, offload_nvme_path=str(tmp_path / "no"))[0]
+    assert "cannot hold records (No such file or directory): give a directory" in message
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    least = {**LAYERS, "offload_alpha": 0.0}
+    _, host_bytes, _ = run_ranks(1, trained, 1, **least)[0]
+    limits = {"offload_host_memory_gib": 0.6 * host_bytes / GIB, "offload_nvme_gib": 0.1 * host_bytes / GIB}
+    message = run_ranks(1, refused, DiskError, **least, **limits, offload_nvme_path=str(tmp_path))[0]
+    assert "disk space: even at alpha = 0" in message and "raise --offload-nvme-gib" in message
+
+
+def test_host_memory_that_does_not_hold_the_staging_buffers_is_refused(tmp_path: Path) -> None:
+    limits = {"offload_host_memory_gib": 0.1 / 1024}
+    message = run_ranks(1, refused, HostMemoryError, **LAYERS, **limits, offload_nvme_path=str(tmp_path))[0]
+    assert "do not hold the staging buffers" in message and "--offload-granularity tile" in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"offload_nvme_gib": 1.0}, "--offload-nvme-gib 1.0 fights with no --offload-nvme-path"),
+        ({"offload_nvme_path": ""}, "--offload-nvme-path is empty"),
+        ({"offload_nvme_path": "/tmp", "offload_alpha": "off"}, "--offload-nvme-path /tmp fights with --offload-alpha"),
+        ({"offload_nvme_path": "/tmp", "offload_nvme_gib": -1.0}, "--offload-nvme-gib"),
+    ],
+)
+def test_flags_that_do_not_suit_are_refused(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(**overrides)
+
+
+def failing(directory: str, limit_gib: float) -> str:
+    """The error of a step whose disk fails."""
+
+    def fail(self: RecordFile, index: int, buffer: object) -> None:
+        self._fail(f"record {index} cannot be read (Input/output error)")
+
+    run = trainer(**LAYERS, offload_nvme_path=directory, offload_host_memory_gib=limit_gib)
+    with run:
+        run.step()
+        RecordFile.read = fail  # type: ignore[method-assign,assignment]
+        with pytest.raises(DiskError) as raised:
+            run.step()
+    return str(raised.value)
+
+
+def test_a_disk_that_fails_in_a_step_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    _, host_bytes, _ = run_ranks(1, trained, 1, **LAYERS)[0]
+    message = run_ranks(1, failing, str(tmp_path), 0.6 * host_bytes / GIB)[0]
+    assert message.startswith(f"--offload-nvme-path {tmp_path}: record 7 cannot be read (Input/output error): look at")
+    assert "continue from the last checkpoint" in message
+
+
+def test_a_run_that_is_killed_in_a_step_leaves_no_file(tmp_path: Path) -> None:
+    flags = (
+        "--num-layers 12 --hidden-size 64 --num-attention-heads 4 --vocab-size 61 --mock-data --seq-len 256 "
+        "--train-iters 100000 --device cpu --num-threads 1 --peak-tflops 1 --no-progress --max-step-minutes 1000 "
+        f"--offload-alpha 1 --profile-cache off --offload-nvme-path {tmp_path} --offload-host-memory-gib 0.0035"
+    )
+    command = [sys.executable, "-m", "memo", "train", *flags.split()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if "iteration" in line and "2/" in line:
+            break
+    assert process.poll() is None, "".join(seen)
+    files = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+    assert any(str(tmp_path) in file and "deleted" in file for file in files), "no record is on the disk"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list(tmp_path.iterdir()) == []
