@@ -10,7 +10,7 @@ from torch import Tensor
 from memo.executor.disk_budget import DiskBudget
 from memo.executor.host_pool import HostPool
 from memo.executor.record_file import RecordFile
-from memo.planner.problem import Disk
+from memo.spec.disk import Disk
 from memo.units import MIB
 
 _PROBE_BYTES = 32 * MIB

@@ -8,7 +8,8 @@ the recomputation that it saves, and the grid of tiles, on which its answer is t
 from dataclasses import dataclass
 
 from memo.errors import DiskError, HostMemoryError, PlanError
-from memo.planner.problem import Disk, Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
+from memo.planner.problem import Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
+from memo.spec.disk import Disk
 from memo.spec.slots import whole_tiles
 from memo.units import format_bytes
 

@@ -14,7 +14,7 @@ from math import inf
 
 from memo.config.memory import OffloadPolicy
 from memo.errors import PlanError
-from memo.spec.disk import RecordKind, Split, split_records
+from memo.spec.disk import Disk, RecordKind, Split, split_records
 
 _SECONDS_TOLERANCE = 1e-9
 """Tolerance for seconds, which are measured: a copy that exactly fills its time must fit. Bytes have no tolerance."""
@@ -61,15 +61,6 @@ class Link:
         if left_bytes <= 0:
             return num_bytes / self.under_compute_bytes_per_s
         return compute_s + left_bytes / self.alone_bytes_per_s
-
-
-@dataclass(frozen=True)
-class Disk:
-    """The part of a disk that one rank has for the records that host memory does not hold: bytes, bytes per second."""
-
-    num_bytes: int
-    write_bytes_per_s: float
-    read_bytes_per_s: float
 
 
 @dataclass(frozen=True)

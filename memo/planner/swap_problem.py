@@ -15,7 +15,8 @@ from typing import NamedTuple
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
-from memo.planner.problem import Disk, Link, SwapGroup, SwapProblem
+from memo.planner.problem import Link, SwapGroup, SwapProblem
+from memo.spec.disk import Disk
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
 from memo.spec.sweep import key_value_layout

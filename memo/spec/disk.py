@@ -5,6 +5,7 @@ read into a staging buffer. So of a record on disk, host memory holds nothing bu
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 BLOCK_BYTES = 4096
@@ -18,6 +19,15 @@ NUM_BUFFERS = 4
 def stride_bytes(record_bytes: int) -> int:
     """Bytes from one record to the next: of the file, and of the staging buffers."""
     return -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The part of a disk that one rank has for the records that host memory does not hold: bytes, bytes per second."""
+
+    num_bytes: int
+    write_bytes_per_s: float
+    read_bytes_per_s: float
 
 
 class RecordKind(NamedTuple):

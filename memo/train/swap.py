@@ -22,10 +22,10 @@ from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import no_staging, solve, solve_at
 from memo.planner.alpha_table import describe
 from memo.planner.disk_plan import DiskPlan, disk_plan
-from memo.planner.problem import Disk, Limit, Link, SwapProblem, SwapSolution, predict
+from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import activation_limits, swap_problem
-from memo.spec.disk import RecordKind, split_records
+from memo.spec.disk import Disk, RecordKind, split_records
 from memo.spec.layer_ops import LayerOp, in_sections
 from memo.spec.slots import SlotLayout, slot_layout
 from memo.spec.sweep import KeyValueLayout, key_value_layout, key_value_records

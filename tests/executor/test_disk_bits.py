@@ -4,25 +4,18 @@ torch.equal on the loss and on every gradient, fp32 and bf16, whole layers and s
 on disk have poisoned buffers, and every access checked; copies and transfers run late, at random moments or in threads.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
+from disk_runs import shared
 from layouts import tiny
 from ranks import run_ranks
 from swapped_steps import Copies, Workplace, differences, observed, profiled_once
 
 from memo.estimate.swap_memory import SwapBytes, swap_bytes
-from memo.executor.disk_budget import DiskBudget
 from memo.executor.runtime import SweepRuntime
-from memo.planner.problem import Disk
-from memo.spec.disk import RecordKind, Split
-from memo.train import swap
 from memo.train.build import ParallelModel
 
 TILES = 8
@@ -37,20 +30,6 @@ GRANULARITIES: dict[str, dict[str, Any]] = {
 }
 ON_DISK: tuple[tuple[float, Copies], ...] = ((1.0, "lazy"), (0.5, "random"), (1.0, "threads"))
 """Share of the records of each kind, and when copies and transfers run."""
-
-
-@contextmanager
-def shared(share: float) -> Iterator[None]:
-    """Inside, so many of the records of each kind are on disk, as if host memory held no more."""
-
-    def split(kinds: Sequence[RecordKind], host_bytes: int) -> Split:
-        return Split(tuple(ceil(share * kind.number) for kind in kinds), 0, 0)
-
-    def measured(budget: DiskBudget) -> Disk:
-        return Disk(budget.left_bytes, 1e9, 1e9)
-
-    with patch.object(swap, "split_records", split), patch.object(swap, "measured_disk", measured):
-        yield
 
 
 @dataclass

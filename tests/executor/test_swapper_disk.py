@@ -7,34 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from swap_runs import CPU, MOVED_BYTES, SCHEDULES, SLOT_BYTES, DroppedWait, Layers, Logged
+from swap_runs import SCHEDULES, DroppedWait, Layers, Logged, on_disk
 
 from memo.errors import DiskError, PlanError, RaceError
 from memo.executor.checker import Checked
-from memo.executor.host_pool import HostPool
 from memo.executor.record_file import RecordFile
-from memo.executor.staging import Staging
 from memo.executor.streams import Stream, StreamBackend, ThreadStreams, VirtualStreams
-from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan, mean_waits
-from memo.planner.swap import SwapPlan, swap_plan
+from memo.planner.swap import swap_plan
 from memo.spec.layer_ops import LayerOp
 
 ONE_STAGE = SCHEDULES["1 stage, 6 layers, 1 microbatch"]
-
-
-def on_disk(
-    plan: SwapPlan, backend: StreamBackend, directory: Path, count: int, num_buffers: int, poison: bool = True
-) -> Swapper:
-    """A swapper of which so many records are on a real disk, all others in memory."""
-    file = RecordFile(str(directory), count, MOVED_BYTES)
-    buffers = HostPool(num_buffers, file.stride_bytes, CPU)
-    staging = Staging(
-        disk_plan(plan, count, num_buffers), [buffers.record(index) for index in range(num_buffers)], file
-    )
-    slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8) for _ in range(plan.num_slots)]
-    pool = HostPool(plan.num_records - count, MOVED_BYTES, CPU)
-    return Swapper(plan, slots, MOVED_BYTES, pool, backend, poison, staging=staging)
 
 
 def wrong_reads(

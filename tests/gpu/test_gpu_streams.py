@@ -1,8 +1,12 @@
 """Copies on a GPU: they run beside compute, and no wait is missing when one side is late on purpose."""
 
+import time
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
-from swap_runs import SCHEDULES, DroppedWait, Layers, make_swapper
+from swap_runs import SCHEDULES, DroppedWait, Layers, make_swapper, on_disk
 from torch import Tensor
 
 from memo.emulated_gpu.launch import is_emulated
@@ -16,6 +20,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 SLEEP_CYCLES = 20_000_000
 """About 10 ms at the clocks of today's GPUs; what it takes is measured where it matters."""
+
+LATE_S = 0.001
+"""Of a thread that is late."""
 
 BLOCK_BYTES = 256 * MIB
 REPETITIONS = 3
@@ -79,7 +86,13 @@ class LateStreams(CudaStreams):
             self._sleep(stream)
         super().copy(stream, dst, src, dst_name, src_name)
 
+    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
+        if stream is self.late:
+            super().call(stream, lambda: time.sleep(LATE_S), reads, writes)
+        super().call(stream, task, reads, writes)
+
     def access(self, stream: Stream, buffer_name: str, mode: str, what: str) -> None:
+        super().access(stream, buffer_name, mode, what)
         if stream is self.late:
             self._sleep(stream)
 
@@ -102,6 +115,20 @@ def wrong_reads(ops: list[LayerOp], backend: StreamBackend) -> int:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_late_stream_changes_nothing(name: str, late: Stream) -> None:
     assert wrong_reads(SCHEDULES[name], LateStreams(late)) == 0
+
+
+@pytest.mark.parametrize("late", list(Stream), ids=lambda stream: stream.value)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_late_stream_changes_nothing_of_records_on_disk(name: str, late: Stream, tmp_path: Path) -> None:
+    """On CUDA threads write and read them, and wait for streams, as the caller waits for the threads."""
+    plan = swap_plan(SCHEDULES[name])
+    count = plan.num_records - plan.num_records // 3
+    layers = Layers(on_disk(plan, LateStreams(late), tmp_path, count, 2, poison=False, device=device()))
+    for _ in range(2):
+        layers.step()
+        layers.swapper.next_step()
+    torch.cuda.synchronize()
+    assert layers.wrong == []
 
 
 def test_a_dropped_wait_shows_when_copies_are_late() -> None:

@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from disk_runs import shared
 
 import memo
 from memo.artifacts.attention_table import AttentionTable
@@ -88,6 +90,14 @@ def evaluated(**options: Any) -> Numbers:
             steps += steps_of(trainer, 1)
             more.append(trainer.evaluate(1))
         return Numbers(steps, more)
+
+
+def on_disk(act: "Callable[..., Numbers]", **options: Any) -> Numbers:
+    """All records of activations are on a disk."""
+    with tempfile.TemporaryDirectory() as folder, shared(1.0):
+        numbers = act(**options, offload_nvme_path=folder)
+        assert not list(Path(folder).iterdir()), "a file was left behind"
+    return numbers
 
 
 class Injected(Exception):
@@ -292,6 +302,10 @@ FLOWS: dict[str, Flow] = {
     "swept, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}),
     "swept, evaluation": Flow("swept", {**SWEPT, "offload_alpha": 0.0}, evaluated),
     "swept, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, interrupted),
+    "alpha 1, disk": Flow("tiles", {"offload_alpha": 1.0}, partial(on_disk, train)),
+    "swept, disk": Flow("swept", {**SWEPT, "offload_alpha": 0.5}, partial(on_disk, train)),
+    "swept, disk, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}, partial(on_disk, train)),
+    "swept, disk, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, partial(on_disk, interrupted)),
     "packed": Flow("packed", act=packed),
     "packed, states": Flow("packed", {"offload_states": "all"}, packed),
     "packed, alpha 1": Flow("packed tiles", {"offload_alpha": 1.0}, packed),

@@ -3,13 +3,17 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from memo.executor.host_pool import HostPool
+from memo.executor.record_file import RecordFile
+from memo.executor.staging import Staging
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
+from memo.planner.disk_plan import disk_plan
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.spec.layer_ops import LayerOp, layer_ops
 from memo.spec.schedule import Pipeline, breadth_first, one_f_one_b
@@ -80,6 +84,25 @@ class Layers:
 def make_swapper(plan: SwapPlan, backend: StreamBackend, poison: bool = False, device: torch.device = CPU) -> Swapper:
     slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
     return Swapper(plan, slots, MOVED_BYTES, HostPool(plan.num_records, MOVED_BYTES, device), backend, poison)
+
+
+def on_disk(
+    plan: SwapPlan,
+    backend: StreamBackend,
+    directory: Path,
+    count: int,
+    num_buffers: int,
+    poison: bool = True,
+    device: torch.device = CPU,
+) -> Swapper:
+    """A swapper of which so many records are on a real disk, all others in memory."""
+    file = RecordFile(str(directory), count, MOVED_BYTES)
+    buffers = HostPool(num_buffers, file.stride_bytes, device)
+    staged = [buffers.record(index) for index in range(num_buffers)]
+    staging = Staging(disk_plan(plan, count, num_buffers), staged, file)
+    slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
+    pool = HostPool(plan.num_records - count, MOVED_BYTES, device)
+    return Swapper(plan, slots, MOVED_BYTES, pool, backend, poison, staging=staging)
 
 
 def run_steps(
