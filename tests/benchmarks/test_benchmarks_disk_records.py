@@ -1,0 +1,20 @@
+"""disk_records.py moves every byte through the engine, and leaves nothing behind."""
+
+from pathlib import Path
+
+import disk_records as benchmark
+
+
+def test_a_row_has_both_sides(tmp_path: Path) -> None:
+    row = benchmark.measure(tmp_path, num_records=5, record_bytes=1 << 16, repeats=2)
+    assert row["ratio"] == row["disk_s"] / row["step_s"] > 0
+    assert len(row["steps_s"]) == row["repeats"] == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_moves_all_records_there_and_back(tmp_path: Path) -> None:
+    engine = benchmark.Engine(tmp_path, 5, 1 << 16)
+    engine.step_s()
+    found = engine.swapper.statistics
+    assert found.offloaded_bytes == found.prefetched_bytes == 5 << 16 == engine.file.num_bytes
+    engine.close()
