@@ -81,7 +81,7 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     # Logits are written by their product, read once, and in backward overwritten by their gradient.
     forward_bytes, backward_bytes = logits * kernels.narrow, 2 * logits * kernels.narrow
     weight_bytes = table * (2 * kernels.narrow + 2 * kernels.wide)
-    # The norm reads its input and writes its output; its backward does so twice, and the gradient is copied to its place.
+    # The norm reads its input and writes its output; its backward does so twice, and the gradient is copied in place.
     norm_s = kernels.memory_s(2 * chunk_bytes / tp.size)
     forward = Cost(
         matmul=product_s,
