@@ -73,6 +73,11 @@ CASES: dict[str, tuple[str, int, dict[str, object]]] = {
         1,
         {**_BF16, **_SWEEP, "offload_alpha": 0.5, "offload_slot_tiles": 4},
     ),
+    "swept llama, half of attention again": (
+        "llama-tiny",
+        1,
+        {**_SWEEP, "offload_alpha": 0.0, "num_layers": 8, "recompute_attention_layers": 4},
+    ),
     "swept gpt, alpha 1": ("gpt-tiny", 1, {**_SWEEP, "offload_alpha": 1.0}),
     "tp 2 swept llama": ("llama-tiny", 2, {**_SWEEP, **_TP, "offload_alpha": 0.5}),
     "pp 2 swept gpt": ("gpt-tiny", 2, {**_FOUR, **_SWEEP, "pp": 2, "offload_alpha": 0.0, "seq_length": 2048}),

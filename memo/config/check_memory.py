@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from memo.config.derived import resolved_memory_planner
+from memo.config.derived import layers_per_chunk, resolved_memory_planner
 from memo.config.memory import MemoryConfig
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
@@ -13,6 +13,7 @@ _OF_SWAPPING = (
     "offload_tiles",
     "offload_granularity",
     "offload_slot_tiles",
+    "recompute_attention_layers",
     "layer_profile",
     "offload_nvme_path",
     "offload_nvme_gib",
@@ -146,8 +147,18 @@ def _check_sections(config: RunConfig) -> None:
         f"--offload-slot-tiles {in_slot} fights with --offload-granularity layer, under which a slot holds all "
         "tiles of a layer: use --offload-granularity tile, or leave it out",
     )
+    again, most = memory.recompute_attention_layers, layers_per_chunk(config)
+    require(
+        memory.sweeps or again == 0,
+        f"--recompute-attention-layers {again} fights with --offload-granularity layer, under which attention is never "
+        "recomputed: use --offload-granularity tile, or leave it out",
+    )
     if not memory.sweeps:
         return
+    require(
+        again <= most,
+        f"--recompute-attention-layers is {again}, but a pipeline chunk has {most} layers: give 0 to {most}",
+    )
     require(
         in_slot >= 1 and tiles % in_slot == 0,
         f"--offload-slot-tiles is {in_slot}, but --offload-tiles {tiles} are divided into slots of as many: use "

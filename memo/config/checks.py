@@ -30,6 +30,7 @@ _MAY_BE_ZERO = frozenset(
         "save_interval",
         "keep_latest_k",
         "simulate_rank",
+        "recompute_attention_layers",
     )
 )
 _HAS_OWN_RULE = frozenset(

@@ -131,6 +131,11 @@ def resolved_offload_tiles(config: RunConfig) -> int:
     return next(count for count in range(tiles, 0, -1) if config.data.seq_length % (step * count) == 0)
 
 
+def layers_per_chunk(config: RunConfig) -> int:
+    """Layers of one pipeline chunk."""
+    return config.model.num_layers // (config.parallel.pp * config.parallel.vpp)
+
+
 def resolved_sections(config: RunConfig) -> int:
     """Parts of the sequence of which a slot holds one; 1 where slots hold whole layers."""
     memory = config.memory

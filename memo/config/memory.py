@@ -43,6 +43,9 @@ class MemoryConfig:
     is swept along the sequence, so that on the device only keys and values and the hidden states grow with it."""
     offload_slot_tiles: int = 1
     """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them."""
+    recompute_attention_layers: int = 0
+    """Under --offload-granularity tile: layers of each pipeline chunk, the first ones, that compute attention again
+    before their backward. Of them only the input moves to host memory, about two fifths of what moves otherwise."""
     layer_profile: str | None = None
     """File of `memo profile --out` to plan from instead of measuring; it must be of the same layer and device."""
     profile_cache: str = "auto"

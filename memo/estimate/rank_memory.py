@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resolved_dtype, vocab_rows_per_rank
+from memo.config.derived import layers_per_chunk, num_microbatches, resolved_dtype, vocab_rows_per_rank
 from memo.errors import ConfigError
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
@@ -246,7 +246,7 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
                 "own account, or --offload-granularity layer"
             )
         swap = swap_bytes(config, world_size, stage, moved)
-        per_stage = config.model.num_layers // (config.parallel.pp * config.parallel.vpp)
+        per_stage = layers_per_chunk(config)
         between = 0 if config.parallel.pp == 1 else 2 * (passes // per_stage) * hidden // tp
         return _Layers(between, swap.rounding_buffers, working_set_bytes(config), swap.host)
     if memory.recompute_granularity == "full":

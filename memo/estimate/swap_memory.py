@@ -1,16 +1,19 @@
 """Memory of the layers under a swap plan, in closed form: rounding buffers, host records, working set.
 
     device     num_slots x slot  +  one workspace for qkv if none of it moves  +  working set of one layer
-               where layers are swept  +  keys and values of one layer, and the sums of their gradients
+               where layers are swept  +  keys and values of one layer, and the sums of their gradients; two sections of
+               an input if layers recompute attention
     records    the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
-               each section of it), and keys and values of the layers and microbatches that do
+               each section of it), and keys and values of the layers and microbatches that do; of layers that recompute
+               attention, their input alone
     host       all records, or with a disk that holds the others no more than their staging buffers
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
 (working set), memo.planner.swap (records).
 Known error: none for slots, nor for host records in most schedules. One record too many (of keys and values, those of
 one layer) is counted on the last stage of interleaved 1F1B with as many microbatches as stages; and where slots hold
-layers, breadth first with 2 microbatches, and interleaved with 2 stages, 2 microbatches and chunks of one layer. The
+layers, breadth first with 2 microbatches, and interleaved with 2 stages, 2 microbatches and one layer of a chunk that
+does not recompute attention. Of inputs one too many may be counted where a layer has fewer than three sections. The
 working set is an upper bound of what exists at once and was not measured on GPUs.
 """
 
@@ -18,7 +21,13 @@ from dataclasses import dataclass
 from math import ceil
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resolved_dtype, resolved_offload_tiles, resolved_sections
+from memo.config.derived import (
+    layers_per_chunk,
+    num_microbatches,
+    resolved_dtype,
+    resolved_offload_tiles,
+    resolved_sections,
+)
 from memo.spec.disk import RecordKind
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved, SlotLayout, slot_layout
@@ -47,14 +56,14 @@ def swap_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved) -> 
 
 def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> SwapBytes:
     """The same for a layout that is known, which all stages share."""
-    sections = resolved_sections(config)
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
-    buffers = layout.buffer_bytes(min(2, passes * sections))
+    buffers = layout.buffer_bytes(min(2, passes * resolved_sections(config)))
     kinds = [RecordKind(num_records(config, world_size, stage), layout.moved_bytes)]
     if config.memory.sweeps:
-        keys = key_value_layout(config)
-        buffers += keys.device_bytes
+        keys, input_bytes = key_value_layout(config), layout.places["input"].num_bytes
+        buffers += keys.device_bytes + min(2, _inputs_in_flight(config, world_size, stage)) * input_bytes
         kinds.append(key_value_records(num_key_records(config, world_size, stage), keys))
+        kinds.append(RecordKind(num_input_records(config, world_size, stage), input_bytes))
     records = sum(kind.total_bytes for kind in kinds)
     if config.memory.offload_nvme_path is None:
         return SwapBytes(buffers, records, records)
@@ -81,18 +90,40 @@ def num_records(config: RunConfig, world_size: int, stage: int) -> int:
     """Number of host records in use at once, each of one layer (or section of it) and microbatch.
 
     Everything in flight has one, except the last one or two, which are still in their slots: two if a backward directly
-    follows its forward, else one. What is never more than two layers does not move.
+    follows its forward, else one. What is never more than two layers does not move. Of layers that recompute attention
+    one at a time is in flight, which takes what the layers after it have freed.
     """
     sections = resolved_sections(config)
-    in_flight = sections * layers_in_flight(config, num_microbatches(config, world_size), stage)
+    in_flight = sections * _kept_in_flight(config, world_size, stage)
+    if not in_flight:
+        return max(0, sections - 2)
     stays = 2 if _turns_at_once(config, world_size, stage) or (sections == 1 and in_flight <= 2) else 1
     return max(0, in_flight - stays)
 
 
 def num_key_records(config: RunConfig, world_size: int, stage: int) -> int:
     """The same of keys and values, which have one slot: a record is that of all sections of a layer."""
-    in_flight = layers_in_flight(config, num_microbatches(config, world_size), stage)
-    return in_flight - _turns_at_once(config, world_size, stage)
+    return max(0, _kept_in_flight(config, world_size, stage) - _turns_at_once(config, world_size, stage))
+
+
+def num_input_records(config: RunConfig, world_size: int, stage: int) -> int:
+    """The same of the inputs of layers that recompute attention, each of one section."""
+    return max(0, _inputs_in_flight(config, world_size, stage) - 1)  # the last one that is written makes room first
+
+
+def _inputs_in_flight(config: RunConfig, world_size: int, stage: int) -> int:
+    """Sections x layers x microbatches in flight whose attention is recomputed."""
+    layers = layers_in_flight(config, num_microbatches(config, world_size), stage)
+    return resolved_sections(config) * (layers - _kept_in_flight(config, world_size, stage))
+
+
+def _kept_in_flight(config: RunConfig, world_size: int, stage: int) -> int:
+    """Layers x microbatches in flight whose attention is not recomputed."""
+    in_flight, in_chunk = (
+        layers_in_flight(config, num_microbatches(config, world_size), stage),
+        layers_per_chunk(config),
+    )
+    return in_flight // in_chunk * (in_chunk - config.memory.recompute_attention_layers)
 
 
 def _turns_at_once(config: RunConfig, world_size: int, stage: int) -> bool:

@@ -7,12 +7,13 @@ from memo.executor.disk_records import DiskRecords, disk_bytes, host_bytes
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
 from memo.executor.key_values import KeyValues, KeyValueSwapper
+from memo.executor.layer_inputs import LayerInputs
 from memo.executor.slots import slot_tensors, view_of
 from memo.executor.staging import Staging
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
-from memo.planner.disk_plan import DiskPlan
-from memo.planner.swap import SwapPlan
+from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans
+from memo.planner.swap import SwapPlan, SweepPlans
 from memo.spec.slots import SlotLayout
 from memo.spec.sweep import KeyValueLayout
 
@@ -86,41 +87,47 @@ class SwapRuntime:
 
 
 class SweepRuntime(SwapRuntime):
-    """The same for layers that are swept: slots hold sections, and keys and values move under a plan of their own."""
+    """The same for layers that are swept: slots hold sections, and what moves beside them has plans of its own."""
 
     def __init__(
         self,
         plan: SwapPlan,
         layout: SlotLayout,
-        key_plan: SwapPlan,
+        beside: SweepPlans,
         key_layout: KeyValueLayout,
         backend: StreamBackend,
         device: torch.device,
         host: HostBudget | None,
         poison: bool = False,
-        disk: DiskPlan | None = None,
-        key_disk: DiskPlan | None = None,
+        disk: DiskPlans = NOTHING_ON_DISK,
     ) -> None:
-        """`plan`, `disk` are of sections, `key_plan`, `key_disk` of layers, with one slot. Raises as SwapRuntime."""
-        super().__init__(plan, layout, backend, device, host, poison, disk)
+        """`plan` is of sections. Raises as SwapRuntime."""
+        super().__init__(plan, layout, backend, device, host, poison, disk.sections)
         self.keys = KeyValues(key_layout, device)
-        self.key_swapper = KeyValueSwapper(key_plan, key_layout, self.keys, backend, host, poison, key_disk)
+        self.key_swapper = KeyValueSwapper(beside.keys, key_layout, self.keys, backend, host, poison, disk.keys)
+        self.inputs: LayerInputs | None = None
+        if beside.inputs is not None:
+            place = layout.places["input"]
+            self.inputs = LayerInputs(beside.inputs, place, backend, device, host, poison, disk.inputs)
         self.unplanned = ScratchMemory(layout, self._views[0], self.keys)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the slots, the workspace, the keys and values, and the sums of their gradients."""
-        return super().device_bytes + self.keys.device_bytes
+        """Bytes of all slots, the workspace, the keys and values, and the sums of their gradients."""
+        inputs = 0 if self.inputs is None else self.inputs.device_bytes
+        return super().device_bytes + self.keys.device_bytes + inputs
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host records, those of keys and values included."""
-        return super().host_bytes + host_bytes(self.key_swapper.pool, self.key_swapper.disk)
+        """Bytes of the host records that are in memory, and of staging buffers, of all that moves."""
+        inputs = 0 if self.inputs is None else host_bytes(self.inputs.pool, self.inputs.disk)
+        return super().host_bytes + host_bytes(self.key_swapper.pool, self.key_swapper.disk) + inputs
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of the records that are on disk, those of keys and values included."""
-        return super().disk_bytes + disk_bytes(self.key_swapper.disk)
+        """Bytes of the records that are on disk, of all that moves."""
+        inputs = None if self.inputs is None else self.inputs.disk
+        return super().disk_bytes + disk_bytes(self.key_swapper.disk) + disk_bytes(inputs)
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this section; `keys` has what was computed before it."""
@@ -132,9 +139,21 @@ class SweepRuntime(SwapRuntime):
         self._poison_workspace()
         self.key_swapper.end(kind, layer, section)
 
+    def put_input(self, layer: int, section: int, x: Tensor) -> None:
+        """The input [n, b, h] of a section whose layer runs forward once more before its backward."""
+        assert self.inputs is not None, "no layer of the plan recomputes attention"
+        self.inputs.put(layer, section, x)
+
+    def take_input(self, layer: int, section: int, out: Tensor) -> None:
+        """Writes it to `out`."""
+        assert self.inputs is not None, "no layer of the plan recomputes attention"
+        self.inputs.take(layer, section, out)
+
     def next_step(self) -> None:
         super().next_step()
         self.key_swapper.next_step()
+        if self.inputs is not None:
+            self.inputs.swapper.reset()
 
 
 class ScratchMemory:
@@ -162,6 +181,12 @@ class ScratchMemory:
         return self.tensors
 
     def end_section(self, kind: str, layer: int, section: int) -> None:
+        pass
+
+    def put_input(self, layer: int, section: int, x: Tensor) -> None:
+        pass
+
+    def take_input(self, layer: int, section: int, out: Tensor) -> None:
         pass
 
 

@@ -5,6 +5,9 @@ Forward goes through the sections in order, backward in reverse order. In a sect
 all keys and values up to them, which stay on the device for the whole layer (memo.executor.key_values). So nothing but
 these, the sums of their gradients and the hidden states is as long as the sequence.
 
+A layer that recomputes attention keeps nothing of its forward but the input (memo.executor.layer_inputs). Its backward
+begins with a second forward, up to what slots keep, whose keys and values stay on the device.
+
 The hidden states are overwritten where they lie, and so are their gradients: the output of a tile takes the place of
 its input, which is in the slot, and the gradient of the input that of the gradient of the output.
 
@@ -40,6 +43,8 @@ class SectionBuffers(Slots, Protocol):
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]: ...
     def end_section(self, kind: str, layer: int, section: int) -> None: ...
+    def put_input(self, layer: int, section: int, x: Tensor) -> None: ...
+    def take_input(self, layer: int, section: int, out: Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,12 @@ class SweptLayer(TileOperations):
         memory: SectionBuffers,
         sink: GradientSink,
         tp_group: ProcessGroup | None,
+        recomputes_attention: bool = False,
     ) -> None:
         """`sections` divide the sequence, and `tiles` each section: their rows count from its beginning."""
         super().__init__(layer, memory, sink, tp_group)
         self.index, self.sections, self.tiles = index, sections, tiles
+        self.recomputes_attention = recomputes_attention
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
@@ -84,11 +91,24 @@ class SweptLayer(TileOperations):
         for section, part, positions in _parts(self.sections, y, context):
             kept = memory.begin_section("F", self.index, section.index)
             kept["input"].copy_(part)
+            if self.recomputes_attention:
+                memory.put_input(self.index, section.index, part)
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
                 torch.add(*self._mlp_forward(kept, tile), out=part[tile.shard])
             memory.end_section("F", self.index, section.index)
         return y
+
+    def _forward_again(self, shape: Tensor, context: Context) -> None:
+        """Leaves each section's activations in its slot, from the inputs that the first forward has put by."""
+        for section, _, positions in _parts(self.sections, shape, context):
+            kept = self.memory.begin_section("F", self.index, section.index)
+            self.memory.take_input(self.index, section.index, kept["input"])
+            for tile in self.tiles:
+                self._attend(kept, section, tile, positions)
+                if self._keeps_any_of_mlp(tile):
+                    self._mlp_active(kept, tile)
+            self.memory.end_section("F", self.index, section.index)
 
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
         """One tile's keys and values go to the store, and its output of attention to the slot."""
@@ -103,6 +123,8 @@ class SweptLayer(TileOperations):
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input, in the same memory; weight gradients go to the sink."""
+        if self.recomputes_attention:
+            self._forward_again(grad, context)
         self.memory.keys.sums.zero_()
         for section, part, positions in _parts(self.sections[::-1], grad, context):
             kept = self.memory.begin_section("B", self.index, section.index)

@@ -137,14 +137,23 @@ class TileOperations(nn.Module):
 
     def _mlp_forward(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
         """The residual after attention, and the output of the MLP that is added to it, [n / T, b, h] each."""
+        residual, active = self._mlp_active(kept, tile)
+        return residual, row_forward(active, self.layer.mlp.fc2, self.group)
+
+    def _mlp_active(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
+        """The residual after attention [n / T, b, h], and what the MLP's second matrix takes, [s / T, b, f]."""
         residual, normed = self.layer.mlp_norm.of_sum(kept["input"][tile.shard], self._projected(kept, tile))
         self._keep("residual", residual, kept, tile)
         self._keep("mlp_norm", normed, kept, tile)
         gathered = all_gather(normed, self.group)
         inner = column_forward(gathered, self.layer.mlp.fc1, out=self._recall("fc1", kept, tile))
         del gathered
-        active = self._keep("activation", self.layer.mlp.activate(inner), kept, tile)
-        return residual, row_forward(active, self.layer.mlp.fc2, self.group)
+        return residual, self._keep("activation", self.layer.mlp.activate(inner), kept, tile)
+
+    def _keeps_any_of_mlp(self, tile: Tile) -> bool:
+        """Whether the slot keeps the tile of any tensor that `_mlp_active` makes."""
+        made = ("residual", "mlp_norm", "fc1", "activation")
+        return any(self._is_kept(name, self._rows(name, tile)) for name in made)
 
     def _mlp_backward(self, kept: dict[str, Tensor], tile: Tile, grad: Tensor, grad_residual: Tensor) -> Tensor:
         """From the layer's output back to the residual and to attention's output, in the rows of one tile.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from memo.errors import DiskError, HostMemoryError, PlanError
 from memo.planner.problem import Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
-from memo.spec.disk import Disk
 from memo.spec.slots import whole_tiles
 from memo.units import format_bytes
 
@@ -113,7 +112,10 @@ def _require_memory(problem: SwapProblem) -> None:
     nothing = problem.uniform(0)
     broken = problem.violated(nothing)
     if Limit.HOST in broken:
-        raise _no_host_memory(problem.num_records, problem.always_bytes, problem.host_bytes, problem.disk)
+        if problem.disk is not None:
+            raise no_staging(problem.host_bytes, problem.always_bytes)
+        left_bytes = max(0, problem.host_bytes - problem.inputs.total_bytes)
+        raise _no_host_memory(problem.num_records, problem.always_bytes, left_bytes, problem.sections > 1)
     if Limit.DISK in broken:
         split, disk = problem.split(nothing), problem.disk
         assert split is not None and disk is not None
@@ -131,15 +133,13 @@ def _require_memory(problem: SwapProblem) -> None:
         )
 
 
-def _no_host_memory(
-    num_records: int, always_bytes: float, host_bytes: float, disk: Disk | None = None
-) -> HostMemoryError:
-    if disk is not None:
-        return no_staging(host_bytes, always_bytes)
+def _no_host_memory(num_records: int, always_bytes: float, host_bytes: float, sweeps: bool = False) -> HostMemoryError:
+    again = " or a larger --recompute-attention-layers," if sweeps else ""
     return HostMemoryError(
         f"{Limit.HOST}: even at alpha = 0 a rank keeps {num_records} records x {format_bytes(always_bytes)} = "
         f"{format_bytes(num_records * always_bytes)} there, available are {format_bytes(host_bytes)}: raise "
-        "--offload-host-memory-gib, use a smaller --seq-length or more --tp, --cp or --pp, or --offload-alpha off"
+        f"--offload-host-memory-gib,{again} use a smaller --seq-length or more --tp, --cp or --pp, or --offload-alpha "
+        "off"
     )
 
 

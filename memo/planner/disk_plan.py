@@ -17,6 +17,7 @@ One stage, four records of which 0 and 1 are on disk, two buffers:
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from memo.errors import PlanError
 from memo.planner.swap import SwapPlan
@@ -56,6 +57,17 @@ class DiskPlan:
     def place_of(self) -> dict[int, int]:
         """The number of a record in the file, by its number in the swap plan."""
         return {record: place for place, record in enumerate(self.records)}
+
+
+class DiskPlans(NamedTuple):
+    """What is on disk of the records of slots, and where layers are swept of the inputs and of keys and values."""
+
+    sections: DiskPlan | None = None
+    inputs: DiskPlan | None = None
+    keys: DiskPlan | None = None
+
+
+NOTHING_ON_DISK = DiskPlans()
 
 
 def disk_plan(plan: SwapPlan, num_on_disk: int, num_buffers: int) -> DiskPlan:

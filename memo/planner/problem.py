@@ -14,7 +14,7 @@ from math import inf
 
 from memo.config.memory import OffloadPolicy
 from memo.errors import PlanError
-from memo.spec.disk import Disk, RecordKind, Split, split_records
+from memo.spec.disk import NO_RECORDS, Disk, RecordKind, Split, split_records
 
 _SECONDS_TOLERANCE = 1e-9
 """Tolerance for seconds, which are measured: a copy that exactly fills its time must fit. Bytes have no tolerance."""
@@ -100,6 +100,7 @@ class SwapProblem:
         resident_bytes: of that, what it takes if all activations stay; None: unknown.
         sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
         key_value_bytes: what `always` has of keys and values, whose records are apart from the others.
+        inputs: records of the inputs of layers that recompute attention, apart from the others too.
         disk: None: all records are in host memory.
     """
 
@@ -121,6 +122,7 @@ class SwapProblem:
     resident_bytes: int | None = None
     sections: int = 1
     key_value_bytes: int = 0
+    inputs: RecordKind = NO_RECORDS
     disk: Disk | None = None
 
     def __post_init__(self) -> None:
@@ -161,6 +163,10 @@ class SwapProblem:
         """Bytes of one copy when `tiles[group]` of the T tiles move."""
         return self.always_bytes + sum(-(-g.num_bytes * tiles[g.name] // self.tiles) for g in self.groups)
 
+    def record_bytes(self, tiles: dict[str, int]) -> int:
+        """Of all records; those of keys and values may be of one section more than the others."""
+        return self.num_records * self.moved_bytes(tiles) + self.key_value_bytes + self.inputs.total_bytes
+
     def buffer_bytes(self, tiles: dict[str, int]) -> int:
         """Device memory of the rounding buffers."""
         proportional = sum(-(-g.buffer_bytes * tiles[g.name] // self.tiles) for g in self.groups)
@@ -170,11 +176,12 @@ class SwapProblem:
         """Which records are on disk; None where host memory, with a disk its staging buffers, does not suffice."""
         moved = self.moved_bytes(tiles)
         if self.disk is None:
-            whole = self.num_records * moved
-            return Split((0, 0), whole, 0) if whole <= self.host_bytes else None
+            whole = self.record_bytes(tiles)
+            return Split((0, 0, 0), whole, 0) if whole <= self.host_bytes else None
         layers = -(-self.num_records // self.sections)
         keys = RecordKind(layers, self.sections * self.key_value_bytes, 1, self.sections)  # memo.spec.sweep
-        return split_records([keys, RecordKind(self.num_records, moved - self.key_value_bytes)], self.host_bytes)
+        others = RecordKind(self.num_records, moved - self.key_value_bytes)
+        return split_records([keys, self.inputs, others], self.host_bytes)
 
     def recompute_s(self, tiles: dict[str, int]) -> float:
         """Seconds that the backward of one layer spends on recomputing groups."""
@@ -211,7 +218,7 @@ class SwapProblem:
         moved, backward_s = self.moved_bytes(tiles), self.backward_s + self.recompute_s(tiles)
         split, disk = self.split(tiles), self.disk or Disk(0, 0.0, 0.0)
         taken, available = {
-            Limit.HOST: (self.num_records * moved, self.host_bytes),
+            Limit.HOST: (self.record_bytes(tiles), self.host_bytes),
             Limit.DISK: (0 if split is None else split.disk_bytes, disk.num_bytes),
             Limit.DISK_WRITE: (moved, self.forward_s * disk.write_bytes_per_s),
             Limit.DISK_READ: (moved, backward_s * disk.read_bytes_per_s),
@@ -283,7 +290,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         alphas=alphas,
         limit=limit,
         moved_bytes=moved,
-        host_bytes=problem.num_records * moved if split is None else split.host_bytes,
+        host_bytes=problem.record_bytes(tiles) if split is None else split.host_bytes,
         device_bytes=problem.buffer_bytes(tiles),
         hidden_share=(max(0.0, 1.0 - exposed_s / copies_s) if copies_s else 1.0) if is_known else 0.0,
         exposed_s=exposed_s,

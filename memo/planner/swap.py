@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from memo.artifacts.fields import build, checked
 from memo.artifacts.reading import Source, parse_json, shown
 from memo.errors import PlanError
-from memo.spec.layer_ops import LayerOp
+from memo.spec.layer_ops import LayerOp, SweptOps
 from memo.spec.schedule import Kind
 
 SCHEMA_VERSION = 1
@@ -129,7 +129,7 @@ def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     slots, evicted = _assign_slots(ops, max_slots)
     following = _next_users(slots)
     steps: list[SwapStep] = []
-    records: dict[tuple[int, ...], int] = {}
+    records: dict[tuple[Any, ...], int] = {}
     # The record freed first is reused first: its prefetch was issued longest ago, and has most likely ended.
     free: deque[int] = deque()
     num_records = 0
@@ -153,6 +153,24 @@ def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:
     return SwapPlan(tuple(steps), max(slots, default=-1) + 1, num_records)
 
 
+class SweepPlans(NamedTuple):
+    """What moves beside the sections of layers that are swept (memo.executor.sweep).
+
+    Attributes:
+        keys: keys and values, of whole layers, with one slot, each part of which is free after its section.
+        inputs: sections of the inputs of layers that recompute attention; None where no layer does.
+    """
+
+    keys: SwapPlan
+    inputs: SwapPlan | None
+
+
+def sweep_plans(ops: SweptOps) -> tuple[SwapPlan, SweepPlans]:
+    """The plan of sections, and those of what moves beside them. Raises as `swap_plan`."""
+    inputs = swap_plan(ops.inputs) if ops.inputs else None
+    return swap_plan(ops.sections), SweepPlans(swap_plan(ops.keys, max_slots=1), inputs)
+
+
 def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:
     if max_slots < 1:
         raise PlanError(f"max_slots is {max_slots}: a layer needs at least one slot")
@@ -165,13 +183,13 @@ def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:
         done.add(op)
 
 
-def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[int, ...]]]:
+def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], set[tuple[Any, ...]]]:
     """The slot of each operation, and the keys whose slot another operation takes before their backward."""
     awaited = {op.key for op in ops if op.kind == "B"}
-    content: list[tuple[int, ...] | None] = [None] * max_slots  # needed by a backward to come
+    content: list[tuple[Any, ...] | None] = [None] * max_slots  # needed by a backward to come
     used = [-1] * max_slots  # index of the last user
     slots: list[int] = []
-    evicted: set[tuple[int, ...]] = set()
+    evicted: set[tuple[Any, ...]] = set()
     for index, op in enumerate(ops):
         if op.kind == "B" and op.key in content:
             slot = content.index(op.key)
@@ -186,7 +204,7 @@ def _assign_slots(ops: Sequence[LayerOp], max_slots: int) -> tuple[list[int], se
     return slots, evicted
 
 
-def _choose_slot(kind: Kind, content: list[tuple[int, ...] | None], used: list[int]) -> int:
+def _choose_slot(kind: Kind, content: list[tuple[Any, ...] | None], used: list[int]) -> int:
     """The slot for an operation.
 
     A forward takes a slot whose content is not needed any more, the one freed last, because then it waits for no copy;

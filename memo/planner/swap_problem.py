@@ -16,7 +16,7 @@ from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
 from memo.planner.problem import Link, SwapGroup, SwapProblem
-from memo.spec.disk import Disk
+from memo.spec.disk import Disk, RecordKind
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
 from memo.spec.sweep import key_value_layout
@@ -55,23 +55,24 @@ def swap_problem(
     offload: Link,
     prefetch: Link,
     limits: ActivationLimits = NO_LIMITS,
+    num_input_records: int = 0,
 ) -> SwapProblem:
     """Of one rank, from counts of its swap plan, and the times of one layer and of the link, modelled or measured.
 
     Args:
         config: its device decides the dtype where the configuration names none.
         forward_s, backward_s: of a whole layer.
+        num_input_records: of sections of inputs, where layers recompute attention.
         recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
     sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
     always, fixed_bytes = sizes.always, fixed_buffer_bytes(config.model, dims, num_slots)
-    host_bytes, key_value_bytes = limits.host_bytes, 0
+    key_value_bytes = 0
     if memory.sweeps:
         keys = key_value_layout(config)
         always, fixed_bytes = always | {"key_value": keys.part_bytes}, fixed_bytes + keys.device_bytes
         key_value_bytes = keys.part_bytes
-        host_bytes = max(0, host_bytes - key_value_bytes)  # they may have a record more than sections have
     recompute_s = {group: seconds / sections for group, seconds in recompute_s.items()}
     return SwapProblem(
         policy=memory.offload_policy,
@@ -86,12 +87,13 @@ def swap_problem(
         num_passes=config.model.num_layers // config.parallel.pp * num_microbatches(config, world_size) * sections,
         num_moves=num_moves,
         num_records=num_records,
-        host_bytes=host_bytes,
+        host_bytes=limits.host_bytes,
         device_bytes=limits.device_bytes,
         fixed_buffer_bytes=fixed_bytes,
         resident_bytes=limits.resident_bytes,
         sections=sections,
         key_value_bytes=key_value_bytes,
+        inputs=RecordKind(num_input_records, sizes.always["input"]),
         disk=limits.disk,
     )
 

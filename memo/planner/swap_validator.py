@@ -1,12 +1,12 @@
 """Replays a swap plan and names what is wrong with it; shares no code with the planner."""
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from memo.errors import PlanError
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.spec.layer_ops import LayerOp
 
-Key = tuple[int, ...]
+Key = tuple[Any, ...]
 
 
 def validate(plan: SwapPlan) -> None:

@@ -81,11 +81,11 @@ class Bounds:
     def _layer_s(self, layout: Layout, strategy: Strategy) -> float:
         """Forward and backward of one layer, without what is recomputed or copied under a swap plan."""
         kind = "swap" if strategy.swaps else strategy.recompute
-        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, strategy.tiles
+        key = layout.tp, layout.cp, layout.cp_comm_type, layout.mbs, kind, strategy.tiles, strategy.again
         if key not in self._layers:
             config = config_of(self.question, layout, strategy)
             layer = (swapped_layer if strategy.swaps else plain_layer)(config, self.kernels)
-            self._layers[key] = layer.forward.total_s + layer.backward.total_s
+            self._layers[key] = layer.forward.total_s + layer.backward.total_s + layer.attention_again.total_s
         return self._layers[key]
 
     def _ends_of(self, layout: Layout) -> _Ends:

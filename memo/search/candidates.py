@@ -58,6 +58,7 @@ class Strategy:
 
     Attributes:
         tiles: in which a layer is swept, its slots holding SLOT_TILES of them; 0: slots hold layers.
+        again: layers of a pipeline chunk, the first ones, that recompute attention; they are swept.
         order: of microbatches and layers; breadth first is tried where states stream.
         placement: of states, where not all of them are whole on the device.
     """
@@ -65,6 +66,7 @@ class Strategy:
     alpha: OffloadAlpha = "off"
     recompute: RecomputeGranularity = "none"
     tiles: int = 0
+    again: int = 0
     order: AccumulationOrder = "depth_first"
     sharding: DataParallelSharding = "optim"
     placement: StatePlacement | None = None
@@ -77,6 +79,7 @@ class Strategy:
         if self.swaps:
             activations = f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
             activations += f", swept in {self.tiles} tiles" if self.tiles else ""
+            activations += f", attention again in {self.again} layers" if self.again else ""
         else:
             activations = "keep" if self.recompute == "none" else f"recompute {self.recompute}"
         order = ["breadth first"] if self.order == "breadth_first" else []
@@ -121,6 +124,7 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             offload_granularity="tile" if strategy.tiles else "layer",
             offload_tiles=strategy.tiles or base.memory.offload_tiles,
             offload_slot_tiles=SLOT_TILES if strategy.tiles else 1,
+            recompute_attention_layers=strategy.again,
         ),
         training=replace(base.training, micro_batch_size=layout.mbs),
     )
@@ -187,18 +191,6 @@ def can_tile(question: Question, layout: Layout) -> bool:
     """Whether the tiles of a given alpha divide the sequence; auto takes fewer tiles where they do not."""
     step = layout.tp if layout.cp == 1 else 2 * layout.cp * layout.tp
     return question.seq_len % (step * question.base.memory.offload_tiles) == 0
-
-
-def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> tuple[Strategy, ...]:
-    """Layers swept in tiles of about SWEPT_TOKENS; none under cp, or where there are not two slots of them.
-
-    Megatron-LM's account does not know them.
-    """
-    if layout.cp > 1 or question.program != "memo":
-        return ()
-    slots = range(question.seq_len // (SLOT_TILES * SWEPT_TOKENS), 1, -1)
-    sections = next((count for count in slots if question.seq_len % (layout.tp * SLOT_TILES * count) == 0), 0)
-    return (Strategy(alpha, tiles=SLOT_TILES * sections),) if sections else ()
 
 
 def parse_layout(text: str) -> Layout:

@@ -1,24 +1,29 @@
 """The longest sequence that fits, and what binds beyond it.
 
 Lengths are multiples of a unit that every layout of the GPUs divides, so a longer sequence needs more of everything
-and the longest one is found by bisection.
+and the longest one is found by bisection. Long ones are multiples of more, which divide into tiles of any number.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
-from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids, sweeps
+from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exchanges, grids
 from memo.search.oversized import costs_of, strategies
 from memo.search.question import Question
 from memo.search.sizing import size
 from memo.search.states import nearest, shortage
+from memo.search.sweeping import sweeps
 
 _FRUGAL = (GRID[0], FULL, SELECTIVE)
 """What needs least: all else lies between, in GPU memory and in host memory."""
+
+_STEPS = 64
+"""In which the longest sequence is found between a power of two times the unit and twice as much."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +60,14 @@ def longest(question: Question) -> Longest:
 
 
 def _longest(question: Question, unit: int, places: bool) -> Longest:
-    last: tuple[Layout, Strategy] | None = None
+    last: list[Layout] = []  # where the last length that fits did
 
     def fits(units: int) -> bool:
-        nonlocal last
         at = _at(question, units * unit)
         if at is None:
             return False
-        if last is not None and _holds(at, *last, places):
-            return True
-        found = next((pair for pair in _frugal(at, places) if _holds(at, *pair, places)), None)
-        last = found or last
+        found = next((pair for pair in _frugal(at, places, last) if _holds(at, *pair, places)), None)
+        last[:] = last if found is None else [found[0]]
         return found is not None
 
     if not fits(1):
@@ -73,10 +75,11 @@ def _longest(question: Question, unit: int, places: bool) -> Longest:
     low, high = 1, 2
     while high * unit <= LARGEST and fits(high):
         low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
+    step = max(1, low // _STEPS)
+    while high - low > step:
+        middle = (low + high) // (2 * step) * step
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return Longest(low * unit, unit, _limit(question, (low + 1) * unit, places))
+    return Longest(low * unit, step * unit, _limit(question, (low + step) * unit, places))
 
 
 def _holds(question: Question, layout: Layout, strategy: Strategy, places: bool) -> bool:
@@ -99,12 +102,12 @@ def _at(question: Question, seq_len: int) -> Question | None:
     return question.at_length(seq_len)
 
 
-def _frugal(question: Question, places: bool) -> Iterator[tuple[Layout, Strategy]]:
+def _frugal(question: Question, places: bool, first: Sequence[Layout] = ()) -> Iterator[tuple[Layout, Strategy]]:
     """Micro-batches of 1, and stages of one chunk: several hold more."""
-    for grid, why in grids(question):
-        for layout in () if why else exchanges(question, grid):
-            ways = strategies(question, layout) if places else (*sweeps(question, layout, 0.0), *_FRUGAL)
-            yield from ((layout, strategy) for strategy in ways)
+    layouts = (layout for grid, why in grids(question) if not why for layout in exchanges(question, grid))
+    for layout in chain(first, layouts):
+        ways = strategies(question, layout) if places else chain(sweeps(question, layout, 0.0), _FRUGAL)
+        yield from ((layout, strategy) for strategy in ways)
 
 
 def _limit(question: Question, seq_len: int, places: bool) -> str:

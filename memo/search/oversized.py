@@ -13,10 +13,11 @@ from memo.config.parallel import AccumulationOrder
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import node_budget_bytes
 from memo.search.bounds import Bounds
-from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches, sweeps
+from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.search.state_costs import Costs, MemoryLimits
 from memo.search.states import fits, place, shortage
+from memo.search.sweeping import sweeps
 from memo.simulate import StepPrediction
 
 _ACTIVATIONS = (AUTO, FULL)

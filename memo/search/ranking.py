@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 from math import inf
 
 from memo.estimate.verdict import Verdict
@@ -32,7 +33,6 @@ from memo.search.candidates import (
     grids,
     pipelines,
     refusal,
-    sweeps,
 )
 from memo.search.largest import Largest
 from memo.search.longest import Longest
@@ -40,6 +40,7 @@ from memo.search.oversized import PlacedChoice, PlacedLayouts, place_oversized, 
 from memo.search.question import Question
 from memo.search.sizing import Sized, size
 from memo.search.swap_choice import SwapChoice, choose_swap
+from memo.search.sweeping import sweeps
 from memo.simulate import StepPrediction, predict_step
 
 NUM_UNSURE = 3
@@ -298,7 +299,7 @@ def _place(question: Question, layout: Layout, pools: _Pools, too_large: _TooLar
     tried: list[tuple[Strategy, Sized]] = []
     known: list[Strategy] = []
     ways = pools.strategies if can_tile(question, layout) else _STRATEGIES
-    for strategy in (*ways, *sweeps(question, layout)):
+    for strategy in chain(ways, sweeps(question, layout)):
         # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
         if strategy.tiles and any(sized.verdict == Verdict.FITS for _, sized in tried):
             break

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memo.config.derived import layers_per_chunk
 from memo.estimate.rank_memory import components
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, config_of
@@ -114,6 +115,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "alpha": choice.strategy.alpha,
         "recompute": choice.strategy.recompute,
         "swept_tiles": choice.strategy.tiles,
+        "recompute_attention_layers": choice.strategy.again,
         "order": choice.strategy.order,
         "sharding": choice.strategy.sharding,
         "states_in_host_memory": _placement(choice),
@@ -207,6 +209,8 @@ def _how(question: Question, choice: Choice) -> str:
         return "keep everything on the GPU: no swapping, no recomputation"
     config = config_of(question, choice.layout, choice.strategy)
     sweep = f"--offload-granularity tile, {choice.strategy.tiles} tiles; " if choice.strategy.tiles else ""
+    if choice.strategy.again:
+        sweep += f"attention recomputed in {choice.strategy.again} of {layers_per_chunk(config)} layers; "
     if choice.moved is not None:
         tiles = slot_dims(config).tiles
         shares = ", ".join(f"{group} {count}/{tiles}" for group, count in choice.moved.items())

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_a2a_size, resolved_offload_tiles
-from memo.simulate.cost import Cost
+from memo.config.derived import layers_per_chunk, resolved_a2a_size, resolved_offload_tiles
+from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
 
 _RING_KERNELS = 8
@@ -33,11 +33,13 @@ class LayerCost:
     Attributes:
         backward: without any recomputation of skeletal activations.
         recompute: by group of `memo.spec.skeleton`, to rebuild all tokens of it in backward.
+        attention_again: before backward, on the average of all layers: some recompute attention, others do not.
     """
 
     forward: Cost
     backward: Cost
     recompute: dict[str, Cost] = field(default_factory=dict)
+    attention_again: Cost = NOTHING
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,9 @@ def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
     copies = Cost(
         elementwise=model.hidden_s(4, 2) + model.kernels.memory_s(2 * model.tokens * model.q * kernels.narrow)
     )
-    return LayerCost(model.forward + copies, model.swapped_backward, recompute)
+    share = config.memory.recompute_attention_layers / layers_per_chunk(config)
+    again = model.qkv_forward + attention_cost(model, backward=False)
+    return LayerCost(model.forward + copies, model.swapped_backward, recompute, again * share)
 
 
 def attention_cost(model: LayerModel, backward: bool) -> Cost:

@@ -117,7 +117,7 @@ def _layer(
         problem = modelled_problem(config, world_size, hardware, layer, limits)
         swap = choose(problem, asked)
         if not (swap.moves_nothing_is_best and asked == "auto"):
-            recompute = NOTHING
+            recompute = layer.attention_again
             for name, cost in layer.recompute.items():
                 recompute += cost * (1.0 - swap.tiles[name] / problem.tiles)
             return layer, recompute, layer_times(problem, swap, hardware), swap

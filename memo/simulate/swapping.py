@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_sections
@@ -11,41 +12,62 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.estimate.state_memory import state_bytes
+from memo.estimate.swap_memory import num_input_records
 from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
 from memo.simulate.layer import LayerCost
 from memo.simulate.streams import LayerTimes
-from memo.spec.layer_ops import in_sections, stage_ops
+from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import whole_tiles
 from memo.spec.steady import of_all_microbatches, shortened, steady_microbatches
 
 
-def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sections: int = 1) -> SwapPlan:
-    """The swap plan of one stage over all microbatches of `pipeline`; `sections`: in which layers are swept."""
+class Sweeping(NamedTuple):
+    """How layers are swept: in how many sections, and how many layers of a chunk recompute attention."""
+
+    sections: int = 1
+    again: int = 0
+
+
+WHOLE_LAYERS = Sweeping()
+
+
+def sweeping(config: RunConfig) -> Sweeping:
+    return Sweeping(resolved_sections(config), config.memory.recompute_attention_layers)
+
+
+def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS) -> SwapPlan:
+    """The swap plan of one stage over all microbatches of `pipeline`, of what slots hold: layers, or sections."""
     ops = stage_ops(pipeline, stage, num_layers)
-    return swap_plan(ops if sections == 1 else in_sections(ops, sections))
+    if sweep == WHOLE_LAYERS:
+        return swap_plan(ops)
+    return swap_plan(swept_ops(ops, sweep.sections, num_layers // (pipeline.stages * pipeline.chunks), sweep.again)[0])
 
 
 @lru_cache(maxsize=256)
-def steady_plan(short: Pipeline, stage: int, num_layers: int, sections: int = 1) -> SwapPlan:
+def steady_plan(short: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS) -> SwapPlan:
     """The same for a shortened pipeline; a search asks for the same few again and again."""
-    return stage_plan(short, stage, num_layers, sections)
+    return stage_plan(short, stage, num_layers, sweep)
 
 
-def moves_and_records(pipeline: Pipeline, stage: int, num_layers: int, sections: int = 1) -> tuple[int, ...]:
+def moves_and_records(
+    pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS
+) -> tuple[int, ...]:
     """The number of offloads and of host records in a stage's plan over all microbatches.
 
     Whatever has its place in the slots, of more than two sections each one more adds the same: 2 and 3 tell for all.
     """
-    if sections > 3:
-        two, three = (moves_and_records(pipeline, stage, num_layers, count) for count in (2, 3))
-        return tuple(number + (sections - 2) * (more - number) for number, more in zip(two, three, strict=True))
+    if sweep.sections > 3:
+        two, three = (
+            moves_and_records(pipeline, stage, num_layers, sweep._replace(sections=count)) for count in (2, 3)
+        )
+        return tuple(number + (sweep.sections - 2) * (more - number) for number, more in zip(two, three, strict=True))
 
     def count(short: Pipeline) -> tuple[int, int]:
-        plan = steady_plan(short, stage, num_layers, sections)
+        plan = steady_plan(short, stage, num_layers, sweep)
         return plan.num_offloads, plan.num_records
 
     return of_all_microbatches(pipeline, steady_microbatches(pipeline), count)
@@ -73,20 +95,22 @@ def modelled_problem(
     Args:
         layer: of `memo.simulate.layer.swapped_layer`.
     """
-    pipeline, num_layers, sections = pipeline_of(config, world_size), config.model.num_layers, resolved_sections(config)
-    num_moves, num_records = moves_and_records(pipeline, 0, num_layers, sections)
+    pipeline, num_layers, sweep = pipeline_of(config, world_size), config.model.num_layers, sweeping(config)
+    num_moves, num_records = moves_and_records(pipeline, 0, num_layers, sweep)
+    two = sweep._replace(sections=min(sweep.sections, 2))
     return swap_problem(
         replace(config, hardware=replace(config.hardware, device=hardware.device)),
         world_size,
-        num_slots=steady_plan(shortened(pipeline), 0, num_layers, min(sections, 2)).num_slots,
+        num_slots=steady_plan(shortened(pipeline), 0, num_layers, two).num_slots,
         num_moves=num_moves,
         num_records=num_records,
         forward_s=layer.forward.total_s,
-        backward_s=layer.backward.total_s,
+        backward_s=layer.backward.total_s + layer.attention_again.total_s,
         recompute_s={name: cost.total_s for name, cost in layer.recompute.items()},
         offload=_link(hardware.offload_gb_per_s, hardware),
         prefetch=_link(hardware.prefetch_gb_per_s, hardware),
         limits=limits,
+        num_input_records=num_input_records(config, world_size, 0) if sweep.again else 0,
     )
 
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import data_parallel_size
+from memo.config.derived import data_parallel_size, layers_per_chunk
 from memo.spec.parameters import end_weights, shape_of_run
 from memo.spec.shapes import shape_of
 from memo.spec.weights import Replicated, Weight
@@ -148,7 +148,7 @@ def stage_modules(config: RunConfig, stage: int) -> list[Sequence[Weight]]:
     """What a stage holds, in the order of its modules: for each chunk embedding, layers, head; empty where absent."""
     parallel, shape = config.parallel, shape_of_run(config)
     embedding, head = end_weights(shape, parallel.pp, stage)
-    layers = [shape.layer_weights] * (config.model.num_layers // (parallel.pp * parallel.vpp))
+    layers = [shape.layer_weights] * layers_per_chunk(config)
     modules: list[Sequence[Weight]] = []
     for chunk in range(parallel.vpp):
         first, last = chunk == 0, chunk == parallel.vpp - 1

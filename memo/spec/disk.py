@@ -58,6 +58,9 @@ class RecordKind(NamedTuple):
         return min(self.num_buffers, self.number) * self.stride_bytes
 
 
+NO_RECORDS = RecordKind(0, 0)
+
+
 class Split(NamedTuple):
     """How many records of each kind are on disk, and what all kinds together take there and of host memory."""
 

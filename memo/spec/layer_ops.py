@@ -5,6 +5,7 @@ Swap plans and state plans are made from this order, and the runtime obeys it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from memo.config import RunConfig
 from memo.errors import PlanError
@@ -15,23 +16,27 @@ from memo.spec.schedule import Action, Kind, Pipeline, most_in_flight, stage_act
 class LayerOp:
     """Forward or backward of one microbatch through one layer; `layer` is the global layer index.
 
-    `section` numbers a part of the sequence where a layer runs section by section (`in_sections`).
+    `section` numbers a part of the sequence where a layer runs section by section (`in_sections`). A forward that
+    `discards` leaves nothing to a backward: another forward of the same layer precedes that (`with_attention_again`).
     """
 
     kind: Kind
     microbatch: int
     layer: int
     section: int | None = None
+    discards: bool = False
 
     @property
-    def key(self) -> tuple[int, ...]:
-        """(microbatch, layer) and the section, if there is one: what a slot or a host record holds."""
+    def key(self) -> tuple[Any, ...]:
+        """What a slot or a host record holds: `microbatch`, `layer`, and the other fields as far as they are set."""
+        if self.discards:
+            return self.microbatch, self.layer, self.section, self.discards
         whole = self.microbatch, self.layer
         return whole if self.section is None else (*whole, self.section)
 
     def __str__(self) -> str:
-        of_layer = f"{self.kind}{self.microbatch} layer {self.layer}"
-        return of_layer if self.section is None else f"{of_layer} section {self.section}"
+        section = "" if self.section is None else f" section {self.section}"
+        return f"{self.kind}{self.microbatch} layer {self.layer}{section}{', discards' if self.discards else ''}"
 
 
 def layer_ops(pipeline: Pipeline, stage: int, num_layers: int, actions: Iterable[Action]) -> list[LayerOp]:
@@ -66,6 +71,51 @@ def in_sections(ops: Iterable[LayerOp], sections: int) -> list[LayerOp]:
     """
     order = {"F": range(sections), "B": range(sections)[::-1]}
     return [replace(op, section=section) for op in ops for section in order[op.kind]]
+
+
+def with_attention_again(ops: Iterable[LayerOp], chunk_layers: int, again: int) -> list[LayerOp]:
+    """Operations of whole layers where the first `again` layers of each pipeline chunk recompute attention.
+
+    The first forward of such a layer discards its activations, and a second one directly precedes the backward. They
+    are the first layers because their backwards come last, when the layers after them have freed the host records that
+    the second forward takes.
+
+    Args:
+        chunk_layers: layers of a pipeline chunk.
+    """
+    expanded = []
+    for op in ops:
+        if op.layer % chunk_layers >= again:
+            expanded.append(op)
+        elif op.kind == "F":
+            expanded.append(replace(op, discards=True))
+        else:
+            expanded += [replace(op, kind="F"), op]
+    return expanded
+
+
+class SweptOps(NamedTuple):
+    """The operations of layers that are swept, by what they move.
+
+    Attributes:
+        sections: of all sections of all layers, in order.
+        keys: of whole layers, whose keys and values move.
+        inputs: of the sections of layers that recompute attention: their first forward writes an input ("F"), and
+            their second forward reads it ("B").
+    """
+
+    sections: list[LayerOp]
+    keys: list[LayerOp]
+    inputs: list[LayerOp]
+
+
+def swept_ops(ops: Iterable[LayerOp], sections: int, chunk_layers: int, again: int) -> SweptOps:
+    """From the operations of whole layers; arguments as of `in_sections` and `with_attention_again`."""
+    keys = with_attention_again(ops, chunk_layers, again)
+    cut = in_sections(keys, sections)
+    of_inputs = (op for op in cut if op.kind == "F" and op.layer % chunk_layers < again)
+    inputs = [replace(op, discards=False) if op.discards else replace(op, kind="B") for op in of_inputs]
+    return SweptOps(cut, keys, inputs)
 
 
 def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:

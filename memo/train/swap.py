@@ -8,7 +8,7 @@ import torch
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import local_world_size_from_env, resolved_sections
+from memo.config.derived import layers_per_chunk, local_world_size_from_env, resolved_sections
 from memo.estimate.host_memory import available_host_bytes
 from memo.executor.disk_rate import measured_disk
 from memo.executor.host_budget import HostBudget
@@ -21,14 +21,14 @@ from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import no_staging, solve, solve_at
 from memo.planner.alpha_table import describe
-from memo.planner.disk_plan import DiskPlan, disk_plan
+from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans, disk_plan
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
-from memo.planner.swap import SwapPlan, swap_plan
+from memo.planner.swap import SwapPlan, SweepPlans, swap_plan, sweep_plans
 from memo.planner.swap_problem import activation_limits, swap_problem
-from memo.spec.disk import Disk, RecordKind, split_records
-from memo.spec.layer_ops import LayerOp, in_sections
+from memo.spec.disk import NO_RECORDS, Disk, RecordKind, split_records
+from memo.spec.layer_ops import LayerOp, swept_ops
 from memo.spec.slots import SlotLayout, slot_layout
-from memo.spec.sweep import KeyValueLayout, key_value_layout, key_value_records
+from memo.spec.sweep import key_value_layout, key_value_records
 from memo.train.layer_profile import measure, obtain
 from memo.train.tiled_layers import put_on_tiles
 
@@ -45,11 +45,11 @@ class FreeMemory(NamedTuple):
 class ChosenSwap:
     """What was decided on this rank, and why; `origin` says where the layer's profile came from.
 
-    `key_plan`: that of keys and values, where layers are swept; else None.
+    `sweep`: the other plans, where layers are swept; else None.
     """
 
     plan: SwapPlan
-    key_plan: SwapPlan | None
+    sweep: SweepPlans | None
     problem: SwapProblem
     solution: SwapSolution
     origin: str
@@ -97,14 +97,14 @@ def decide(
         profile: the same on all ranks.
         free: beside all states, whether they exist already or not.
     """
-    plan, key_plan = _plans(config, ops)
-    problem = _problem(config, mesh, plan, profile, free)
+    plan, sweep = _plans(config, ops)
+    problem = _problem(config, mesh, plan, sweep, profile, free)
     solution = _solve(config, problem)
     stays = torch.tensor(int(config.memory.offload_alpha == "auto" and solution.moves_nothing_is_best), device=device)
     for group in (mesh.tp, mesh.cp, mesh.dp, mesh.pp):
         all_reduce(stays, group, "min")
     if stays.item():
-        return ChosenSwap(plan, key_plan, problem, solution, origin)
+        return ChosenSwap(plan, sweep, problem, solution, origin)
     if solution.limit == Limit.RESIDENT:  # here all would fit, but not on every rank: all of them move
         problem = dataclasses.replace(problem, resident_bytes=None)
         solution = _solve(config, problem)
@@ -114,7 +114,7 @@ def decide(
     agreed = dict(zip(solution.tiles, tiles.tolist(), strict=True))
     limit = solution.limit if agreed == solution.tiles else Limit.OTHERS
     solution = dataclasses.replace(predict(problem, agreed, solution.alphas, limit), moves_nothing_is_best=False)
-    return ChosenSwap(plan, key_plan, problem, solution, origin)
+    return ChosenSwap(plan, sweep, problem, solution, origin)
 
 
 def free_memory(device: torch.device, device_bytes: int, host: HostBudget) -> FreeMemory:
@@ -122,11 +122,12 @@ def free_memory(device: torch.device, device_bytes: int, host: HostBudget) -> Fr
     return FreeMemory(device_bytes, host.left_bytes, None if host.disk is None else measured_disk(host.disk))
 
 
-def _plans(config: RunConfig, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SwapPlan | None]:
-    """Of activations, and of keys and values: these have one slot, each part of which is free after its section."""
+def _plans(config: RunConfig, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SweepPlans | None]:
+    """Of activations, and where layers are swept of what moves beside them."""
     if not config.memory.sweeps:
         return swap_plan(ops), None
-    return swap_plan(in_sections(ops, resolved_sections(config))), swap_plan(ops, max_slots=1)
+    again = config.memory.recompute_attention_layers
+    return sweep_plans(swept_ops(ops, resolved_sections(config), layers_per_chunk(config), again))
 
 
 def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:
@@ -144,39 +145,39 @@ def start(
     host: HostBudget,
 ) -> SwapRuntime:
     """Take the memory, records from `host`, and replace every plain layer by one that runs under the plan."""
-    plan, key_plan, device = chosen.plan, chosen.key_plan, data_parallel.device
-    layout, keys = slot_layout(config, chosen.solution.tiles), None if key_plan is None else key_value_layout(config)
-    disk, key_disk = _disk_plans(plan, layout, key_plan, keys, host)
+    plan, sweep, device = chosen.plan, chosen.sweep, data_parallel.device
+    layout = slot_layout(config, chosen.solution.tiles)
+    disk = _disk_plans(config, chosen, layout, host)
     runtime = (
-        SwapRuntime(plan, layout, backend, device, host, disk=disk)
-        if key_plan is None or keys is None
-        else SweepRuntime(plan, layout, key_plan, keys, backend, device, host, disk=disk, key_disk=key_disk)
+        SwapRuntime(plan, layout, backend, device, host, disk=disk.sections)
+        if sweep is None
+        else SweepRuntime(plan, layout, sweep, key_value_layout(config), backend, device, host, disk=disk)
     )
     put_on_tiles(config, mesh, chunks, runtime, data_parallel)
     return runtime
 
 
-def _disk_plans(
-    plan: SwapPlan, layout: SlotLayout, key_plan: SwapPlan | None, keys: KeyValueLayout | None, host: HostBudget
-) -> tuple[DiskPlan | None, DiskPlan | None]:
-    """Which records of this rank are on disk, those of keys and values only where no others are left in memory.
+def _disk_plans(config: RunConfig, chosen: ChosenSwap, layout: SlotLayout, host: HostBudget) -> DiskPlans:
+    """Which records of this rank are on disk: first those of slots, then inputs, and keys and values at last.
 
     Ranks may differ in that: no rank waits for another one's records.
     """
     if host.disk is None:
-        return None, None
+        return NOTHING_ON_DISK
+    plans = [None, None, chosen.plan] if chosen.sweep is None else [*chosen.sweep, chosen.plan]
+    keys, inputs, slots = (0 if plan is None else plan.num_records for plan in plans)
     kinds = [
-        RecordKind(0, 0) if key_plan is None or keys is None else key_value_records(key_plan.num_records, keys),
-        RecordKind(plan.num_records, layout.moved_bytes),
+        key_value_records(keys, key_value_layout(config)) if keys else NO_RECORDS,
+        RecordKind(inputs, layout.places["input"].num_bytes),
+        RecordKind(slots, layout.moved_bytes),
     ]
     split = split_records(kinds, host.left_bytes)
     if split is None:
         raise no_staging(host.left_bytes, layout.moved_bytes)
     found: list[DiskPlan | None] = []
-    for of_kind, kind, count in zip((key_plan, plan), kinds, split.on_disk, strict=True):
-        buffers = min(kind.num_buffers, count)
-        found.append(None if of_kind is None or not count else disk_plan(of_kind, count, buffers))
-    return found[1], found[0]
+    for plan, kind, count in zip(plans, kinds, split.on_disk, strict=True):
+        found.append(None if plan is None or not count else disk_plan(plan, count, min(kind.num_buffers, count)))
+    return DiskPlans(*reversed(found))
 
 
 def free_bytes(device: torch.device) -> int:
@@ -186,8 +187,16 @@ def free_bytes(device: torch.device) -> int:
     return available_host_bytes() // local_world_size_from_env()
 
 
-def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfile, free: FreeMemory) -> SwapProblem:
+def _problem(
+    config: RunConfig,
+    mesh: Mesh,
+    plan: SwapPlan,
+    sweep: SweepPlans | None,
+    profile: LayerProfile,
+    free: FreeMemory,
+) -> SwapProblem:
     world_size = mesh.grid.world_size
+    inputs = None if sweep is None else sweep.inputs
     return swap_problem(
         config,
         world_size,
@@ -200,4 +209,5 @@ def _problem(config: RunConfig, mesh: Mesh, plan: SwapPlan, profile: LayerProfil
         offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
         prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
         limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes, free.disk),
+        num_input_records=0 if inputs is None else inputs.num_records,
     )

@@ -32,7 +32,8 @@ def put_on_tiles(
         for position, layer in enumerate(chunk.layers):
             index = chunk.layer_indices[position]
             assert isinstance(layer, TransformerLayer)
-            chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp)
+            again = position < config.memory.recompute_attention_layers
+            chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp, again)
 
 
 def on_tiles(
@@ -42,15 +43,17 @@ def on_tiles(
     memory: SwapRuntime | ScratchMemory,
     sink: GradientSink,
     tp_group: ProcessGroup | None,
+    recomputes_attention: bool = False,
 ) -> TokenwiseLayer | SweptLayer:
-    """One layer; under --offload-granularity tile it is swept along the sequence."""
+    """One layer; under --offload-granularity tile it is swept along the sequence, and may recompute attention."""
     tp, sections = config.parallel.tp, resolved_sections(config)
     in_slot = config.data.seq_length // config.parallel.cp // sections
     tiles = make_tiles(in_slot, tp, resolved_offload_tiles(config) // sections)
     if not config.memory.sweeps:
         return TokenwiseLayer(layer, index, tiles, memory, sink, tp_group)
     assert isinstance(memory, SweepRuntime | ScratchMemory)
-    return SweptLayer(layer, index, make_tiles(in_slot * sections, tp, sections), tiles, memory, sink, tp_group)
+    whole = make_tiles(in_slot * sections, tp, sections)
+    return SweptLayer(layer, index, whole, tiles, memory, sink, tp_group, recomputes_attention)
 
 
 def scratch_for(config: RunConfig, moved: Moved, device: torch.device) -> ScratchMemory:

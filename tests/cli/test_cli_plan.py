@@ -74,7 +74,7 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"] and lines[6] == ""
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
-    risk = "7.7% faster than what surely fits, but it may not fit: GPU memory: 35.36 GiB needed, 34.75 GiB sure to fit"
+    risk = "7.7% faster than what surely fits, but it may not fit: GPU memory: 35.33 GiB needed, 34.75 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
@@ -124,10 +124,10 @@ def test_json(capsys: Capture) -> None:
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
     assert set(best) == {
-        "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles", "moved_tiles",
-        "limit", "verdict", "total_gib", "host_gib", "parts_gib", "tgs", "mfu_percent", "tflops_per_gpu", "step_time_s",
-        "bubble_share", "hidden_share", "seconds", "resources", "binding_resource", "sharding", "order",
-        "states_in_host_memory",
+        "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles",
+        "recompute_attention_layers", "moved_tiles", "limit", "verdict", "total_gib", "host_gib", "parts_gib", "tgs",
+        "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds", "resources",
+        "binding_resource", "sharding", "order", "states_in_host_memory",
     }  # fmt: skip
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
@@ -141,7 +141,7 @@ def test_the_longest_sequence(capsys: Capture) -> None:
     found = json.loads(printed([*argv, "--json"], capsys))
     assert found["seq_len"] == found["longest"]["seq_len"] > 100_000 and found["choices"]
     shown = printed(argv, capsys)
-    assert f"longest sequence that fits: {found['seq_len']:,} tokens (in steps of 1,024)" in shown
+    assert f"longest sequence that fits: {found['seq_len']:,} tokens (in steps of 65,536)" in shown
     assert f"beyond it: {found['longest']['limit']}" in shown
     argv = ["--model", "llama-3.1-70b", "--gpus", "1", "--objective", "max-seq-len", "--place-states", "never"]
     shown = printed(argv, capsys)

@@ -57,6 +57,18 @@ WRONG = [
         "--offload-granularity tile --offload-slot-tiles 3",
         ("--offload-slot-tiles is 3", "--offload-tiles 8", "--offload-slot-tiles 1", "6 or 9"),
     ),
+    (
+        "--offload-alpha 0.5 --recompute-attention-layers 2",
+        ("--recompute-attention-layers 2", "--offload-granularity layer", "use --offload-granularity tile"),
+    ),
+    (
+        "--offload-granularity tile --recompute-attention-layers 9",
+        ("--recompute-attention-layers is 9", "a pipeline chunk has", "give 0 to "),
+    ),
+    (
+        "--offload-granularity tile --recompute-attention-layers -1",
+        ("--recompute-attention-layers is -1", "must not be below 0"),
+    ),
     ("--offload-granularity tile --offload-slot-tiles 0", ("--offload-slot-tiles is 0", "above 0")),
     (
         "--offload-granularity tile --cp 2",

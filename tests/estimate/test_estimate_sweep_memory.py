@@ -1,5 +1,6 @@
 """Memory of layers that are swept along the sequence: whole steps as measured, and records as plans count them."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from memo.errors import ConfigError
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import rank_memory
-from memo.estimate.swap_memory import num_key_records, num_records, swap_bytes
-from memo.planner.swap import swap_plan
-from memo.spec.layer_ops import in_sections, stage_ops
+from memo.estimate.swap_memory import num_input_records, num_key_records, num_records, swap_bytes
+from memo.planner.swap import sweep_plans
+from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.shapes import shape_of
 
@@ -40,6 +41,8 @@ LOSS: dict[str, Any] = {"vocab_size": 2048, "loss_chunk_size": 256}
         ("llama-tiny", 1, {"offload_alpha": 0.5, "offload_tiles": 4, "offload_slot_tiles": 2}),
         ("qwen3-tiny", 1, {"offload_alpha": 0.0, "offload_tiles": 2, "mbs": 2}),
         ("llama-tiny", 1, {"offload_alpha": 0.5, "gbs": 3, "gradient_accumulation_order": "breadth_first"}),
+        ("llama-tiny", 1, {"offload_alpha": 0.5, "offload_tiles": 4, "recompute_attention_layers": 1}),
+        ("gpt-tiny", 1, {"offload_alpha": 0.0, "offload_tiles": 4, "recompute_attention_layers": 2}),
         ("llama-tiny", 2, {"offload_alpha": 0.0, "tp": 2, "offload_tiles": 2}),
         ("gpt-tiny", 2, {"offload_alpha": 1.0, "tp": 2, "offload_tiles": 4, "params_dtype": "bf16"}),
         ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
@@ -78,7 +81,9 @@ SCHEDULES = [
 @pytest.mark.parametrize(("pp", "vpp", "microbatches", "order"), SCHEDULES)
 def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, order: str) -> None:
     """Exact, but at most one too many in the few schedules that the docstring of swap_memory names."""
-    for layers, sections in ((layers, sections) for layers in (1, 2, 3) for sections in (1, 2, 3, 8)):
+    for layers, sections, again in product((1, 2, 3), (1, 2, 3, 8), (0, 1, 3)):
+        if again > layers:
+            continue
         config = run_config(
             "gpt-tiny",
             pp=pp,
@@ -88,19 +93,24 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             num_layers=layers * pp * vpp,
             offload_alpha=0.0,
             offload_tiles=sections,
-            offload_granularity="tile" if sections > 1 else "layer",
+            offload_granularity="tile" if sections > 1 or again else "layer",
+            recompute_attention_layers=again,
         )
         is_breadth_first = order == "breadth_first"
         for stage in range(pp):
             pipeline = pipeline_of(config, pp)
             ops = stage_ops(pipeline, stage, config.model.num_layers)
-            plan = swap_plan(in_sections(ops, sections) if sections > 1 else ops)
+            plan, beside = sweep_plans(swept_ops(ops, sections, layers, again))
             spare = num_records(config, pp, stage) - plan.num_records
-            spare_keys = num_key_records(config, pp, stage) - swap_plan(ops, max_slots=1).num_records
+            spare_keys = num_key_records(config, pp, stage) - beside.keys.num_records
+            inputs = 0 if beside.inputs is None else beside.inputs.num_records
             turns_by_chance = vpp > 1 and microbatches == pp and stage == pp - 1
-            two_at_once = microbatches == 2 and sections == 1 and (is_breadth_first or (vpp > 1 and layers == 1))
+            two_at_once = (
+                microbatches == 2 and sections == 1 and (is_breadth_first or (vpp > 1 and layers - again == 1))
+            )
             assert 0 <= spare <= (turns_by_chance or two_at_once), (layers, sections, stage)
             assert 0 <= spare_keys <= turns_by_chance, (layers, stage)
+            assert 0 <= num_input_records(config, pp, stage) - inputs <= (sections < 3 or turns_by_chance)
 
 
 def test_the_account_of_megatron_lm_refuses_sweeps() -> None:

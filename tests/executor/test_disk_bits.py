@@ -27,6 +27,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 GRANULARITIES: dict[str, dict[str, Any]] = {
     "layer": {},
     "tile": {"offload_granularity": "tile", "offload_slot_tiles": 2},
+    "attention again": {"offload_granularity": "tile", "offload_slot_tiles": 2, "recompute_attention_layers": 1},
 }
 ON_DISK: tuple[tuple[float, Copies], ...] = ((1.0, "lazy"), (0.5, "random"), (1.0, "threads"))
 """Share of the records of each kind, and when copies and transfers run."""
@@ -71,8 +72,10 @@ def examine(name: str, granularity: str, directory: str) -> Findings:
                 if share == 1.0 and min(account.records, runtime.host_bytes) != account.host:
                     findings.unequal.append(f"{runtime.host_bytes} bytes in host memory, {account}")
                 if isinstance(runtime, SweepRuntime) and runtime.disk is not None:
-                    assert runtime.key_swapper.disk is not None
-                    assert runtime.disk_bytes == sum(x.file.num_bytes for x in (runtime.disk, runtime.key_swapper.disk))
+                    inputs = None if runtime.inputs is None else runtime.inputs.disk
+                    assert (inputs is None) == (granularity == "tile")
+                    files = (runtime.disk, runtime.key_swapper.disk, inputs)
+                    assert runtime.disk_bytes == sum(records.file.num_bytes for records in files if records is not None)
     return findings
 
 

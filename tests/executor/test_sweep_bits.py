@@ -1,4 +1,4 @@
-"""Sweeping layers section by section: any alpha and any number of tiles in a slot give the same bits.
+"""Sweeping layers section by section: any alpha, any number of tiles in a slot and recomputed attention, the same bits.
 
 torch.equal on the loss and on every gradient, against alpha = 0 with one tile in a slot, unpoisoned buffers and eager
 copies; all others run with buffers poisoned, copies late, at random moments or in threads, and every access checked.
@@ -21,6 +21,7 @@ from ranks import run_ranks
 from swapped_steps import Copies, Workplace, differences, observed, profiled_once, references
 from torch import Tensor
 
+from memo.config.derived import layers_per_chunk
 from memo.executor.runtime import SweepRuntime
 from memo.parallel.dtypes import torch_dtype
 
@@ -52,16 +53,20 @@ class Sweep:
     alpha: float
     policy: str
     copies: Copies
+    again: int = 0
+    """Layers of a stage that recompute attention, as far as it has so many."""
 
 
 SWEEPS = (
     Sweep(1, 0.0, "auto", "lazy"),
-    Sweep(1, 1.0, "auto", "random"),
+    Sweep(1, 1.0, "auto", "random", again=2),
     Sweep(2, 0.5, "auto", "lazy"),
-    Sweep(2, 0.5, "paper", "random"),
-    Sweep(4, 0.25, "auto", "threads"),
+    Sweep(2, 0.5, "paper", "random", again=1),
+    Sweep(4, 0.25, "auto", "threads", again=2),
     Sweep(4, 1.0, "paper", "lazy"),
     Sweep(8, 0.625, "auto", "random"),
+    Sweep(1, 0.0, "auto", "lazy", again=3),
+    Sweep(2, 0.0, "paper", "random", again=1),
 )
 
 
@@ -86,7 +91,7 @@ class Findings:
     """What one rank found: runs that differ and in what; copies of a step, by run; results by name of the run."""
 
     unequal: list[str] = field(default_factory=list)
-    moves: list[tuple[int, int]] = field(default_factory=list)
+    moves: list[tuple[int, int, int]] = field(default_factory=list)
     results: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
@@ -114,6 +119,7 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
                         offload_alpha=sweep.alpha,
                         offload_policy=sweep.policy,
                         offload_slot_tiles=sweep.slot_tiles,
+                        recompute_attention_layers=min(sweep.again, layers_per_chunk(workplace.config)),
                     )
                 for step in range(2):  # the second begins with what the first left in slots and store
                     different = differences(workplace.step(swept, tiled), reference)
@@ -122,7 +128,8 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
                 assert isinstance(swept.swap, SweepRuntime)
                 parts = swept.swap.key_swapper.swappers
                 keys = sum(part.statistics.prefetches for part in parts)
-                findings.moves.append((swept.swap.swapper.statistics.prefetches, keys))
+                inputs = 0 if swept.swap.inputs is None else swept.swap.inputs.swapper.statistics.prefetches
+                findings.moves.append((swept.swap.swapper.statistics.prefetches, keys, inputs))
     return findings
 
 
@@ -139,8 +146,8 @@ def test_sections_change_no_bit(name: str, dtypes: Sequence[str]) -> None:
     ranks = run_ranks(CASES[name][0], examine, name, dtypes)
     assert [found.unequal for found in ranks] == [[]] * len(ranks)
     for found in ranks:
-        assert all(keys for _, keys in found.moves), "a run in which no keys and values moved"
-        assert any(activations for activations, _ in found.moves), "no run moved activations"
+        assert all(keys or inputs for _, keys, inputs in found.moves), "a run in which neither keys nor inputs moved"
+        assert any(activations for activations, _, _ in found.moves), "no run moved activations"
     runs = {run: assemble([found.results[run] for found in ranks]) for run in ranks[0].results}
     if "fp64" in dtypes:
         assert relative_error(runs["fp64 swept"], runs["fp64 plain"]) <= 1e-12

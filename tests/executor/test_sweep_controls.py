@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memo.errors import MemoError
 from memo.executor.key_values import KeyValues, KeyValueSwapper
+from memo.executor.layer_inputs import LayerInputs
 from memo.executor.sweep import SweptLayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -20,7 +21,8 @@ SWEPT: dict[str, Any] = {
     "offload_granularity": "tile",
     "offload_tiles": 4,
     "offload_alpha": 0.5,
-    "offload_slot_tiles": 2,
+    "offload_slot_tiles": 1,
+    "recompute_attention_layers": 1,
     "profile_cache": "off",
 }
 
@@ -68,11 +70,25 @@ def reads_too_few_keys(right: Callable[..., Any], keys: KeyValues, row: int) -> 
     return dk.clone(), dv
 
 
+def leaves_inputs_in_their_slots(right: Callable[..., Any], inputs: LayerInputs, *of: Any) -> None:
+    """The second forward of attention does not wait for its input."""
+    with patch.object(inputs.swapper.backend, "wait", lambda *_: None):
+        right(inputs, *of)
+
+
+def runs_attention_once(right: Callable[..., Any], layer: SweptLayer, shape: Tensor, context: Any) -> None:
+    """The second forward passes its sections, but computes nothing."""
+    with patch.object(layer, "tiles", []):
+        right(layer, shape, context)
+
+
 FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "sums are not set to zero": (SweptLayer, "run_backward", keeps_the_sums),
     "a backward does not wait for keys": (KeyValueSwapper, "begin", begins_one_part),
     "keys are given away early": (KeyValueSwapper, "end", ends_forward_early),
     "gradients of keys are lost": (KeyValues, "sums_before", reads_too_few_keys),
+    "an input is not waited for": (LayerInputs, "take", leaves_inputs_in_their_slots),
+    "attention is not recomputed": (SweptLayer, "_forward_again", runs_attention_once),
 }
 
 

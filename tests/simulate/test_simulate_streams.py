@@ -1,11 +1,13 @@
 """The streams of one stage, right by hand; memo.report.timeline draws them, and its tests look at every span."""
 
+from itertools import product
+
 import pytest
 
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
 from memo.planner.swap_validator import validate
 from memo.simulate.streams import LayerTimes, StageStreams
-from memo.simulate.swapping import moves_and_records, stage_plan
+from memo.simulate.swapping import Sweeping, moves_and_records, stage_plan
 from memo.spec.layer_ops import LayerOp, layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
 
@@ -72,6 +74,8 @@ def test_a_prefetch_waits_until_its_record_is_written() -> None:
 def test_moves_of_all_microbatches_follow_from_few(pipeline: Pipeline) -> None:
     """Also of a few sections, where layers are swept, those of many."""
     num_layers = 2 * pipeline.stages * pipeline.chunks // (2 if pipeline.breadth_first else 1)
-    for stage, sections in ((stage, sections) for stage in range(pipeline.stages) for sections in (1, 2, 5)):
-        plan = stage_plan(pipeline, stage, num_layers, sections)
-        assert moves_and_records(pipeline, stage, num_layers, sections) == (plan.num_offloads, plan.num_records)
+    layers = num_layers // (pipeline.stages * pipeline.chunks)
+    for stage, sections, again in product(range(pipeline.stages), (1, 2, 5), range(layers + 1)):
+        sweep = Sweeping(sections, again)
+        plan = stage_plan(pipeline, stage, num_layers, sweep)
+        assert moves_and_records(pipeline, stage, num_layers, sweep) == (plan.num_offloads, plan.num_records)

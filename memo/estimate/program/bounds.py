@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memo.config import RunConfig
+from memo.config.derived import layers_per_chunk
 from memo.estimate.program.embedding_and_loss import end_sizes
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.passes import EndPasses, LayerPasses, end_passes, layer_passes
@@ -142,7 +143,7 @@ def _flights(config: RunConfig, passes: int, stage: int, layer: LayerPasses, rop
     """`passes`: layers x microbatches in flight."""
     parallel, hidden = config.parallel, layer.hidden_bytes
     pp, vpp = parallel.pp, parallel.vpp
-    layers = config.model.num_layers // (pp * vpp)
+    layers = layers_per_chunk(config)
     count = passes // layers
     kept = layer.kept_bytes + (hidden if layer.keeps_input else 0)
     # Each microbatch in a chunk keeps the chunk's input, which the lowest layer may keep already.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memo.config import RunConfig
+from memo.config.derived import layers_per_chunk
 from memo.estimate.state_memory import state_sizes
 from memo.spec.buckets import BucketPlan, module_buckets, stage_modules
 from memo.spec.placement import LayerPlaces, placement_of
@@ -56,7 +57,7 @@ def state_layout(config: RunConfig, world_size: int, stage: int) -> StateLayout:
 def _places(config: RunConfig, world_size: int, owners: set[int]) -> dict[int, LayerPlaces]:
     """By owner: layers are counted over all chunks of a rank; each chunk also counts an embedding and a head."""
     placement = placement_of(config, world_size)
-    per_chunk = config.model.num_layers // (config.parallel.pp * config.parallel.vpp)
+    per_chunk = layers_per_chunk(config)
     places = {}
     for owner in owners:
         chunk, within = divmod(owner, per_chunk + 2)

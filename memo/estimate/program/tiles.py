@@ -103,8 +103,9 @@ def mlp_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) ->
     inner = _fc1(ledger, z, groups, fc1, tile)
     ledger.free(gathered)
     active, _ = activation_forward(ledger, z, tile, graph=False)
+    ledger.free(normed, inner)
     added = row_forward(ledger, z, fc2, tile)
-    ledger.free(normed, inner, active, residual, added)
+    ledger.free(active, residual, added)
 
 
 def _residual(ledger: Ledger, z: LayerSizes, projection: Matrix, tile: int) -> Block:

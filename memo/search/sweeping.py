@@ -1,0 +1,50 @@
+"""Ways to sweep layers along the sequence: in which tiles, and in how many layers attention is recomputed."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memo.config.memory import OffloadAlpha
+from memo.estimate.host_memory import node_budget_bytes
+from memo.estimate.rank_memory import node_host_bytes
+from memo.search.candidates import SLOT_TILES, SWEPT_TOKENS, Layout, Strategy, config_of
+from memo.search.question import Question
+from memo.spec.placement import StatePlacement
+from memo.spec.slots import Moved
+
+
+def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> Iterator[Strategy]:
+    """Layers swept in tiles of about SWEPT_TOKENS; none under cp, or where there are not two slots of them.
+
+    Where host memory may not hold the activations, also with attention recomputed: in as few layers as make
+    activations fit alone, in as few as make them fit beside all states, and in all layers. Megatron-LM's account does
+    not know layers that are swept.
+    """
+    if layout.cp > 1 or question.program != "memo":
+        return
+    slots = range(question.seq_len // (SLOT_TILES * SWEPT_TOKENS), 1, -1)
+    sections = next((count for count in slots if question.seq_len % (layout.tp * SLOT_TILES * count) == 0), 0)
+    if not sections:
+        return
+    whole = Strategy(alpha, tiles=SLOT_TILES * sections)
+    yield whole
+    per_stage = question.model.sizes.num_layers // layout.pp
+    everything = StatePlacement(per_stage, per_stage, per_stage, per_stage)
+    beside_all = _fewest_again(question, layout, replace(whole, placement=everything))
+    if beside_all:
+        fewest = {_fewest_again(question, layout, whole), beside_all, per_stage // layout.vpp}
+        yield from (replace(whole, again=again) for again in sorted(fewest - {0}))
+
+
+def _fewest_again(question: Question, layout: Layout, strategy: Strategy) -> int:
+    """The fewest layers of a chunk that must recompute attention for a node's host memory; all, if that is too few."""
+    budget_bytes = node_budget_bytes(question.capacity.host_bytes, None)
+    moved: Moved = {} if isinstance(strategy.alpha, str) else strategy.alpha
+    low, high = 0, question.model.sizes.num_layers // (layout.pp * layout.vpp)
+    while low < high:
+        middle = (low + high) // 2
+        config = config_of(question, layout, replace(strategy, again=middle))
+        if node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, moved) <= budget_bytes:
+            high = middle
+        else:
+            low = middle + 1
+    return low
