@@ -28,16 +28,13 @@ LAYOUTS: list[Layout] = [
     (GPT, 2, {"tp": 2}),
     (GPT2, 2, {"tp": 2}),
     (QWEN, 2, {"tp": 2}),
-    (GPT, 4, {"tp": 4}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "p2p"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "all_gather"}),
     (LLAMA, 2, {"cp": 2, "cp_comm_type": "a2a"}),
     (LLAMA, 4, {"cp": 4, "cp_comm_type": "a2a+p2p"}),
     (GPT, 2, {"pp": 2}),
-    (LLAMA, 4, {"pp": 4}),
     (GPT, 2, {"pp": 2, "vpp": 2}),
     (QWEN, 2, {}),
-    (GPT, 4, {"micro_batch_size": 1}),
     # pairs
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "p2p"}),
     (GPT, 4, {"tp": 2, "pp": 2}),
@@ -48,8 +45,12 @@ LAYOUTS: list[Layout] = [
     # all together
     (LLAMA, 8, {"tp": 2, "cp": 2, "pp": 2}),
 ]
-# Pairs again, with what one axis shows alone (exchanges of cp, chunks of a stage), and three axes with a fourth.
+# Axes of four ranks; pairs again, with what one axis shows alone (exchanges of cp, chunks of a stage), and three axes
+# with a fourth.
 MORE_LAYOUTS: list[Layout] = [
+    (GPT, 4, {"tp": 4}),
+    (LLAMA, 4, {"pp": 4}),
+    (GPT, 4, {"micro_batch_size": 1}),
     (GPT2, 4, {"cp": 4, "cp_comm_type": "p2p"}),
     (LLAMA, 4, {"tp": 2, "cp": 2, "cp_comm_type": "all_gather"}),
     (GPT, 4, {"tp": 2, "cp": 2, "cp_comm_type": "a2a"}),

@@ -1,7 +1,8 @@
-"""The example as torchrun starts it: eight ranks log the losses of one process for 20 steps; killed ranks lose nothing.
+"""The example as torchrun starts it: two and eight ranks log the losses of one process for 20 steps; killed ranks lose
+nothing.
 
-The eight are forked with the variables that torchrun gives its ranks, and a store such as it keeps: to import torch in
-eight processes takes longer than all their steps. Of those that are killed, torchrun starts some, and restarts them.
+They are forked with the variables that torchrun gives its ranks, and a store such as it keeps: to import torch in eight
+processes takes longer than all their steps. Of those that are killed, torchrun starts some, and restarts them.
 
 fp64: within 1e-10. fp32: within 5e-6, ten roundings of a loss of 4; each Adam step passes the rounding of nearly zero
 gradients on, magnified by the root of the second moment. Measured: 9e-16 and 2.4e-7. After kills: not one bit.
@@ -30,7 +31,11 @@ FLAGS = [
     *("--seq-len", "64", "--global-batch-size", "2", "--train-iters", "20", "--lr", "1e-2"),
     *("--lr-warmup-iters", "4", "--device", "cpu", "--num-threads", "1", "--peak-tflops", "1"),
 ]
-LAYOUTS = ("--tp 2 --cp 2 --pp 2", pytest.param("--tp 2 --pp 2", marks=pytest.mark.full))  # the second leaves dp 2
+LAYOUTS = (
+    (2, "--tp 2"),
+    pytest.param(8, "--tp 2 --cp 2 --pp 2", marks=pytest.mark.full),
+    pytest.param(8, "--tp 2 --pp 2", marks=pytest.mark.full),  # leaves dp 2
+)
 BOUNDS = {"fp64": 1e-10, "fp32": 5e-6}
 
 
@@ -60,19 +65,21 @@ def one_process(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> list[fl
     return losses(folder)
 
 
-def eight_ranks(folder: Path, flags: list[str]) -> list[float]:
+def of_ranks(num_ranks: int, folder: Path, flags: list[str]) -> list[float]:
     store = own_store()
     arguments = arguments_of(folder, flags)
-    finish([start(folder, f"rank {rank}", arguments, its) for rank, its in enumerate(world(8, store))])
+    finish([start(folder, f"rank {rank}", arguments, its) for rank, its in enumerate(world(num_ranks, store))])
     return losses(folder)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_eight_ranks_log_the_losses_of_one(dtype: str, layout: str, one_process: list[float], tmp_path: Path) -> None:
-    one, eight = one_process, eight_ranks(tmp_path, [*layout.split(), "--params-dtype", dtype])
+@pytest.mark.parametrize(("num_ranks", "layout"), LAYOUTS)
+def test_ranks_log_the_losses_of_one(
+    num_ranks: int, layout: str, dtype: str, one_process: list[float], tmp_path: Path
+) -> None:
+    one, together = one_process, of_ranks(num_ranks, tmp_path, [*layout.split(), "--params-dtype", dtype])
     assert one[-1] < one[0] - 0.5  # it learns
-    assert len(eight) == len(one) == 20
-    difference = max(abs(a - b) for a, b in zip(eight, one, strict=True))
+    assert len(together) == len(one) == 20
+    difference = max(abs(a - b) for a, b in zip(together, one, strict=True))
     print(f"{dtype} {layout}: largest difference of a loss {difference:.1e}")
     assert difference <= BOUNDS[dtype]
 

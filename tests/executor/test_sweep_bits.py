@@ -134,11 +134,13 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
 
 
 def parts(name: str) -> list[Any]:
-    """Several ranks run in fp64, which holds them to the plain model most closely; in other dtypes in full tests."""
-    if CASES[name][0] == 1:
+    """Several ranks run in fp64, which holds them to the plain model most closely; in other dtypes, and eight of them,
+    in full tests."""
+    world_size = CASES[name][0]
+    if world_size == 1:
         return [pytest.param(name, DTYPES, id=name)]
     in_full = [pytest.param(name, (dtype,), marks=pytest.mark.full, id=f"{name} in {dtype}") for dtype in DTYPES[1:]]
-    return [pytest.param(name, DTYPES[:1], id=name), *in_full]
+    return [pytest.param(name, DTYPES[:1], marks=[pytest.mark.full] if world_size == 8 else [], id=name), *in_full]
 
 
 @pytest.mark.parametrize(("name", "dtypes"), [part for name in CASES for part in parts(name)])

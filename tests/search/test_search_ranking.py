@@ -244,7 +244,8 @@ def layout_of(row: dict[str, str]) -> Layout:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "seq_len", "batch"), [("llama-3.1-8b", 8, 65536, 16), ("gpt-30b", 16, 32768, 64)]
+    ("model", "gpus", "seq_len", "batch"),
+    [("llama-3.1-8b", 8, 65536, 16), pytest.param("gpt-30b", 16, 32768, 64, marks=pytest.mark.full)],
 )
 def test_what_is_not_counted_does_not_fit(
     model: str, gpus: int, seq_len: int, batch: int, monkeypatch: pytest.MonkeyPatch
