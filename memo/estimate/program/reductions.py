@@ -21,7 +21,12 @@ class Reductions:
         self._ledger, self._z, self._layout, self._layers = ledger, z, layout, layers
         self._reduces_each = config.parallel.shards_gradients
         self._overlaps = config.parallel.overlap_grad_reduce
-        self._whole = [bucket for bucket in layout.buckets if not self._is_driven(bucket.owner)]
+        self._driven = {owner for owner, its in layout.places.items() if self._is_layer(owner) and its.is_driven}
+        self._whole = [bucket for bucket in layout.buckets if bucket.owner not in self._driven]
+        self._of_driven: dict[int, list[OwnedBucket]] = {owner: [] for owner in self._driven}
+        for bucket in layout.buckets if self._driven else ():
+            if bucket.owner in self._driven:
+                self._of_driven[bucket.owner].append(bucket)
         self._reducing: list[Block] = []  # for each bucket in `_whole` its shard and gloo's copy
         self._num_reduced = 0
         self._pending: list[Block] = []  # gloo's copies for the driven layer whose gradients are being reduced
@@ -47,7 +52,7 @@ class Reductions:
         """
         if self._is_layer(owner):
             self._finish_pending()
-        if self._is_driven(owner) and (self._reduces_each or is_last_microbatch):
+        if owner in self._driven and (self._reduces_each or is_last_microbatch):
             self._start_pending(owner, is_last_microbatch)
         return is_last_microbatch and self._overlaps and self._start_complete(owner)
 
@@ -69,11 +74,8 @@ class Reductions:
     def _is_layer(self, owner: int) -> bool:
         return 1 <= owner % (self._layers + 2) <= self._layers
 
-    def _is_driven(self, owner: int) -> bool:
-        return self._is_layer(owner) and self._layout.places[owner].is_driven
-
     def _start_pending(self, owner: int, is_last_microbatch: bool) -> None:
-        layout, buckets = self._layout, [bucket for bucket in self._layout.buckets if bucket.owner == owner]
+        layout, buckets = self._layout, self._of_driven[owner]
         self._ledger.at = "reduction"
         self._pending_owner = owner
         if layout.num_shards > 1:
