@@ -204,8 +204,14 @@ def library() -> Path:
     return build.library("cpu")
 
 
-def test_a_library_that_was_cut_short_does_not_end_the_process(library: Path, folder: Path) -> None:
-    """Loading its first half is a SIGBUS."""
+def test_a_library_that_was_cut_short_does_not_end_the_process(
+    library: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading its first half is a SIGBUS. What builds it again is a compiler that has the result already."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\nwhile [ "$1" != "-o" ]; do shift; done; cp {library} $2\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     make_private(folder)
     whole = Path(shutil.copy(library, folder))
     assert build.library("cpu") == whole
