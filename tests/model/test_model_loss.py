@@ -93,16 +93,18 @@ def test_low_precision_is_as_accurate_as_torch(dtype: torch.dtype, chunk_size: i
 
 
 def test_gradients_of_weights_keep_their_bits_over_many_chunks() -> None:
-    """bf16, 512 chunks that all add to one row, and to the norm: as accurate as torch's one product and one norm, which
-    a sum in bf16 is not."""
+    """bf16, 512 chunks that all add to one row, and to the norm: as accurate as torch's one product, which a sum in
+    bf16 is not. Torch's own norm adds in bf16; ours is off by no more than three roundings."""
     generator = torch.Generator().manual_seed(6)
     hidden = torch.rand(512, B, H, generator=generator).to(torch.bfloat16)
     rows = torch.randn(V, H, generator=generator).mul(0.01).to(torch.bfloat16)
     of_norm = torch.ones(2, H, dtype=torch.bfloat16)
     inputs = [hidden, rows, *of_norm, torch.zeros(512, B, dtype=torch.int64), torch.ones(512, B)]
     exact, torchs = plain(inputs, torch.float64), plain(inputs, torch.bfloat16)
-    for got, other, true in list(zip(chunked(inputs, B), torchs, exact, strict=True))[2:]:
-        assert error(got, true) <= 2 * error(other, true)
+    _, _, grad_weight, *grads_of_norm = chunked(inputs, B)
+    assert error(grad_weight, exact[2]) <= 2 * error(torchs[2], exact[2])
+    for got, true in zip(grads_of_norm, exact[3:], strict=True):
+        assert error(got, true) <= 3 * torch.finfo(torch.bfloat16).eps
 
 
 def test_hidden_states_become_their_gradient() -> None:
