@@ -56,6 +56,9 @@ class _Options:
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
+    min_tgs: Optional[float] = None
+    """Tokens per GPU and second at which the longest sequence must still train, under --objective
+    max-seq-len."""
     place_states: PlaceStates = "needed"
     """ZeRO-2, ZeRO-3 and states in host memory: needed: where nothing fits without; always: also where such a layout
     may be faster than all that fit without (slower to answer); never."""
@@ -111,7 +114,14 @@ def main(argv: Sequence[str]) -> None:
         print(explanation(question, parse_layout(options.explain)))
         return
     with _without_collector():
-        plan = answer(question, options.objective, top=options.top, everything=options.all, family=options.family)
+        plan = answer(
+            question,
+            options.objective,
+            top=options.top,
+            everything=options.all,
+            family=options.family,
+            min_tgs=options.min_tgs,
+        )
     commands = _write(plan, options)
     if options.trace_out is not None:
         _trace(plan, options.trace_out)

@@ -5,7 +5,7 @@ and the longest one is found by bisection. Long ones are multiples of more, whic
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -42,11 +42,18 @@ class Longest:
     limit: str
 
 
-def longest(question: Question) -> Longest:
+Speed = Callable[[Question], float]
+"""Tokens per GPU and second of the fastest layout that fits; 0 where none does."""
+
+
+def longest(question: Question, speed: Speed | None = None, min_tgs: float = 0.0) -> Longest:
     """The longest sequence for which some layout fits, at the question's global batch size.
 
     States are shared out or go to host memory where the question always asks for that, or where not even the shortest
     sequence fits without.
+
+    Args:
+        speed: where a layout must also train at `min_tgs` tokens per GPU and second.
     """
     unit = length_unit(question.gpus, question.base.memory.offload_tiles)
     ways = [question.place_states == "always"]
@@ -56,7 +63,36 @@ def longest(question: Question) -> Longest:
         found = _longest(question, unit, places)
         if found.seq_len:
             break
-    return found
+    return found if speed is None else _fast_enough(question, unit, found, speed, min_tgs)
+
+
+def _fast_enough(question: Question, unit: int, found: Longest, speed: Speed, min_tgs: float) -> Longest:
+    """The longest sequence up to the one that fits whose fastest layout trains at `min_tgs`."""
+    tgs: dict[int, float] = {}
+
+    def is_fast(units: int) -> bool:
+        tgs[units] = speed(question.at_length(units * unit))
+        return tgs[units] >= min_tgs
+
+    high = found.seq_len // unit
+    if not high or is_fast(high):
+        return found
+    # From above: very short sequences are slow as well.
+    low = _below(high)
+    while low and not is_fast(low):
+        low, high = _below(low), low
+    step = max(1, low // _STEPS)
+    while high - low > step and low:
+        middle = (low + high) // (2 * step) * step
+        low, high = (middle, high) if is_fast(middle) else (low, middle)
+    what, most = (f"{high * unit:,} tokens train", tgs[high]) if low else ("all lengths train", max(tgs.values()))
+    limit = f"{what} at no more than {most:,.0f} tokens per GPU and second, fewer than --min-tgs {min_tgs:g}"
+    return Longest(low * unit, step * unit, limit)
+
+
+def _below(units: int) -> int:
+    """The power of two below a number; 0 below 1."""
+    return 1 << (units - 1).bit_length() - 1 if units > 1 else 0
 
 
 def _longest(question: Question, unit: int, places: bool) -> Longest:

@@ -1,5 +1,6 @@
 """`memo.plan`: one call from names and numbers to a plan."""
 
+import math
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -26,6 +27,7 @@ def plan(
     objective: Objective = "tgs",
     family: Family | None = None,
     place_states: PlaceStates = "needed",
+    min_tgs: float | None = None,
     top: int = 10,
 ) -> Plan:
     """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
@@ -39,6 +41,7 @@ def plan(
         gpu_memory_gib, host_memory_gib: of one GPU and of one node; default: the hardware's.
         family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
         place_states: ZeRO-2, ZeRO-3 and states in host memory: where nothing fits without, always, or never.
+        min_tgs: tokens per GPU and second at which the longest sequence must still train.
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -53,7 +56,7 @@ def plan(
         host_memory_gib=host_memory_gib,
         place_states=place_states,
     )
-    return answer(question, objective, top=top, family=family)
+    return answer(question, objective, top=top, family=family, min_tgs=min_tgs)
 
 
 def base_model(model: str | None, family: Family | None, objective: Objective) -> str:
@@ -82,12 +85,17 @@ def answer(
     top: int = 10,
     everything: bool = False,
     family: Family | None = None,
+    min_tgs: float | None = None,
 ) -> Plan:
     """As `plan`, of a question that has been read. `everything`: rank all candidates that fit."""
     if objective not in get_args(Objective):
         raise ConfigError(f"--objective is {objective!r}: use {' or '.join(get_args(Objective))}")
     if top < 1:
         raise ConfigError(f"--top is {top}: give 1 or more")
+    if min_tgs is not None and objective != "max-seq-len":
+        raise ConfigError(f"--min-tgs {min_tgs:g} fights with --objective {objective}: give --objective max-seq-len")
+    if min_tgs is not None and not 0 < min_tgs < math.inf:
+        raise ConfigError(f"--min-tgs is {min_tgs:g}: give tokens per GPU and second above 0, such as 500")
     if objective == "tgs":
         return search(question, top=top, everything=everything)
     if objective == "max-model-size":
@@ -95,7 +103,12 @@ def answer(
         if not biggest.parameters:
             return Plan(asked, (), (), (), 0, 0, largest=biggest)
         return replace(search(asked, top=top, everything=everything), largest=biggest)
-    found = longest(question)
+    found = longest(question) if min_tgs is None else longest(question, _speed, min_tgs)
     if not found.seq_len:
         return Plan(question, (), (), (), 0, 0, found)
     return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)
+
+
+def _speed(question: Question) -> float:
+    best = search(question, top=1).best
+    return 0.0 if best is None else best.step.tgs

@@ -197,10 +197,24 @@ def _best(plan: Plan, commands: Commands) -> list[str]:
     best = plan.choices[0]
     name = "best" if plan.trial is None else "surely fits"
     lines = [f"{name}: {best.layout}: {_how(plan.question, best)}", *_states(best), f"binding limit: {best.limit}"]
-    lines += [f"busiest: {_resources(best)}", f"seconds of a step: {_seconds(best)}"]
+    lines += [f"busiest: {_resources(best)}", f"seconds of a step: {_seconds(best)}", _durations(plan.question, best)]
     if commands.best is None:
         return [*lines, f"memo cannot train this model, only plan for it: {plan.question.model.why_not}"]
     return [*lines, f"run: {commands.best}"]
+
+
+def _durations(question: Question, choice: Choice) -> str:
+    """In words that a person plans with."""
+    tokens = question.seq_len * question.global_batch_size
+    step_s = choice.step.step_time_s
+    return f"a step takes {_duration(step_s)}, a billion tokens {_duration(1e9 / tokens * step_s)}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:,.1f} seconds"
 
 
 def _how(question: Question, choice: Choice) -> str:

@@ -79,7 +79,8 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
     assert lines[11].startswith("surely fits: tp4 cp1 pp1 mbs32: --offload-alpha auto")
-    assert lines[15] == f"{start} {run} --data-path DATA --save RUN"
+    assert lines[15].startswith("a step takes 5.8 minutes, a billion tokens ")
+    assert lines[16] == f"{start} {run} --data-path DATA --save RUN"
     assert not any(line.startswith("best:") for line in lines)
     others = lines[lines.index("would be faster, but may not fit:") + 2 : -2]
     assert len(others) == 1 and "tp4 cp2 pp1 mbs2 p2p" in others[0]  # not what is to be tried first, again
@@ -217,6 +218,11 @@ def test_the_drawing(tmp_path: Path, capsys: Capture) -> None:
         (["--model", "gpt-7b", "--gpus", "8", "--hardware", "no.toml"], "--hardware no.toml: the file does not exist"),
         (["--model", "gpt-7b", "--gpus", "8", "--top", "0"], "--top is 0: give 1 or more"),
         ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),
+        ([*LONG, "--min-tgs", "500"], "--min-tgs 500 fights with --objective tgs: give --objective max-seq-len"),
+        (
+            ["--model", "gpt-7b", "--gpus", "8", "--objective", "max-seq-len", "--min-tgs", "-1"],
+            "--min-tgs is -1: give tokens per GPU and second above 0",
+        ),
         ([*LONG, "--data-path", "d"], "--data-path d goes into the run's file, but --out is not given: give both"),
         ([*LONG, "--explain", "tp1", "--json"], "--explain tp1 only explains: leave --json out, or --explain"),
         ([*LONG, "--explain", "tp1", "--trace-out", "a"], "--explain tp1 only explains: leave --trace-out out, or"),

@@ -10,7 +10,7 @@ from memo.search.candidates import SHARDINGS, SLOT_TILES
 from memo.search.launch import run_of
 from memo.search.longest import length_unit, longest
 from memo.search.oversized import placed
-from memo.search.planning import plan
+from memo.search.planning import answer, plan
 from memo.search.question import Question, ask
 from memo.search.ranking import search
 
@@ -46,6 +46,20 @@ def test_a_table_of_positions_ends_it(tmp_path: Path) -> None:
     found = longest(question)
     assert (found.seq_len, found.limit) == (4096, "the model's table of 5,000 positions")
     assert found.unit == 1024
+
+
+def test_it_must_be_fast_enough() -> None:
+    """At 128K tokens a GPU trains some 3,000 tokens a second, and fewer the longer the sequence is."""
+    question = ask("llama-3.1-8b", 8, global_batch_size=8, hardware="h100-80", place_states="never")
+    found = answer(question, "max-seq-len", min_tgs=3000.0, top=1)
+    assert found.longest is not None and found.best is not None and found.longest.seq_len < longest(question).seq_len
+    assert found.best.step.tgs >= 3000.0
+    next_seq_len = found.longest.seq_len + found.longest.unit
+    beyond = search(question.at_length(next_seq_len), top=1).best
+    assert beyond is not None and beyond.step.tgs < 3000.0
+    assert f"{next_seq_len:,} tokens train at no more than {beyond.step.tgs:,.0f} tokens" in found.longest.limit
+    never = answer(question, "max-seq-len", min_tgs=1e6).longest
+    assert never is not None and never.seq_len == 0 and "all lengths train at no more than" in never.limit
 
 
 def test_nothing_fits() -> None:
