@@ -16,13 +16,14 @@ from typing import Annotated, Literal, Optional
 import tyro
 from tyro.conf import arg
 
+from memo.config import TrainingConfig
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
 from memo.search.planning import Objective, answer, base_model
-from memo.search.question import PlaceStates, Question, ask
+from memo.search.question import NVME_PATH, PlaceStates, Question, ask
 from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
 
@@ -53,6 +54,16 @@ class _Options:
     """Nominal memory of one GPU; default: the hardware's."""
     host_memory_gib: Optional[float] = None
     """Host memory of one node; default: the hardware's."""
+    nvme_gib: Optional[float] = None
+    """Local disks of one node, for activations that its memory does not hold (--offload-nvme-path); default: the
+    hardware's, which has none unless its file names them."""
+    nvme_gb_per_s: Optional[float] = None
+    """Their rate in either direction, all together, 10^9 bytes a second; default: 2."""
+    nvme_path: str = NVME_PATH
+    """Their directory in the run that is written."""
+    clip_grad: float = TrainingConfig.clip_grad
+    """As of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host memory for
+    their norm."""
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
@@ -100,6 +111,10 @@ def main(argv: Sequence[str]) -> None:
         gpu_memory_gib=options.gpu_memory_gib,
         host_memory_gib=options.host_memory_gib,
         place_states=options.place_states,
+        nvme_gib=options.nvme_gib,
+        nvme_gb_per_s=options.nvme_gb_per_s,
+        nvme_path=options.nvme_path,
+        clip_grad=options.clip_grad,
     )
     if options.method == "llmem":
         from memo.papers import fine_tuning

@@ -10,6 +10,7 @@ from typing import Literal
 
 from memo.config.training import Dtype
 from memo.errors import ConfigError
+from memo.spec.disk import Disk, disk_budget_bytes
 from memo.units import GIB
 
 
@@ -68,6 +69,8 @@ class Hardware:
         host_memory_gib: host memory of one node.
         host_memory_gb_per_s, host_cores: rate of the host memory and physical CPU cores of one node, all sockets.
         source: where the numbers come from.
+        nvme_gib, nvme_gb_per_s: of the node's local disks for activations, and their rate in either direction; 0
+            without.
     """
 
     name: str
@@ -89,6 +92,8 @@ class Hardware:
     host_cores: int
     efficiency: Efficiency
     source: str
+    nvme_gib: float = 0.0
+    nvme_gb_per_s: float = 0.0
 
     @property
     def memory_bytes(self) -> int:
@@ -97,6 +102,19 @@ class Hardware:
     @property
     def host_memory_bytes(self) -> int:
         return int(self.host_memory_gib * GIB)
+
+    @property
+    def nvme_budget_bytes(self) -> int:
+        """What activations of all ranks of a node may take of its disks when these are empty."""
+        return disk_budget_bytes(self.nvme_gib * GIB, None)
+
+    def nvme_of_rank(self, world_size: int) -> Disk | None:
+        """The part of one rank, while all of its node use it; None without a disk."""
+        if not self.nvme_gib:
+            return None
+        ranks = min(world_size, self.gpus_per_node)
+        rate = self.nvme_gb_per_s * 1e9 / ranks
+        return Disk(self.nvme_budget_bytes // ranks, rate, rate)
 
     def host_bytes_per_s(self, ranks: int) -> float:
         """Host memory traffic of one of `ranks` ranks of a node whose CPUs all update weights."""

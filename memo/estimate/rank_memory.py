@@ -31,7 +31,7 @@ from memo.config.derived import layers_per_chunk, num_microbatches, resolved_dty
 from memo.errors import ConfigError
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
-from memo.estimate.swap_memory import host_bytes, swap_bytes, working_set_bytes
+from memo.estimate.swap_memory import disk_bytes, host_bytes, swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.parameters import end_weights
@@ -204,6 +204,22 @@ def node_host_bytes(
     if placement_of(config, world_size).optimizer:
         ranks = [ranks[stage] + state_bytes(config, world_size, stage).host for stage in stages]
     return most_of_a_node(ranks, per_stage, gpus_per_node)
+
+
+def node_disk_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved, budget_bytes: float) -> int:
+    """What a node's disk holds where its host memory is filled first; stages that share a node as of
+    `node_host_bytes`.
+
+    Args:
+        budget_bytes: what activations and states of all ranks of a node may take of host memory.
+    """
+    per_stage, ranks = world_size // config.parallel.pp, min(world_size, gpus_per_node)
+    states = [0] * config.parallel.pp
+    if placement_of(config, world_size).optimizer:
+        states = [state_bytes(config, world_size, stage).host for stage in range(config.parallel.pp)]
+    spare_bytes = (budget_bytes - most_of_a_node(states, per_stage, ranks)) / ranks
+    found = disk_bytes(config, world_size, moved, [max(0.0, spare_bytes)] * config.parallel.pp)
+    return most_of_a_node(found, per_stage, ranks)
 
 
 def most_of_a_node(ranks: Sequence[int], per_stage: int, gpus_per_node: int) -> int:

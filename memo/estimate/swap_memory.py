@@ -18,7 +18,7 @@ working set is an upper bound of what exists at once and was not measured on GPU
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import inf
 
 from memo.config import RunConfig
 from memo.config.derived import (
@@ -28,7 +28,7 @@ from memo.config.derived import (
     resolved_offload_tiles,
     resolved_sections,
 )
-from memo.spec.disk import RecordKind
+from memo.spec.disk import RecordKind, least_host_bytes, split_records
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved, SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
@@ -58,16 +58,24 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
     """The same for a layout that is known, which all stages share."""
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     buffers = layout.buffer_bytes(min(2, passes * resolved_sections(config)))
-    kinds = [RecordKind(num_records(config, world_size, stage), layout.moved_bytes)]
     if config.memory.sweeps:
-        keys, input_bytes = key_value_layout(config), layout.places["input"].num_bytes
-        buffers += keys.device_bytes + min(2, _inputs_in_flight(config, world_size, stage)) * input_bytes
-        kinds.append(key_value_records(num_key_records(config, world_size, stage), keys))
-        kinds.append(RecordKind(num_input_records(config, world_size, stage), input_bytes))
+        input_bytes = layout.places["input"].num_bytes
+        buffers += key_value_layout(config).device_bytes
+        buffers += min(2, _inputs_in_flight(config, world_size, stage)) * input_bytes
+    kinds = record_kinds(config, world_size, stage, layout)
     records = sum(kind.total_bytes for kind in kinds)
-    if config.memory.offload_nvme_path is None:
-        return SwapBytes(buffers, records, records)
-    return SwapBytes(buffers, min(records, sum(kind.staging_bytes for kind in kinds)), records)
+    on_disk = config.memory.offload_nvme_path is not None
+    return SwapBytes(buffers, least_host_bytes(kinds) if on_disk else records, records)
+
+
+def record_kinds(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> list[RecordKind]:
+    """Host records of a rank of `stage`: where layers are swept of keys and values and of inputs, then all others."""
+    others = RecordKind(num_records(config, world_size, stage), layout.moved_bytes)
+    if not config.memory.sweeps:
+        return [others]
+    keys = key_value_records(num_key_records(config, world_size, stage), key_value_layout(config))
+    inputs = RecordKind(num_input_records(config, world_size, stage), layout.places["input"].num_bytes)
+    return [keys, inputs, others]
 
 
 def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_bytes: float | None = None) -> list[int]:
@@ -78,11 +86,21 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
     """
     if moved is None:
         return [0] * config.parallel.pp
-    found = []
-    for stage in range(config.parallel.pp):
-        swap = swap_bytes(config, world_size, stage, moved)
-        left = 0 if disk_bytes is None else ceil(swap.records + swap.host - disk_bytes)  # beside the staging buffers
-        found.append(min(swap.records, max(swap.host, left)))
+    layout, limit_bytes = slot_layout(config, moved), inf if disk_bytes is None else disk_bytes
+    if config.memory.offload_nvme_path is None:
+        limit_bytes = 0
+    return [
+        least_host_bytes(record_kinds(config, world_size, stage, layout), limit_bytes)
+        for stage in range(config.parallel.pp)
+    ]
+
+
+def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes: list[float]) -> list[int]:
+    """Bytes on the disk of a rank of each stage, whose records may take so much of host memory."""
+    layout, found = slot_layout(config, moved), []
+    for stage, host in enumerate(rank_host_bytes):
+        split = split_records(record_kinds(config, world_size, stage, layout), int(host))
+        found.append(0 if split is None else split.disk_bytes)
     return found
 
 

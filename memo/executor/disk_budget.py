@@ -5,10 +5,7 @@ import os
 from memo.errors import DiskError
 from memo.executor.record_file import RecordFile, open_nameless
 from memo.spec.disk import stride_bytes
-from memo.units import GIB, format_bytes
-
-DISK_FITS_SHARE = 0.9
-"""Share of a disk's free space that a run takes without being told: others write there as well."""
+from memo.units import format_bytes
 
 
 def disk_free_bytes(directory: str) -> int:
@@ -16,11 +13,6 @@ def disk_free_bytes(directory: str) -> int:
     os.close(open_nameless(directory))
     system = os.statvfs(directory)
     return system.f_bavail * system.f_frsize
-
-
-def disk_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
-    """What all ranks of a node may take of a disk; `limit_gib`: --offload-nvme-gib."""
-    return int(free_bytes * DISK_FITS_SHARE if limit_gib is None else min(free_bytes, limit_gib * GIB))
 
 
 class DiskBudget:

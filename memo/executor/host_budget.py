@@ -21,9 +21,10 @@ from memo.config import RunConfig
 from memo.errors import HostMemoryError
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes
 from memo.estimate.state_memory import state_bytes
-from memo.executor.disk_budget import DiskBudget, disk_budget_bytes, disk_free_bytes
+from memo.executor.disk_budget import DiskBudget, disk_free_bytes
 from memo.mesh import Mesh
 from memo.parallel.collectives import all_gather
+from memo.spec.disk import disk_budget_bytes
 from memo.units import GIB, format_bytes
 
 Contents = Literal["activations", "states"]

@@ -80,10 +80,14 @@ def disk_plan(plan: SwapPlan, num_on_disk: int, num_buffers: int) -> DiskPlan:
             f"{num_on_disk} of {plan.num_records} records cannot be on disk with {num_buffers} staging buffers: put at "
             "most all of them there, with at least one buffer"
         )
-    waits = mean_waits(plan)
-    longest = sorted(range(plan.num_records), key=lambda record: (-waits[record], record))[:num_on_disk]
-    records = tuple(sorted(longest))
+    records = longest_waiting(plan, num_on_disk)
     return DiskPlan(records, num_buffers, tuple(_turns(plan, set(records), num_buffers)))
+
+
+def longest_waiting(plan: SwapPlan, count: int) -> tuple[int, ...]:
+    """So many of a plan's records, in ascending order."""
+    waits = mean_waits(plan)
+    return tuple(sorted(sorted(range(plan.num_records), key=lambda record: (-waits[record], record))[:count]))
 
 
 def mean_waits(plan: SwapPlan) -> list[float]:

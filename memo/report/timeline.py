@@ -53,7 +53,7 @@ def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[SwapSpan]:
         if start_s > free_s:
             spans.append(SwapSpan("wait", step, free_s, start_s))
         spans.append(SwapSpan("compute", step, start_s, end_s))
-        spans += [SwapSpan(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies]
+        spans += [SwapSpan(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies if copy.row != "disk"]
         free_s = end_s
     return spans
 

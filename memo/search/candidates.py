@@ -125,6 +125,7 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             offload_tiles=strategy.tiles or base.memory.offload_tiles,
             offload_slot_tiles=SLOT_TILES if strategy.tiles else 1,
             recompute_attention_layers=strategy.again,
+            offload_nvme_path=question.nvme_path if strategy.swaps and question.hardware.nvme_gib else None,
         ),
         training=replace(base.training, micro_batch_size=layout.mbs),
     )

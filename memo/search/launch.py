@@ -12,6 +12,7 @@ from memo.estimate.verdict import Verdict
 from memo.search.candidates import config_of
 from memo.search.question import Question
 from memo.search.ranking import Choice
+from memo.spec.disk import DISK_FITS_SHARE
 from memo.units import GIB
 
 STEP_MINUTES_MARGIN = 4
@@ -31,6 +32,10 @@ def run_of(question: Question, choice: Choice, data_path: str | None = None) -> 
     moves_states = choice.strategy.placement is not None and choice.strategy.placement.optimizer > 0
     if (choice.strategy.swaps or moves_states) and question.host_is_given:
         memory = replace(memory, offload_host_memory_gib=HOST_FITS_SHARE * question.host_memory_gib)
+    needs_disk = choice.sized.disk_bytes > 0
+    disk_gib = DISK_FITS_SHARE * question.hardware.nvme_gib if needs_disk else None
+    path = question.nvme_path if needs_disk else None
+    memory = replace(memory, offload_nvme_path=path, offload_nvme_gib=disk_gib)
     minutes = math.ceil(STEP_MINUTES_MARGIN * choice.step.step_time_s / 60)
     config = replace(
         config,
@@ -52,6 +57,7 @@ def write_run(question: Question, choice: Choice, path: str, data_path: str | No
         f"# Expected: {step.tgs:,.0f} tokens per GPU and second, MFU {step.mfu_percent:.1f} %, "
         f"{step.step_time_s:,.1f} s a step,",
         f"# {sized.memory.total / GIB:,.1f} GiB of a GPU, {sized.host_bytes / GIB:,.1f} GiB of a node's host memory.",
+        *([f"# {sized.disk_bytes / GIB:,.1f} GiB of a node's disks."] if sized.disk_bytes else []),
         *([] if sized.verdict == Verdict.FITS else [f"# It may not fit: {sized.shortage(question)}."]),
         "",
         run_of(question, choice, data_path).to_toml(),

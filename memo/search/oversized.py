@@ -51,6 +51,7 @@ def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
         FITS_SHARE * USABLE_SHARE * question.capacity.gpu_bytes,
         node_budget_bytes(question.capacity.host_bytes, None),
         min(question.gpus, question.hardware.gpus_per_node),
+        question.hardware.nvme_budget_bytes or inf,
     )
     return Costs(
         config_of(question, layout, strategy),

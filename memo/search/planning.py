@@ -4,12 +4,13 @@ import math
 from dataclasses import replace
 from typing import Literal, get_args
 
+from memo.config import TrainingConfig
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.hardware import Hardware
 from memo.search.largest import BASES, Family, largest
 from memo.search.longest import longest
-from memo.search.question import PlaceStates, Question, ask
+from memo.search.question import NVME_PATH, PlaceStates, Question, ask
 from memo.search.ranking import Plan, search
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]
@@ -28,6 +29,10 @@ def plan(
     family: Family | None = None,
     place_states: PlaceStates = "needed",
     min_tgs: float | None = None,
+    nvme_gib: float | None = None,
+    nvme_gb_per_s: float | None = None,
+    nvme_path: str = NVME_PATH,
+    clip_grad: float = TrainingConfig.clip_grad,
     top: int = 10,
 ) -> Plan:
     """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
@@ -42,6 +47,10 @@ def plan(
         family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
         place_states: ZeRO-2, ZeRO-3 and states in host memory: where nothing fits without, always, or never.
         min_tgs: tokens per GPU and second at which the longest sequence must still train.
+        nvme_gib, nvme_gb_per_s: of a node's disks for activations that its memory does not hold, and their rate in
+            either direction; default: the hardware's, which may be none, and 2 GB/s.
+        nvme_path: their directory in a run that needs them.
+        clip_grad: 0: gradients need not wait in host memory for their norm.
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -55,6 +64,10 @@ def plan(
         gpu_memory_gib=gpu_memory_gib,
         host_memory_gib=host_memory_gib,
         place_states=place_states,
+        nvme_gib=nvme_gib,
+        nvme_gb_per_s=nvme_gb_per_s,
+        nvme_path=nvme_path,
+        clip_grad=clip_grad,
     )
     return answer(question, objective, top=top, family=family, min_tgs=min_tgs)
 

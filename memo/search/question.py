@@ -22,6 +22,12 @@ from memo.estimate.verdict import Capacity
 from memo.spec.shapes import ModelShape, model_config_of
 from memo.units import GIB
 
+NVME_PATH = "/nvme"
+"""The directory of a node's disks that a planned run names if it is told no other."""
+NVME_GB_PER_S = 2.0
+"""Rate of a node's disks that is assumed if none is given: what one data-centre drive writes for hours; reads are
+faster."""
+
 PlaceStates = Literal["needed", "always", "never"]
 
 
@@ -55,6 +61,7 @@ class Question:
         host_is_given: the user named the host memory, so a run is held to it.
         place_states: ZeRO-2, ZeRO-3 and host memory for states: where nothing fits without (needed), for all layouts
             that do not fit without (always), or never.
+        nvme_path: directory of the node's disks in a run that needs them, where the hardware has some.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
         program: whose memory is judged; Megatron-LM's loss keeps all logits at once, memo's own does not.
     """
@@ -70,6 +77,7 @@ class Question:
     program: Program = "memo"
     place_states: PlaceStates = "needed"
     clip_grad: float = TrainingConfig.clip_grad
+    nvme_path: str = NVME_PATH
 
     @cached_property
     def capacity(self) -> Capacity:
@@ -113,8 +121,12 @@ def ask(
     gpu_memory_gib: float | None = None,
     host_memory_gib: float | None = None,
     place_states: PlaceStates = "needed",
+    nvme_gib: float | None = None,
+    nvme_gb_per_s: float | None = None,
+    nvme_path: str = NVME_PATH,
+    clip_grad: float = TrainingConfig.clip_grad,
 ) -> Question:
-    """Read a question; defaults: one sequence for each GPU, the memory of the hardware.
+    """Read a question; defaults: one sequence for each GPU, the memory and the disks of the hardware.
 
     Raises ConfigError for a model or machine that is not known, a size that is not above 0, sequences that the model
     has no positions for, and GPUs that do not fill their nodes.
@@ -123,7 +135,8 @@ def ask(
     require_count("--seq-len", seq_len)
     if global_batch_size is not None:
         require_count("--global-batch-size", global_batch_size)
-    for flag, size in (("--gpu-memory-gib", gpu_memory_gib), ("--host-memory-gib", host_memory_gib)):
+    sizes = {"--gpu-memory-gib": gpu_memory_gib, "--host-memory-gib": host_memory_gib, "--nvme-gib": nvme_gib}
+    for flag, size in {**sizes, "--nvme-gb-per-s": nvme_gb_per_s}.items():
         if size is not None:
             require_gib(flag, size)
     if place_states not in get_args(PlaceStates):
@@ -132,6 +145,7 @@ def ask(
     if not isinstance(machine, Hardware):
         machine = named_hardware("--hardware", machine, gpu_memory_gib)
     require_full_nodes("--hardware", gpus, machine)
+    machine = _with_disks(machine, nvme_gib, nvme_gb_per_s, host_memory_gib)
     question = Question(
         model=planned_model(model, seq_len),
         gpus=gpus,
@@ -142,9 +156,25 @@ def ask(
         host_memory_gib=host_memory_gib or machine.host_memory_gib,
         host_is_given=host_memory_gib is not None,
         place_states=place_states,
+        nvme_path=nvme_path,
+        clip_grad=clip_grad,
     )
     check_model(question.base)
     return question
+
+
+def _with_disks(
+    machine: Hardware, gib: float | None, gb_per_s: float | None, host_memory_gib: float | None
+) -> Hardware:
+    """What is simulated must know, too, how much of the activations host memory holds."""
+    gib = machine.nvme_gib if gib is None else gib
+    if not gib:
+        if gb_per_s is not None:
+            raise ConfigError(f"--nvme-gb-per-s {gb_per_s:g} is of a disk, but --nvme-gib is not given: give both")
+        return machine
+    rate = gb_per_s or machine.nvme_gb_per_s or NVME_GB_PER_S
+    host_gib = host_memory_gib or machine.host_memory_gib
+    return replace(machine, nvme_gib=gib, nvme_gb_per_s=rate, host_memory_gib=host_gib)
 
 
 def planned_model(name: str, seq_len: int) -> PlannedModel:

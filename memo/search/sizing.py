@@ -1,11 +1,12 @@
 """Memory of a candidate, and the verdict on it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memo.config import RunConfig
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
-from memo.estimate.rank_memory import RankMemory, components, node_host_bytes
+from memo.estimate.rank_memory import RankMemory, components, node_disk_bytes, node_host_bytes
 from memo.estimate.verdict import Verdict, judge
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question
@@ -20,7 +21,8 @@ class Sized:
     Attributes:
         memory: of the worst rank, bytes.
         is_exact: else that is the least that it takes, on the same side of every limit.
-        host_bytes: of one node.
+        host_bytes: of one node: all records, as far as they surely fit beside the states; the rest is on its disk.
+        disk_bytes: of one node.
         gpu_excess, host_excess: what is needed over what surely fits.
     """
 
@@ -30,6 +32,7 @@ class Sized:
     verdict: Verdict
     gpu_excess: float
     host_excess: float
+    disk_bytes: int = 0
 
     @property
     def excess(self) -> float:
@@ -41,7 +44,9 @@ class Sized:
         if is_host or self.verdict == Verdict.OOHM:
             sure_gib = HOST_FITS_SHARE * question.host_memory_gib
             share = f"{HOST_FITS_SHARE:.0%} of a node's {question.host_memory_gib:,.0f}"
-            return f"host memory: {self.host_bytes / GIB:,.1f} GiB needed, {sure_gib:,.1f} GiB sure to fit ({share})"
+            disk = f" beside {self.disk_bytes / GIB:,.1f} GiB of NVMe" if self.disk_bytes else ""
+            needed = f"{self.host_bytes / GIB:,.1f} GiB needed{disk}"
+            return f"host memory: {needed}, {sure_gib:,.1f} GiB sure to fit ({share})"
         parts = {name: size for name, size in components(self.memory).items() if name != "host"}
         largest = sorted(parts, key=lambda name: parts[name], reverse=True)[:2]
         shown = ", ".join(f"{name} {parts[name] / GIB:,.1f}" for name in largest)
@@ -68,14 +73,29 @@ def size(
     what: Moved | None = None
     if strategy.swaps:
         what = (moved or {}) if isinstance(strategy.alpha, str) else strategy.alpha
-    host = 0
-    if what is not None or strategy.placement is not None:
-        host = node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, what)
+    host = disk = 0
     capacity = question.capacity
+    if what is not None or strategy.placement is not None:
+        host, disk = _of_node(question, config, what)
     memory, most = question.account.bounds(config, what)
     if most != memory.total and (exactly or judge(memory.total, host, capacity) != judge(most, host, capacity)):
         memory = question.account.worst(config, what)
         most = memory.total
     gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes)
     host_excess = host / max(1, node_budget_bytes(capacity.host_bytes, None))
-    return Sized(memory, most == memory.total, host, judge(memory.total, host, capacity), gpu_excess, host_excess)
+    return Sized(memory, most == memory.total, host, judge(memory.total, host, capacity), gpu_excess, host_excess, disk)
+
+
+def _of_node(question: Question, config: RunConfig, moved: Moved | None) -> tuple[int, int]:
+    """(host, disk): bytes of one node; host memory is filled first, as far as it surely fits."""
+    gpus, per_node, hardware = question.gpus, question.hardware.gpus_per_node, question.hardware
+    if config.memory.offload_nvme_path is None or moved is None:
+        return node_host_bytes(config, gpus, per_node, moved), 0
+    in_memory = replace(config, memory=replace(config.memory, offload_nvme_path=None))
+    whole = node_host_bytes(in_memory, gpus, per_node, moved)
+    budget = node_budget_bytes(question.capacity.host_bytes, None)
+    if whole <= budget:
+        return whole, 0
+    least = node_host_bytes(config, gpus, per_node, moved, hardware.nvme_budget_bytes)
+    host = max(least, budget)
+    return host, node_disk_bytes(config, gpus, per_node, moved, host)

@@ -39,12 +39,17 @@ _MOST_USES = 8
 @dataclass(frozen=True)
 class MemoryLimits:
     """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host
-    memory.
+    memory, and of the disk of a run that names one.
     """
 
     device_bytes: float
     host_bytes: float
     local_ranks: int
+    disk_bytes: float = inf
+
+    @property
+    def disk_bytes_of_rank(self) -> float | None:
+        return None if self.disk_bytes == inf else self.disk_bytes / self.local_ranks
 
 
 @dataclass
@@ -274,6 +279,6 @@ class Costs:
             config,
             tiles,
             self._device_bytes(config, moved),
-            dict(enumerate(host_bytes(config, self.world_size, moved))),
+            dict(enumerate(host_bytes(config, self.world_size, moved, self.limits.disk_bytes_of_rank))),
             lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
-from memo.errors import HostMemoryError, PlanError
+from memo.errors import DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware import Hardware
@@ -14,7 +14,7 @@ from memo.estimate.verdict import Capacity
 from memo.planner.problem import Limit
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
-from memo.simulate.swapping import choose, modelled_problem
+from memo.simulate.swapping import choose, disk_of_rank, modelled_problem
 from memo.spec.slots import SLOT_ALIGNMENT_BYTES
 
 
@@ -53,10 +53,15 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
         rank = account.stage(config, stage, nothing)
         others.append(rank.total - rank.rounding_buffers)
     padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
+    # As a disk is filled to its last record, what is lost between the tensors of records must not be forgotten.
+    disk = disk_of_rank(config, world_size, hardware)
+    lost_bytes = 0 if disk is None else free.num_records * len(free.always | free.never) * SLOT_ALIGNMENT_BYTES
+    host_bytes = node_budget_bytes(capacity.host_bytes, None) // min(world_size, hardware.gpus_per_node)
     problem = replace(
         free,
         device_bytes=max(0, int(FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes) - max(others) - padding),
-        host_bytes=node_budget_bytes(capacity.host_bytes, None) // min(world_size, hardware.gpus_per_node),
+        host_bytes=max(0, host_bytes - lost_bytes),
+        disk=disk,
     )
     tiles, limit = nothing, Limit.DEVICE
     try:
@@ -64,6 +69,8 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
         tiles, limit = solution.tiles, solution.limit
     except HostMemoryError:
         limit = Limit.HOST
+    except DiskError:
+        limit = Limit.DISK
     except PlanError:
         pass
     slower = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9

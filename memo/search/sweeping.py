@@ -38,12 +38,13 @@ def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> 
 def _fewest_again(question: Question, layout: Layout, strategy: Strategy) -> int:
     """The fewest layers of a chunk that must recompute attention for a node's host memory; all, if that is too few."""
     budget_bytes = node_budget_bytes(question.capacity.host_bytes, None)
+    disk_bytes = question.hardware.nvme_budget_bytes
     moved: Moved = {} if isinstance(strategy.alpha, str) else strategy.alpha
     low, high = 0, question.model.sizes.num_layers // (layout.pp * layout.vpp)
     while low < high:
         middle = (low + high) // 2
         config = config_of(question, layout, replace(strategy, again=middle))
-        if node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, moved) <= budget_bytes:
+        if node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, moved, disk_bytes) <= budget_bytes:
             high = middle
         else:
             low = middle + 1

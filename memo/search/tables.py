@@ -24,6 +24,7 @@ class Commands:
     trial: str | None = None
 
 
+_DISK = "NVMe GiB"
 _HEADS = (
     "",
     "layout",
@@ -88,6 +89,8 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "hardware": question.hardware.name,
         "gpu_memory_gib": question.gpu_memory_gib,
         "host_memory_gib": question.host_memory_gib,
+        "nvme_gib": question.hardware.nvme_gib,
+        "nvme_gb_per_s": question.hardware.nvme_gb_per_s,
         "seq_len": question.seq_len,
         "global_batch_size": question.global_batch_size,
         "longest": None if longest is None else {**vars(longest)},
@@ -124,6 +127,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "verdict": str(choice.sized.verdict),
         "total_gib": memory.total / GIB,
         "host_gib": choice.sized.host_bytes / GIB,
+        "nvme_gib": choice.sized.disk_bytes / GIB,
         "parts_gib": {name: size / GIB for name, size in components(memory).items() if name != "host"},
         "tgs": step.tgs,
         "mfu_percent": step.mfu_percent,
@@ -159,15 +163,19 @@ def _largest(found: Largest) -> list[str]:
 
 
 def _title(question: Question) -> str:
+    hardware = question.hardware
+    disk = f", NVMe {hardware.nvme_gib:,g} GiB at {hardware.nvme_gb_per_s:g} GB/s" if hardware.nvme_gib else ""
     return (
         f"{question.model.name} on {question.gpus} x {question.hardware.name} ({question.gpu_memory_gib:g} GiB, host "
-        f"{question.host_memory_gib:,g} GiB a node), {question.seq_len:,} tokens x {question.global_batch_size} "
+        f"{question.host_memory_gib:,g} GiB{disk} a node), {question.seq_len:,} tokens x {question.global_batch_size} "
         "sequences"
     )
 
 
 def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> list[str]:
-    rows = [_HEADS]
+    has_disk = question.hardware.nvme_gib > 0
+    heads = (*_HEADS[:-1], _DISK, _HEADS[-1]) if has_disk else _HEADS
+    rows: list[tuple[str, ...]] = [heads]
     for rank, choice in enumerate(choices, start=1):
         step, sized = choice.step, choice.sized
         numbers = (
@@ -176,11 +184,12 @@ def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> li
             f"{step.tflops_per_gpu:.1f}",
             f"{step.step_time_s:,.2f}",
         )
-        sizes = f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}"
+        sizes: tuple[str, ...] = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
+        sizes += (f"{sized.disk_bytes / GIB:,.0f}",) if has_disk else ()
         name = str(rank) if ranked else ""
         dp = str(question.gpus // choice.layout.ranks)
         rows.append((name, str(choice.layout), dp, str(choice.strategy), *numbers, *sizes, str(sized.verdict)))
-    return text_table(rows, left={1, 3, len(_HEADS) - 1}).splitlines()
+    return text_table(rows, left={1, 3, len(heads) - 1}).splitlines()
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

@@ -15,7 +15,7 @@ from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
 from memo.simulate.outside_layers import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
-from memo.simulate.swapping import choose, layer_times, machine_limits, modelled_problem
+from memo.simulate.swapping import choose, layer_times, machine_limits, modelled_problem, on_disk
 from memo.spec.schedule import Action, Pipeline, pipeline_of
 
 _Of = TypeVar("_Of")
@@ -120,7 +120,8 @@ def _layer(
             recompute = layer.attention_again
             for name, cost in layer.recompute.items():
                 recompute += cost * (1.0 - swap.tiles[name] / problem.tiles)
-            return layer, recompute, layer_times(problem, swap, hardware), swap
+            times = layer_times(problem, swap, hardware)
+            return layer, recompute, on_disk(config, world_size, hardware, problem, swap, times), swap
     layer = plain_layer(config, kernels)
     forward_s, backward_s = layer.forward.total_s, layer.backward.total_s
     return layer, NOTHING, LayerTimes(forward_s, backward_s, copies_overlap=kernels.hardware.copies_overlap), None

@@ -10,7 +10,7 @@ from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.stage import Stage, streams_of
-from memo.simulate.swapping import always_hidden, copies_s
+from memo.simulate.swapping import always_hidden, copies_s, moves_and_records
 from memo.spec.clock import Clock, Op, program, run
 from memo.spec.flops import model_flops_per_token
 from memo.spec.schedule import Pipeline
@@ -33,7 +33,8 @@ class StepPrediction:
             elementwise, tensor and context (collectives of tp and cp), recompute (all of these), copies (waiting
             for them), pipeline (waiting for other stages), data (collectives of dp), optimizer.
         resources: seconds that each is busy in a step, of the stage that is busiest with it: compute, h2d and d2h
-            (copies from and to host memory), cpu optimizer, dp link (collectives of dp). They overlap.
+            (copies from and to host memory), cpu optimizer, dp link (collectives of dp), disk where activations lie on
+            one. They overlap.
         swap: what moves to host memory, planned for the first stage; None where no swap plan runs.
     """
 
@@ -200,7 +201,11 @@ def _resources(model: StepModel, timed: _Timed, compute_s: float) -> dict[str, f
         for update, times in zip(model.updates, model.states, strict=True)
     ]
     data_s = [whole + update.rest_s + update.gather_s for whole, update in zip(reduced, model.updates, strict=True)]
+    times = model.times
+    moves, records = moves_and_records(model.pipeline, 0, model.num_layers) if times.write_s else (0, 1)
+    disk_s = moves * times.num_on_disk(records) / max(1, records) * (times.write_s + times.read_s)
     return {
+        **({"disk": disk_s} if disk_s else {}),
         "compute": compute_s + max(update.optimizer_s for update in model.updates),
         "h2d": prefetch_s + max((times.h2d_s for times in states), default=0.0),
         "d2h": offload_s + max((times.d2h_s for times in states), default=0.0),

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-ROWS = ("compute", "offload", "prefetch", "data", "cpu")
-"""data: reduction of gradients and gathering of weights over dp x cp; cpu: updates of states in host memory."""
+ROWS = ("compute", "offload", "prefetch", "data", "cpu", "disk")
+"""data: reduction of gradients and gathering of weights over dp x cp; cpu: updates of states in host memory; disk:
+activations that host memory does not hold."""
 
 Record = Callable[[str, str, float, float], None]
 """Called as (row, name, start, end) for every piece of work."""

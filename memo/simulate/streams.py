@@ -1,17 +1,19 @@
 """The three streams of one stage under its swap plan: when layers compute and copies run.
 
 The waits are those of `memo.executor.swapper`: a forward waits until its slot's last content has left, a backward
-until its own has arrived; each copy stream works in order, and a record is written only after it was read.
+until its own has arrived; each copy stream works in order, and a record is written only after it was read. A copy of a
+record on disk lasts as long as the slower of link and disk, which works for one record at a time.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from memo.planner.disk_plan import longest_waiting
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.simulate.rows import Rows
 from memo.simulate.state_streams import StateStreams
 
-CopyRow = Literal["offload", "prefetch"]
+CopyRow = Literal["offload", "prefetch", "disk"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,10 @@ class LayerTimes:
     """Seconds of one layer: its compute, and the copy of what moves of it in each direction.
 
     Without `copies_overlap` compute stands still while a copy runs (CPU).
+
+    Attributes:
+        write_s, read_s: of a disk, for what moves of a layer; 0 without.
+        layers_in_memory: as many records are in host memory, and the others on the disk.
     """
 
     forward_s: float
@@ -26,6 +32,22 @@ class LayerTimes:
     offload_s: float = 0.0
     prefetch_s: float = 0.0
     copies_overlap: bool = True
+    write_s: float = 0.0
+    read_s: float = 0.0
+    layers_in_memory: int = 0
+
+    @property
+    def slowest_offload_s(self) -> float:
+        """Through the disk, where there is one: staging buffers, which let it lag behind, are not counted."""
+        return max(self.offload_s, self.write_s)
+
+    @property
+    def slowest_prefetch_s(self) -> float:
+        return max(self.prefetch_s, self.read_s)
+
+    def num_on_disk(self, num_records: int) -> int:
+        """Of the records of a plan."""
+        return max(0, num_records - self.layers_in_memory) if self.write_s else 0
 
 
 @dataclass(slots=True)
@@ -54,6 +76,7 @@ class StageStreams:
         self.record_ready = [0.0] * plan.num_records
         self.stall_s = 0.0
         self._moves = times.offload_s > 0 or times.prefetch_s > 0
+        self._on_disk = set(longest_waiting(plan, times.num_on_disk(plan.num_records)))
         self._steps = iter(plan.steps)
 
     @property
@@ -81,19 +104,26 @@ class StageStreams:
         copies = []
         if step.offload:
             assert step.record is not None
-            copies.append(self._copy("offload", step, step, max(computed_s, self.record_ready[step.record])))
+            copies += self._copy("offload", step, step, max(computed_s, self.record_ready[step.record]))
         if step.next_prefetch is not None:
             target = self.plan.steps[step.next_prefetch]
             assert target.record is not None
             ready_s = max(computed_s, self.slot_ready[step.slot], self.record_ready[target.record])
-            copies.append(self._copy("prefetch", step, target, ready_s))
+            copies += self._copy("prefetch", step, target, ready_s)
         return copies
 
-    def _copy(self, row: CopyRow, step: SwapStep, moved: SwapStep, ready_s: float) -> Copy:
+    def _copy(self, row: CopyRow, step: SwapStep, moved: SwapStep, ready_s: float) -> list[Copy]:
+        """The copy, and what the disk does for it."""
         assert moved.record is not None
         duration_s = self.times.offload_s if row == "offload" else self.times.prefetch_s
+        copies = []
+        if moved.record in self._on_disk:
+            disk_s = self.times.write_s if row == "offload" else self.times.read_s
+            ready_s, ready_again_s = self.rows.take("disk", ready_s, disk_s)
+            copies.append(Copy("disk", moved, ready_s, ready_again_s))
+            duration_s = max(duration_s, disk_s)
         before_s = self.free["compute"]
         start_s, end_s = self.rows.take(row, ready_s, duration_s)
         self.slot_ready[step.slot] = self.record_ready[moved.record] = end_s
         self.stall_s += self.free["compute"] - before_s
-        return Copy(row, moved, start_s, end_s)
+        return [*copies, Copy(row, moved, start_s, end_s)]

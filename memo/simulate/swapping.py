@@ -19,6 +19,7 @@ from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
 from memo.simulate.layer import LayerCost
 from memo.simulate.streams import LayerTimes
+from memo.spec.disk import Disk
 from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import whole_tiles
@@ -80,7 +81,42 @@ def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> Ac
     runtime_bytes = RUNTIME_BYTES["cuda" if hardware.device == "cuda" else "cpu"]
     free_bytes = hardware.memory_bytes - states.device - runtime_bytes
     free_host_bytes = host_bytes_of_rank(config, world_size, hardware) - states.host
-    return activation_limits(on_device, world_size, 0, free_bytes, free_host_bytes)
+    disk = disk_of_rank(config, world_size, hardware)
+    return activation_limits(on_device, world_size, 0, free_bytes, free_host_bytes, disk)
+
+
+def disk_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -> Disk | None:
+    """None where the run names no disk, or the machine has none."""
+    return None if config.memory.offload_nvme_path is None else hardware.nvme_of_rank(world_size)
+
+
+def on_disk(
+    config: RunConfig,
+    world_size: int,
+    hardware: Hardware,
+    problem: SwapProblem,
+    solution: SwapSolution,
+    times: LayerTimes,
+) -> LayerTimes:
+    """`times` with those of the disk, if some records of the first stage, which holds most, do not fit beside it."""
+    disk = disk_of_rank(config, world_size, hardware)
+    if disk is None:
+        return times
+    states = state_bytes(replace(config, hardware=replace(config.hardware, device=hardware.device)), world_size, 0)
+    host_bytes = max(0, host_bytes_of_rank(config, world_size, hardware) - states.host)
+    split = replace(problem, host_bytes=host_bytes, disk=disk).split(solution.tiles)
+    if split is not None and not any(split.on_disk):
+        return times
+    # Sections of slots and of inputs, one of which each section of a layer has.
+    _, *away = (0, problem.inputs.number, problem.num_records) if split is None else split.on_disk
+    in_memory = problem.inputs.number + problem.num_records - sum(away)
+    moved_bytes = problem.sections * solution.moved_bytes
+    return replace(
+        times,
+        write_s=moved_bytes / disk.write_bytes_per_s,
+        read_s=moved_bytes / disk.read_bytes_per_s,
+        layers_in_memory=in_memory // problem.sections,
+    )
 
 
 def modelled_problem(
@@ -175,11 +211,12 @@ def always_hidden(times: LayerTimes, pipeline: Pipeline) -> bool:
     One stage offloads in forward and prefetches in backward: each copy has one layer operation to hide under. With
     several stages forward and backward alternate, and a slot is emptied and filled again under one operation.
     """
+    offload_s, prefetch_s = times.slowest_offload_s, times.slowest_prefetch_s
     if not times.copies_overlap:
-        return times.offload_s + times.prefetch_s == 0.0
+        return offload_s + prefetch_s == 0.0
     if pipeline.stages == 1:
-        return times.offload_s <= times.forward_s and times.prefetch_s <= times.backward_s
-    return times.offload_s + times.prefetch_s <= min(times.forward_s, times.backward_s)
+        return offload_s <= times.forward_s and prefetch_s <= times.backward_s
+    return offload_s + prefetch_s <= min(times.forward_s, times.backward_s)
 
 
 def _link(gb_per_s: float, hardware: Hardware) -> Link:

@@ -101,7 +101,8 @@ def write_trace(spans: Sequence[Span], path: str | Path) -> None:
     Raises ArtifactError when the file cannot be written.
     """
     events: list[chrome_trace.Event] = []
-    rows = [row for row in ROWS if row != "cpu" or any(span.row == row for span in spans)]  # most updates are on GPUs
+    seldom = {"cpu", "disk"}  # most updates are on GPUs, and most activations in host memory
+    rows = [row for row in ROWS if row not in seldom or any(span.row == row for span in spans)]
     for stage in sorted({span.stage for span in spans}):
         events += chrome_trace.process(stage, f"stage {stage}", rows)
     for span in spans:

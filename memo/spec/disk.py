@@ -6,14 +6,25 @@ read into a staging buffer. So of a record on disk, host memory holds nothing bu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
+
+from memo.units import GIB
 
 BLOCK_BYTES = 4096
 """Offsets, lengths and addresses of transfers that go past the page cache are multiples of a disk's block; no disk has
 larger ones."""
 
+DISK_FITS_SHARE = 0.9
+"""Share of a disk's free space that a run takes without being told: others write there as well."""
+
 NUM_BUFFERS = 4
 """Staging buffers of one slot's records: two that the disk works on, and one on each side for the copies."""
+
+
+def disk_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
+    """What all ranks of a node may take of a disk; `limit_gib`: --offload-nvme-gib."""
+    return int(free_bytes * DISK_FITS_SHARE if limit_gib is None else min(free_bytes, limit_gib * GIB))
 
 
 def stride_bytes(record_bytes: int) -> int:
@@ -89,3 +100,20 @@ def split_records(kinds: Sequence[RecordKind], host_bytes: int) -> Split | None:
         return None
     disk_bytes = sum(count * kind.stride_bytes for count, kind in zip(on_disk, kinds, strict=True))
     return Split(tuple(on_disk), taken_bytes, disk_bytes)
+
+
+def least_host_bytes(kinds: Sequence[RecordKind], disk_bytes: float = inf) -> int:
+    """What host memory must hold at least where a disk of that size takes all that it can, what comes last first."""
+    taken_bytes = sum(kind.total_bytes for kind in kinds)
+    for kind in reversed(kinds):
+        if not kind.number:
+            continue
+        count = int(min(kind.number, disk_bytes // kind.stride_bytes))
+        saved_bytes = count * kind.num_bytes - kind.staging_bytes
+        if saved_bytes <= 0:
+            break
+        taken_bytes -= saved_bytes
+        disk_bytes -= count * kind.stride_bytes
+        if count < kind.number:
+            break
+    return taken_bytes

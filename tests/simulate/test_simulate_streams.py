@@ -79,3 +79,18 @@ def test_moves_of_all_microbatches_follow_from_few(pipeline: Pipeline) -> None:
         sweep = Sweeping(sections, again)
         plan = stage_plan(pipeline, stage, num_layers, sweep)
         assert moves_and_records(pipeline, stage, num_layers, sweep) == (plan.num_offloads, plan.num_records)
+
+
+def test_records_on_disk_are_copied_at_its_rate_one_after_the_other() -> None:
+    """Layers of 1 and 2 seconds; of four records the two that wait longest take 3 and 5 seconds on disk."""
+    pipeline = Pipeline(1, 1, 1)
+    plan = swap_plan(layer_ops(pipeline, 0, 6, one_f_one_b(pipeline, 0)))
+    streams = StageStreams(plan, LayerTimes(1.0, 2.0, 0.5, 0.5, write_s=3.0, read_s=5.0, layers_in_memory=2))
+    rows: dict[str, list[tuple[int, float, float]]] = {}
+    for _ in plan.steps:
+        for copy in streams.next_op(0.0)[3]:
+            rows.setdefault(copy.row, []).append((copy.step.op.layer, copy.start_s, copy.end_s))
+    assert rows["disk"] == [(0, 1.0, 4.0), (1, 4.0, 7.0), (1, 16.0, 21.0), (0, 21.0, 26.0)]
+    assert [layer for layer, _, _ in rows["offload"]] == [0, 1, 2, 3]
+    assert rows["offload"][:2] == rows["disk"][:2] and rows["prefetch"][2:] == rows["disk"][2:]
+    assert streams.stall_s > 0 and LayerTimes(1.0, 2.0).num_on_disk(4) == 0

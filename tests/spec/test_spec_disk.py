@@ -2,7 +2,7 @@
 
 import random
 
-from memo.spec.disk import BLOCK_BYTES, RecordKind, split_records, stride_bytes
+from memo.spec.disk import BLOCK_BYTES, RecordKind, least_host_bytes, split_records, stride_bytes
 
 
 def taken(kinds: list[RecordKind], on_disk: tuple[int, ...]) -> int:
@@ -48,3 +48,24 @@ def test_strides_are_of_whole_blocks_part_by_part() -> None:
     assert [stride_bytes(size) for size in (1, BLOCK_BYTES, BLOCK_BYTES + 1)] == [4096, 4096, 8192]
     assert RecordKind(3, 4 * 5000, 1, parts=4).stride_bytes == 4 * 8192
     assert RecordKind(3, 5000).staging_bytes == 3 * 8192
+
+
+def test_the_least_host_memory_beside_a_disk_is_enough_and_less_is_not() -> None:
+    generator = random.Random(1)
+    tight = 0
+    for _ in range(2000):
+        kinds = [
+            RecordKind(generator.randint(0, 6), 4 * generator.randint(2000, 9000), 1, 4),
+            RecordKind(generator.randint(8, 40), generator.randint(5000, 20000)),
+        ]
+        whole = sum(kind.total_bytes for kind in kinds)
+        disk_bytes = generator.uniform(0, 2 * whole)
+        least = least_host_bytes(kinds, disk_bytes)
+        found = split_records(kinds, least)
+        assert found is not None and found.host_bytes <= least <= whole
+        if least < whole:
+            assert found.disk_bytes <= disk_bytes
+            fewer = split_records(kinds, least - 1)
+            tight += fewer is None or fewer.disk_bytes > disk_bytes
+    assert least_host_bytes([RecordKind(3, 5000)]) == 15000, "the staging buffers of a few are as large as they are"
+    assert tight > 1000
