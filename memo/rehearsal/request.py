@@ -74,6 +74,12 @@ def checked_run(config: RunConfig, gpus: int) -> RunConfig:
         f"--simulate-world {parallel.simulate_world} and --simulate-rank {parallel.simulate_rank} fight with --gpus "
         f"{gpus}, of which memo rehearse runs one rank after the other: leave them out, and choose with --rank",
     )
+    path = config.memory.offload_nvme_path
+    require(
+        path is None,
+        f"--offload-nvme-path {path} fights with memo rehearse, whose GPU has no numbers to write: leave it out and "
+        "raise --offload-host-memory-gib by what lies on the disk",
+    )
     started = world_size_from_env()
     require(
         started == 1,

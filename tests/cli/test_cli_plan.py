@@ -118,15 +118,17 @@ def test_all_gives_each_reason(capsys: Capture) -> None:
 def test_json(capsys: Capture) -> None:
     found = json.loads(printed([*LONG, "--json", "--top", "3"], capsys))
     assert set(found) == {
-        "model", "parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "nvme_gib", "nvme_gb_per_s", "seq_len",
-        "global_batch_size", "longest", "largest", "trial", "choices", "unsure", "refused", "refusals",
+        "model", "parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "seq_len",
+        "nvme_gib", "nvme_gb_per_s", "global_batch_size", "longest", "largest", "trial", "choices", "unsure",
+        "refused", "refusals",
         "num_candidates", "num_fitting", "command", "trial_command",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
     assert set(best) == {
         "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles",
-        "recompute_attention_layers", "moved_tiles", "limit", "verdict", "total_gib", "host_gib", "parts_gib", "tgs",
+        "recompute_attention_layers", "moved_tiles", "limit", "verdict", "total_gib", "host_gib", "nvme_gib",
+        "parts_gib", "tgs",
         "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds", "resources",
         "binding_resource", "sharding", "order", "states_in_host_memory",
     }  # fmt: skip

@@ -93,6 +93,7 @@ def refusal(flags: str, capsys: pytest.CaptureFixture[str]) -> str:
         (f"{SMALL} --save-interval 5", "--save-interval 5 needs a place to save to, but --save is not given"),
         (f"{SMALL} --params-dtype fp32", "--params-dtype fp32 cannot run on --device cuda"),
         (f"{SMALL} --device cpu", "--device cpu fights with memo rehearse"),
+        (f"{SMALL} --offload-nvme-path /tmp", "--offload-nvme-path /tmp fights with memo rehearse"),
         (f"{SMALL} --simulate-world tp=8", "--simulate-world tp=8 and --simulate-rank 0 fight with --gpus 8"),
         (f"{SMALL} --rank 8", "--rank is 8, but --gpus 8 have the ranks 0 to 7: give one of them"),
         (f"{SMALL} --gpuz 8", "there is no flag --gpuz: did you mean --gpu?"),
