@@ -14,8 +14,9 @@ from layouts import tiny
 from ranks import run_ranks
 from swapped_steps import Copies, Workplace, differences, observed, profiled_once
 
-from memo.estimate.swap_memory import SwapBytes, swap_bytes
+from memo.estimate.swap_memory import record_kinds
 from memo.executor.runtime import SweepRuntime
+from memo.spec.slots import slot_layout
 from memo.train.build import ParallelModel
 
 TILES = 8
@@ -40,12 +41,13 @@ class Findings:
     moved: list[int] = field(default_factory=list)
 
 
-def foreseen(workplace: Workplace, common: dict[str, Any], directory: str, model: ParallelModel) -> SwapBytes:
-    """The account where all records are on disk; a few small ones take less than their staging buffers."""
+def foreseen(workplace: Workplace, common: dict[str, Any], directory: str, model: ParallelModel) -> int:
+    """Host bytes of the account where all records are on disk: their staging buffers."""
     assert model.chosen_swap is not None
     config = workplace.config.override({**common, "offload_nvme_path": directory})
-    tiles = model.chosen_swap.solution.tiles
-    return swap_bytes(config, workplace.world_size, workplace.mesh.at.pp, tiles)
+    layout = slot_layout(config, model.chosen_swap.solution.tiles)
+    kinds = record_kinds(config, workplace.world_size, workplace.mesh.at.pp, layout)
+    return sum(kind.staging_bytes for kind in kinds)
 
 
 def examine(name: str, granularity: str, directory: str) -> Findings:
@@ -68,9 +70,9 @@ def examine(name: str, granularity: str, directory: str) -> Findings:
                 assert runtime is not None
                 findings.disk_bytes.append(runtime.disk_bytes)
                 findings.moved.append(runtime.swapper.statistics.prefetches)
-                account = foreseen(workplace, common, directory, model_on_disk)
-                if share == 1.0 and min(account.records, runtime.host_bytes) != account.host:
-                    findings.unequal.append(f"{runtime.host_bytes} bytes in host memory, {account}")
+                host_bytes = foreseen(workplace, common, directory, model_on_disk)
+                if share == 1.0 and runtime.host_bytes != host_bytes:
+                    findings.unequal.append(f"{runtime.host_bytes} bytes in host memory, {host_bytes} foreseen")
                 if isinstance(runtime, SweepRuntime) and runtime.disk is not None:
                     inputs = None if runtime.inputs is None else runtime.inputs.disk
                     assert (inputs is None) == (granularity == "tile")
