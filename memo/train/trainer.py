@@ -267,9 +267,11 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        told = error if error is None or self._watchdog is None else self._watchdog.explain(error)
-        with contextlib.suppress(*() if kind is None else (MemoError,)):  # the first error is the one to tell
-            self.close()
+        # Where one rank fails, a launcher ends the others, which are still to say why they end.
+        with contextlib.nullcontext() if error is None else self._stop.listening():
+            told = error if error is None or self._watchdog is None else self._watchdog.explain(error)
+            with contextlib.suppress(*() if kind is None else (MemoError,)):  # the first error is the one to tell
+                self.close()
         if told is not None and told is not error:
             raise told from error
 

@@ -2,9 +2,11 @@
 
 import gc
 import os
+import signal
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +16,7 @@ import memo
 from memo.config.parallel import ParallelConfig
 from memo.errors import ClosedError, HostMemoryError
 from memo.mesh import init_distributed, local_device
+from memo.train.watchdog import Watchdog
 
 VALUES: dict[str, Any] = {
     "num_layers": 2,
@@ -109,3 +112,17 @@ def test_a_trainer_ends_the_groups_it_started_and_a_second_starts_its_own() -> N
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for seen in run_ranks(2, _under_a_launcher, store.port):
         assert seen == [True, False, True, False, False]
+
+
+def test_a_signal_does_not_cut_short_why_a_run_ends() -> None:
+    """Where one rank fails, torchrun sends SIGTERM to the others, which may be waiting to hear which one it was."""
+    handlers: list[object] = []
+
+    def explain(watchdog: Watchdog, error: BaseException, **_: object) -> BaseException:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        return error
+
+    with patch.object(Watchdog, "explain", explain), pytest.raises(KeyError), trainer():
+        raise KeyError("a fault")
+    assert handlers and signal.SIG_DFL not in handlers
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
