@@ -25,8 +25,9 @@ def measured_disk(budget: DiskBudget) -> Disk:
     pool = HostPool(_NUM_PROBES, _PROBE_BYTES, torch.device("cpu"))
     with closing(pool), closing(RecordFile(budget.directory, _NUM_PROBES, _PROBE_BYTES)) as file:
         write_s, read_s = _seconds(file.write, pool), _seconds(file.read, pool)
+        is_direct = file.is_direct
     num_bytes = _NUM_PROBES * _PROBE_BYTES
-    return Disk(budget.left_bytes, num_bytes / write_s, num_bytes / read_s)
+    return Disk(budget.left_bytes, num_bytes / write_s, num_bytes / read_s, is_direct)
 
 
 def _seconds(transfer: Callable[[int, Tensor], None], pool: HostPool) -> float:

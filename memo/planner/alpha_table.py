@@ -82,6 +82,11 @@ def _remarks(solution: SwapSolution, problem: SwapProblem) -> list[str]:
         remarks.append("Moving nothing is best: all activations fit in device memory (--offload-alpha off).")
     if solution.limit == Limit.RESIDENT:
         return remarks
+    if problem.disk is not None and not problem.disk.is_direct:
+        remarks.append(
+            "The file system of --offload-nvme-path has no direct I/O, so records pass through the page cache: give a "
+            "directory on a local disk, such as one of ext4 or XFS."
+        )
     if problem.num_moves == 0:
         remarks.append(f"No {_part(problem)} has to move: the backward of each follows while its slot is still filled.")
     elif not (problem.offload.is_usable and problem.prefetch.is_usable):

@@ -34,11 +34,15 @@ def stride_bytes(record_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Disk:
-    """The part of a disk that one rank has for the records that host memory does not hold: bytes, bytes per second."""
+    """The part of a disk that one rank has for the records that host memory does not hold: bytes, bytes per second.
+
+    `is_direct`: whether transfers go past the page cache, which not every file system allows.
+    """
 
     num_bytes: int
     write_bytes_per_s: float
     read_bytes_per_s: float
+    is_direct: bool = True
 
 
 class RecordKind(NamedTuple):

@@ -10,6 +10,7 @@ from memo.errors import HostMemoryError, PlanError, ResourceError
 from memo.planner.alpha import solve, solve_at
 from memo.planner.alpha_table import describe
 from memo.planner.problem import Limit, Link, SwapGroup, SwapProblem, SwapSolution
+from memo.spec.disk import Disk
 from memo.units import GIB
 
 LINK = Link(alone_bytes_per_s=16.0 * GIB, under_compute_bytes_per_s=8.0 * GIB)
@@ -268,3 +269,11 @@ def test_the_table_says_that_a_pass_is_a_section() -> None:
 def test_solutions_are_plain_data() -> None:
     solution = solve(PROBLEM)
     assert SwapSolution(**json.loads(json.dumps(dataclasses.asdict(solution)))) == solution
+
+
+def test_a_disk_without_direct_io_is_named() -> None:
+    """Records would fill the page cache, which is the host memory that was to be saved."""
+    direct = replace(PROBLEM, disk=Disk(1 << 40, 1e9, 1e9))
+    buffered = replace(PROBLEM, disk=Disk(1 << 40, 1e9, 1e9, is_direct=False))
+    assert "has no direct I/O" not in describe(solve(direct), direct)
+    assert "--offload-nvme-path has no direct I/O" in describe(solve(buffered), buffered)

@@ -164,7 +164,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "optimizer": _training(offload_states="optimizer"),
     "swap, states": _training(HALF, ALL),
     "swept": _training(SWEPT, num_layers=3),
-    "swept, attention again": _training(SWEPT, num_layers=3, recompute_attention_layers=2),
+    "swept, attention again": _training(SWEPT, num_layers=4, offload_slot_tiles=1, recompute_attention_layers=2),
     "evaluation": _training(HALF, kind=Evaluating),
     "evaluation, states": _training(ALL, kind=Evaluating),
     "exception": _training(HALF, kind=Interrupted),
