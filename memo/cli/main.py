@@ -17,6 +17,7 @@ COMMANDS = (
     Command("evaluate", "loss by position of a model, and what it finds again", "memo.cli.evaluate"),
     Command("estimate", "memory of a model on a layout, and whether it fits", "memo.cli.estimate"),
     Command("plan", "the fastest layout that fits, for a model on so many GPUs", "memo.cli.plan"),
+    Command("hardware", "the machines that plans know by name, and how to describe another", "memo.cli.hardware"),
     Command("rehearse", "memory of a run and whether it fits, by its own steps, without a GPU", "memo.cli.rehearse"),
     Command("solve", "fixed addresses for the memory requests of an iteration", "memo.cli.solve"),
     Command("report", "draw training runs and memory plans", "memo.cli.report"),

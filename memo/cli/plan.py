@@ -3,6 +3,7 @@
 memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 131072 [--out run.toml] [--plot plan.svg]
 memo plan --model gpt-7b --gpus 8 --objective max-seq-len [--trace-out step.json]
 memo plan --family llama --gpus 8 --objective max-model-size
+memo plan --model llama-3.1-8b --seq-len 131072 --compare h100-80x8,h200x8,a100-80x16
 """
 # ruff: noqa: UP045 - of `X | None` tyro asks typeguard, whose import alone takes as long as a small search.
 
@@ -11,7 +12,7 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import tyro
 from tyro.conf import arg
@@ -38,7 +39,7 @@ class _Options:
     Megatron-LM's, print more for the same speed.
     """
 
-    gpus: int
+    gpus: Optional[int] = None
     """All GPUs."""
     model: Optional[str] = None
     """A preset, or the path of a config.json of Hugging Face, also of families that memo can only plan for."""
@@ -50,6 +51,11 @@ class _Options:
     """Sequences in one step; default: one for each GPU."""
     hardware: str = ""
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one; default: a800-80."""
+    compare: Optional[str] = None
+    """Instead of --gpus and --hardware: machines and numbers of GPUs, such as h100-80x8,h200x8, that are ranked for
+    this job by dollars for a token, or by speed where a price is not known."""
+    price_per_gpu_hour: Optional[float] = None
+    """Dollars for a GPU and an hour; default: that of a dated table, which `memo hardware` shows."""
     gpu_memory_gib: Optional[float] = None
     """Nominal memory of one GPU; default: the hardware's."""
     host_memory_gib: Optional[float] = None
@@ -102,19 +108,19 @@ def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, planned for, or written, and where --out has nothing to write."""
     options = tyro.cli(_Options, args=argv, prog="memo plan")
     _check(options)
+    model = base_model(options.model, options.family, options.objective)
+    if options.compare is not None:
+        _compare(model, options.compare, options)
+        return
+    if options.gpus is None:
+        raise ConfigError("--gpus is not given: say how many there are, such as 8, or --compare machines")
     question = ask(
-        base_model(options.model, options.family, options.objective),
+        model,
         options.gpus,
-        seq_len=options.seq_len,
-        global_batch_size=options.global_batch_size,
         hardware=options.hardware,
         gpu_memory_gib=options.gpu_memory_gib,
-        host_memory_gib=options.host_memory_gib,
-        place_states=options.place_states,
-        nvme_gib=options.nvme_gib,
-        nvme_gb_per_s=options.nvme_gb_per_s,
-        nvme_path=options.nvme_path,
-        clip_grad=options.clip_grad,
+        global_batch_size=options.global_batch_size,
+        **_asked(options),
     )
     if options.method == "llmem":
         from memo.papers import fine_tuning
@@ -148,6 +154,20 @@ def main(argv: Sequence[str]) -> None:
         print(text(plan, commands, options.all))
 
 
+def _asked(options: _Options) -> dict[str, Any]:
+    """What is asked of every machine."""
+    names = ("seq_len", "host_memory_gib", "place_states", "nvme_gib", "nvme_gb_per_s", "nvme_path", "clip_grad")
+    return {name: getattr(options, name) for name in (*names, "price_per_gpu_hour")}
+
+
+def _compare(model: str, machines: str, options: _Options) -> None:
+    from memo.search.comparing import compare, comparison, comparison_object, parse_machines
+
+    with _without_collector():
+        plans = compare(model, parse_machines(machines), options.global_batch_size, **_asked(options))
+    print(json.dumps(comparison_object(plans), indent=1) if options.json else comparison(plans))
+
+
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
     """A search makes many objects and hardly a cycle: looking for cycles would take a tenth of its time."""
@@ -177,8 +197,39 @@ def _check_method(options: _Options) -> None:
             raise ConfigError(f"{flag} fights with --method llmem, whose paper does not know it: drop one")
 
 
+_OF_COMPARE = {field.name for field in fields(_Options)} - {
+    *(
+        "gpus",
+        "hardware",
+        "gpu_memory_gib",
+        "objective",
+        "family",
+        "min_tgs",
+        "method",
+        "llmem_corrected",
+        "top",
+        "all",
+    ),
+    *("explain", "out", "data_path", "trace_out", "plot"),
+}
+
+
+def _check_compare(options: _Options) -> None:
+    for entry in fields(options):
+        if (
+            options.compare is not None
+            and entry.name not in _OF_COMPARE
+            and getattr(options, entry.name) != entry.default
+        ):
+            flag = f"--{entry.name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} fights with --compare {options.compare}, which shows one line a machine: drop one"
+            )
+
+
 def _check(options: _Options) -> None:
     _check_method(options)
+    _check_compare(options)
     if options.objective == "max-seq-len" and options.seq_len != DEFAULT_SEQ_LEN:
         raise ConfigError(
             f"--seq-len {options.seq_len} fights with --objective max-seq-len, which finds it: leave one of both out"

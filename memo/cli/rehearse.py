@@ -62,6 +62,11 @@ def main(argv: Sequence[str]) -> None:
             require_gib(flag, size)
     machine = named_hardware("--gpu", options.gpu, options.gpu_memory_gib)
     require_full_nodes("--gpu", options.gpus, machine)
+    require(
+        machine.capability,
+        f"--gpu {options.gpu} is a GPU that memo only plans for: a rehearsal runs the CUDA program; use memo plan, or "
+        "the nearest GPU of NVIDIA",
+    )
     machine = dataclasses.replace(
         machine,
         memory_gib=options.gpu_memory_gib or machine.memory_gib,

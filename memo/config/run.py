@@ -123,7 +123,7 @@ class RunConfig:
             lines.append(f"[{section.name}]")
             for key, value in dataclasses.asdict(getattr(self, section.name)).items():
                 if value is not None:
-                    lines.append(f"{key} = {_toml_value(value)}")
+                    lines.append(f"{key} = {toml_value(value)}")
             lines.append("")
         return "\n".join(lines)
 
@@ -203,7 +203,7 @@ def _toml_entries(document: dict[str, Any], source: str) -> Iterator[tuple[str, 
             raise ConfigError(f"{source}: there is no section [{shown(key)[1:-1]}]: {hint}")
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -22,13 +22,18 @@ _TFLOPS_BY_NAMES = {
     ("H100 NVL", "H200 NVL"): 835.5,
     ("H100", "H100 80GB HBM3", "H800", "H200", "GH200 480GB"): 989.4,
     ("H20",): 148.0,
-    ("B200",): 2250.0,
+    ("RTX PRO 6000 Blackwell Workstation Edition",): 503.8,
+    ("RTX PRO 6000 Blackwell Server Edition",): 480.0,
+    ("B200", "B300 SXM6 AC"): 2250.0,
+    ("GB200",): 2500.0,
+    ("AMD Instinct MI300X", "AMD Instinct MI325X"): 1307.4,
+    ("AMD Instinct MI355X",): 2516.6,
 }
 BF16_PEAK_TFLOPS = {name: tflops for names, tflops in _TFLOPS_BY_NAMES.items() for name in names}
-"""TFLOP/s of dense products in bf16 with sums in fp32, by the name without the maker's.
+"""TFLOP/s of dense products in bf16 with sums in fp32, by the name without "NVIDIA".
 
-From NVIDIA's data sheets, which print twice that for sparse products. GPUs without bf16 in their tensor cores, such as
-V100, are not listed.
+From the makers' data sheets, of which NVIDIA's print twice that for sparse products. GPUs without bf16 in their
+tensor cores, such as V100, are not listed.
 """
 
 

@@ -1,4 +1,4 @@
-"""Finds a machine by the names that tables and people use: `a100-40gb`, `H200-141GB`, `a100` and its memory, a file."""
+"""Finds a machine by the names that tables and people use, such as `a100-40gb` or `RTX 4090`, by its GPU, or a file."""
 
 import difflib
 
@@ -10,12 +10,11 @@ from memo.estimate.hardware_table import HARDWARE
 DEFAULT = "a800-80"
 """The machine of the MEMO paper."""
 
-SAME_MEMORY = {"a100-80": "a800-80"}
-"""An A800 is an A100 with slower links between the GPUs of a node."""
-
 
 def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
-    """The GPU machine of that name, with or without `gb`; a name without memory takes the one with `memory_gib`.
+    """The GPU machine of that name, with or without `gb`, or of a GPU whose driver reports that name.
+
+    A name without memory takes the machine with `memory_gib`.
 
     A name that ends in .toml is a file of `memo.estimate.hardware_file`. Raises ConfigError with the nearest name, or
     with what is wrong in the file.
@@ -24,17 +23,22 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
         return read_hardware(name)
     machines = {key: machine for key, machine in HARDWARE.items() if machine.device == "cuda"}
     wanted = (name or DEFAULT).strip().lower().removesuffix("gib").removesuffix("gb")
+    wanted = "-".join(wanted.split())
     family = wanted.rpartition("-")[0]
-    for key in (wanted, SAME_MEMORY.get(wanted, ""), family):
+    for key in (wanted, family):
         if key in machines:
             return machines[key]
     kin = [machine for key, machine in machines.items() if key.startswith(f"{wanted}-")]
     fitting = [machine for machine in kin if memory_gib in (None, machine.memory_gib)]
     if fitting:
         return fitting[0]
-    near = difflib.get_close_matches(wanted, machines, n=1, cutoff=0.5)
+    of_gpu = machine_of_gpu(name.strip(), memory_gib or 0)
+    if of_gpu is not None:
+        return of_gpu
+    longer = [key for key in machines if key.startswith(wanted)]
+    near = longer or difflib.get_close_matches(wanted, machines, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ConfigError(f"no such machine: {hint}use one of {', '.join(machines)}")
+    raise ConfigError(f"no such machine: {hint}`memo hardware` lists all, and tells how to describe another one")
 
 
 def named_hardware(flag: str, name: str, memory_gib: float | None = None) -> Hardware:
@@ -55,14 +59,28 @@ def require_full_nodes(flag: str, gpus: int, machine: Hardware) -> None:
         )
 
 
-def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
-    """The known GPU machine most like a device of this name and memory; for "cpu" the known CPU.
+def machine_of_gpu(driver_name: str, memory_gib: float) -> Hardware | None:
+    """The known machine whose GPU's driver reports this name; of several the one nearest in memory.
 
-    It is chosen by the family in the device's name (NVIDIA A100-SXM4-80GB) and then by memory; by memory alone if the
-    family is unknown.
+    Parts of names would mislead: see memo.estimate.gpu_peaks. None for a GPU that no known machine has.
     """
+    same = [
+        machine
+        for machine in HARDWARE.values()
+        if machine.device == "cuda" and _bare(machine.driver_name) == _bare(driver_name)
+    ]
+    return min(same, key=lambda machine: abs(machine.memory_gib - memory_gib)) if same else None
+
+
+def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
+    """The known machine of this GPU, else the one whose GPU is nearest in memory; for "cpu" the known CPU."""
     if device_name == "cpu":
         return HARDWARE["cpu"]
     machines = [machine for machine in HARDWARE.values() if machine.device == "cuda"]
-    kin = [machine for machine in machines if machine.name.split("-")[0] in device_name.lower()]
-    return min(kin or machines, key=lambda machine: abs(machine.memory_gib - memory_gib))
+    nearest = min(machines, key=lambda machine: abs(machine.memory_gib - memory_gib))
+    return machine_of_gpu(device_name, memory_gib) or nearest
+
+
+def _bare(driver_name: str) -> str:
+    """In small letters; older drivers leave out the maker's name."""
+    return driver_name.lower().removeprefix("nvidia ")

@@ -33,6 +33,7 @@ def plan(
     nvme_gb_per_s: float | None = None,
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
+    price_per_gpu_hour: float | None = None,
     top: int = 10,
 ) -> Plan:
     """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
@@ -51,6 +52,7 @@ def plan(
             either direction; default: the hardware's, which may be none, and 2 GB/s.
         nvme_path: their directory in a run that needs them.
         clip_grad: 0: gradients need not wait in host memory for their norm.
+        price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -68,6 +70,7 @@ def plan(
         nvme_gb_per_s=nvme_gb_per_s,
         nvme_path=nvme_path,
         clip_grad=clip_grad,
+        price_per_gpu_hour=price_per_gpu_hour,
     )
     return answer(question, objective, top=top, family=family, min_tgs=min_tgs)
 

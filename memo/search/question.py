@@ -1,5 +1,6 @@
 """What is asked of the search: a model, a batch and the machines that train it; read and checked."""
 
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from memo.estimate.accounts import Account, Program
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
+from memo.estimate.prices import PRICES, Price
 from memo.estimate.verdict import Capacity
 from memo.spec.shapes import ModelShape, model_config_of
 from memo.units import GIB
@@ -62,6 +64,7 @@ class Question:
         place_states: ZeRO-2, ZeRO-3 and host memory for states: where nothing fits without (needed), for all layouts
             that do not fit without (always), or never.
         nvme_path: directory of the node's disks in a run that needs them, where the hardware has some.
+        price: of a GPU; None where none is known.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
         program: whose memory is judged; Megatron-LM's loss keeps all logits at once, memo's own does not.
     """
@@ -78,6 +81,7 @@ class Question:
     place_states: PlaceStates = "needed"
     clip_grad: float = TrainingConfig.clip_grad
     nvme_path: str = NVME_PATH
+    price: Price | None = None
 
     @cached_property
     def capacity(self) -> Capacity:
@@ -104,6 +108,10 @@ class Question:
         """Of one step."""
         return self.seq_len * self.global_batch_size
 
+    def dollars(self, seconds: float) -> float | None:
+        """What all GPUs cost for so long; None where no price is known."""
+        return None if self.price is None else self.price.dollars_per_gpu_hour * self.gpus * seconds / 3600
+
     def at_length(self, seq_len: int) -> "Question":
         """The same with other sequences. Raises ConfigError where the model has no positions for them."""
         if self.model.sizes.position_embedding_type == "rope":
@@ -125,8 +133,9 @@ def ask(
     nvme_gb_per_s: float | None = None,
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
+    price_per_gpu_hour: float | None = None,
 ) -> Question:
-    """Read a question; defaults: one sequence for each GPU, the memory and the disks of the hardware.
+    """Read a question; defaults: one sequence for each GPU, the memory, the disks and the price of the hardware.
 
     Raises ConfigError for a model or machine that is not known, a size that is not above 0, sequences that the model
     has no positions for, and GPUs that do not fill their nodes.
@@ -139,6 +148,8 @@ def ask(
     for flag, size in {**sizes, "--nvme-gb-per-s": nvme_gb_per_s}.items():
         if size is not None:
             require_gib(flag, size)
+    if price_per_gpu_hour is not None and not 0 < price_per_gpu_hour < math.inf:
+        raise ConfigError(f"--price-per-gpu-hour is {price_per_gpu_hour:g}: give dollars above 0, such as 2.5")
     if place_states not in get_args(PlaceStates):
         raise ConfigError(f"--place-states is {place_states!r}: use {', '.join(get_args(PlaceStates))}")
     machine = hardware
@@ -158,6 +169,7 @@ def ask(
         place_states=place_states,
         nvme_path=nvme_path,
         clip_grad=clip_grad,
+        price=PRICES.get(machine.name) if price_per_gpu_hour is None else Price(price_per_gpu_hour, "as given"),
     )
     check_model(question.base)
     return question

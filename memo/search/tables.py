@@ -8,6 +8,7 @@ from memo.config.derived import layers_per_chunk
 from memo.estimate.rank_memory import components
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, config_of
+from memo.search.costs import billion_tokens_s, dollars_text, durations
 from memo.search.largest import Largest
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, Reason, explain
@@ -25,6 +26,7 @@ class Commands:
 
 
 _DISK = "NVMe GiB"
+_DOLLARS = "$/B tokens"
 _HEADS = (
     "",
     "layout",
@@ -91,6 +93,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "host_memory_gib": question.host_memory_gib,
         "nvme_gib": question.hardware.nvme_gib,
         "nvme_gb_per_s": question.hardware.nvme_gb_per_s,
+        "dollars_per_gpu_hour": None if question.price is None else question.price.dollars_per_gpu_hour,
         "seq_len": question.seq_len,
         "global_batch_size": question.global_batch_size,
         "longest": None if longest is None else {**vars(longest)},
@@ -133,6 +136,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "mfu_percent": step.mfu_percent,
         "tflops_per_gpu": step.tflops_per_gpu,
         "step_time_s": step.step_time_s,
+        "dollars_per_billion_tokens": question.dollars(billion_tokens_s(question, choice.step)),
         "bubble_share": step.bubble_share,
         "hidden_share": step.hidden_share,
         "seconds": step.seconds,
@@ -173,8 +177,9 @@ def _title(question: Question) -> str:
 
 
 def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> list[str]:
-    has_disk = question.hardware.nvme_gib > 0
-    heads = (*_HEADS[:-1], _DISK, _HEADS[-1]) if has_disk else _HEADS
+    has_disk, has_price = question.hardware.nvme_gib > 0, question.price is not None
+    optional = (*((_DOLLARS,) if has_price else ()), *((_DISK,) if has_disk else ()))
+    heads = (*_HEADS[:-1], *optional, _HEADS[-1])
     rows: list[tuple[str, ...]] = [heads]
     for rank, choice in enumerate(choices, start=1):
         step, sized = choice.step, choice.sized
@@ -185,6 +190,7 @@ def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> li
             f"{step.step_time_s:,.2f}",
         )
         sizes: tuple[str, ...] = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
+        sizes += (dollars_text(question.dollars(billion_tokens_s(question, choice.step))),) if has_price else ()
         sizes += (f"{sized.disk_bytes / GIB:,.0f}",) if has_disk else ()
         name = str(rank) if ranked else ""
         dp = str(question.gpus // choice.layout.ranks)
@@ -206,24 +212,14 @@ def _best(plan: Plan, commands: Commands) -> list[str]:
     best = plan.choices[0]
     name = "best" if plan.trial is None else "surely fits"
     lines = [f"{name}: {best.layout}: {_how(plan.question, best)}", *_states(best), f"binding limit: {best.limit}"]
-    lines += [f"busiest: {_resources(best)}", f"seconds of a step: {_seconds(best)}", _durations(plan.question, best)]
+    lines += [
+        f"busiest: {_resources(best)}",
+        f"seconds of a step: {_seconds(best)}",
+        *durations(plan.question, best.step),
+    ]
     if commands.best is None:
         return [*lines, f"memo cannot train this model, only plan for it: {plan.question.model.why_not}"]
     return [*lines, f"run: {commands.best}"]
-
-
-def _durations(question: Question, choice: Choice) -> str:
-    """In words that a person plans with."""
-    tokens = question.seq_len * question.global_batch_size
-    step_s = choice.step.step_time_s
-    return f"a step takes {_duration(step_s)}, a billion tokens {_duration(1e9 / tokens * step_s)}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds:,.1f} seconds"
 
 
 def _how(question: Question, choice: Choice) -> str:

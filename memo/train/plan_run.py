@@ -4,14 +4,14 @@ It is what LLMem's algorithm 1 does (arXiv 2404.10933): estimate what each way o
 fastest that fits, but among all of memo's layouts, micro-batches, recomputation and swapping.
 """
 
-import math
-import re
 from dataclasses import replace
 
 import torch
 
 from memo.config import RunConfig
 from memo.errors import ConfigError
+from memo.estimate.hardware import Hardware
+from memo.estimate.machines import machine_of_gpu, nearest_hardware
 from memo.search.launch import run_of
 from memo.search.planning import plan
 from memo.search.ranking import Choice
@@ -41,16 +41,28 @@ def plan_run(config: RunConfig, model: str, gpus: int, hardware: str | None = No
         model, gpus, seq_len=config.data.seq_length, global_batch_size=training.global_batch_size, hardware=machine
     )
     if found.best is None:
-        raise ConfigError(f"--plan auto: nothing fits on {gpus} x {machine}: see `memo plan` for why, or use more GPUs")
+        name = found.question.hardware.name
+        raise ConfigError(f"--plan auto: nothing fits on {gpus} x {name}: see `memo plan` for why, or use more GPUs")
     run = run_of(found.question, found.best)
     sizes = {"global_batch_size": run.training.global_batch_size, "micro_batch_size": run.training.micro_batch_size}
     return replace(config, parallel=run.parallel, memory=run.memory).override(sizes), found.best
 
 
-def gpu_machine() -> str:
-    """Name of the machine as `memo plan --hardware` takes it: h100-80 for an "NVIDIA H100 80GB HBM3"."""
+def gpu_machine() -> Hardware:
+    """The machine that memo knows with the first GPU here.
+
+    Raises ConfigError where there is no GPU, and for one that no known machine has.
+    """
     if not torch.cuda.is_available():
         raise ConfigError("--plan auto finds no GPU here: name the machine to plan for with --plan-hardware")
     properties = torch.cuda.get_device_properties(0)
-    family = re.search(r"\b[a-z]+\d+\b", properties.name.lower())  # drivers report a little less than the name says
-    return f"{family.group() if family else properties.name}-{math.ceil(properties.total_memory / GIB)}"
+    memory_gib = properties.total_memory / GIB
+    found = machine_of_gpu(properties.name, memory_gib)
+    if found is None:
+        near = nearest_hardware(properties.name, memory_gib).name
+        raise ConfigError(
+            f"--plan auto knows no machine with the GPU found here, {properties.name} with {memory_gib:.1f} GiB: name "
+            f"one that is like it with --plan-hardware ({near} is nearest in memory), or describe yours in a file, "
+            "--plan-hardware FILE.toml (`memo hardware` tells how)"
+        )
+    return found

@@ -121,7 +121,7 @@ def test_json(capsys: Capture) -> None:
         "model", "parameters", "runnable", "gpus", "hardware", "gpu_memory_gib", "host_memory_gib", "seq_len",
         "nvme_gib", "nvme_gb_per_s", "global_batch_size", "longest", "largest", "trial", "choices", "unsure",
         "refused", "refusals",
-        "num_candidates", "num_fitting", "command", "trial_command",
+        "num_candidates", "num_fitting", "command", "trial_command", "dollars_per_gpu_hour",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
@@ -130,13 +130,50 @@ def test_json(capsys: Capture) -> None:
         "recompute_attention_layers", "moved_tiles", "limit", "verdict", "total_gib", "host_gib", "nvme_gib",
         "parts_gib", "tgs",
         "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds", "resources",
-        "binding_resource", "sharding", "order", "states_in_host_memory",
+        "binding_resource", "sharding", "order", "states_in_host_memory", "dollars_per_billion_tokens",
     }  # fmt: skip
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
     assert sum(best["seconds"].values()) == pytest.approx(best["step_time_s"])
     assert best["tgs"] == pytest.approx(262144 * 16 / 8 / best["step_time_s"])
     assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
+
+
+def test_dollars_follow_the_price_that_is_given_or_known(capsys: Capture) -> None:
+    argv = ["--model", "llama-3.1-8b", "--gpus", "8", "--seq-len", "131072", "--gbs", "16", "--top", "1"]
+    found = json.loads(printed([*argv, "--price-per-gpu-hour", "2", "--json"], capsys))
+    (best,) = found["choices"]
+    hours = 1e9 / (131072 * 16) * best["step_time_s"] / 3600
+    assert best["dollars_per_billion_tokens"] == pytest.approx(2 * 8 * hours)
+    shown = printed([*argv, "--hardware", "h100-80"], capsys)
+    heads, row = shown.splitlines()[2:4]
+    assert heads.endswith("host GiB  $/B tokens  verdict")
+    dollars = row.split()[-2]
+    assert "at $2.69 a GPU and hour (RunPod's lowest list price, 10 March 2026, as deploybase.ai reported it)" in shown
+    assert f"a billion tokens ${dollars}\n" in shown
+    unknown = printed(argv, capsys)  # a800-80 has no price
+    assert "$" not in unknown
+
+
+def test_machines_are_compared_for_one_job(capsys: Capture) -> None:
+    argv = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--gbs", "16"]
+    machines = ["--compare", "h100-80x8,l4x1,a100-80x16"]
+    found = json.loads(printed([*argv, *machines, "--place-states", "never", "--json"], capsys))
+    assert [(each["hardware"], each["gpus"]) for each in found] == [("h100-80", 8), ("a100-80", 16), ("l4", 1)]
+    dollars = [each["dollars_per_billion_tokens"] for each in found]
+    assert dollars[0] < dollars[1] and dollars[2] is None and found[2]["layout"] is None
+    alone = json.loads(printed([*argv, "--gpus", "8", "--hardware", "h100-80", "--json"], capsys))["choices"][0]
+    assert found[0]["dollars_per_billion_tokens"] == alone["dollars_per_billion_tokens"]
+    shown = printed([*argv, *machines, "--place-states", "never"], capsys)
+    assert shown.startswith("llama-3.1-8b, 32,768 tokens x 16 sequences a step\n")
+    assert "\n1  8 x h100-80 " in shown and "\n1 x l4: nothing fits: 5 layouts out of GPU memory\n" in shown
+
+
+def test_without_a_price_machines_are_compared_by_speed(capsys: Capture) -> None:
+    argv = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--compare", "a100-40x8,h200x8"]
+    shown = printed(argv, capsys)
+    assert "\n1  8 x h200 " in shown and "\n2  8 x a100-40 " in shown
+    assert "\n8 x a100-40: no price is known, so machines are ranked by tokens a second\n" in shown
 
 
 def test_the_longest_sequence(capsys: Capture) -> None:
@@ -219,6 +256,14 @@ def test_the_drawing(tmp_path: Path, capsys: Capture) -> None:
         (["--model", "gpt-7b", "--gpus", "8", "--hardware", "h1000"], "--hardware h1000: no such machine: "),
         (["--model", "gpt-7b", "--gpus", "8", "--hardware", "no.toml"], "--hardware no.toml: the file does not exist"),
         (["--model", "gpt-7b", "--gpus", "8", "--top", "0"], "--top is 0: give 1 or more"),
+        (["--model", "gpt-7b"], "--gpus is not given: say how many there are, such as 8, or --compare machines"),
+        ([*LONG, "--price-per-gpu-hour", "0"], "--price-per-gpu-hour is 0: give dollars above 0, such as 2.5"),
+        ([*LONG, "--compare", "h200x8"], "--gpus fights with --compare h200x8, which shows one line a machine: drop"),
+        (
+            ["--model", "gpt-7b", "--compare", "h200x8,b200"],
+            "--compare h200x8,b200: 'b200' is no machine with its number",
+        ),
+        (["--model", "gpt-7b", "--compare", "h200x8,q9x2"], "--compare q9x2: --hardware q9: no such machine: "),
         ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),
         ([*LONG, "--min-tgs", "500"], "--min-tgs 500 fights with --objective tgs: give --objective max-seq-len"),
         (

@@ -81,8 +81,9 @@ def refusal(flags: str, capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("--gpus 8", "--gpu is not given: name the GPU that the run will have, such as h100-80"),
         ("--gpu h100-80", "--gpus is not given: say on how many GPUs the run will be, such as 8"),
+        ("--gpu mi300x --gpus 8", "--gpu mi300x is a GPU that memo only plans for: a rehearsal runs the CUDA program"),
         ("--gpu h10 --gpus 8", "--gpu h10: no such machine: did you mean 'h100-"),
-        ("--gpu cpu --gpus 8", "--gpu cpu: no such machine: use one of a100-40, "),
+        ("--gpu cpu --gpus 8", "--gpu cpu: no such machine: `memo hardware` lists all"),
         ("--gpu none.toml --gpus 8", "none.toml: the file does not exist"),
         ("--gpu h100-80 --gpus 0", "--gpus is 0: give a whole number above 0"),
         ("--gpu h100-80 --gpus 12", "--gpus 12 do not fill nodes of 8 (--gpu h100-80): use --gpus 8"),

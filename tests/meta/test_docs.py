@@ -40,7 +40,7 @@ def commands(page: Path) -> Iterator[str]:
 
 def words_of(line: str) -> tuple[list[str], int]:
     """The arguments of memo in a command line, and how many ranks it starts."""
-    words, ranks = shlex.split(line, comments=True), 1
+    words, ranks = shlex.split(line.partition(" > ")[0], comments=True), 1
     while "=" in words[0]:
         words.pop(0)
     if words[0] == "torchrun":

@@ -216,15 +216,32 @@ def test_plan_run_takes_the_plan_and_keeps_the_rest() -> None:
     [
         ("NVIDIA H100 80GB HBM3", 79.18, "h100-80"),
         ("NVIDIA A100-SXM4-40GB", 39.39, "a100-40"),
-        ("NVIDIA H200", 139.72, "h200-140"),
-        ("NVIDIA GeForce RTX 4090", 23.64, "NVIDIA GeForce RTX 4090-24"),
+        ("NVIDIA H200", 139.72, "h200"),
+        ("NVIDIA GeForce RTX 4090", 23.64, "rtx-4090"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("A100-SXM4-80GB", 79.3, "a100-80"),
     ],
 )
 def test_machine_by_name_of_the_gpu(monkeypatch: pytest.MonkeyPatch, name: str, total_gib: float, machine: str) -> None:
+    pretend(monkeypatch, name, total_gib)
+    assert gpu_machine().name == machine
+
+
+def test_a_gpu_that_no_machine_has_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "Tesla T4", 14.6)
+    with pytest.raises(ConfigError) as caught:
+        plan_run(RunConfig(), "gpt-7b", 8)
+    message = str(caught.value)
+    assert message.startswith("--plan auto knows no machine with the GPU found here, Tesla T4 with 14.6 GiB: name one")
+    assert "--plan-hardware (a10 is nearest in memory)" in message and "--plan-hardware FILE.toml" in message
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, name: str, total_gib: float) -> None:
+    """That torch finds one such GPU."""
+
     class Properties:
         total_memory = int(total_gib * 2**30)
 
     Properties.name = name  # type: ignore[attr-defined]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
-    assert gpu_machine() == machine

@@ -1,0 +1,108 @@
+"""`memo hardware`: the machines that plans and estimates know by name, and how to describe another one.
+
+memo hardware                      all, a line each
+memo hardware h100-80              everything that is assumed of one, and where each number comes from
+memo hardware h100-80 --toml       the same as a file, to be changed and given as --hardware FILE.toml
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import tyro
+from tyro.conf import Positional
+
+from memo.config.run import toml_value
+from memo.errors import ConfigError
+from memo.estimate.hardware import Efficiency, Hardware
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.machines import named_hardware
+from memo.estimate.prices import PRICES
+from memo.text_table import text_table
+
+_HEADS = (
+    "name",
+    "GPU, as its driver reports it",
+    "bf16 TFLOP/s",
+    "GiB",
+    "GB/s",
+    "to host GB/s",
+    "in node GB/s",
+    "GPUs a node",
+    "host GiB a node",
+    "$/GPU/h",
+)
+_HOW = (
+    "`memo hardware NAME` tells what is assumed of one. Another machine: `memo hardware NAME --toml > mine.toml` for "
+    "the nearest one, mend what differs, and give --hardware mine.toml."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The machines that plans and estimates know by name, and how to describe another one."""
+
+    name: Positional[str] = ""
+    """One machine, or a TOML file of one: everything that is assumed of it, and where each number comes from."""
+    toml: bool = False
+    """Print that machine as the file that --hardware takes."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Raises ConfigError for a machine that is not known, and for --toml without a machine."""
+    options = tyro.cli(_Options, args=argv, prog="memo hardware")
+    if options.name:
+        machine = HARDWARE["cpu"] if options.name == "cpu" else named_hardware("memo hardware", options.name)
+        print(_as_toml(machine) if options.toml else _described(machine))
+        return
+    if options.toml:
+        raise ConfigError("--toml prints one machine, but none is named: give its name, such as memo hardware h100-80")
+    print(text_table([_HEADS, *(_row(machine) for machine in HARDWARE.values())], left={0, 1}))
+    print(f"\n{_HOW}\nPrices: {next(iter(PRICES.values())).source}.")
+
+
+def _row(machine: Hardware) -> tuple[str, ...]:
+    price = PRICES.get(machine.name)
+    return (
+        machine.name,
+        machine.driver_name or "none",
+        f"{machine.peak_tflops['bf16']:g}",
+        f"{machine.memory_gib:g}",
+        f"{machine.memory_gb_per_s:g}",
+        f"{machine.offload_gb_per_s:g}",
+        f"{machine.node_gb_per_s:g}",
+        str(machine.gpus_per_node),
+        f"{machine.host_memory_gib:g}",
+        "" if price is None else f"{price.dollars_per_gpu_hour:.2f}",
+    )
+
+
+def _described(machine: Hardware) -> str:
+    price = PRICES.get(machine.name)
+    rows = [(name, _shown(value)) for name, value in _fields(machine)]
+    rows += [(f"efficiency.{name}", _shown(value)) for name, value in _fields(machine.efficiency)]
+    rows.append(("price", "none known" if price is None else f"${price.dollars_per_gpu_hour:.2f}: {price.source}"))
+    return text_table(rows, left={0, 1})
+
+
+def _shown(value: object) -> str:
+    return ", ".join(f"{key} {each:g}" for key, each in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _as_toml(machine: Hardware) -> str:
+    """All fields, the name excepted, which is the file's own."""
+    lines = [f'like = "{machine.name}"' if machine.name in HARDWARE else 'like = "h100-80"']
+    for name, value in _fields(machine):
+        if isinstance(value, dict):
+            lines += [f"{name}.{key} = {toml_value(each)}" for key, each in value.items()]
+        elif name != "name" and value not in (0, ""):
+            lines.append(f"{name} = {toml_value(value)}")
+    lines += ["", "[efficiency]"]
+    return "\n".join([*lines, *(f"{name} = {toml_value(value)}" for name, value in _fields(machine.efficiency))])
+
+
+def _fields(of: Hardware | Efficiency) -> Iterator[tuple[str, object]]:
+    for field in dataclasses.fields(of):
+        value = getattr(of, field.name)
+        if not isinstance(value, Efficiency):
+            yield field.name, value

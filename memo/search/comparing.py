@@ -1,0 +1,147 @@
+"""One job on several machines: the best plan of each, and which is cheapest or fastest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from memo.errors import ConfigError
+from memo.search.costs import billion_tokens_s, dollars_text, duration
+from memo.search.question import Question, ask
+from memo.search.ranking import Plan, search
+from memo.text_table import text_table
+
+_HEADS = (
+    "",
+    "machine",
+    "layout",
+    "dp",
+    "activations",
+    "tokens/s",
+    "tok/GPU/s",
+    "MFU %",
+    "step s",
+    "a billion tokens",
+    "$/h",
+    "$/B tokens",
+)
+
+
+def parse_machines(text: str) -> list[tuple[str, int]]:
+    """`h100-80x8,mine.tomlx4` as names of machines and numbers of GPUs. Raises ConfigError."""
+    machines = []
+    for part in text.split(","):
+        name, _, count = part.strip().rpartition("x")
+        if not name or not count.isdecimal() or int(count) < 1:
+            raise ConfigError(
+                f"--compare {text}: {part.strip()!r} is no machine with its number of GPUs: write NAMExGPUS,NAMExGPUS, "
+                "such as h100-80x8,h200x8"
+            )
+        machines.append((name, int(count)))
+    return machines
+
+
+def compare(model: str, machines: Sequence[tuple[str, int]], global_batch_size: int | None, **asked: Any) -> list[Plan]:
+    """The best plan on each of the machines, the cheapest first.
+
+    They are ordered by dollars for a token, or by tokens a second where one of those that fit has no price; those where
+    nothing fits come last.
+
+    Args:
+        machines: names, or TOML files, and numbers of GPUs.
+        global_batch_size: the same for all; default: a sequence for each GPU of the largest.
+        asked: further arguments of `memo.search.question.ask`.
+
+    Raises as that function.
+    """
+    batch = global_batch_size or max(gpus for _, gpus in machines)
+    plans = []
+    for name, gpus in machines:
+        try:
+            question = ask(model, gpus, hardware=name, global_batch_size=batch, **asked)
+        except ConfigError as error:
+            raise ConfigError(f"--compare {name}x{gpus}: {error}") from None
+        plans.append(search(question, top=1))
+    priced = all(plan.question.price is not None for plan in plans if plan.best is not None)
+    return sorted(plans, key=lambda plan: _rank(plan, priced))
+
+
+def _rank(plan: Plan, priced: bool) -> float:
+    if plan.best is None:
+        return float("inf")
+    if priced:
+        return _billion_dollars(plan) or 0.0
+    return -_tokens_per_s(plan)
+
+
+def comparison(plans: Sequence[Plan]) -> str:
+    """The table of `compare`, and for each machine without a plan why nothing fits."""
+    question = plans[0].question
+    rows: list[tuple[str, ...]] = [_HEADS]
+    lines = []
+    for rank, plan in enumerate(plans, start=1):
+        rows.append(_row(rank, plan))
+        if plan.best is None:
+            lines.append(f"{_machine(plan.question)}: nothing fits: {_reasons(plan)}")
+        elif plan.question.price is None:
+            lines.append(f"{_machine(plan.question)}: no price is known, so machines are ranked by tokens a second")
+    sources = sorted({plan.question.price.source for plan in plans if plan.question.price is not None})
+    lines += [f"prices: {source}" for source in sources]
+    title = f"{question.model.name}, {question.seq_len:,} tokens x {question.global_batch_size} sequences a step"
+    return "\n".join([title, "", text_table(rows, left={1, 2, 4}), "", *lines]).rstrip()
+
+
+def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """The same for programs; None for what a machine without a plan or without a price does not have."""
+    return [
+        {
+            "hardware": plan.question.hardware.name,
+            "gpus": plan.question.gpus,
+            "layout": None if plan.best is None else str(plan.best.layout),
+            "activations": None if plan.best is None else str(plan.best.strategy),
+            "tokens_per_s": None if plan.best is None else _tokens_per_s(plan),
+            "step_time_s": None if plan.best is None else plan.best.step.step_time_s,
+            "mfu_percent": None if plan.best is None else plan.best.step.mfu_percent,
+            "dollars_per_hour": plan.question.dollars(3600.0),
+            "dollars_per_billion_tokens": None if plan.best is None else _billion_dollars(plan),
+        }
+        for plan in plans
+    ]
+
+
+def _row(rank: int, plan: Plan) -> tuple[str, ...]:
+    question, best = plan.question, plan.best
+    hour = dollars_text(question.dollars(3600.0))
+    if best is None:
+        return (str(rank), _machine(question), "nothing fits", *[""] * 7, hour, "")
+    step = best.step
+    return (
+        str(rank),
+        _machine(question),
+        str(best.layout),
+        str(question.gpus // best.layout.ranks),
+        str(best.strategy),
+        f"{_tokens_per_s(plan):,.0f}",
+        f"{step.tgs:,.0f}",
+        f"{step.mfu_percent:.1f}",
+        f"{step.step_time_s:,.2f}",
+        duration(billion_tokens_s(question, step)),
+        hour,
+        dollars_text(_billion_dollars(plan)),
+    )
+
+
+def _machine(question: Question) -> str:
+    return f"{question.gpus} x {question.hardware.name}"
+
+
+def _tokens_per_s(plan: Plan) -> float:
+    assert plan.best is not None
+    return plan.best.step.tgs * plan.question.gpus
+
+
+def _billion_dollars(plan: Plan) -> float | None:
+    assert plan.best is not None
+    return plan.question.dollars(billion_tokens_s(plan.question, plan.best.step))
+
+
+def _reasons(plan: Plan) -> str:
+    return ", ".join(f"{count} layouts {reason}" for reason, count in plan.counts().items())

@@ -1,0 +1,63 @@
+"""`memo hardware`: the table, one machine, and the file of one."""
+
+from pathlib import Path
+
+import pytest
+
+from memo.cli.main import main
+from memo.estimate.hardware_file import read_hardware
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.prices import PRICES
+
+Capture = pytest.CaptureFixture[str]
+
+
+def printed(argv: list[str], capsys: Capture) -> str:
+    assert main(["hardware", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_table_has_every_machine_and_the_known_prices(capsys: Capture) -> None:
+    lines = printed([], capsys).splitlines()
+    heads, rows = lines[0], lines[1 : 1 + len(HARDWARE)]
+    assert heads.startswith("name ") and heads.endswith("$/GPU/h")
+    assert [row.split()[0] for row in rows] == list(HARDWARE)
+    by_name = {row.split()[0]: row for row in rows}
+    assert by_name["h100-80"].endswith(
+        "989.4    80  3350            25           450            8             2048     2.69"
+    )
+    assert by_name["a800-80"].split()[-1] == "2048", "it has no price"
+    assert "--hardware mine.toml" in lines[-2] and "10 March 2026" in lines[-1]
+
+
+def test_prices_are_of_known_machines() -> None:
+    assert PRICES.keys() <= HARDWARE.keys()
+
+
+def test_one_machine_with_all_that_is_assumed_of_it(capsys: Capture) -> None:
+    text = printed(["L40S"], capsys)
+    assert "peak_tflops                     bf16 362.05, fp32 91.6, fp64 1.43125\n" in text
+    assert "efficiency.source               assumed: " in text
+    assert "price                           $0.79: RunPod" in text
+    assert "price                           none known\n" in printed(["gh200"], capsys)
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_the_file_of_a_machine_describes_it_again(name: str, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / f"{name}.toml"
+    path.write_text(printed([name, "--toml"], capsys))
+    assert read_hardware(path) == HARDWARE[name]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--toml"], "--toml prints one machine, but none is named: give its name, such as memo hardware h100-80"),
+        (["l40x"], "memo hardware l40x: no such machine: did you mean 'l40'? `memo hardware` lists all"),
+    ],
+)
+def test_refusals(argv: list[str], message: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["hardware", *argv])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
