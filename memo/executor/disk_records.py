@@ -1,4 +1,4 @@
-"""The memory and the file of the records of one kind that lie on a disk, of which each swapper gets its part."""
+"""The memory and the file of the records of one kind that lie on a disk."""
 
 import torch
 
@@ -13,25 +13,22 @@ class DiskRecords:
     """A file of records, and staging buffers in pinned host memory.
 
     Args:
-        plan: of each of `parts` swappers.
+        part_bytes: of one of plan.parts equal parts of a record.
         host: the budget that has the disk, from which both are taken.
+        name: begins the names of buffers and records, for the checker of races.
 
     Raises HostMemoryError or DiskError where the budget does not hold them.
     """
 
     def __init__(
-        self, plan: DiskPlan, record_bytes: int, device: torch.device, host: HostBudget | None, parts: int = 1
+        self, plan: DiskPlan, part_bytes: int, device: torch.device, host: HostBudget | None, name: str = ""
     ) -> None:
         assert host is not None and host.disk is not None, "a disk plan without a disk"
         self.plan = plan
-        self.file: RecordFile = host.disk.file(parts * len(plan.records), record_bytes)
-        self.buffers = HostPool(parts * plan.num_buffers, self.file.stride_bytes, device, host)
-
-    def staging(self, part: int = 0, name: str = "") -> Staging:
-        """Of the swapper with this number; `name` begins the names of its buffers and records."""
-        first = part * self.plan.num_buffers
-        buffers = [self.buffers.record(first + index) for index in range(self.plan.num_buffers)]
-        return Staging(self.plan, buffers, self.file, part * len(self.plan.records), name)
+        self.file: RecordFile = host.disk.file(plan.parts * len(plan.records), part_bytes)
+        self.buffers = HostPool(plan.num_buffers, self.file.stride_bytes, device, host)
+        buffers = [self.buffers.record(index) for index in range(plan.num_buffers)]
+        self.staging = Staging(plan, buffers, self.file, name)
 
 
 def host_bytes(pool: HostPool, disk: DiskRecords | None) -> int:

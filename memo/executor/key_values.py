@@ -7,8 +7,9 @@ end of the layer, and from the beginning of a layer's backward to the end of its
     part 0        |==============|           |==============|
     part 3                    |==|           |==|            -> B0's part 3 is fetched as soon as this one is free
 
-So every part is a slot of its own, and all of them move under the same swap plan, in which a slot holds a layer. The
-next layer's forward waits for a part only until that part has been copied.
+So every part is a slot of its own, and all of them move under the same swap plan, in which a slot holds a layer. A part
+leaves the device as soon as its section of a forward has ended, because later sections only read it. The next layer's
+forward waits for a part only until that part has been copied. Parts on a disk share a few staging buffers.
 """
 
 import torch
@@ -74,7 +75,7 @@ class KeyValueSwapper:
         self.sections, device = layout.sections, values.both.device
         in_memory = plan.num_records - (0 if disk is None else len(disk.records))
         self.pool = HostPool(in_memory * layout.sections, layout.part_bytes, device, host)
-        self.disk = None if disk is None else DiskRecords(disk, layout.part_bytes, device, host, layout.sections)
+        self.disk = None if disk is None else DiskRecords(disk, layout.part_bytes, device, host, "key/value ")
         parts = values.both.view(layout.sections, -1).view(torch.uint8)
         self.swappers = [
             self._swapper(index, part, plan, in_memory, backend, poison) for index, part in enumerate(parts)
@@ -85,14 +86,12 @@ class KeyValueSwapper:
     ) -> Swapper:
         name = f"key/value part {index} "
         records = _Part(self.pool, in_memory, index)
-        staging = None if self.disk is None else self.disk.staging(index, name)
-        return Swapper(plan, [part], part.numel(), records, backend, poison, name, staging)
+        staging = None if self.disk is None else self.disk.staging
+        return Swapper(plan, [part], part.numel(), records, backend, poison, name, staging, index)
 
     def begin(self, kind: str, layer: int, section: int) -> None:
         """Before the section of this layer; a backward begins with the last, which reads all keys and values."""
-        if self.disk is not None:
-            for swapper in self.swappers:
-                swapper.prefetch_what_is_read()
+        self.swappers[section].prefetch_what_is_read()
         if kind == "F":
             self.swappers[section].begin(kind, layer)
         elif section == self.sections - 1:
@@ -103,7 +102,9 @@ class KeyValueSwapper:
         """After the section. A forward reads the keys and values of all sections until its last one has ended."""
         if kind == "B":
             self.swappers[section].end(kind, layer)
-        elif section == self.sections - 1:
+            return
+        self.swappers[section].end_writes(kind, layer)
+        if section == self.sections - 1:
             for swapper in self.swappers:
                 swapper.end(kind, layer)
 

@@ -41,8 +41,8 @@ class LayerInputs:
         self.pool = HostPool(
             plan.num_records - (0 if disk is None else len(disk.records)), place.num_bytes, device, host
         )
-        self.disk = None if disk is None else DiskRecords(disk, place.num_bytes, device, host)
-        staging = None if self.disk is None else self.disk.staging(name=name)
+        self.disk = None if disk is None else DiskRecords(disk, place.num_bytes, device, host, name)
+        staging = None if self.disk is None else self.disk.staging
         self._slots = [torch.empty(place.num_bytes, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
         self._views = [view_of(replace(place, offset_bytes=0), slot) for slot in self._slots]
         self.swapper = Swapper(plan, self._slots, place.num_bytes, self.pool, backend, poison, name, staging)

@@ -9,7 +9,6 @@ from memo.executor.host_pool import HostPool
 from memo.executor.key_values import KeyValues, KeyValueSwapper
 from memo.executor.layer_inputs import LayerInputs
 from memo.executor.slots import slot_tensors, view_of
-from memo.executor.staging import Staging
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans
@@ -44,9 +43,8 @@ class SwapRuntime:
         self.disk = None if disk is None else DiskRecords(disk, layout.moved_bytes, device, host)
         self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)
-        self.swapper = Swapper(
-            plan, self._slots, layout.moved_bytes, self.pool, backend, poison, staging=self._staging()
-        )
+        staging = None if self.disk is None else self.disk.staging
+        self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend, poison, staging=staging)
         self._views = [slot_tensors(layout, slot, self._workspace) for slot in self._slots]
 
     @property
@@ -63,9 +61,6 @@ class SwapRuntime:
     def disk_bytes(self) -> int:
         """Bytes of the records that are on disk."""
         return disk_bytes(self.disk)
-
-    def _staging(self) -> Staging | None:
-        return None if self.disk is None else self.disk.staging()
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this operation, valid for the compute stream."""

@@ -1,4 +1,4 @@
-"""Records of a swapper that lie on a disk: obeys a disk plan, with staging buffers in pinned host memory.
+"""Records of swappers that lie on a disk: obeys a disk plan, with staging buffers in pinned host memory.
 
 Four streams hand a record on, each waiting for the event of the one before it:
 
@@ -9,108 +9,142 @@ Four streams hand a record on, each waiting for the event of the one before it:
 
 No stream of a device can wait for a thread. So a prefetch is issued when its read has ended, at the latest when its
 layer begins, and then the caller waits; a read begins as many turns ahead as there are buffers.
+
+Where a record has parts, each part has a swapper of its own, and all of them share the buffers.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from memo.errors import PlanError
 from memo.executor.record_file import RecordFile
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.planner.disk_plan import DiskPlan, Turn
 
 
 class Staging:
-    """The buffers of one swapper and its part of a file; the swapper calls it in the order of the plan."""
+    """The buffers and the file of a disk plan; its swappers call it in the order of the plan.
 
-    def __init__(
-        self,
-        plan: DiskPlan,
-        buffers: Sequence[Tensor],
-        file: RecordFile,
-        first: int = 0,
-        name: str = "",
-    ) -> None:
-        """`buffers`: plan.num_buffers of file.stride_bytes; `first`: the place in the file of the plan's first record;
-        `name`: begins the names of buffers and records, for the checker of races.
+    Turns are named by their number in the plan.
+    """
+
+    def __init__(self, plan: DiskPlan, buffers: Sequence[Tensor], file: RecordFile, name: str = "") -> None:
+        """`buffers`: plan.num_buffers of file.stride_bytes; `name`: begins the names of buffers and records, for the
+        checker of races.
         """
-        self.plan, self.buffers, self.file, self._first, self._name = plan, buffers, file, first, name
-        self._reads = [turn for turn in plan.turns if turn.begins_after != turn.step]
+        self.plan, self.buffers, self.file, self._name = plan, buffers, file, name
+        self._reads = [number for number, turn in enumerate(plan.turns) if turn.is_read]
         self.reset()
 
     def reset(self) -> None:
         """Begin a training step after one that was cut short, whose copies and transfers have ended."""
-        # Of each buffer the last use; of each record of the plan the last transfer; of each read its end, by step.
+        # Of each buffer the last use; of each place in the file the last transfer; of each turn the end of its read.
         self._used: list[Event | None] = [None] * self.plan.num_buffers
         self._moved: dict[int, Event] = {}
         self._arrived: dict[int, Event] = {}
+        # Prefetches that wait for the disk, in the order of their turns.
+        self._due: deque[tuple[int, Callable[[], None]]] = deque()
         self.next_step()
 
     def next_step(self) -> None:
         """Begin a training step after a whole one."""
-        self._reads_left = deque(self._reads)
-        self._occupied = [False] * self.plan.num_buffers  # by a read whose prefetch has not been issued
+        self._next_turn = 0  # that a swapper comes to
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+        self._num_reads = 0  # that have begun
 
-    def has(self, record: int | None) -> bool:
-        return record in self.plan.place_of
+    def turn(self, step: int, part: int) -> int | None:
+        """The turn in which the activations of this step of the swap plan pass; None if their record is in memory."""
+        return self.plan.turn_of.get((step, part))
 
-    def buffer(self, step: int) -> tuple[Tensor, str]:
-        """Where the activations of this step of the swap plan pass, and its name."""
-        index = self.plan.turn_of[step].buffer
-        return self.buffers[index], self._buffer_name(index)
+    def buffer(self, number: int) -> tuple[Tensor, str]:
+        """Where they pass, and its name."""
+        index = self.plan.turns[number].buffer
+        return self.buffers[index], f"{self._name}buffer{index}"
 
-    def is_free(self, step: int) -> bool:
-        """Whether the turn before that of this step, in the same buffer, was issued to its end."""
-        return not self._occupied[self.plan.turn_of[step].buffer]
+    def before_offload(self, number: int, backend: StreamBackend) -> None:
+        """Issues the prefetches that must leave the buffer before. Raises PlanError where another turn comes next."""
+        self._come_to(number)
+        while not self._may_begin(number):
+            self._issue_first()
+        backend.wait(Stream.OFFLOAD, self._used[self.plan.turns[number].buffer])
 
-    def before_offload(self, step: int, backend: StreamBackend) -> None:
-        backend.wait(Stream.OFFLOAD, self._used[self.plan.turn_of[step].buffer])
-
-    def after_offload(self, step: int, offloaded: Event, backend: StreamBackend) -> None:
+    def after_offload(self, number: int, offloaded: Event, backend: StreamBackend) -> None:
         """Write what has been copied into the buffer."""
-        turn = self.plan.turn_of[step]
-        buffer, place = self.buffers[turn.buffer], self._place(turn.record)
+        turn, place, (buffer, buffer_name) = self.plan.turns[number], self._place(number), self.buffer(number)
         backend.wait(Stream.WRITE, offloaded)
-        backend.wait(Stream.WRITE, self._moved.get(turn.record))
-        names = self._buffer_name(turn.buffer), self._record_name(turn.record)
-        backend.call(Stream.WRITE, lambda: self.file.write(place, buffer), *names)
-        self._used[turn.buffer] = self._moved[turn.record] = backend.record(Stream.WRITE)
+        backend.wait(Stream.WRITE, self._moved.get(place))
+        backend.call(Stream.WRITE, lambda: self.file.write(place, buffer), buffer_name, self._record_name(turn))
+        self._used[turn.buffer] = self._moved[place] = backend.record(Stream.WRITE)
+        self._begun.add(number)
+        self._end(number, backend)
 
-    def read_ahead(self, done: int, backend: StreamBackend) -> None:
-        """Begin every read that may begin when the steps up to `done` have been issued."""
-        while self._reads_left and self._reads_left[0].begins_after <= done:
-            turn = self._reads_left[0]
-            if self._occupied[turn.buffer]:
+    def await_read(self, number: int, prefetch: Callable[[], None]) -> None:
+        """`prefetch` is due, and is called when the record has been read, or something needs what follows it.
+
+        Raises PlanError where another turn comes next.
+        """
+        self._come_to(number)
+        self._due.append((number, prefetch))
+
+    def issue_read(self, backend: StreamBackend) -> None:
+        """Issue the due prefetches whose records have come from the disk; waits for none."""
+        while self._due:
+            number = self._due[0][0]
+            if number not in self._arrived or not backend.has_happened(self._arrived[number]):
                 return
-            self._read(turn, backend)
-            self._reads_left.popleft()
+            self._issue_first()
 
-    def has_arrived(self, step: int, backend: StreamBackend) -> bool:
-        """Whether the read for this step has ended."""
-        return step in self._arrived and backend.has_happened(self._arrived[step])
+    def issue_until(self, number: int | None) -> None:
+        """Issue the prefetch of this turn and those before it, if it is due."""
+        while any(due == number for due, _ in self._due):
+            self._issue_first()
 
-    def before_prefetch(self, step: int, backend: StreamBackend) -> None:
-        backend.wait(Stream.PREFETCH, self._arrived.pop(step))
+    def before_prefetch(self, number: int, backend: StreamBackend) -> None:
+        backend.wait(Stream.PREFETCH, self._arrived.pop(number))
 
-    def after_prefetch(self, step: int, prefetched: Event) -> None:
-        buffer = self.plan.turn_of[step].buffer
-        self._used[buffer], self._occupied[buffer] = prefetched, False
+    def after_prefetch(self, number: int, prefetched: Event, backend: StreamBackend) -> None:
+        self._used[self.plan.turns[number].buffer] = prefetched
+        self._end(number, backend)
 
-    def _read(self, turn: Turn, backend: StreamBackend) -> None:
-        buffer, place = self.buffers[turn.buffer], self._place(turn.record)
+    def _come_to(self, number: int) -> None:
+        if number != self._next_turn:
+            turn = self.plan.turns[number]
+            raise PlanError(
+                f"part {turn.part} of record {turn.record} passes in turn {number} of the disk plan, but turn "
+                f"{self._next_turn} comes next: plan for the schedule that runs"
+            )
+        self._next_turn += 1
+
+    def _issue_first(self) -> None:
+        _, prefetch = self._due.popleft()
+        prefetch()
+
+    def _may_begin(self, number: int) -> bool:
+        turn = self.plan.turns[number]
+        is_free = turn.last_of_buffer is None or turn.last_of_buffer in self._ended
+        return is_free and (turn.last_of_record is None or turn.last_of_record in self._begun)
+
+    def _end(self, number: int, backend: StreamBackend) -> None:
+        """The turn has been issued to its end: begin every read that may begin now."""
+        self._ended.add(number)
+        while self._num_reads < len(self._reads) and self._may_begin(self._reads[self._num_reads]):
+            self._read(self._reads[self._num_reads], backend)
+            self._num_reads += 1
+
+    def _read(self, number: int, backend: StreamBackend) -> None:
+        turn, place, (buffer, buffer_name) = self.plan.turns[number], self._place(number), self.buffer(number)
         backend.wait(Stream.READ, self._used[turn.buffer])
-        backend.wait(Stream.READ, self._moved[turn.record])
-        names = self._record_name(turn.record), self._buffer_name(turn.buffer)
-        backend.call(Stream.READ, lambda: self.file.read(place, buffer), *names)
-        self._arrived[turn.step] = self._moved[turn.record] = backend.record(Stream.READ)
-        self._occupied[turn.buffer] = True
+        backend.wait(Stream.READ, self._moved[place])
+        backend.call(Stream.READ, lambda: self.file.read(place, buffer), self._record_name(turn), buffer_name)
+        self._arrived[number] = self._moved[place] = backend.record(Stream.READ)
+        self._begun.add(number)
 
-    def _place(self, record: int) -> int:
-        return self._first + self.plan.place_of[record]
+    def _place(self, number: int) -> int:
+        return self.plan.file_index(self.plan.turns[number])
 
-    def _buffer_name(self, index: int) -> str:
-        return f"{self._name}buffer{index}"
-
-    def _record_name(self, record: int) -> str:
-        return f"{self._name}record{record} on disk"
+    def _record_name(self, turn: Turn) -> str:
+        part = f"part {turn.part} " if self.plan.parts > 1 else ""
+        return f"{self._name}{part}record{turn.record} on disk"

@@ -11,13 +11,15 @@ slot[:moved_bytes] -> record, and a prefetch one copy back. Around layer operati
 A record on disk is copied to and from a staging buffer instead (memo.executor.staging), and its prefetch is issued when
 it has been read, at the latest by the `begin` that needs it.
 
+Where the content of a slot is read long after its last write, `end_writes` issues the offload between the two.
+
 The layer calls `begin` and `end` from wherever it runs (on CUDA, backwards run in autograd's thread), one
 operation at a time; the order is asserted against the plan.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from memo.errors import PlanError
 from memo.executor.staging import Staging
-from memo.executor.streams import Event, Stream, StreamBackend
+from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.planner.swap_validator import validate
 
@@ -63,6 +65,7 @@ class Swapper:
         poison: for tests: fill what is no longer valid with NaN, so that reading it shows in the results.
         name: begins the names of its buffers, for the checker of races, where a backend serves several swappers.
         staging: for the records of the plan that are on disk; None: none is.
+        part: which part of each of these records the slots hold.
 
     Raises PlanError when the plan is wrong in itself or does not fit slots and pool.
     """
@@ -77,19 +80,21 @@ class Swapper:
         poison: bool = False,
         name: str = "",
         staging: Staging | None = None,
+        part: int = 0,
     ) -> None:
         validate(plan)
-        in_memory = [record for record in range(plan.num_records) if staging is None or not staging.has(record)]
+        on_disk = () if staging is None else staging.plan.place_of
+        in_memory = [record for record in range(plan.num_records) if record not in on_disk]
         _check_fit(plan, slots, moved_bytes, pool, len(in_memory))
         self._in_memory = {record: index for index, record in enumerate(in_memory)}
-        self._staging = staging
-        self._unread: deque[tuple[int, Event]] = deque()  # due prefetches that wait for the disk: step, slot is free
+        self._staging, self._part = staging, part
         self.name = name
         self.plan, self.slots, self.moved_bytes, self.pool = plan, slots, moved_bytes, pool
         self.backend = backend
         self.statistics = SwapStatistics()
         self._position = 0  # index of the step that is running or comes next
         self._open = False  # between begin and end
+        self._has_offloaded = False  # what the step that is running has written
         # For each slot the copy that its next user must wait for; for each record the last copy into or out of it.
         self._offloaded: list[Event | None] = [None] * plan.num_slots
         self._prefetched: list[Event | None] = [None] * plan.num_slots
@@ -120,8 +125,8 @@ class Swapper:
         """
         step = self._expect(kind, layer, section, begin=True)
         self.prefetch_what_is_read()
-        while any(target == self._position for target, _ in self._unread):
-            self._prefetch_first()
+        if self._staging is not None:
+            self._staging.issue_until(self._turn(self._position))
         slot, name = step.slot, self._slot_name(step.slot)
         if kind == "F":
             self.backend.wait(Stream.COMPUTE, self._offloaded[slot])  # the offload reads it
@@ -134,32 +139,37 @@ class Swapper:
         self._open = True
         return slot
 
+    def end_writes(self, kind: str, layer: int, section: int | None = None) -> None:
+        """After the last write to the slot, which is still read until `end`: issues the offload."""
+        step = self._expect(kind, layer, section, begin=False)
+        self.backend.access(Stream.COMPUTE, self._slot_name(step.slot), "w", str(step.op))
+        if step.offload:
+            self._offload(step, self.backend.record(Stream.COMPUTE))
+            self._has_offloaded = True
+
     def end(self, kind: str, layer: int, section: int | None = None) -> None:
-        """After the last access to the slot: issues the offload and the prefetch that follow."""
+        """After the last access to the slot: issues the offload, if that was not done, and the prefetch that follow."""
         step = self._expect(kind, layer, section, begin=False)
         # Backwards write as well: they recompute what was not moved.
-        self.backend.access(Stream.COMPUTE, self._slot_name(step.slot), "w", str(step.op))
+        mode: AccessMode = "r" if self._has_offloaded else "w"
+        self.backend.access(Stream.COMPUTE, self._slot_name(step.slot), mode, str(step.op))
         if self._poison is not None and kind == "B":
             self.slots[step.slot].fill_(_POISON)
-        if step.offload or step.next_prefetch is not None:
+        offloads = step.offload and not self._has_offloaded
+        if offloads or step.next_prefetch is not None:
             computed = self.backend.record(Stream.COMPUTE)
-            if step.offload:
+            if offloads:
                 self._offload(step, computed)
-            if step.next_prefetch is not None and self._is_on_disk(step.next_prefetch):
-                self._unread.append((step.next_prefetch, computed))
-            elif step.next_prefetch is not None:
-                self._prefetch(step.next_prefetch, computed)
+            if step.next_prefetch is not None:
+                self._prefetch_when_read(step.next_prefetch, computed)
         self._position += 1
-        self._open = False
-        self._read_ahead()
+        self._open = self._has_offloaded = False
         self.prefetch_what_is_read()
 
     def prefetch_what_is_read(self) -> None:
         """Issue the due prefetches whose records have come from the disk; waits for none. `begin` and `end` do so."""
-        while self._unread and self._staging is not None:
-            if not self._staging.has_arrived(self._unread[0][0], self.backend):
-                return
-            self._prefetch_first()
+        if self._staging is not None:
+            self._staging.issue_read(self.backend)
 
     def next_step(self) -> None:
         """Between training steps. Raises PlanError when the last one did not follow the plan to its end."""
@@ -177,11 +187,10 @@ class Swapper:
         the error of a copy that failed (in ThreadStreams); the swapper is reset even then.
         """
         interrupted = self._open or 0 < self._position < len(self.plan.steps)
-        self._position, self._open = 0, False
+        self._position, self._open, self._has_offloaded = 0, False, False
         if self._staging is not None:
             self._staging.next_step()
         if interrupted:
-            self._unread.clear()
             self._offloaded = [None] * self.plan.num_slots
             self._prefetched = [None] * self.plan.num_slots
             self._record_used = [None] * self.plan.num_records
@@ -192,33 +201,41 @@ class Swapper:
     def _offload(self, step: SwapStep, computed: Event) -> None:
         """Right after the step that is running."""
         assert step.record is not None
-        backend, staging, index = self.backend, self._staging, self._position
+        backend, index = self.backend, self._position
+        staging, turn = self._staging, self._turn(index)
         backend.wait(Stream.OFFLOAD, computed)
-        if staging is not None and staging.has(step.record):
-            while not staging.is_free(index):
-                self._prefetch_first()
-            staging.before_offload(index, backend)
+        if staging is not None and turn is not None:
+            staging.before_offload(turn, backend)
         else:
             backend.wait(Stream.OFFLOAD, self._record_used[step.record])  # a prefetch may still read it
         self._copy(Stream.OFFLOAD, index)
         done = backend.record(Stream.OFFLOAD)
         self._offloaded[step.slot] = done
-        if staging is not None and staging.has(step.record):
-            staging.after_offload(index, done, backend)
+        if staging is not None and turn is not None:
+            staging.after_offload(turn, done, backend)
         else:
             self._record_used[step.record] = done
         self.statistics.offloads += 1
         self.statistics.offloaded_bytes += self.moved_bytes
 
+    def _prefetch_when_read(self, index: int, computed: Event) -> None:
+        """At once if the record is in memory."""
+        turn = self._turn(index)
+        if self._staging is None or turn is None:
+            self._prefetch(index, computed)
+        else:
+            self._staging.await_read(turn, partial(self._prefetch, index, computed))
+
     def _prefetch(self, index: int, computed: Event) -> None:
         """For the step with this index, whose record has been read if it is on disk, or is being read."""
         target = self.plan.steps[index]
         assert target.record is not None
-        backend, record, staging = self.backend, target.record, self._staging
+        backend, record = self.backend, target.record
+        staging, turn = self._staging, self._turn(index)
         backend.wait(Stream.PREFETCH, computed)
         backend.wait(Stream.PREFETCH, self._offloaded[target.slot])  # the slot may still be offloaded
-        if staging is not None and staging.has(record):
-            staging.before_prefetch(index, backend)
+        if staging is not None and turn is not None:
+            staging.before_prefetch(turn, backend)
         else:
             backend.wait(Stream.PREFETCH, self._record_used[record])  # it may still be written
         self._copy(Stream.PREFETCH, index)
@@ -228,21 +245,16 @@ class Swapper:
         done = backend.record(Stream.PREFETCH)
         self._offloaded[target.slot] = None  # whoever waits for the prefetch need not wait for the offload
         self._prefetched[target.slot] = done
-        if staging is not None and staging.has(record):
-            staging.after_prefetch(index, done)
+        if staging is not None and turn is not None:
+            staging.after_prefetch(turn, done, backend)
         else:
             self._record_used[record] = done
         self.statistics.prefetches += 1
         self.statistics.prefetched_bytes += self.moved_bytes
 
-    def _prefetch_first(self) -> None:
-        """Issue the first prefetch that waits for the disk; its slot and its buffer are then of use to what follows."""
-        self._prefetch(*self._unread.popleft())
-        self._read_ahead()
-
-    def _read_ahead(self) -> None:
-        if self._staging is not None:
-            self._staging.read_ahead(self._position - 1, self.backend)
+    def _turn(self, index: int) -> int | None:
+        """Of the activations of a step in the staging buffers; None if their record is in memory."""
+        return None if self._staging is None else self._staging.turn(index, self._part)
 
     def _copy(self, stream: Stream, index: int) -> None:
         slot = self.plan.steps[index].slot
@@ -255,13 +267,11 @@ class Swapper:
         """Where the activations of a step are in host memory, perhaps on their way to or from the disk; its name."""
         record = self.plan.steps[index].record
         assert record is not None
-        if self._staging is not None and self._staging.has(record):
-            buffer, name = self._staging.buffer(index)
+        turn = self._turn(index)
+        if self._staging is not None and turn is not None:
+            buffer, name = self._staging.buffer(turn)
             return buffer[: self.moved_bytes], name
         return self.pool.record(self._in_memory[record]), f"{self.name}record{record}"
-
-    def _is_on_disk(self, index: int) -> bool:
-        return self._staging is not None and self._staging.has(self.plan.steps[index].record)
 
     def _expect(self, kind: str, layer: int, section: int | None, begin: bool) -> SwapStep:
         step = self.current

@@ -5,10 +5,12 @@ it lacks: both directions of the link, device memory, the host records of a pipe
 the recomputation that it saves, and the grid of tiles, on which its answer is the best there is.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memo.errors import DiskError, HostMemoryError, PlanError
 from memo.planner.problem import Limit, SwapGroup, SwapProblem, SwapSolution, predict, stay
+from memo.spec.disk import RecordKind, least_host_bytes
 from memo.spec.slots import whole_tiles
 from memo.units import format_bytes
 
@@ -113,7 +115,7 @@ def _require_memory(problem: SwapProblem) -> None:
     broken = problem.violated(nothing)
     if Limit.HOST in broken:
         if problem.disk is not None:
-            raise no_staging(problem.host_bytes, problem.always_bytes)
+            raise no_staging(problem.host_bytes, problem.record_kinds(nothing))
         left_bytes = max(0, problem.host_bytes - problem.inputs.total_bytes)
         raise _no_host_memory(problem.num_records, problem.always_bytes, left_bytes, problem.sections > 1)
     if Limit.DISK in broken:
@@ -143,12 +145,12 @@ def _no_host_memory(num_records: int, always_bytes: float, host_bytes: float, sw
     )
 
 
-def no_staging(host_bytes: float, record_bytes: float) -> HostMemoryError:
+def no_staging(host_bytes: float, kinds: Sequence[RecordKind]) -> HostMemoryError:
     """Host memory that does not even hold the buffers through which records go to the disk."""
     return HostMemoryError(
-        f"{Limit.HOST}: {format_bytes(host_bytes)} of this rank do not hold the staging buffers through which records "
-        f"of {format_bytes(record_bytes)} go to --offload-nvme-path: raise --offload-host-memory-gib, or have smaller "
-        "records with --offload-granularity tile"
+        f"{Limit.HOST}: {format_bytes(host_bytes)} of this rank do not hold the staging buffers, "
+        f"{format_bytes(least_host_bytes(kinds))}, through which records go to --offload-nvme-path: raise "
+        "--offload-host-memory-gib, or have smaller records with --offload-granularity tile and more --offload-tiles"
     )
 
 

@@ -174,14 +174,16 @@ class SwapProblem:
 
     def split(self, tiles: dict[str, int]) -> Split | None:
         """Which records are on disk; None where host memory, with a disk its staging buffers, does not suffice."""
-        moved = self.moved_bytes(tiles)
         if self.disk is None:
             whole = self.record_bytes(tiles)
             return Split((0, 0, 0), whole, 0) if whole <= self.host_bytes else None
+        return split_records(self.record_kinds(tiles), self.host_bytes)
+
+    def record_kinds(self, tiles: dict[str, int]) -> list[RecordKind]:
+        """Host records of keys and values, of inputs, and all others."""
         layers = -(-self.num_records // self.sections)
-        keys = RecordKind(layers, self.sections * self.key_value_bytes, 1, self.sections)  # memo.spec.sweep
-        others = RecordKind(self.num_records, moved - self.key_value_bytes)
-        return split_records([keys, self.inputs, others], self.host_bytes)
+        keys = RecordKind(layers, self.sections * self.key_value_bytes, parts=self.sections)  # memo.spec.sweep
+        return [keys, self.inputs, RecordKind(self.num_records, self.moved_bytes(tiles) - self.key_value_bytes)]
 
     def recompute_s(self, tiles: dict[str, int]) -> float:
         """Seconds that the backward of one layer spends on recomputing groups."""

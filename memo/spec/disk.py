@@ -19,7 +19,7 @@ DISK_FITS_SHARE = 0.9
 """Share of a disk's free space that a run takes without being told: others write there as well."""
 
 NUM_BUFFERS = 4
-"""Staging buffers of one slot's records: two that the disk works on, and one on each side for the copies."""
+"""Staging buffers of a swap plan's records: two that the disk works on, and one on each side for the copies."""
 
 
 def disk_budget_bytes(free_bytes: float, limit_gib: float | None) -> int:
@@ -50,7 +50,7 @@ class RecordKind(NamedTuple):
 
     Attributes:
         num_bytes: of one record with all its parts.
-        num_buffers: staging buffers that the plan has if any of its records is on disk, each of a whole record.
+        num_buffers: staging buffers that the plan has if any of its records is on disk, each of one part of a record.
         parts: equal parts of a record, each of which has a place of its own in the file.
     """
 
@@ -65,12 +65,16 @@ class RecordKind(NamedTuple):
 
     @property
     def stride_bytes(self) -> int:
-        """Of one record on disk, and of one staging buffer."""
+        """Of one record on disk."""
         return self.parts * stride_bytes(self.num_bytes // self.parts)
 
     @property
     def staging_bytes(self) -> int:
-        return min(self.num_buffers, self.number) * self.stride_bytes
+        return self.buffers_of(self.number) * stride_bytes(self.num_bytes // self.parts)
+
+    def buffers_of(self, num_on_disk: int) -> int:
+        """Staging buffers for so many records on disk."""
+        return min(self.num_buffers, self.parts * num_on_disk)
 
 
 NO_RECORDS = RecordKind(0, 0)
@@ -110,7 +114,7 @@ def least_host_bytes(kinds: Sequence[RecordKind], disk_bytes: float = inf) -> in
     """What host memory must hold at least where a disk of that size takes all that it can, what comes last first."""
     taken_bytes = sum(kind.total_bytes for kind in kinds)
     for kind in reversed(kinds):
-        if not kind.number:
+        if not kind.total_bytes:
             continue
         count = int(min(kind.number, disk_bytes // kind.stride_bytes))
         saved_bytes = count * kind.num_bytes - kind.staging_bytes

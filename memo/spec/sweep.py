@@ -66,7 +66,5 @@ def key_value_layout(config: RunConfig) -> KeyValueLayout:
 
 
 def key_value_records(num_layers: int, layout: KeyValueLayout) -> RecordKind:
-    """Host records of the keys and values of so many layers; each part has a staging buffer of its own, as all parts of
-    a layer leave the device together.
-    """
-    return RecordKind(num_layers, layout.sections * layout.part_bytes, 1, layout.sections)
+    """Host records of the keys and values of so many layers, whose parts leave the device one after the other."""
+    return RecordKind(num_layers, layout.sections * layout.part_bytes, parts=layout.sections)

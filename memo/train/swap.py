@@ -173,10 +173,10 @@ def _disk_plans(config: RunConfig, chosen: ChosenSwap, layout: SlotLayout, host:
     ]
     split = split_records(kinds, host.left_bytes)
     if split is None:
-        raise no_staging(host.left_bytes, layout.moved_bytes)
+        raise no_staging(host.left_bytes, kinds)
     found: list[DiskPlan | None] = []
     for plan, kind, count in zip(plans, kinds, split.on_disk, strict=True):
-        found.append(None if plan is None or not count else disk_plan(plan, count, min(kind.num_buffers, count)))
+        found.append(disk_plan(plan, count, kind.buffers_of(count), kind.parts) if plan is not None and count else None)
     return DiskPlans(*reversed(found))
 
 
