@@ -4,7 +4,8 @@ campaign (order_campaign.py): training takes seconds an order, so a few of each 
 from collections.abc import Sequence
 
 import pytest
-from order_campaign import Verdict, unexplained, verdicts_of
+from order_campaign import FEW_IN, Verdict, unexplained, verdicts_of
+from orders import Order
 
 from memo.emulated_gpu.face import EmulatedGpu
 
@@ -19,15 +20,22 @@ from memo.emulated_gpu.face import EmulatedGpu
     ],
 )
 def test_every_lost_order_is_told_or_redundant(gpu: EmulatedGpu, flow: str, most: int | None) -> None:
-    check(verdicts_of([flow], most)[flow])
+    check(flow, verdicts_of([flow], most)[flow])
 
 
 def test_every_lost_message_is_told_or_redundant(gpu: EmulatedGpu) -> None:
     """Two ranks, whose checkers judge each its own orders."""
-    for verdicts in verdicts_of(["pp, planned", "tp"], most=1).values():
-        check(verdicts)
+    for flow, verdicts in verdicts_of(["pp, planned", "tp"], most=1).items():
+        check(flow, verdicts)
 
 
-def check(verdicts: Sequence[Verdict]) -> None:
-    assert unexplained(verdicts) == []
+def check(flow: str, verdicts: Sequence[Verdict]) -> None:
+    assert unexplained(flow, verdicts) == []
     assert "caught" in [verdict.outcome for verdict in verdicts]  # the checker is awake
+
+
+def test_a_reason_for_a_few_holds_in_its_flow_and_for_no_more() -> None:
+    (flow, place), (most, _) = next(iter(FEW_IN.items()))
+    needless = [Verdict(Order(place, turn), "needless") for turn in range(most + 1)]
+    assert unexplained(flow, needless[:most]) == []
+    assert unexplained(flow, needless) == unexplained("swap", needless[:1]) == [place]
