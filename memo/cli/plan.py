@@ -260,16 +260,16 @@ def _write(plan: Plan, options: _Options) -> Commands:
                 f"--out {options.out}: nothing fits, so there is no run to write: see `memo plan` without --out for why"
             )
         return Commands()
-    file = options.out or "run.toml"
-    if options.out is not None:
-        write_run(question, best, file, options.data_path)
-        if trial is not None:
-            write_run(question, trial, trial_file(file), options.data_path)
+    file = options.out
+    other = None if file is None else trial_file(file)
+    for choice, path in ((best, file), (trial, other)):
+        if choice is not None and path is not None:
+            write_run(question, choice, path, options.data_path)
     if question.model.run is None:
         return Commands()
     return Commands(
-        command(question, file, options.data_path, best),
-        None if trial is None else command(question, trial_file(file), options.data_path, trial),
+        command(question, best, file, options.data_path),
+        None if trial is None else command(question, trial, other, options.data_path),
     )
 
 

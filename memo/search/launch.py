@@ -1,11 +1,15 @@
 """From a choice to a run: its configuration as a file for `memo train --config`, and the command that starts it."""
 
 import math
-from dataclasses import replace
+import shlex
+from dataclasses import fields, replace
 from pathlib import Path
 
-from memo.config import ParallelConfig, RunConfig
+from memo.config import RunConfig
 from memo.config.checks import check
+from memo.config.choose import choose_model
+from memo.config.presets import PRESETS
+from memo.config.run import SHORT_NAMES
 from memo.errors import ConfigError
 from memo.estimate.host_memory import HOST_FITS_SHARE
 from memo.estimate.verdict import Verdict
@@ -74,31 +78,42 @@ def trial_file(path: str) -> str:
     return str(file.with_name(f"{file.stem}.first{file.suffix}"))
 
 
-def command(question: Question, config_file: str, data_path: str | None = None, choice: Choice | None = None) -> str:
-    """The torchrun line; with several nodes, to be run on each of them. Where a choice puts states stands there too."""
+def command(question: Question, choice: Choice, config_file: str | None = None, data_path: str | None = None) -> str:
+    """The torchrun line; with several nodes, to be run on each of them.
+
+    Args:
+        config_file: that `write_run` has written; without one the line has every flag of the run.
+    """
     machine = question.hardware
     nodes = -(-question.gpus // machine.gpus_per_node)
-    data = "" if data_path else " --data-path DATA"
-    states = "" if choice is None else state_flags(config_of(question, choice.layout, choice.strategy))
-    train = f"-m memo train --config {config_file}{states}{data} --save RUN"
+    data = "" if config_file is not None and data_path else f" --data-path {shlex.quote(data_path or 'DATA')}"
+    run = f"--config {shlex.quote(config_file)}" if config_file is not None else " ".join(_flags(question, run_of(question, choice)))
+    train = f"-m memo train {run}{data} --save RUN"
     if nodes == 1:
         return f"torchrun --nproc-per-node {question.gpus} {train}"
     meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
     return f"torchrun --nnodes {nodes} --nproc-per-node {machine.gpus_per_node} {meeting} {train}"
 
 
-def state_flags(config: RunConfig) -> str:
-    """Of what differs from states that are whole on the device; each with a space before it."""
-    memory, sharding = config.memory, config.parallel.data_parallel_sharding_strategy
-    flags: list[tuple[str, object]] = []
-    if sharding != ParallelConfig.data_parallel_sharding_strategy:
-        flags.append(("--data-parallel-sharding-strategy", sharding))
-    if memory.offload_states != "none":
-        flags.append(("--offload-states", memory.offload_states))
-        for name in ("optimizer_offload_fraction", "gradient_offload_fraction", "weight_offload_fraction"):
-            share = getattr(memory, name)
-            flags += [] if share is None else [("--" + name.replace("_", "-"), share)]
-    if config.parallel.gradient_accumulation_order != ParallelConfig.gradient_accumulation_order:
-        flags.append(("--gradient-accumulation-order", config.parallel.gradient_accumulation_order))
-    text = "".join(f" {flag} {value}" for flag, value in flags)
-    return text if memory.offload_weight_copy else f"{text} --no-offload-weight-copy"
+_SHORT = {SHORT_NAMES[short]: short for short in ("tp", "cp", "pp", "vpp", "mbs", "gbs")}
+
+
+def _flags(question: Question, run: RunConfig) -> list[str]:
+    """Of all fields in which the run differs from the defaults, --model first."""
+    base, flags = replace(RunConfig(), hardware=run.hardware), []
+    name = question.model.pretrained or question.model.name
+    if question.model.pretrained or name in PRESETS:
+        base, flags = choose_model(base, name), [f"--model {shlex.quote(name)}"]
+    for section in fields(run):
+        ours, theirs = getattr(run, section.name), getattr(base, section.name)
+        for field in fields(ours):
+            value = getattr(ours, field.name)
+            if value != getattr(theirs, field.name):
+                flags.append(_flag(_SHORT.get(field.name, field.name).replace("_", "-"), value))
+    return flags
+
+
+def _flag(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {shlex.quote(value) if isinstance(value, str) else value}"

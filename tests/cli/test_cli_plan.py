@@ -93,7 +93,7 @@ def test_json_of_what_to_try_first(capsys: Capture) -> None:
     found = json.loads(printed([*EDGE, "--top", "2", "--json"], capsys))
     assert found["trial"]["verdict"] == "unsure" and found["trial"] == found["unsure"][0]
     assert found["choices"][0]["verdict"] == "fits"
-    assert "--config run.first.toml" in found["trial_command"] and "--config run.toml" in found["command"]
+    assert " --tp 4 --offload-alpha off " in found["trial_command"] and " --mbs 32 " in found["command"]
     without = json.loads(printed([*LONG, "--json", "--top", "3"], capsys))
     assert without["trial"] is without["trial_command"] is None
 

@@ -1,6 +1,7 @@
 """What is written is what `memo train --config` runs, and the command starts it."""
 
 import json
+import shlex
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -82,17 +83,37 @@ def test_a_family_that_memo_can_only_plan_for(tmp_path: Path) -> None:
 
 
 def test_one_node_and_several() -> None:
-    one, four = (ask("gpt-7b", gpus, hardware="h100-80") for gpus in (8, 32))
-    assert command(one, "a.toml") == (
+    one, four, three = (ask("gpt-7b", gpus, hardware="h100-80") for gpus in (8, 32, 3))
+    choice = evaluate(one, Layout(8), KEEP)
+    assert command(one, choice, "a.toml") == (
         "torchrun --nproc-per-node 8 -m memo train --config a.toml --data-path DATA --save RUN"
     )
-    assert command(ask("gpt-7b", 3), "a.toml", "d").startswith(
+    assert command(three, choice, "a.toml", "d").startswith(
         "torchrun --nproc-per-node 3 -m memo train --config a.toml --save"
     )
-    assert command(four, "a.toml", "d") == (
+    assert command(four, choice, "a.toml", "d") == (
         "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "
         "-m memo train --config a.toml --save RUN"
     )
+
+
+@pytest.mark.parametrize("strategy", [KEEP, FULL, AUTO, GRID[2]])
+@pytest.mark.parametrize("model", ["preset", "config.json", "weights"])
+def test_without_a_file_the_command_has_the_whole_run(model: str, strategy: object, tmp_path: Path) -> None:
+    values = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    values |= {"vocab_size": 1000, "max_position_embeddings": 4096, "num_key_value_heads": 2}
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 5e5, **values}))
+    if model == "weights":
+        (folder / "model.safetensors").write_bytes(b"")
+    name = "llama-3.1-8b" if model == "preset" else str(folder)
+    question = ask(name, 16, seq_len=4096, hardware="h100-80", host_memory_gib=1000, clip_grad=0.0)
+    choice = evaluate(question, Layout(2, 2, 2, 2, 1, "all_gather"), strategy)  # type: ignore[arg-type]
+    words = shlex.split(command(question, choice, data_path="my data"))
+    assert words[-2:] == ["--save", "RUN"] and ("--hidden-size" in words) == (model == "config.json")
+    read = parse_run([*words[words.index("train") + 1 : -2], "--device", "cuda"], prog="memo train")
+    assert read == run_of(question, choice, "my data")
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

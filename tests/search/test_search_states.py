@@ -14,7 +14,7 @@ from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.rank_memory import node_host_bytes
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
-from memo.search.launch import run_of, state_flags
+from memo.search.launch import command, run_of
 from memo.search.oversized import costs_of, placed, strategies
 from memo.search.question import ask
 from memo.search.ranking import search
@@ -39,14 +39,13 @@ def resolved(gib: float, host_gib: float = 512, world_size: int = 1, **values: A
 
 @pytest.mark.parametrize("counts", [(0, 0, 0), (5, 0, 0), (32, 0, 0), (32, 32, 32), (32, 7, 3), (9, 9, 0), (9, 0, 9)])
 @pytest.mark.parametrize("copy", [True, False])
-def test_flags_say_the_placement(counts: tuple[int, int, int], copy: bool) -> None:
+def test_a_run_says_the_placement(counts: tuple[int, int, int], copy: bool) -> None:
     placement = StatePlacement(32, *counts, weight_copy=copy or not any(counts[1:]))
     config = with_placement(run(), placement)
     assert placement_of(config, 1) == placement
     check(config, 1, needs_data=False)
-    flags = state_flags(config).split()
-    assert ("--no-offload-weight-copy" in flags) == (not placement.weight_copy)
-    assert ("--offload-states" in flags) == any(counts)
+    assert config.memory.offload_weight_copy == placement.weight_copy
+    assert (config.memory.offload_states != "none") == any(counts)
 
 
 def test_where_everything_fits_nothing_moves() -> None:
@@ -204,8 +203,7 @@ def test_breadth_first_is_chosen_where_it_saves_copies() -> None:
     run = run_of(question, best)
     assert run.parallel.gradient_accumulation_order == "breadth_first"
     check(run, 1, needs_data=False)
-    flags = state_flags(config_of(question, best.layout, best.strategy))
-    assert "--gradient-accumulation-order breadth_first" in flags
+    assert " --gradient-accumulation-order breadth_first " in command(question, best)
     assert "breadth first" in str(best.strategy)
     assert "--gradient-accumulation-order breadth_first: all microbatches" in text(search(question), Commands())
 
