@@ -5,6 +5,7 @@ from typing import Any
 
 from memo.errors import ConfigError
 from memo.search.costs import billion_tokens_s, dollars_text, duration
+from memo.search.longest import shortage_of
 from memo.search.question import Question, ask
 from memo.search.ranking import Plan, search
 from memo.text_table import text_table
@@ -80,7 +81,7 @@ def comparison(plans: Sequence[Plan]) -> str:
     for rank, plan in enumerate(plans, start=1):
         rows.append(_row(rank, plan))
         if plan.best is None:
-            lines.append(f"{_machine(plan.question)}: nothing fits: {_reasons(plan)}")
+            lines.append(f"{_machine(plan.question)}: nothing fits: {shortage_of(plan.question)}")
         elif plan.question.price is None:
             lines.append(f"{_machine(plan.question)}: no price is known, so machines are ranked by tokens a second")
     sources = sorted({plan.question.price.source for plan in plans if plan.question.price is not None})
@@ -141,7 +142,3 @@ def _tokens_per_s(plan: Plan) -> float:
 def _billion_dollars(plan: Plan) -> float | None:
     assert plan.best is not None
     return plan.question.dollars(billion_tokens_s(plan.question, plan.best.step))
-
-
-def _reasons(plan: Plan) -> str:
-    return ", ".join(f"{count} layouts {reason}" for reason, count in plan.counts().items())

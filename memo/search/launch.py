@@ -87,8 +87,8 @@ def command(question: Question, choice: Choice, config_file: str | None = None, 
     machine = question.hardware
     nodes = -(-question.gpus // machine.gpus_per_node)
     data = "" if config_file is not None and data_path else f" --data-path {shlex.quote(data_path or 'DATA')}"
-    run = f"--config {shlex.quote(config_file)}" if config_file is not None else " ".join(_flags(question, run_of(question, choice)))
-    train = f"-m memo train {run}{data} --save RUN"
+    flags = [f"--config {shlex.quote(config_file)}"] if config_file is not None else _flags(question, choice)
+    train = f"-m memo train {' '.join(flags)}{data} --save RUN"
     if nodes == 1:
         return f"torchrun --nproc-per-node {question.gpus} {train}"
     meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
@@ -98,8 +98,9 @@ def command(question: Question, choice: Choice, config_file: str | None = None, 
 _SHORT = {SHORT_NAMES[short]: short for short in ("tp", "cp", "pp", "vpp", "mbs", "gbs")}
 
 
-def _flags(question: Question, run: RunConfig) -> list[str]:
+def _flags(question: Question, choice: Choice) -> list[str]:
     """Of all fields in which the run differs from the defaults, --model first."""
+    run = run_of(question, choice)
     base, flags = replace(RunConfig(), hardware=run.hardware), []
     name = question.model.pretrained or question.model.name
     if question.model.pretrained or name in PRESETS:

@@ -98,7 +98,7 @@ def _below(units: int) -> int:
 def _longest(question: Question, unit: int, places: bool) -> Longest:
     last: list[Layout] = []  # where the last length that fits did
 
-    def fits(units: int) -> bool:
+    def does_fit(units: int) -> bool:
         at = _at(question, units * unit)
         if at is None:
             return False
@@ -106,16 +106,30 @@ def _longest(question: Question, unit: int, places: bool) -> Longest:
         last[:] = last if found is None else [found[0]]
         return found is not None
 
-    if not fits(1):
+    if not does_fit(1):
         return Longest(0, unit, _limit(question, unit, places))
     low, high = 1, 2
-    while high * unit <= LARGEST and fits(high):
+    while high * unit <= LARGEST and does_fit(high):
         low, high = high, 2 * high
     step = max(1, low // _STEPS)
     while high - low > step:
         middle = (low + high) // (2 * step) * step
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if does_fit(middle) else (low, middle)
     return Longest(low * unit, step * unit, _limit(question, (low + step) * unit, places))
+
+
+def fits(question: Question) -> bool:
+    """Whether some layout fits at the question's length; states may move, unless the question forbids that."""
+    ways = [False] if question.place_states == "never" else [False, True]
+    return any(_holds(question, *pair, places) for places in ways for pair in _frugal(question, places))
+
+
+def shortage_of(question: Question) -> str:
+    """Of which memory the layout that comes nearest to fitting at the question's length lacks how much.
+
+    Raises ConfigError where the GPUs cannot be laid out.
+    """
+    return _limit(question, question.seq_len, question.place_states != "never")
 
 
 def _holds(question: Question, layout: Layout, strategy: Strategy, places: bool) -> bool:

@@ -10,8 +10,10 @@ from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, config_of
 from memo.search.costs import billion_tokens_s, dollars_text, durations
 from memo.search.largest import Largest
+from memo.search.longest import shortage_of
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, Reason, explain
+from memo.search.remedies import remedies
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count
@@ -58,7 +60,7 @@ def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
         lines += [] if trial is None else [*_trial(plan, trial, commands), ""]
         lines += _best(plan, commands)
     elif plan.longest is None and plan.largest is None:
-        lines += ["", "nothing fits"]
+        lines += ["", *_nothing(plan)]
     others = [choice for choice in plan.unsure if choice is not trial]
     if others:
         lines += ["", "would be faster, but may not fit:", *_table(others, question, ranked=False)]
@@ -83,6 +85,7 @@ def explanation(question: Question, layout: Layout) -> str:
 def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[str, Any]:
     """JSON's view; sizes in GiB, times in seconds. `refusals` are given one by one only with `everything`."""
     question, longest, largest = plan.question, plan.longest, plan.largest
+    has_answer = plan.best is not None or longest is not None or largest is not None
     return {
         "model": question.model.name,
         "parameters": question.model.shape.parameters,
@@ -108,6 +111,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         ],
         "num_candidates": plan.num_candidates,
         "num_fitting": plan.num_fitting,
+        "would_fit": [] if has_answer else remedies(question),
         "command": commands.best,
         "trial_command": commands.trial,
     }
@@ -274,6 +278,13 @@ def _seconds(choice: Choice) -> str:
     shown = sorted(choice.step.seconds.items(), key=lambda item: item[1], reverse=True)
     total_s = choice.step.step_time_s
     return ", ".join(f"{name} {seconds:,.2f}" for name, seconds in shown if seconds >= 0.001 * total_s)
+
+
+def _nothing(plan: Plan) -> list[str]:
+    """Why not even what needs least fits, and what would."""
+    found = remedies(plan.question)
+    lines = ["nothing fits", f"nearest: {shortage_of(plan.question)}"]
+    return [*lines, f"would fit: {', or '.join(found)}" if found else "nor would 64 times the GPUs or the host memory"]
 
 
 def _refused(plan: Plan, everything: bool) -> list[str]:

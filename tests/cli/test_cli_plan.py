@@ -122,6 +122,7 @@ def test_json(capsys: Capture) -> None:
         "nvme_gib", "nvme_gb_per_s", "global_batch_size", "longest", "largest", "trial", "choices", "unsure",
         "refused", "refusals",
         "num_candidates", "num_fitting", "command", "trial_command", "dollars_per_gpu_hour",
+        "would_fit",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
@@ -166,7 +167,23 @@ def test_machines_are_compared_for_one_job(capsys: Capture) -> None:
     assert found[0]["dollars_per_billion_tokens"] == alone["dollars_per_billion_tokens"]
     shown = printed([*argv, *machines, "--place-states", "never"], capsys)
     assert shown.startswith("llama-3.1-8b, 32,768 tokens x 16 sequences a step\n")
-    assert "\n1  8 x h100-80 " in shown and "\n1 x l4: nothing fits: 5 layouts out of GPU memory\n" in shown
+    assert "\n1  8 x h100-80 " in shown and "\n1 x l4: nothing fits: GPU memory: " in shown
+
+
+def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
+    asked = {"--model": "llama-3.1-8b", "--gpus": "1", "--hardware": "rtx-4090", "--seq-len": "262144", "--gbs": "1"}
+    asked |= {"--host-memory-gib": "176"}
+    argv = [word for pair in asked.items() for word in pair]
+    found = json.loads(printed([*argv, "--json"], capsys))
+    shorter, host, gpus = (flags.split() for flags in found["would_fit"])
+    assert found["choices"] == [] and [shorter[0], host[0], gpus[0]] == ["--seq-len", "--host-memory-gib", "--gpus"]
+    shown = printed(argv, capsys)
+    assert "\nnothing fits\nnearest: " in shown
+    assert f"\nwould fit: {' '.join(shorter)}, or {' '.join(host)}, or {' '.join(gpus)}\n" in shown
+    for flag, value in (shorter, host, gpus):
+        changed = asked | {flag: value} | ({"--gbs": value} if flag == "--gpus" else {})
+        fits = json.loads(printed([*(word for pair in changed.items() for word in pair), "--json"], capsys))
+        assert fits["choices"], f"{flag} {value} does not suffice"
 
 
 def test_without_a_price_machines_are_compared_by_speed(capsys: Capture) -> None:

@@ -1,0 +1,45 @@
+"""What would fit where nothing does: shorter sequences, more host memory, more GPUs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memo.search.longest import fits, longest
+from memo.search.question import Question
+
+_MOST_DOUBLINGS = 6
+"""So much more of one thing is looked at; who needs more has another model in mind."""
+
+
+def remedies(question: Question) -> list[str]:
+    """The least change of each kind that suffices by itself, as the flags that say it; states may move to the host.
+
+    Empty where none of them does.
+    """
+    found = []
+    shorter = longest(question).seq_len
+    if 0 < shorter < question.seq_len:
+        found.append(f"--seq-len {shorter}")
+    host_gib = _least(lambda times: fits(_with_host(question, times)))
+    if host_gib is not None:
+        found.append(f"--host-memory-gib {question.host_memory_gib * host_gib:g}")
+    gpus = _least(lambda times: fits(_with_gpus(question, times)))
+    if gpus is not None:
+        found.append(f"--gpus {_with_gpus(question, gpus).gpus}")
+    return found
+
+
+def _least(suffices: Callable[[int], bool]) -> int | None:
+    return next((times for times in (1 << n for n in range(1, _MOST_DOUBLINGS + 1)) if suffices(times)), None)
+
+
+def _with_host(question: Question, times: int) -> Question:
+    return replace(question, host_memory_gib=question.host_memory_gib * times)
+
+
+def _with_gpus(question: Question, times: int) -> Question:
+    """Of full nodes, and no fewer sequences in a step than GPUs that each take one alone."""
+    per_node = question.hardware.gpus_per_node
+    gpus = question.gpus * times
+    if gpus > per_node:
+        gpus = -(-gpus // per_node) * per_node
+    return replace(question, gpus=gpus)
