@@ -68,8 +68,8 @@ class MemoryConfig:
     """Stream weights from a copy in --params-dtype in host memory; without it from the masters: 2 bytes a parameter
     less in host memory, twice the bytes over the link."""
     device_memory_gib: Annotated[float | None, arg(aliases=["--device-memory-gb"])] = None
-    """GiB of the device that a rank may use; default: what is free. The states of a run that may use less are placed
-    under it, or it is refused."""
+    """GiB of the device that a rank may use; default: what is free. States and activations of a run that may use less
+    are placed under it, or it is refused."""
     recompute_granularity: RecomputeGranularity = "none"
     """Megatron's: full keeps only the input of each layer, selective recomputes attention alone."""
     memory_planner: MemoryPlanner | None = None

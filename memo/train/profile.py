@@ -30,7 +30,7 @@ from memo.train.layer_profile import keep, measure
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
 from memo.train.setup import Prepared, prepare
-from memo.train.swap import decide, free_bytes, free_memory
+from memo.train.swap import decide, free_memory
 from memo.train.watchdog import Watchdog
 from memo_kernels import select_ops
 
@@ -125,7 +125,7 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
         return
     states = state_bytes(config, mesh.grid.world_size, mesh.at.pp)  # the model does not exist: count what it would take
     host.draw("states", states.host)
-    room = free_memory(device, free_bytes(device) - states.device, host)
+    room = free_memory(config, mesh, device, host, states_exist=False)
     chosen = decide(config, mesh, _operations(config, mesh), profile, origin, room, device)
     show(f"\nplan for {chosen.describe()}")
 

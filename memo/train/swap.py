@@ -10,6 +10,8 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import layers_per_chunk, local_world_size_from_env, resolved_sections
 from memo.estimate.host_memory import available_host_bytes
+from memo.estimate.own_memory import RUNTIME_BYTES
+from memo.estimate.state_memory import state_bytes
 from memo.executor.disk_rate import measured_disk
 from memo.executor.host_budget import HostBudget
 from memo.executor.runtime import SwapRuntime, SweepRuntime
@@ -31,6 +33,7 @@ from memo.spec.slots import SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.train.layer_profile import measure, obtain
 from memo.train.tiled_layers import put_on_tiles
+from memo.units import GIB
 
 
 class FreeMemory(NamedTuple):
@@ -79,7 +82,7 @@ def choose(
             return measure(config, mesh, layer, data_parallel.main_gradient, device)
 
     profile, origin = obtain(config, mesh, device, measured)
-    return decide(config, mesh, ops, profile, origin, free_memory(device, free_bytes(device), host), device)
+    return decide(config, mesh, ops, profile, origin, free_memory(config, mesh, device, host), device)
 
 
 def decide(
@@ -117,8 +120,21 @@ def decide(
     return ChosenSwap(plan, sweep, problem, solution, origin)
 
 
-def free_memory(device: torch.device, device_bytes: int, host: HostBudget) -> FreeMemory:
-    """What is left of `host` and of its disk, whose rate the ranks of a node measure together."""
+def free_memory(
+    config: RunConfig, mesh: Mesh, device: torch.device, host: HostBudget, states_exist: bool = True
+) -> FreeMemory:
+    """What is free beside the states, on the device up to --device-memory-gib.
+
+    Also what is left of `host` and of its disk, whose rate the ranks of a node measure together.
+
+    `states_exist`: whether what is free now is already without them.
+    """
+    states_bytes = state_bytes(config, mesh.grid.world_size, mesh.at.pp).device
+    device_bytes = _free_bytes(device) - (0 if states_exist else states_bytes)
+    if config.memory.device_memory_gib is not None:
+        context_bytes = RUNTIME_BYTES["cuda"] if device.type == "cuda" else 0  # on a CPU the limit is of tensors
+        allowed_bytes = int(config.memory.device_memory_gib * GIB)
+        device_bytes = min(device_bytes, allowed_bytes - context_bytes - states_bytes)
     return FreeMemory(device_bytes, host.left_bytes, None if host.disk is None else measured_disk(host.disk))
 
 
@@ -180,7 +196,7 @@ def _disk_plans(config: RunConfig, chosen: ChosenSwap, layout: SlotLayout, host:
     return DiskPlans(*reversed(found))
 
 
-def free_bytes(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     """Memory of the device that this rank can still take; on a CPU its share of the node's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

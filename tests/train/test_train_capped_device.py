@@ -1,4 +1,5 @@
-"""A model whose states are five times what it may use of the device: refused as it is, trained with states placed."""
+"""A run that may use less of the device than it would take: its states are placed, its activations move, or it is
+refused."""
 
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import memo
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
 from memo.estimate.program.memory import program_memory
-from memo.units import GIB
+from memo.units import GIB, MIB
 
 SCALARS_BYTES = 8192
 """AdamW's counts, norms of buckets and the like, which the account leaves out."""
@@ -38,7 +39,8 @@ def train(**changes: Any) -> tuple[list[float], int, int, memo.RunConfig]:
         losses = [trainer.step().lm_loss]
         counter.take_peak_bytes()
         losses += [trainer.step().lm_loss for _ in range(2)]
-        return losses, counter.take_peak_bytes(), program_memory(trainer.config, 1, 0).total, trainer.config
+        known = trainer.config.override({"offload_alpha": "off"})  # what auto moves is measured
+        return losses, counter.take_peak_bytes(), program_memory(known, 1, 0).total, trainer.config
 
 
 def test_it_is_refused_with_the_numbers() -> None:
@@ -62,3 +64,28 @@ def test_it_trains_with_its_states_placed() -> None:
 
 def train_capped() -> tuple[list[float], int, int, memo.RunConfig]:
     return train(**CAPPED, offload_states="auto")
+
+
+ACTIVATIONS: dict[str, Any] = {"num_layers": 6, "seq_length": 1536, "recompute_granularity": "none"}
+
+
+def test_its_activations_move_under_the_limit() -> None:
+    """The host has room for all of them, so without the limit none moves."""
+    ((expected, resident_bytes, _, _),) = run_ranks(1, train_long)
+    ((losses, peak_bytes, _, _),) = run_ranks(1, train_long_capped)
+    assert resident_bytes > 1.5 * _cap_of_activations()
+    assert peak_bytes <= _cap_of_activations() + SCALARS_BYTES
+    assert losses == expected
+
+
+def _cap_of_activations() -> int:
+    """What the run takes at least: with nothing but what always moves on its way to the host."""
+    return program_memory(configuration(**ACTIVATIONS, offload_alpha=0.0), 1, 0).total + MIB
+
+
+def train_long() -> tuple[list[float], int, int, memo.RunConfig]:
+    return train(**ACTIVATIONS, offload_alpha="auto")
+
+
+def train_long_capped() -> tuple[list[float], int, int, memo.RunConfig]:
+    return train(**ACTIVATIONS, offload_alpha="auto", device_memory_gib=_cap_of_activations() / GIB)
