@@ -1,4 +1,5 @@
-"""Device memory of a training step against the length of the sequence, of whole layers and of layers that are swept.
+"""Device memory of a training step against the length of the sequence: of whole layers, of layers that are swept, and
+of swept layers whose hidden states are in host memory.
 
     python benchmarks/sweep_memory.py [--lengths 8192 16384 32768 65536]
 
@@ -30,13 +31,17 @@ FLAGS: dict[str, object] = {
     "train_iters": 2,
     "offload_alpha": ALPHA,
 }
-WAYS: dict[str, dict[str, object]] = {"layer": {}, "tile": {"offload_granularity": "tile"}}
+WAYS: dict[str, dict[str, object]] = {
+    "layer": {},
+    "tile": {"offload_granularity": "tile"},
+    "tile, hidden states on the host": {"offload_granularity": "tile", "offload_hidden_states": True},
+}
 KEY_VALUE_BYTES = 4 * HEAD_DIM * 4
 """A token's keys, values and their gradients, fp32, one head each."""
 
 
 def flags(way: str, length: int) -> dict[str, object]:
-    tiles = {"offload_tiles": length // TILE} if way == "tile" else {}
+    tiles = {"offload_tiles": length // TILE} if way != "layer" else {}
     return {**FLAGS, **WAYS[way], **tiles, "seq_length": length}
 
 
@@ -67,6 +72,11 @@ def measured(way: str, length: int) -> dict[str, Any]:
     }
 
 
+def _part(way: str, length: int) -> str:
+    """The name of what one process has measured."""
+    return f"sweep_memory_{list(WAYS).index(way)}_{length}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", nargs="+", type=int, default=[8192, 16384, 32768, 65536])
@@ -74,13 +84,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.run:
         way, length = options.run
-        rows.Journal(f"sweep_memory_{way}_{length}").add(measured(way, int(length)))
+        rows.Journal(_part(way, int(length))).add(measured(way, int(length)))
         return
     journal = rows.Journal("sweep_memory")
     for way in WAYS:
         peaks: dict[int, int] = {}
         for length in options.lengths:
-            part = f"sweep_memory_{way}_{length}"
+            part = _part(way, length)
             subprocess.run([sys.executable, __file__, "--run", way, str(length)], check=True, stdout=subprocess.DEVNULL)
             (row,) = rows.read(part)
             (rows.RESULTS / f"{part}.jsonl").unlink()

@@ -14,6 +14,7 @@ _OF_SWAPPING = (
     "offload_granularity",
     "offload_slot_tiles",
     "recompute_attention_layers",
+    "offload_hidden_states",
     "layer_profile",
     "offload_nvme_path",
     "offload_nvme_gib",
@@ -153,8 +154,19 @@ def _check_sections(config: RunConfig) -> None:
         f"--recompute-attention-layers {again} fights with --offload-granularity layer, under which attention is never "
         "recomputed: use --offload-granularity tile, or leave it out",
     )
+    require(
+        memory.sweeps or not memory.offload_hidden_states,
+        "--offload-hidden-states fights with --offload-granularity layer, under which layers need hidden states whole: "
+        "use --offload-granularity tile, or leave it out",
+    )
     if not memory.sweeps:
         return
+    pp = config.parallel.pp
+    require(
+        pp == 1 or not memory.offload_hidden_states,
+        f"--offload-hidden-states does not run with --pp {pp}, whose stages send each other whole hidden states: use "
+        "--tp instead of --pp, or leave it out",
+    )
     require(
         again <= most,
         f"--recompute-attention-layers is {again}, but a pipeline chunk has {most} layers: give 0 to {most}",

@@ -2,10 +2,10 @@
 
     device     num_slots x slot  +  one workspace for qkv if none of it moves  +  working set of one layer
                where layers are swept  +  keys and values of one layer, and the sums of their gradients; two sections of
-               an input if layers recompute attention
+               an input if layers recompute attention; three of hidden states if these are in host memory
     records    the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
                each section of it), and keys and values of the layers and microbatches that do; of layers that recompute
-               attention, their input alone
+               attention, their input alone; hidden states once, for as many microbatches as are between two layers
     host       all records, or with a disk that holds the others no more than their staging buffers
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
@@ -62,14 +62,22 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
         input_bytes = layout.places["input"].num_bytes
         buffers += key_value_layout(config).device_bytes
         buffers += min(2, _inputs_in_flight(config, world_size, stage)) * input_bytes
+        buffers += num_hidden_sections(config, world_size) * input_bytes
     kinds = record_kinds(config, world_size, stage, layout)
-    records = sum(kind.total_bytes for kind in kinds)
+    stays = staying_bytes(config, world_size, layout)
+    records = sum(kind.total_bytes for kind in kinds) + stays
     on_disk = config.memory.offload_nvme_path is not None
-    return SwapBytes(buffers, least_host_bytes(kinds) if on_disk else records, records)
+    return SwapBytes(buffers, least_host_bytes(kinds) + stays if on_disk else records, records)
+
+
+def staying_bytes(config: RunConfig, world_size: int, layout: SlotLayout) -> int:
+    """Host records that never go to a disk: of hidden states, with --offload-hidden-states."""
+    return num_hidden_records(config, world_size) * layout.places["input"].num_bytes
 
 
 def record_kinds(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> list[RecordKind]:
-    """Host records of a rank of `stage`: where layers are swept of keys and values and of inputs, then all others."""
+    """Host records of a rank of `stage` that may go to a disk: where layers are swept of keys and values and of inputs,
+    then all others."""
     others = RecordKind(num_records(config, world_size, stage), layout.moved_bytes)
     if not config.memory.sweeps:
         return [others]
@@ -89,8 +97,9 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
     layout, limit_bytes = slot_layout(config, moved), inf if disk_bytes is None else disk_bytes
     if config.memory.offload_nvme_path is None:
         limit_bytes = 0
+    stays = staying_bytes(config, world_size, layout)
     return [
-        least_host_bytes(record_kinds(config, world_size, stage, layout), limit_bytes)
+        least_host_bytes(record_kinds(config, world_size, stage, layout), limit_bytes) + stays
         for stage in range(config.parallel.pp)
     ]
 
@@ -98,8 +107,9 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
 def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes: list[float]) -> list[int]:
     """Bytes on the disk of a rank of each stage, whose records may take so much of host memory."""
     layout, found = slot_layout(config, moved), []
+    stays = staying_bytes(config, world_size, layout)
     for stage, host in enumerate(rank_host_bytes):
-        split = split_records(record_kinds(config, world_size, stage, layout), int(host))
+        split = split_records(record_kinds(config, world_size, stage, layout), int(host) - stays)
         found.append(0 if split is None else split.disk_bytes)
     return found
 
@@ -127,6 +137,26 @@ def num_key_records(config: RunConfig, world_size: int, stage: int) -> int:
 def num_input_records(config: RunConfig, world_size: int, stage: int) -> int:
     """The same of the inputs of layers that recompute attention, each of one section."""
     return max(0, _inputs_in_flight(config, world_size, stage) - 1)  # the last one that is written makes room first
+
+
+def num_hidden_records(config: RunConfig, world_size: int) -> int:
+    """The same of hidden states, each of one section: all sections of them, but the one that has just been written."""
+    in_flight = _hidden_in_flight(config, world_size)
+    return in_flight - 1 if in_flight > 2 else 0
+
+
+def num_hidden_sections(config: RunConfig, world_size: int) -> int:
+    """Sections of hidden states on the device: slots, and the one in which modules work."""
+    in_flight = _hidden_in_flight(config, world_size)
+    return min(2, in_flight) + 1 if in_flight else 0
+
+
+def _hidden_in_flight(config: RunConfig, world_size: int) -> int:
+    """Sections x microbatches between two layers, or the embedding and the first, or the last and the loss."""
+    if not (config.memory.sweeps and config.memory.offload_hidden_states):
+        return 0
+    is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
+    return resolved_sections(config) * (num_microbatches(config, world_size) if is_breadth_first else 1)
 
 
 def _inputs_in_flight(config: RunConfig, world_size: int, stage: int) -> int:

@@ -69,6 +69,7 @@ class TokenwiseLayer(TileOperations):
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input; weight gradients go to the sink."""
+        grad = grad.contiguous()
         kept = self.memory.begin("B", self.index)
         for tile in self.tiles:
             if not self._is_kept("qkv", tile.full):

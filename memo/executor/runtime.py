@@ -1,16 +1,20 @@
 """Owns the memory of swapping on one rank, slots and host records, and the swappers that obey the plan."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from memo.executor.disk_records import DiskRecords, disk_bytes, host_bytes
+from memo.executor.hidden_states import HiddenOnHost
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
 from memo.executor.key_values import KeyValues, KeyValueSwapper
-from memo.executor.layer_inputs import LayerInputs
+from memo.executor.section_stream import SectionStream
 from memo.executor.slots import slot_tensors, view_of
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
+from memo.parallel.hidden import Section
 from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans
 from memo.planner.swap import SwapPlan, SweepPlans
 from memo.spec.slots import SlotLayout
@@ -90,39 +94,45 @@ class SweepRuntime(SwapRuntime):
         layout: SlotLayout,
         beside: SweepPlans,
         key_layout: KeyValueLayout,
+        sections: Sequence[Section],
         backend: StreamBackend,
         device: torch.device,
         host: HostBudget | None,
         poison: bool = False,
         disk: DiskPlans = NOTHING_ON_DISK,
     ) -> None:
-        """`plan` is of sections. Raises as SwapRuntime."""
+        """`plan` is of sections, whose rows are `sections`. Raises as SwapRuntime."""
         super().__init__(plan, layout, backend, device, host, poison, disk.sections)
         self.keys = KeyValues(key_layout, device)
         self.key_swapper = KeyValueSwapper(beside.keys, key_layout, self.keys, backend, host, poison, disk.keys)
-        self.inputs: LayerInputs | None = None
+        self.inputs: SectionStream | None = None
+        place = layout.places["input"]
         if beside.inputs is not None:
-            place = layout.places["input"]
-            self.inputs = LayerInputs(beside.inputs, place, backend, device, host, poison, disk.inputs)
+            name = "layer input "
+            self.inputs = SectionStream(beside.inputs, place, name, backend, device, host, poison, disk.inputs)
+        self.hidden: HiddenOnHost | None = None
+        if beside.hidden is not None and beside.evaluation is not None:
+            self.hidden = HiddenOnHost(beside.hidden, beside.evaluation, place, sections, backend, device, host, poison)
         self.unplanned = ScratchMemory(layout, self._views[0], self.keys)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of all slots, the workspace, the keys and values, and the sums of their gradients."""
-        inputs = 0 if self.inputs is None else self.inputs.device_bytes
-        return super().device_bytes + self.keys.device_bytes + inputs
+        """Bytes of all slots, the workspace, the keys and values, the sums of their gradients, and what serves other
+        sections that move."""
+        beside = sum(each.device_bytes for each in (self.inputs, self.hidden) if each is not None)
+        return super().device_bytes + self.keys.device_bytes + beside
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the host records that are in memory, and of staging buffers, of all that moves."""
-        inputs = 0 if self.inputs is None else host_bytes(self.inputs.pool, self.inputs.disk)
-        return super().host_bytes + host_bytes(self.key_swapper.pool, self.key_swapper.disk) + inputs
+        beside = sum(each.host_bytes for each in (self.inputs, self.hidden) if each is not None)
+        return super().host_bytes + host_bytes(self.key_swapper.pool, self.key_swapper.disk) + beside
 
     @property
     def disk_bytes(self) -> int:
         """Bytes of the records that are on disk, of all that moves."""
-        inputs = None if self.inputs is None else self.inputs.disk
-        return super().disk_bytes + disk_bytes(self.key_swapper.disk) + disk_bytes(inputs)
+        inputs = 0 if self.inputs is None else self.inputs.disk_bytes
+        return super().disk_bytes + disk_bytes(self.key_swapper.disk) + inputs
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this section; `keys` has what was computed before it."""
@@ -149,6 +159,8 @@ class SweepRuntime(SwapRuntime):
         self.key_swapper.next_step()
         if self.inputs is not None:
             self.inputs.swapper.reset()
+        if self.hidden is not None:
+            self.hidden.reset()
 
 
 class ScratchMemory:

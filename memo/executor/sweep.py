@@ -3,10 +3,11 @@
 Forward goes through the sections in order, backward in reverse order. In a section a layer works on fixed tiles, as in
 `memo.executor.layer`, but one after the other from its input to its output: attention takes the queries of a tile and
 all keys and values up to them, which stay on the device for the whole layer (memo.executor.key_values). So nothing but
-these, the sums of their gradients and the hidden states is as long as the sequence.
+these, the sums of their gradients and the hidden states is as long as the sequence; and the hidden states may be in
+host memory, from which they come section by section (memo.executor.hidden_states).
 
-A layer that recomputes attention keeps nothing of its forward but the input (memo.executor.layer_inputs). Its backward
-begins with a second forward, up to what slots keep, whose keys and values stay on the device.
+A layer that recomputes attention keeps nothing of its forward but the input (memo.executor.section_stream). Its
+backward begins with a second forward, up to what slots keep, whose keys and values stay on the device.
 
 The hidden states are overwritten where they lie, and so are their gradients: the output of a tile takes the place of
 its input, which is in the slot, and the gradient of the input that of the gradient of the output.
@@ -17,7 +18,6 @@ other blocks than that of whole layers, so they agree with those to rounding.
 Shapes: as in memo.executor.tile_operations; c tokens of a section, sharded c / tp.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from memo.attention.backends import Saved
 from memo.executor.key_values import KeyValues
 from memo.executor.pieces import GradientSink
 from memo.executor.tile_operations import Context, ExplicitLayer, Rope, Slots, Tile, TileOperations
+from memo.parallel.hidden import Hidden, same_memory
 
 
 class SectionBuffers(Slots, Protocol):
@@ -69,39 +70,47 @@ class SweptLayer(TileOperations):
         memory: SectionBuffers,
         sink: GradientSink,
         tp_group: ProcessGroup | None,
+        hidden: Hidden,
         recomputes_attention: bool = False,
     ) -> None:
-        """`sections` divide the sequence, and `tiles` each section: their rows count from its beginning."""
+        """`sections` divide the sequence, and `tiles` each section: their rows count from its beginning.
+
+        `hidden` has the same sections.
+        """
         super().__init__(layer, memory, sink, tp_group)
-        self.index, self.sections, self.tiles = index, sections, tiles
+        self.index, self.sections, self.tiles, self.hidden = index, sections, tiles, hidden
         self.recomputes_attention = recomputes_attention
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
-            return self._forward(x, context, self.memory.unplanned)
+            return self._forward(x, context, self.memory.unplanned, self.hidden.unplanned)
         y: Tensor = ExplicitLayer.apply(x, self, context)
         return y
 
     def run_forward(self, x: Tensor, context: Context) -> Tensor:
-        """x [n, b, h] -> y [n, b, h] in the memory of x; leaves each section's activations in its slot."""
-        return self._forward(x, context, self.memory)
+        """x [n, b, h] -> y [n, b, h] in the place of x; leaves each section's activations in its slot."""
+        return self._forward(x, context, self.memory, self.hidden)
 
-    def _forward(self, x: Tensor, context: Context, memory: SectionBuffers) -> Tensor:
-        y = _same_memory(x)
-        for section, part, positions in _parts(self.sections, y, context):
+    def _forward(self, x: Tensor, context: Context, memory: SectionBuffers, hidden: Hidden) -> Tensor:
+        y = same_memory(x)
+        for section in self.sections:
+            positions = _positions(section, context)
             kept = memory.begin_section("F", self.index, section.index)
+            part = hidden.take(y, section.index)
             kept["input"].copy_(part)
             if self.recomputes_attention:
                 memory.put_input(self.index, section.index, part)
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
                 torch.add(*self._mlp_forward(kept, tile), out=part[tile.shard])
+            hidden.put(part, section.index)
             memory.end_section("F", self.index, section.index)
         return y
 
-    def _forward_again(self, shape: Tensor, context: Context) -> None:
+    def _forward_again(self, context: Context) -> None:
         """Leaves each section's activations in its slot, from the inputs that the first forward has put by."""
-        for section, _, positions in _parts(self.sections, shape, context):
+        for section in self.sections:
+            positions = _positions(section, context)
             kept = self.memory.begin_section("F", self.index, section.index)
             self.memory.take_input(self.index, section.index, kept["input"])
             for tile in self.tiles:
@@ -122,14 +131,18 @@ class SweptLayer(TileOperations):
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
-        """Gradient of the output [n, b, h] -> of the input, in the same memory; weight gradients go to the sink."""
+        """Gradient of the output [n, b, h] -> of the input, in the same place; weight gradients go to the sink."""
         if self.recomputes_attention:
-            self._forward_again(grad, context)
+            self._forward_again(context)
+        grad = self.hidden.whole(grad)
         self.memory.keys.sums.zero_()
-        for section, part, positions in _parts(self.sections[::-1], grad, context):
+        for section in self.sections[::-1]:
+            positions = _positions(section, context)
             kept = self.memory.begin_section("B", self.index, section.index)
+            part = self.hidden.take(grad, section.index)
             for tile in reversed(self.tiles):
                 self._tile_backward(kept, section, tile, part, positions)
+            self.hidden.put(part, section.index)
             self.memory.end_section("B", self.index, section.index)
         for parameter in self.layer.parameters():
             self.sink.gradient_done(parameter)
@@ -168,21 +181,5 @@ class SweptLayer(TileOperations):
         return self._attention_inputs(kept["qkv"][tile.full], rope)
 
 
-def _parts(sections: list[Tile], x: Tensor, context: Context) -> Iterator[tuple[Tile, Tensor, _Positions]]:
-    """Each section with its rows of x [n, b, h] and its positions, whose table is made when its turn comes."""
-    for section in sections:
-        yield section, x[section.shard], _positions(section, context)
-
-
 def _positions(section: Tile, context: Context) -> _Positions:
     return _Positions(None if context.rope is None else context.rope.rows(section.full), context.documents)
-
-
-def _same_memory(x: Tensor) -> Tensor:
-    """A tensor in the memory of x that autograd takes for another one.
-
-    Nothing else reads x: the embedding, a layer or a message between stages has made it for this layer alone.
-    """
-    with torch.no_grad():
-        alias = torch.empty(0, dtype=x.dtype, device=x.device)
-        return alias.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())

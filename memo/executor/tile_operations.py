@@ -270,7 +270,7 @@ class ExplicitLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.layer.run_backward(grads[0].contiguous(), ctx.context), None, None
+        return ctx.layer.run_backward(grads[0], ctx.context), None, None
 
 
 def _parameters(*modules: nn.Module | None) -> list[nn.Parameter]:

@@ -5,20 +5,25 @@ and an output. Shapes as in `memo.model.layer`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import Rope, RopeRows
 from memo.parallel.collectives import group_rank, group_size
-from memo.parallel.loss import greedy_tokens, linear_cross_entropy
-from memo.parallel.tensor import VocabParallelEmbedding
+from memo.parallel.embedding import VocabParallelEmbedding
+from memo.parallel.hidden import Hidden
+from memo.parallel.loss import linear_cross_entropy, losses_and_greedy_tokens
 from memo.spec.shapes import shape_of
 
 
 @dataclass(frozen=True)
 class Microbatch:
     """Tokens of this context-parallel rank, all [s, b]; the same on every tp rank and stage.
+
+    Tokens, labels and positions are int32, or int64 where memory does not matter; loss_weight is fp64.
 
     Two orders: tokens, labels, positions and loss_weight stand in shard order, the tokens of tp rank 0 first;
     attention_positions and documents in the order that attention sees. They differ only when layers work on
@@ -47,13 +52,15 @@ class Embedding(nn.Module):
         own = {weight.name: parts.parameter(weight) for weight in weights}
         self.tokens = VocabParallelEmbedding(own["embedding.weight"], parts.tp_group)
         self.positions = own.get("position_embedding.weight")
+        self.hidden: Hidden | None = None
+        """Where layers are swept, takes the output section by section."""
 
     def forward(self, batch: Microbatch) -> Tensor:
+        own = batch.positions.chunk(group_size(self.group))[group_rank(self.group)]
+        if self.hidden is not None:
+            return self.tokens.in_sections(batch.tokens, own, self.positions, _in_this_pass(self.hidden))
         x: Tensor = self.tokens(batch.tokens)
-        if self.positions is not None:
-            own = batch.positions.chunk(group_size(self.group))[group_rank(self.group)]
-            x = x + nn.functional.embedding(own, self.positions)
-        return x
+        return x if self.positions is None else x + nn.functional.embedding(own, self.positions)
 
 
 class Head(nn.Module):
@@ -72,34 +79,34 @@ class Head(nn.Module):
         own = {weight.name: parts.parameter(weight) for weight in norm}
         self.norm = parts.norm(own["final_norm.weight"], own.get("final_norm.bias"))
         self.weight = parts.parameter(table) if tied_to is None else tied_to
+        self.hidden: Hidden | None = None
+        """Where layers are swept, gives the input section by section."""
 
     def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
-        losses = self.token_losses(x, batch.labels)
-        return (losses * batch.loss_weight).sum()
+        return linear_cross_entropy(x, self.weight, batch.labels, weights=batch.loss_weight, **self._how())
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Negative log-likelihood of each token, [s, b] fp32."""
-        return linear_cross_entropy(
-            x,
-            self.weight,
-            labels,
-            norm=self.norm,
-            vocab_size=self.vocab_size,
-            chunk_size=self.chunk_size,
-            group=self.group,
-            ops=self.ops,
-        )
+        return linear_cross_entropy(x, self.weight, labels, **self._how())
 
-    def greedy_tokens(self, x: Tensor) -> Tensor:
-        """The likeliest next token after each token, [s, b] int64."""
-        return greedy_tokens(
-            x,
-            self.weight,
-            norm=self.norm,
-            vocab_size=self.vocab_size,
-            chunk_size=self.chunk_size,
-            group=self.group,
-        )
+    def losses_and_greedy_tokens(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and the likeliest next token after each token, [s, b] int64; without gradients."""
+        return losses_and_greedy_tokens(x, self.weight, labels, **self._how())
+
+    def _how(self) -> dict[str, Any]:
+        return {
+            "norm": self.norm,
+            "vocab_size": self.vocab_size,
+            "chunk_size": self.chunk_size,
+            "group": self.group,
+            "ops": self.ops,
+            "parts": None if self.hidden is None else _in_this_pass(self.hidden),
+        }
+
+
+def _in_this_pass(hidden: Hidden) -> Hidden:
+    """Outside of training steps, where nothing needs gradients, no plan is followed."""
+    return hidden if torch.is_grad_enabled() else hidden.unplanned
 
 
 class TransformerChunk(nn.Module):

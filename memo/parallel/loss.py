@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter
+from memo.parallel.hidden import Hidden, Section, in_one_section
 from memo.parallel.replayed import Replayed
 from memo.parallel.tensor import weight_gradient
 from memo_kernels import Ops, select_ops
@@ -45,10 +46,12 @@ def linear_cross_entropy(
     chunk_size: int,
     group: ProcessGroup | None,
     ops: Ops | None = None,
+    parts: Hidden | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """Negative log-likelihood of every token of this context-parallel rank.
+    """Negative log-likelihood of every token of this context-parallel rank, or with `weights` their weighted sum.
 
-    The caller multiplies each token's loss by its weight; a weight of zero excludes a token.
+    A weight of zero excludes a token.
 
     Backward writes the gradient of `hidden` over it, chunk by chunk, so nobody may read `hidden` from then on. Where
     autograd has kept `hidden` for another backward, or for a second one of the loss, that raises RuntimeError.
@@ -57,36 +60,40 @@ def linear_cross_entropy(
         hidden: [n, b, h], this tp rank's tokens (n = s / tp).
         norm: from rows of `hidden` [..., b, h] to as many that meet the weight; of each token by itself.
         weight: [v_local, h], this rank's vocabulary rows, padding included.
-        labels: [s, b] int64, all tokens of the context-parallel rank.
+        labels: [s, b] int32 or int64, all tokens of the context-parallel rank.
         vocab_size: rows of the whole vocabulary, without padding.
         chunk_size: number of tokens whose logits exist at one time.
         ops: the kernels of softmax and its gradient; None: torch's.
+        parts: gives sections of `hidden`, at whose tiles chunks are cut; None: it is one.
+        weights: [s, b] fp64, without gradients.
 
     Returns:
-        [s, b] in fp32 (fp64 for fp64 inputs), the same on every tp rank.
+        [s, b] in fp32 (fp64 for fp64 inputs), or the sum in fp64, the same on every tp rank.
     """
-    vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
-    how = _How(norm, vocab, chunk_size, group, select_ops("torch", hidden.dtype) if ops is None else ops)
-    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, how, *norm.parameters())
+    how = _how(hidden, weight, norm, vocab_size, chunk_size, group, ops, parts)
+    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, weights, how, *norm.parameters())
     return losses
 
 
 @torch.no_grad()
-def greedy_tokens(
-    hidden: Tensor, weight: Tensor, *, norm: nn.Module, vocab_size: int, chunk_size: int, group: ProcessGroup | None
-) -> Tensor:
-    """The likeliest next token after each token, [s, b] int64; of equal logits the lowest. Arguments as above."""
-    vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
-    found = hidden.new_empty((hidden.shape[0] * group_size(group), hidden.shape[1]), dtype=torch.int64)
-    found_rows = _by_rank(found, group)
-    for rows in _row_ranges(hidden, chunk_size, group):
-        logits = _logits(all_gather(norm(hidden[rows]), group), weight).to(_softmax_dtype(hidden.dtype))
-        logits[:, vocab.num_valid :] = float("-inf")
-        best, token = logits.max(-1)
-        is_best = best == all_reduce(best.clone(), group, "max")
-        token = (token + vocab.first).masked_fill(~is_best, vocab_size)
-        found_rows[:, rows] = all_reduce(token, group, "min").view_as(found_rows[:, rows])
-    return found
+def losses_and_greedy_tokens(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    norm: nn.Module,
+    vocab_size: int,
+    chunk_size: int,
+    group: ProcessGroup | None,
+    ops: Ops | None = None,
+    parts: Hidden | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `linear_cross_entropy`, whose arguments it takes, and the likeliest next token after each token, [s, b] int64;
+    of equal logits the lowest. Reads the hidden states once."""
+    how = _how(hidden, weight, norm, vocab_size, chunk_size, group, ops, parts)
+    greedy = torch.empty_like(labels, dtype=torch.int64)
+    losses, _ = _forward(hidden, weight, labels, how, greedy=greedy)
+    return losses, greedy
 
 
 @dataclass(frozen=True)
@@ -98,29 +105,62 @@ class _How:
     chunk_size: int
     group: ProcessGroup | None
     ops: Ops
+    parts: Hidden
+    trains: bool
+
+
+def _how(
+    hidden: Tensor,
+    weight: Tensor,
+    norm: nn.Module,
+    vocab_size: int,
+    chunk_size: int,
+    group: ProcessGroup | None,
+    ops: Ops | None,
+    parts: Hidden | None,
+) -> _How:
+    """Arguments as of `linear_cross_entropy`."""
+    vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
+    ops = select_ops("torch", hidden.dtype) if ops is None else ops
+    parts = in_one_section(hidden.shape[0]) if parts is None else parts
+    return _How(norm, vocab, chunk_size, group, ops, parts, torch.is_grad_enabled())
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, how: _How, *of_norm: nn.Parameter) -> Tensor:
-        losses, log_sum_exp = _forward(hidden, weight, labels, how)
-        ctx.save_for_backward(hidden, weight, labels, log_sum_exp)
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        how: _How,
+        *of_norm: nn.Parameter,
+    ) -> Tensor:
+        losses, log_sum_exp = _forward(hidden, weight, labels, how, weights)
+        ctx.save_for_backward(hidden, weight, labels, log_sum_exp, weights)
         ctx.how, ctx.of_norm = how, of_norm
         return losses
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, log_sum_exp = ctx.saved_tensors
-        of_tokens = [_by_rank(t, ctx.how.group) for t in (labels, log_sum_exp, grads[0].contiguous())]
+        hidden, weight, labels, log_sum_exp, weights = ctx.saved_tensors
+        how, wide = ctx.how, log_sum_exp.dtype
+        grad_losses = grads[0].contiguous() if weights is None else weights
         # Sums over chunks are not in bf16.
-        sums = {parameter: torch.zeros_like(parameter, dtype=log_sum_exp.dtype) for parameter in ctx.of_norm}
-        grad_weight = torch.zeros_like(weight, dtype=log_sum_exp.dtype)
-        for rows in _row_ranges(hidden, ctx.how.chunk_size, ctx.how.group):
-            _backward(
-                hidden[rows], weight, [tokens[:, rows].flatten() for tokens in of_tokens], grad_weight, sums, ctx.how
-            )
+        sums = {parameter: torch.zeros_like(parameter, dtype=wide) for parameter in ctx.of_norm}
+        grad_weight = torch.zeros_like(weight, dtype=wide)
+        for section in how.parts.sections:
+            part = how.parts.take(hidden, section.index)
+            for own, rows in _row_ranges(section, part.shape[1], how):
+                of_chunk = [_read(tokens, rows, how.group) for tokens in (labels, log_sum_exp, grad_losses)]
+                if weights is not None:
+                    of_chunk[-1] = (grads[0] * of_chunk[-1]).to(wide)
+                _backward(part[own], weight, of_chunk, grad_weight, sums, how)
+                del of_chunk
+            how.parts.put(part, section.index)
         of_norm = [total.to(parameter.dtype) for parameter, total in sums.items()]
-        return hidden.detach(), grad_weight.to(weight.dtype), None, None, *of_norm
+        return hidden.detach(), grad_weight.to(weight.dtype), None, None, None, *of_norm
 
 
 def _backward(
@@ -151,18 +191,34 @@ def _backward(
     hidden.copy_(norm.backward(sums.__getitem__, grad_normed))
 
 
-def _forward(hidden: Tensor, weight: Tensor, labels: Tensor, how: _How) -> tuple[Tensor, Tensor]:
-    """Losses and log-sum-exp of all tokens, both [s, b], a chunk at a time."""
-    group = how.group
-    losses = torch.empty(labels.shape, dtype=_softmax_dtype(hidden.dtype), device=hidden.device)
-    log_sum_exp = torch.empty_like(losses)
-    label_rows, loss_rows, lse_rows = (_by_rank(t, group) for t in (labels, losses, log_sum_exp))
-    for rows in _row_ranges(hidden, how.chunk_size, group):
-        logits = _logits(all_gather(how.norm(hidden[rows]), group), weight)
-        lse, target = _reduce(logits, label_rows[:, rows].flatten(), how)
-        del logits  # before the next chunk's are made
-        lse_rows[:, rows] = lse.view_as(lse_rows[:, rows])
-        loss_rows[:, rows] = (lse - target).view_as(loss_rows[:, rows])
+def _forward(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    how: _How,
+    weights: Tensor | None = None,
+    greedy: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Losses of all tokens [s, b], or their weighted sum, and log-sum-exp [s, b], a chunk at a time; writes the
+    likeliest tokens to `greedy`."""
+    group, wide = how.group, _softmax_dtype(hidden.dtype)
+    log_sum_exp = torch.empty(labels.shape, dtype=wide, device=hidden.device)
+    losses = torch.empty_like(log_sum_exp) if weights is None else weights.new_zeros(())
+    for section in how.parts.sections:
+        part = how.parts.take(hidden, section.index)
+        for own, rows in _row_ranges(section, part.shape[1], how):
+            logits = _logits(all_gather(how.norm(part[own]), group), weight)
+            if greedy is not None:
+                _write(greedy, rows, _greedy(logits, how), group)
+            lse, target = _reduce(logits, _read(labels, rows, group), how)
+            del logits  # before the next chunk's are made
+            _write(log_sum_exp, rows, lse, group)
+            if weights is None:
+                _write(losses, rows, lse - target, group)
+            else:
+                losses += ((lse - target) * _read(weights, rows, group)).sum()
+        if how.trains:
+            how.parts.put(part, section.index)  # for the backward
     return losses, log_sum_exp
 
 
@@ -170,11 +226,12 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _row_ranges(hidden: Tensor, chunk_size: int, group: ProcessGroup | None) -> list[slice]:
-    """Ranges of local rows, at least one row each, that give at most chunk_size tokens once they are gathered."""
-    num_rows, batch = hidden.shape[:2]
-    step = max(1, chunk_size // (group_size(group) * batch))
-    return [slice(i, min(i + step, num_rows)) for i in range(0, num_rows, step)]
+def _row_ranges(section: Section, batch: int, how: _How) -> list[tuple[slice, slice]]:
+    """Ranges of local rows, at least one row each, that give at most chunk_size tokens once they are gathered; none
+    crosses a tile. Each counted from the section's beginning and from the first row of all."""
+    step, first = max(1, how.chunk_size // (group_size(how.group) * batch)), section.rows.start
+    own = [slice(i, min(i + step, tile.stop)) for tile in section.tiles for i in range(tile.start, tile.stop, step)]
+    return [(rows, slice(first + rows.start, first + rows.stop)) for rows in own]
 
 
 def _by_rank(tokens: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -182,14 +239,35 @@ def _by_rank(tokens: Tensor, group: ProcessGroup | None) -> Tensor:
     return tokens.view(group_size(group), -1, tokens.shape[1])
 
 
+def _read(tokens: Tensor, rows: slice, group: ProcessGroup | None) -> Tensor:
+    """Of [s, b] the tokens of one chunk, as gathered: [c * b]."""
+    return _by_rank(tokens, group)[:, rows].flatten()
+
+
+def _write(tokens: Tensor, rows: slice, values: Tensor, group: ProcessGroup | None) -> None:
+    """The same way back."""
+    place = _by_rank(tokens, group)[:, rows]
+    place.copy_(values.view_as(place))
+
+
 def _logits(gathered: Tensor, weight: Tensor) -> Tensor:
     """[c * b, v_local]; the logits of padding rows have no meaning."""
     return gathered.flatten(0, 1) @ weight.t()
 
 
+def _greedy(logits: Tensor, how: _How) -> Tensor:
+    """The token with the largest logit over all ranks [c * b], of equal ones the lowest."""
+    vocab, none = how.vocab, torch.iinfo(torch.int64).max
+    logits = logits.to(_softmax_dtype(logits.dtype))
+    logits[:, vocab.num_valid :] = float("-inf")
+    best, token = logits.max(-1)
+    is_best = best == all_reduce(best.clone(), how.group, "max")
+    return all_reduce((token + vocab.first).masked_fill(~is_best, none), how.group, "min")
+
+
 def _local_labels(labels: Tensor, vocab: VocabSlice) -> Tensor:
     """Labels as local rows, -1 where another rank holds them."""
-    local = labels - vocab.first
+    local = labels.to(torch.int64) - vocab.first
     return local.masked_fill((local < 0) | (local >= vocab.num_valid), -1)
 
 

@@ -115,8 +115,8 @@ def _require_memory(problem: SwapProblem) -> None:
     broken = problem.violated(nothing)
     if Limit.HOST in broken:
         if problem.disk is not None:
-            raise no_staging(problem.host_bytes, problem.record_kinds(nothing))
-        left_bytes = max(0, problem.host_bytes - problem.inputs.total_bytes)
+            raise no_staging(problem.host_bytes - problem.hidden.total_bytes, problem.record_kinds(nothing))
+        left_bytes = max(0, problem.host_bytes - problem.inputs.total_bytes - problem.hidden.total_bytes)
         raise _no_host_memory(problem.num_records, problem.always_bytes, left_bytes, problem.sections > 1)
     if Limit.DISK in broken:
         split, disk = problem.split(nothing), problem.disk

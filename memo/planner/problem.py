@@ -101,6 +101,7 @@ class SwapProblem:
         sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
         key_value_bytes: what `always` has of keys and values, whose records are apart from the others.
         inputs: records of the inputs of layers that recompute attention, apart from the others too.
+        hidden: records of hidden states, which never go to a disk.
         disk: None: all records are in host memory.
     """
 
@@ -123,6 +124,7 @@ class SwapProblem:
     sections: int = 1
     key_value_bytes: int = 0
     inputs: RecordKind = NO_RECORDS
+    hidden: RecordKind = NO_RECORDS
     disk: Disk | None = None
 
     def __post_init__(self) -> None:
@@ -165,7 +167,8 @@ class SwapProblem:
 
     def record_bytes(self, tiles: dict[str, int]) -> int:
         """Of all records; those of keys and values may be of one section more than the others."""
-        return self.num_records * self.moved_bytes(tiles) + self.key_value_bytes + self.inputs.total_bytes
+        beside = self.key_value_bytes + self.inputs.total_bytes + self.hidden.total_bytes
+        return self.num_records * self.moved_bytes(tiles) + beside
 
     def buffer_bytes(self, tiles: dict[str, int]) -> int:
         """Device memory of the rounding buffers."""
@@ -177,10 +180,12 @@ class SwapProblem:
         if self.disk is None:
             whole = self.record_bytes(tiles)
             return Split((0, 0, 0), whole, 0) if whole <= self.host_bytes else None
-        return split_records(self.record_kinds(tiles), self.host_bytes)
+        stays = self.hidden.total_bytes
+        split = split_records(self.record_kinds(tiles), self.host_bytes - stays)
+        return None if split is None else split._replace(host_bytes=split.host_bytes + stays)
 
     def record_kinds(self, tiles: dict[str, int]) -> list[RecordKind]:
-        """Host records of keys and values, of inputs, and all others."""
+        """Host records that may go to a disk: of keys and values, of inputs, and all others."""
         layers = -(-self.num_records // self.sections)
         keys = RecordKind(layers, self.sections * self.key_value_bytes, parts=self.sections)  # memo.spec.sweep
         return [keys, self.inputs, RecordKind(self.num_records, self.moved_bytes(tiles) - self.key_value_bytes)]

@@ -159,16 +159,20 @@ class SweepPlans(NamedTuple):
     Attributes:
         keys: keys and values, of whole layers, with one slot, each part of which is free after its section.
         inputs: sections of the inputs of layers that recompute attention; None where no layer does.
+        hidden: sections of the hidden states between layers; None where these stay on the device.
+        evaluation: the same for one microbatch of an evaluation, in the slots and records of `hidden`.
     """
 
     keys: SwapPlan
     inputs: SwapPlan | None
+    hidden: SwapPlan | None
+    evaluation: SwapPlan | None
 
 
 def sweep_plans(ops: SweptOps) -> tuple[SwapPlan, SweepPlans]:
     """The plan of sections, and those of what moves beside them. Raises as `swap_plan`."""
-    inputs = swap_plan(ops.inputs) if ops.inputs else None
-    return swap_plan(ops.sections), SweepPlans(swap_plan(ops.keys, max_slots=1), inputs)
+    others = (swap_plan(moved) if moved else None for moved in (ops.inputs, ops.hidden, ops.evaluation))
+    return swap_plan(ops.sections), SweepPlans(swap_plan(ops.keys, max_slots=1), *others)
 
 
 def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
+from memo.estimate.swap_memory import num_hidden_sections
 from memo.planner.problem import Link, SwapGroup, SwapProblem
 from memo.spec.disk import Disk, RecordKind
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
@@ -56,6 +57,7 @@ def swap_problem(
     prefetch: Link,
     limits: ActivationLimits = NO_LIMITS,
     num_input_records: int = 0,
+    num_hidden_records: int = 0,
 ) -> SwapProblem:
     """Of one rank, from counts of its swap plan, and the times of one layer and of the link, modelled or measured.
 
@@ -63,6 +65,7 @@ def swap_problem(
         config: its device decides the dtype where the configuration names none.
         forward_s, backward_s: of a whole layer.
         num_input_records: of sections of inputs, where layers recompute attention.
+        num_hidden_records: of sections of hidden states, where these are in host memory.
         recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
@@ -72,6 +75,7 @@ def swap_problem(
     if memory.sweeps:
         keys = key_value_layout(config)
         always, fixed_bytes = always | {"key_value": keys.part_bytes}, fixed_bytes + keys.device_bytes
+        fixed_bytes += num_hidden_sections(config, world_size) * sizes.always["input"]
         key_value_bytes = keys.part_bytes
     recompute_s = {group: seconds / sections for group, seconds in recompute_s.items()}
     return SwapProblem(
@@ -94,6 +98,7 @@ def swap_problem(
         sections=sections,
         key_value_bytes=key_value_bytes,
         inputs=RecordKind(num_input_records, sizes.always["input"]),
+        hidden=RecordKind(num_hidden_records, sizes.always["input"]),
         disk=limits.disk,
     )
 

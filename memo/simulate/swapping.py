@@ -12,7 +12,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.estimate.state_memory import state_bytes
-from memo.estimate.swap_memory import num_input_records
+from memo.estimate.swap_memory import num_hidden_records, num_input_records
 from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
@@ -147,6 +147,7 @@ def modelled_problem(
         prefetch=_link(hardware.prefetch_gb_per_s, hardware),
         limits=limits,
         num_input_records=num_input_records(config, world_size, 0) if sweep.again else 0,
+        num_hidden_records=num_hidden_records(config, world_size),
     )
 
 

@@ -193,8 +193,8 @@ def needle_recall(
             numbers: list[Tensor] = numbers,
         ) -> None:
             labels, number = batches[microbatch].labels, numbers[microbatch]
-            is_found = head.greedy_tokens(hidden) == labels
-            values = torch.stack([head.token_losses(hidden, labels).double(), is_found.double()], dim=-1)
+            losses, likeliest = head.losses_and_greedy_tokens(hidden, labels)
+            values = torch.stack([losses.double(), (likeliest == labels).double()], dim=-1)
             tally.index_add_(0, number[number >= 0], values[number >= 0])
 
         parts.at_head(batches, add)

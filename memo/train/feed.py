@@ -1,5 +1,6 @@
 """Makes microbatches from the samples of this data-parallel rank, with the tokens of this context-parallel rank."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,9 +30,10 @@ class Feed:
         self.dataset, self.sampler, self.mesh = dataset, sampler, mesh
         self.micro_batch_size, self.device = config.training.micro_batch_size, device
         self.vocab_size = config.model.vocabulary
-        self.attention_order = token_indices(dataset.seq_length, mesh.grid.cp, mesh.at.cp)
-        # [tile, tp rank, row] -> [tp rank, tile, row]
-        self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()
+        self.attention_order = self.shard_order = token_indices(dataset.seq_length, mesh.grid.cp, mesh.at.cp)
+        if tiles > 1 and mesh.grid.tp > 1:
+            # [tile, tp rank, row] -> [tp rank, tile, row]
+            self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()
 
     def next_global_batch(self, *, per_token: bool = False) -> list[Microbatch]:
         """This rank's microbatches of the next global batch; advances the sampler.
@@ -69,13 +71,17 @@ class Feed:
 
     def _microbatch(self, batch: Batch) -> Microbatch:
         """One microbatch on the device, whose loss weight is the loss mask."""
-        positions = torch.from_numpy(batch.positions)
+        tokens, labels, of_tokens = (
+            torch.from_numpy(rows.astype(np.int32)) for rows in (batch.tokens, batch.labels, batch.positions)
+        )
+        positions = self._own(of_tokens, self.shard_order)
+        one_order = self.shard_order is self.attention_order
         return Microbatch(
-            tokens=self._own(torch.from_numpy(batch.tokens), self.shard_order),
-            labels=self._own(torch.from_numpy(batch.labels), self.shard_order),
-            positions=self._own(positions, self.shard_order),
+            tokens=self._own(tokens, self.shard_order),
+            labels=self._own(labels, self.shard_order),
+            positions=positions,
             loss_weight=self._own(torch.from_numpy(batch.loss_mask).double(), self.shard_order),
-            attention_positions=self._own(positions, self.attention_order),
+            attention_positions=positions if one_order else self._own(of_tokens, self.attention_order),
             documents=batch.cu_seqlens,
         )
 

@@ -118,7 +118,9 @@ def _swap(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradien
 def _batch(config: RunConfig) -> Microbatch:
     shape = (config.data.seq_length // config.parallel.cp, config.training.micro_batch_size)
 
-    def zeros(dtype: torch.dtype = torch.long) -> Tensor:
+    def zeros(dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    return Microbatch(zeros(), zeros(), zeros(), zeros(torch.float64), zeros(), documents=None)
+    positions = zeros()
+    own_order = positions if config.parallel.tp == 1 or not config.memory.swaps else zeros()
+    return Microbatch(zeros(), zeros(), own_order, zeros(torch.float64), positions, documents=None)

@@ -32,7 +32,7 @@ from memo.spec.layer_ops import LayerOp, swept_ops
 from memo.spec.slots import SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.train.layer_profile import measure, obtain
-from memo.train.tiled_layers import put_on_tiles
+from memo.train.tiled_layers import hidden_sections, put_on_tiles
 from memo.units import GIB
 
 
@@ -143,7 +143,8 @@ def _plans(config: RunConfig, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SweepPl
     if not config.memory.sweeps:
         return swap_plan(ops), None
     again = config.memory.recompute_attention_layers
-    return sweep_plans(swept_ops(ops, resolved_sections(config), layers_per_chunk(config), again))
+    moves_hidden = config.memory.offload_hidden_states
+    return sweep_plans(swept_ops(ops, resolved_sections(config), layers_per_chunk(config), again, moves_hidden))
 
 
 def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:
@@ -164,32 +165,36 @@ def start(
     plan, sweep, device = chosen.plan, chosen.sweep, data_parallel.device
     layout = slot_layout(config, chosen.solution.tiles)
     disk = _disk_plans(config, chosen, layout, host)
-    runtime = (
-        SwapRuntime(plan, layout, backend, device, host, disk=disk.sections)
-        if sweep is None
-        else SweepRuntime(plan, layout, sweep, key_value_layout(config), backend, device, host, disk=disk)
-    )
+    if sweep is None:
+        runtime = SwapRuntime(plan, layout, backend, device, host, disk=disk.sections)
+    else:
+        keys, sections = key_value_layout(config), hidden_sections(config)
+        runtime = SweepRuntime(plan, layout, sweep, keys, sections, backend, device, host, disk=disk)
     put_on_tiles(config, mesh, chunks, runtime, data_parallel)
     return runtime
 
 
 def _disk_plans(config: RunConfig, chosen: ChosenSwap, layout: SlotLayout, host: HostBudget) -> DiskPlans:
-    """Which records of this rank are on disk: first those of slots, then inputs, and keys and values at last.
+    """Which records of this rank are on disk: first those of slots, then inputs, and keys and values at last; never
+    hidden states.
 
     Ranks may differ in that: no rank waits for another one's records.
     """
     if host.disk is None:
         return NOTHING_ON_DISK
-    plans = [None, None, chosen.plan] if chosen.sweep is None else [*chosen.sweep, chosen.plan]
+    keys_plan, inputs_plan, hidden_plan, _ = (None,) * 4 if chosen.sweep is None else chosen.sweep
+    plans = [keys_plan, inputs_plan, chosen.plan]
     keys, inputs, slots = (0 if plan is None else plan.num_records for plan in plans)
     kinds = [
         key_value_records(keys, key_value_layout(config)) if keys else NO_RECORDS,
         RecordKind(inputs, layout.places["input"].num_bytes),
         RecordKind(slots, layout.moved_bytes),
     ]
-    split = split_records(kinds, host.left_bytes)
+    stays = 0 if hidden_plan is None else hidden_plan.num_records * layout.places["input"].num_bytes
+    left_bytes = host.left_bytes - stays
+    split = split_records(kinds, left_bytes)
     if split is None:
-        raise no_staging(host.left_bytes, kinds)
+        raise no_staging(left_bytes, kinds)
     found: list[DiskPlan | None] = []
     for plan, kind, count in zip(plans, kinds, split.on_disk, strict=True):
         found.append(disk_plan(plan, count, kind.buffers_of(count), kind.parts) if plan is not None and count else None)
@@ -212,7 +217,7 @@ def _problem(
     free: FreeMemory,
 ) -> SwapProblem:
     world_size = mesh.grid.world_size
-    inputs = None if sweep is None else sweep.inputs
+    inputs, hidden = (None, None) if sweep is None else (sweep.inputs, sweep.hidden)
     return swap_problem(
         config,
         world_size,
@@ -226,4 +231,5 @@ def _problem(
         prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
         limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes, free.disk),
         num_input_records=0 if inputs is None else inputs.num_records,
+        num_hidden_records=0 if hidden is None else hidden.num_records,
     )

@@ -11,10 +11,11 @@ from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
 from memo.executor.runtime import ScratchMemory, SwapRuntime, SweepRuntime, scratch_memory
 from memo.executor.sweep import SweptLayer
-from memo.executor.tile_operations import make_tiles
+from memo.executor.tile_operations import Tile, make_tiles
 from memo.mesh import Mesh
 from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
+from memo.parallel.hidden import Hidden, HiddenOnDevice, Section
 from memo.spec.slots import Moved, slot_layout
 from memo.spec.sweep import key_value_layout
 
@@ -27,13 +28,20 @@ def put_on_tiles(
     sink: GradientSink,
 ) -> None:
     """Replace every plain layer by one that works on tiles of tokens in `memory`."""
+    hidden: Hidden | None = None
+    if config.memory.sweeps:
+        of_host = memory.hidden if isinstance(memory, SweepRuntime) else None
+        hidden = HiddenOnDevice(hidden_sections(config)) if of_host is None else of_host
     for chunk in chunks:
         chunk.has_rope_by_rows = config.memory.sweeps
+        for end in (chunk.embedding, chunk.head):
+            if end is not None:
+                end.hidden = hidden
         for position, layer in enumerate(chunk.layers):
             index = chunk.layer_indices[position]
             assert isinstance(layer, TransformerLayer)
             again = position < config.memory.recompute_attention_layers
-            chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp, again)
+            chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp, again, hidden)
 
 
 def on_tiles(
@@ -44,16 +52,32 @@ def on_tiles(
     sink: GradientSink,
     tp_group: ProcessGroup | None,
     recomputes_attention: bool = False,
+    hidden: Hidden | None = None,
 ) -> TokenwiseLayer | SweptLayer:
-    """One layer; under --offload-granularity tile it is swept along the sequence, and may recompute attention."""
-    tp, sections = config.parallel.tp, resolved_sections(config)
-    in_slot = config.data.seq_length // config.parallel.cp // sections
-    tiles = make_tiles(in_slot, tp, resolved_offload_tiles(config) // sections)
+    """One layer; under --offload-granularity tile it is swept along the sequence, and may recompute attention.
+
+    `hidden`: gives a swept layer its sections; None: they are on the device.
+    """
+    sections, tiles = _cuts(config)
     if not config.memory.sweeps:
         return TokenwiseLayer(layer, index, tiles, memory, sink, tp_group)
     assert isinstance(memory, SweepRuntime | ScratchMemory)
-    whole = make_tiles(in_slot * sections, tp, sections)
-    return SweptLayer(layer, index, whole, tiles, memory, sink, tp_group, recomputes_attention)
+    hidden = HiddenOnDevice(hidden_sections(config)) if hidden is None else hidden
+    return SweptLayer(layer, index, sections, tiles, memory, sink, tp_group, hidden, recomputes_attention)
+
+
+def hidden_sections(config: RunConfig) -> list[Section]:
+    """Of the hidden states [n, b, h] of a rank."""
+    sections, tiles = _cuts(config)
+    return [Section(section.index, section.shard, [tile.shard for tile in tiles]) for section in sections]
+
+
+def _cuts(config: RunConfig) -> tuple[list[Tile], list[Tile]]:
+    """The sections of the sequence, and the tiles of one of them."""
+    tp, sections = config.parallel.tp, resolved_sections(config)
+    tokens = config.data.seq_length // config.parallel.cp
+    tiles = make_tiles(tokens // sections, tp, resolved_offload_tiles(config) // sections)
+    return make_tiles(tokens, tp, sections), tiles
 
 
 def scratch_for(config: RunConfig, moved: Moved, device: torch.device) -> ScratchMemory:

@@ -69,6 +69,18 @@ WRONG = [
         "--offload-granularity tile --recompute-attention-layers -1",
         ("--recompute-attention-layers is -1", "must not be below 0"),
     ),
+    (
+        "--offload-alpha 0.5 --offload-hidden-states",
+        ("--offload-hidden-states", "--offload-granularity layer", "use --offload-granularity tile"),
+    ),
+    (
+        "--offload-granularity tile --offload-hidden-states --pp 2",
+        ("--offload-hidden-states", "--pp 2", "use --tp instead of --pp"),
+    ),
+    (
+        "--offload-alpha off --offload-hidden-states",
+        ("--offload-hidden-states True", "--offload-alpha off", "--offload-alpha auto"),
+    ),
     ("--offload-granularity tile --offload-slot-tiles 0", ("--offload-slot-tiles is 0", "above 0")),
     (
         "--offload-granularity tile --cp 2",

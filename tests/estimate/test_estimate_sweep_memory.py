@@ -12,7 +12,14 @@ from memo.errors import ConfigError
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import rank_memory
-from memo.estimate.swap_memory import num_input_records, num_key_records, num_records, swap_bytes
+from memo.estimate.swap_memory import (
+    num_hidden_records,
+    num_hidden_sections,
+    num_input_records,
+    num_key_records,
+    num_records,
+    swap_bytes,
+)
 from memo.planner.swap import sweep_plans
 from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import pipeline_of
@@ -29,6 +36,7 @@ SWEEP: dict[str, Any] = {
 }
 LOSS: dict[str, Any] = {"vocab_size": 2048, "loss_chunk_size": 256}
 """With these the worst moment is the loss's, or the embedding's over tp, and without a layer's."""
+HIDDEN: dict[str, Any] = {"offload_hidden_states": True}
 
 
 Case = tuple[str, int, dict[str, Any]]
@@ -38,6 +46,11 @@ CASES: list[Case] = [
     ("llama-tiny", 1, {"offload_alpha": 1.0, "offload_tiles": 4, "params_dtype": "bf16"}),
     ("llama-tiny", 1, {"offload_alpha": 0.5, "gbs": 3, "gradient_accumulation_order": "breadth_first"}),
     ("llama-tiny", 1, {"offload_alpha": 0.5, "offload_tiles": 4, "recompute_attention_layers": 1}),
+    ("gpt-tiny", 1, {**HIDDEN, "offload_alpha": 0.0, "offload_tiles": 16, "params_dtype": "bf16"}),
+    ("llama-tiny", 1, {**HIDDEN, "offload_alpha": 0.5, "gbs": 3, "recompute_attention_layers": 1}),
+    ("llama-tiny", 1, {**HIDDEN, "offload_alpha": 0.5, "gbs": 3, "gradient_accumulation_order": "breadth_first"}),
+    ("llama-tiny", 2, {**HIDDEN, "offload_alpha": 1.0, "tp": 2, "offload_tiles": 4}),
+    ("llama-tiny", 1, {**HIDDEN, **LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
     ("gpt-tiny", 2, {"offload_alpha": 1.0, "tp": 2, "offload_tiles": 4, "params_dtype": "bf16"}),
     ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
     ("llama-tiny", 1, {**LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
@@ -52,6 +65,10 @@ MORE_CASES: list[Case] = [
     ("gpt-tiny", 2, {"offload_alpha": 1.0, "pp": 2, "vpp": 2, "gbs": 4, "num_layers": 4, "params_dtype": "bf16"}),
     ("gpt-tiny", 1, {**LOSS, "offload_alpha": 0.0}),
     ("llama-tiny", 2, {**LOSS, "offload_alpha": 0.0, "tp": 2, "loss_chunk_size": 64}),
+    ("gpt-tiny", 1, {**HIDDEN, "offload_alpha": 0.0, "offload_tiles": 32, "offload_slot_tiles": 4, "mbs": 2}),
+    ("qwen3-tiny", 1, {**HIDDEN, "offload_alpha": 1.0, "offload_tiles": 2}),
+    ("gpt2-tiny", 1, {**HIDDEN, **LOSS, "offload_alpha": 0.0, "offload_tiles": 4}),
+    ("llama-tiny", 2, {**HIDDEN, **LOSS, "offload_alpha": 0.0, "tp": 2, "params_dtype": "bf16"}),
 ]
 
 
@@ -105,7 +122,7 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
         for stage in range(pp):
             pipeline = pipeline_of(config, pp)
             ops = stage_ops(pipeline, stage, config.model.num_layers)
-            plan, beside = sweep_plans(swept_ops(ops, sections, layers, again))
+            plan, beside = sweep_plans(swept_ops(ops, sections, layers, again, pp == 1))
             spare = num_records(config, pp, stage) - plan.num_records
             spare_keys = num_key_records(config, pp, stage) - beside.keys.num_records
             inputs = 0 if beside.inputs is None else beside.inputs.num_records
@@ -115,6 +132,12 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             )
             assert 0 <= spare <= (turns_by_chance or two_at_once), (layers, sections, stage)
             assert 0 <= spare_keys <= turns_by_chance, (layers, stage)
+            if beside.hidden is not None and beside.evaluation is not None and config.memory.sweeps:
+                moves = config.override({"offload_hidden_states": True})
+                assert beside.hidden.num_records == num_hidden_records(moves, 1)
+                assert beside.hidden.num_slots + 1 == num_hidden_sections(moves, 1)
+                assert beside.evaluation.num_records <= beside.hidden.num_records
+                assert beside.evaluation.num_slots <= beside.hidden.num_slots
             assert 0 <= num_input_records(config, pp, stage) - inputs <= (sections < 3 or turns_by_chance)
 
 

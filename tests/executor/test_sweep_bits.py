@@ -55,18 +55,20 @@ class Sweep:
     copies: Copies
     again: int = 0
     """Layers of a stage that recompute attention, as far as it has so many."""
+    hidden: bool = False
+    """Whether hidden states are in host memory, if there is one stage."""
 
 
 SWEEPS = (
     Sweep(1, 0.0, "auto", "lazy"),
-    Sweep(1, 1.0, "auto", "random", again=2),
-    Sweep(2, 0.5, "auto", "lazy"),
+    Sweep(1, 1.0, "auto", "random", again=2, hidden=True),
+    Sweep(2, 0.5, "auto", "lazy", hidden=True),
     Sweep(2, 0.5, "paper", "random", again=1),
-    Sweep(4, 0.25, "auto", "threads", again=2),
+    Sweep(4, 0.25, "auto", "threads", again=2, hidden=True),
     Sweep(4, 1.0, "paper", "lazy"),
     Sweep(8, 0.625, "auto", "random"),
-    Sweep(1, 0.0, "auto", "lazy", again=3),
-    Sweep(2, 0.0, "paper", "random", again=1),
+    Sweep(1, 0.0, "auto", "lazy", again=3, hidden=True),
+    Sweep(2, 0.0, "paper", "random", again=1, hidden=True),
 )
 
 
@@ -120,6 +122,7 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
                         offload_policy=sweep.policy,
                         offload_slot_tiles=sweep.slot_tiles,
                         recompute_attention_layers=min(sweep.again, layers_per_chunk(workplace.config)),
+                        offload_hidden_states=sweep.hidden and workplace.config.parallel.pp == 1,
                     )
                 for step in range(2):  # the second begins with what the first left in slots and store
                     different = differences(workplace.step(swept, tiled), reference)

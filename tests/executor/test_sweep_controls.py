@@ -10,8 +10,10 @@ from swapped_steps import Workplace, differences, observed, profiled_once
 from torch import Tensor
 
 from memo.errors import MemoError
+from memo.executor.hidden_states import HiddenOnHost
 from memo.executor.key_values import KeyValues, KeyValueSwapper
-from memo.executor.layer_inputs import LayerInputs
+from memo.executor.section_stream import SectionStream
+from memo.executor.swapper import Swapper
 from memo.executor.sweep import SweptLayer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,6 +25,7 @@ SWEPT: dict[str, Any] = {
     "offload_alpha": 0.5,
     "offload_slot_tiles": 1,
     "recompute_attention_layers": 1,
+    "offload_hidden_states": True,
     "profile_cache": "off",
 }
 
@@ -70,16 +73,43 @@ def reads_too_few_keys(right: Callable[..., Any], keys: KeyValues, row: int) -> 
     return dk.clone(), dv
 
 
-def leaves_inputs_in_their_slots(right: Callable[..., Any], inputs: LayerInputs, *of: Any) -> None:
-    """The second forward of attention does not wait for its input."""
-    with patch.object(inputs.swapper.backend, "wait", lambda *_: None):
-        right(inputs, *of)
+def takes_without_waiting(name: str) -> Callable[..., None]:
+    """What is read of the stream with this name has not arrived."""
+
+    def fault(right: Callable[..., Any], stream: SectionStream, *of: Any) -> None:
+        if stream.swapper.name != name:
+            return right(stream, *of)
+        with patch.object(stream.swapper.backend, "wait", lambda *_: None):
+            right(stream, *of)
+
+    return fault
 
 
-def runs_attention_once(right: Callable[..., Any], layer: SweptLayer, shape: Tensor, context: Any) -> None:
+def skips_a_wait(right: Callable[..., Any], swapper: Swapper, *of: Any) -> None:
+    """A copy of hidden states does not wait for what it copies, or overwrites."""
+    if swapper.name != "hidden states ":
+        return right(swapper, *of)
+    with patch.object(swapper.backend, "wait", lambda *_: None):
+        right(swapper, *of)
+
+
+def takes_the_neighbour(right: Callable[..., Any], hidden: HiddenOnHost, x: Tensor, section: int) -> Tensor:
+    """A gradient is taken from the place of another section."""
+    part: Tensor = right(hidden, x, section ^ (hidden.stream.swapper.current.op.layer == 6))
+    return part
+
+
+def stays_where_it_was(right: Callable[..., Any], hidden: HiddenOnHost, part: Tensor, section: int) -> None:
+    """What the second layer's backward has made of a section is not put where the next module finds it."""
+    if hidden.stream.swapper.current.op.layer == 7:
+        part = part.clone().zero_()
+    right(hidden, part, section)
+
+
+def runs_attention_once(right: Callable[..., Any], layer: SweptLayer, context: Any) -> None:
     """The second forward passes its sections, but computes nothing."""
     with patch.object(layer, "tiles", []):
-        right(layer, shape, context)
+        right(layer, context)
 
 
 FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
@@ -87,7 +117,12 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "a backward does not wait for keys": (KeyValueSwapper, "begin", begins_one_part),
     "keys are given away early": (KeyValueSwapper, "end", ends_forward_early),
     "gradients of keys are lost": (KeyValues, "sums_before", reads_too_few_keys),
-    "an input is not waited for": (LayerInputs, "take", leaves_inputs_in_their_slots),
+    "an input is not waited for": (SectionStream, "take", takes_without_waiting("layer input ")),
+    "hidden states are not waited for": (SectionStream, "take", takes_without_waiting("hidden states ")),
+    "hidden states are offloaded too early": (Swapper, "_offload", skips_a_wait),
+    "hidden states are fetched too early": (Swapper, "_prefetch", skips_a_wait),
+    "a gradient is of another section": (HiddenOnHost, "take", takes_the_neighbour),
+    "a gradient is lost": (HiddenOnHost, "put", stays_where_it_was),
     "attention is not recomputed": (SweptLayer, "_forward_again", runs_attention_once),
 }
 

@@ -13,9 +13,10 @@ from layouts import assemble
 from ranks import run_ranks
 from torch import Tensor, nn
 
-from memo.parallel import tensor
+from memo.parallel import embedding
+from memo.parallel.embedding import VocabParallelEmbedding
 from memo.parallel.shards import Shard, ShardedParameter, sharded_parameter
-from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.spec.weights import Weight, one
 
 torch.set_num_threads(1)
@@ -114,7 +115,7 @@ def row_on_rank(x: Tensor, weights: Tensors, grad_out: Tensor) -> Part:
 
 
 def embedding_on_rank(tokens: Tensor, weights: Tensors, grad_out: Tensor, chunk: int) -> Part:
-    tensor._EMBEDDING_CHUNK = chunk  # in this process alone
+    embedding._CHUNK = chunk  # in this process alone
     group, tp, rank = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
     module = VocabParallelEmbedding(own_part(one("embedding.weight", VOCAB, IN, "vocabulary"), group), group)
     give_weights(module, weights)

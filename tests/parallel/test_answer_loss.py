@@ -83,7 +83,7 @@ def test_layouts_agree(model: str, world_size: int, layout: dict[str, object]) -
 
 def labels_of(feed_labels: Tensor, loss_weight: Tensor) -> Tensor:
     """With IGNORE where nothing counts."""
-    return feed_labels.masked_fill(loss_weight == 0, IGNORE)
+    return feed_labels.long().masked_fill(loss_weight == 0, IGNORE)
 
 
 def test_model_loss_is_cross_entropy_with_ignore_index() -> None:

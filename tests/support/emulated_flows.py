@@ -52,6 +52,7 @@ BASE: dict[str, Any] = {
 }
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 SWEPT = {"offload_granularity": "tile", "offload_tiles": 8}
+HIDDEN = {"offload_hidden_states": True}
 
 
 class Numbers(NamedTuple):
@@ -303,6 +304,12 @@ FLOWS: dict[str, Flow] = {
     "swept, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, "recompute_attention_layers": 1, **PLANNED}),
     "swept, evaluation": Flow("swept", {**SWEPT, "offload_alpha": 0.0}, evaluated),
     "swept, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, interrupted),
+    "swept, hidden states": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 0.5, "offload_states": "all"}),
+    "swept, hidden states, planned": Flow(
+        "swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0, "recompute_attention_layers": 1, **PLANNED}
+    ),
+    "swept, hidden states, evaluation": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 0.0}, evaluated),
+    "swept, hidden states, exception": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0}, interrupted),
     "alpha 1, disk": Flow("tiles", {"offload_alpha": 1.0}, partial(on_disk, train)),
     "swept, disk": Flow("swept", {**SWEPT, "offload_alpha": 0.5}, partial(on_disk, train)),
     "swept, disk, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}, partial(on_disk, train)),
@@ -336,6 +343,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp, alpha 1/2": {"pp": 2, "offload_alpha": 0.5},
         "pp, alpha 1/2, planned": {"pp": 2, "offload_alpha": 0.5, **PLANNED},
         "tp, swept": {"tp": 2, **SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2},
+        "tp, swept, hidden states": {"tp": 2, **SWEPT, **HIDDEN, "offload_alpha": 0.5},
         "pp, swept": {"pp": 2, **SWEPT, "offload_alpha": 1.0, "recompute_attention_layers": 1},
         "dp": {},
         "dp, states": {"offload_states": "all"},

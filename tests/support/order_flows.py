@@ -165,6 +165,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "swap, states": _training(HALF, ALL),
     "swept": _training(SWEPT, num_layers=3),
     "swept, attention again": _training(SWEPT, num_layers=4, offload_slot_tiles=1, recompute_attention_layers=2),
+    "swept, hidden states": _training(SWEPT, num_layers=3, offload_slot_tiles=1, offload_hidden_states=True),
     "evaluation": _training(HALF, kind=Evaluating),
     "evaluation, states": _training(ALL, kind=Evaluating),
     "exception": _training(HALF, kind=Interrupted),

@@ -19,7 +19,7 @@ import memo
 from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
 from memo.data.sample import cut_sample
 from memo.errors import ConfigError, DataError
-from memo.parallel.loss import greedy_tokens
+from memo.parallel.loss import losses_and_greedy_tokens
 from memo.train.evaluation import LossByPosition, NeedleRecall, PositionBucket, compare_positions
 from memo.train.metrics import Console
 
@@ -151,7 +151,9 @@ def greedy_on_rank(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden [tp, n, b, h], weight [tp, rows, h]: each rank's part."""
     rank = dist.get_rank()
     sizes = {"vocab_size": 100, "chunk_size": 5}
-    return greedy_tokens(hidden[rank], weight[rank], norm=nn.Identity(), group=dist.group.WORLD, **sizes)
+    labels = torch.zeros(12, 2, dtype=torch.int64)
+    how = {"norm": nn.Identity(), "group": dist.group.WORLD, **sizes}
+    return losses_and_greedy_tokens(hidden[rank], weight[rank], labels, **how)[1]
 
 
 def test_greedy_tokens_are_the_first_of_the_largest_logits_over_all_ranks() -> None:
@@ -172,14 +174,14 @@ def test_a_needle_is_found_when_all_its_tokens_are(monkeypatch: pytest.MonkeyPat
     needles = NeedleDataset(MockDataset(9, SEQ_LENGTH, 1), 7, num_needles=3, key_length=1, value_length=2)
     of = trainer(global_batch_size=1)
 
-    def knows(tokens: list[int]) -> Callable[[Any, Tensor], Tensor]:
+    def knows(tokens: list[int]) -> Callable[..., tuple[Tensor, Tensor]]:
         answer = torch.full((SEQ_LENGTH, 1), -1)
         places = needles.questions(0).labels[:, tokens].flatten()
         answer[places, 0] = torch.from_numpy(needles.sample(0).labels[places])
-        return lambda head, x: answer
+        return lambda head, x, labels: (torch.zeros(SEQ_LENGTH, 1), answer)
 
     for known, accuracy in (([0, 1], 1.0), ([0], 0.0), ([1], 0.0)):
-        monkeypatch.setattr("memo.model.transformer.Head.greedy_tokens", knows(known))
+        monkeypatch.setattr("memo.model.transformer.Head.losses_and_greedy_tokens", knows(known))
         assert of.evaluate_needles(needles, iters=1).accuracy == accuracy
 
 
@@ -199,12 +201,14 @@ def alone() -> Numbers:
 
 
 SWAPPING = {"offload_alpha": 0.5, "offload_tiles": 2}
+HIDDEN = {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile", "offload_hidden_states": True}
 
 
 @pytest.mark.parametrize(
     ("world_size", "layout"),
     [
         (2, {"tp": 2, **SWAPPING}),
+        (2, {"tp": 2, **HIDDEN}),
         (2, {"cp": 2, **SWAPPING}),
         (2, {"cp": 2, "cp_comm_type": "a2a"}),
         (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 1}),
@@ -212,7 +216,7 @@ SWAPPING = {"offload_alpha": 0.5, "offload_tiles": 2}
         pytest.param(4, {"tp": 2, "cp": 2, "recompute_granularity": "full"}, marks=pytest.mark.full),
         pytest.param(4, {"cp": 2, "pp": 2, **SWAPPING}, marks=pytest.mark.full),
     ],
-    ids=["tp", "cp", "a2a", "pp", "dp", "tp-cp", "cp-pp"],
+    ids=["tp", "tp-hidden", "cp", "a2a", "pp", "dp", "tp-cp", "cp-pp"],
 )
 def test_every_layout_gives_the_numbers_of_one_process(world_size: int, layout: dict[str, Any], alone: Numbers) -> None:
     results = run_ranks(world_size, numbers, **layout)
@@ -266,12 +270,24 @@ def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
         (1, {}),
         (1, {**SWAPPING, "offload_check_races": True}),
         (1, {"offload_alpha": 1.0, "offload_tiles": 2, "offload_backend": "threads"}),
+        (1, {**HIDDEN, "offload_check_races": True}),
+        (1, {**HIDDEN, "offload_backend": "threads", "gradient_accumulation_order": "breadth_first"}),
         (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024}),
         (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024, **SWAPPING}),
         (2, {"pp": 2, "num_layers": 4, **SWAPPING}),
         (2, {"cp": 2, "params_dtype": "bf16"}),
     ],
-    ids=["plain", "alpha-half", "alpha-one-threads", "planned", "planned-swapping", "pp", "cp-bf16"],
+    ids=[
+        "plain",
+        "alpha-half",
+        "alpha-one-threads",
+        "hidden",
+        "hidden-breadth-first",
+        "planned",
+        "planned-swapping",
+        "pp",
+        "cp-bf16",
+    ],
 )
 def test_evaluation_between_any_two_steps_changes_no_bit(world_size: int, how: dict[str, Any]) -> None:
     for evaluated, plain, weights_are_equal in run_ranks(world_size, with_and_without, **how):

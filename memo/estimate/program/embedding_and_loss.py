@@ -11,9 +11,11 @@ from memo.estimate.program.products import LinearProducts
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tokenwise import Normed, norm_backward, norm_forward
 
+_TOKEN_BYTES = 4
+"""Of a token, a label or a position; kernels take labels, and torch takes indices of rows, in _INDEX_BYTES."""
 _INDEX_BYTES = 8
 _EMBEDDING_CHUNK = 8192
-"""Tokens that are looked up at a time, as in memo.parallel.tensor."""
+"""Tokens that are looked up at a time, as in memo.parallel.embedding."""
 _SEGMENT_TOKENS = 10
 """Tokens of one row whose gradients a GPU sums in one piece, in fp32."""
 
@@ -41,66 +43,88 @@ def end_sizes(config: RunConfig, z: LayerSizes) -> EndSizes:
     return EndSizes(
         rows=vocab_rows_per_rank(model.vocabulary, parallel.tp),
         positions=num_position_embeddings(config),
-        chunk=min(step, z.tokens),
+        chunk=min(step, z.cut),
         tied=parallel.pp == 1 and not model.untie_embeddings_and_output_weights,
     )
 
 
+def _has_two_orders(z: LayerSizes) -> bool:
+    """Whether the tokens that a rank holds stand in another order than attention sees (memo.train.feed)."""
+    return z.tp > 1 and z.tiles > 1
+
+
 def batch_bytes(z: LayerSizes) -> int:
-    """Bytes of tokens, labels, two kinds of positions and loss weights of one microbatch."""
-    return 5 * z.tokens * _INDEX_BYTES
+    """Bytes of tokens, labels, positions in each order, and loss weights in fp64 of one microbatch."""
+    return z.tokens * ((4 if _has_two_orders(z) else 3) * _TOKEN_BYTES + 8)
 
 
-def order_bytes(config: RunConfig) -> int:
-    """Bytes of the indices of this rank's tokens in the sequence; there are two orders if tiles are split over tp
-    (memo.train.feed)."""
-    tokens = config.data.seq_length // config.parallel.cp
-    orders = 2 if config.memory.swaps and config.parallel.tp > 1 else 1
-    return orders * tokens * _INDEX_BYTES
+def order_bytes(z: LayerSizes) -> int:
+    """Bytes of the indices of this rank's tokens in the sequence."""
+    return (2 if _has_two_orders(z) else 1) * (z.tokens // z.batch) * _INDEX_BYTES
 
 
 def embedding_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
-    hidden = hidden_bytes(z, z.tokens) // z.tp
-    x = ledger.make("input", hidden)
-    if z.tp > 1:
-        chunk = min(_EMBEDDING_CHUNK, z.tokens)
-        rows = [ledger.make("rows", chunk * _INDEX_BYTES), ledger.make("foreign", chunk)]
-        ledger.pulse(("embedded", hidden_bytes(z, chunk)), ("gloo", hidden_bytes(z, chunk)))
-        ledger.free(*rows)
-    if ends.positions:
-        looked_up = ledger.make("positions", hidden)
-        total = ledger.make("input", hidden)
+    x = ledger.make("input", z.between_layers)
+    if z.tp > 1 or z.sections:
+        chunk = _embedding_chunk(z)
+        rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
+        embedded = ledger.make("embedded", hidden_bytes(z, chunk))
+        ledger.pulse(("gloo", hidden_bytes(z, chunk) if z.tp > 1 else 0))
+        if z.sections and ends.positions:
+            ledger.pulse(("positions", hidden_bytes(z, chunk) // z.tp))
+        ledger.free(embedded, *rows)
+    if ends.positions and not z.sections:
+        looked_up = ledger.make("positions", z.between_layers)
+        total = ledger.make("input", z.between_layers)
         ledger.free(looked_up, x)
         x = total
     return x
+
+
+def _embedding_chunk(z: LayerSizes) -> int:
+    """Tokens that are looked up at a time, as in memo.parallel.embedding."""
+    return min(_EMBEDDING_CHUNK, z.cut)
 
 
 def embedding_backward(
     ledger: Ledger, z: LayerSizes, ends: EndSizes, grad: Block | None, of_head: Block | None
 ) -> None:
     """Frees `grad`, None if the caller holds it, and `of_head`, the head's part of the gradient of a tied matrix."""
-    if ends.positions:
-        add_gradient(ledger, z, ends.positions * z.hidden)
-    size = ends.rows * z.hidden
-    if z.tp == 1:
+    size, of_positions = ends.rows * z.hidden, ends.positions * z.hidden
+    if of_positions and not z.sections:
+        add_gradient(ledger, z, of_positions)
+    if z.tp == 1 and not z.sections:
         table = ledger.make("embedding gradient", size * z.narrow)
         ledger.free(grad)
+        tables = [table]
     else:
-        total = ledger.make("embedding gradient", size * z.wide)
-        chunk = min(_EMBEDDING_CHUNK, z.tokens)
-        rows = [ledger.make("rows", chunk * _INDEX_BYTES), ledger.make("foreign", chunk)]
+        sizes = [size, of_positions] if of_positions and z.sections else [size]
+        sums = [ledger.make("embedding gradient", each * z.wide) for each in sizes]
+        chunk = _embedding_chunk(z)
+        rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
+        for each in sizes[1:]:
+            _add_rows(ledger, z, chunk // z.tp, each)
         gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, chunk))
-        part = ledger.make("embedding gradient", size * z.narrow)
-        ledger.pulse(("sums of segments", _segment_bytes(z, chunk, ends.rows)))
+        _add_rows(ledger, z, chunk, size)
+        ledger.free(gathered, *rows)
+        tables = sums
         if z.mixed:
-            ledger.pulse(("wide embedding gradient", size * z.wide))
-        ledger.free(part, gathered, *rows)
-        table = ledger.make("embedding gradient", size * z.narrow) if z.mixed else total
-        ledger.free(total if z.mixed else None, grad)
+            tables = [ledger.make("embedding gradient", each * z.narrow) for each in sizes]
+            ledger.free(*sums)
+        ledger.free(grad)
     ledger.free(of_head)  # added in place
     if z.mixed:
         ledger.pulse(("wide embedding gradient", size * z.wide))
-    ledger.free(table)
+    ledger.free(*tables)
+
+
+def _add_rows(ledger: Ledger, z: LayerSizes, tokens: int, size: int) -> None:
+    """Sums the gradients of a chunk by row of a table of `size` elements, and adds them to those of other chunks."""
+    part = ledger.make("embedding gradient", size * z.narrow)
+    ledger.pulse(("sums of segments", _segment_bytes(z, tokens, size // z.hidden)))
+    if z.mixed:
+        ledger.pulse(("wide embedding gradient", size * z.wide))
+    ledger.free(part)
 
 
 def _segment_bytes(z: LayerSizes, tokens: int, rows: int) -> int:
@@ -139,7 +163,7 @@ def _cast(ledger: Ledger, z: LayerSizes, pairs: int) -> Block:
 
 def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     """Forward of final norm and loss: the log-sum-exp, which is kept, as are the hidden states."""
-    losses, lse = (ledger.make(name, z.tokens * z.wide) for name in ("losses", "log-sum-exp"))
+    lse = ledger.make("log-sum-exp", z.tokens * z.wide)
     norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=False)
     gathered = _gathered(ledger, z, ends, norm)  # the chunks follow each other, and each drops its own
     if z.tp > 1:
@@ -148,8 +172,6 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
     ledger.free(gathered)
     _softmax(ledger, z, ends)
     ledger.free(logits)
-    ledger.pulse(("weighted losses", 8 * z.tokens), ("weighted losses", 8 * z.tokens))
-    ledger.free(losses)
     return lse
 
 
@@ -157,7 +179,6 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> 
     """The head's gradient, if a tied embedding adds its own to it. The gradient of the last layer's output takes the
     place of that output."""
     size, of_norm = ends.rows * z.hidden, (1 if z.rms else 2) * z.hidden
-    grad_losses = ledger.make("losses' gradient", z.tokens * z.wide)
     sums = ledger.make("norm weight gradients", of_norm * z.wide)
     total = ledger.make("head gradient", size * z.wide)
     _loss_chunk_backward(ledger, z, ends)
@@ -166,7 +187,7 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> 
         gradients = ledger.make("norm weight gradients", of_norm * z.narrow)
         gradient = ledger.make("head gradient", size * z.narrow)
         ledger.free(sums, total)
-    ledger.free(grad_losses, lse)
+    ledger.free(lse)
     if not ends.tied:
         if z.mixed:
             ledger.pulse(("wide head gradient", size * z.wide))
@@ -178,7 +199,8 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> 
 
 def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     size = ends.rows * z.hidden
-    of_tokens = ledger.make("tokens of a chunk", ends.chunk * (_INDEX_BYTES + 2 * z.wide) if z.tp > 1 else 0)
+    copied = _TOKEN_BYTES + z.wide if z.tp > 1 else 0  # label and log-sum-exp
+    of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + z.wide))
     norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=True)
     gathered = _gathered(ledger, z, ends, norm)
     logits = _logits(ledger, z, ends)

@@ -20,7 +20,6 @@ from memo.estimate.program.embedding_and_loss import (
 )
 from memo.estimate.program.layer import Kept, layer_backward, layer_forward, recomputed_backward, unkept_forward
 from memo.estimate.program.ledger import Block, Ledger, Moment
-from memo.estimate.program.matrices import hidden_bytes
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.sweep import swept_backward, swept_forward
 from memo.estimate.program.tiles import KeptGroups, tiled_backward, tiled_forward
@@ -75,7 +74,7 @@ class LayerPasses:
         between: tensors between forward and backward, without the output; the input only if it stays.
         keeps_input: whether the input stays.
         in_place: whether the output takes the place of the input, and the gradient of the input that of the output's.
-        hidden_bytes: bytes of the input; the output and the gradients of both have as many.
+        hidden_bytes: bytes of the input on the device; the output and the gradients of both have as many.
     """
 
     forward: Pass
@@ -115,7 +114,7 @@ def _layer_passes(z: LayerSizes, groups: KeptGroups | None, recomputes: bool) ->
 
 def _record_passes(execution: "_Execution", held: bool) -> LayerPasses:
     z = execution.z
-    hidden = hidden_bytes(z, z.tokens) // z.tp
+    hidden = z.between_layers
     ledger = Ledger(at="layer forward", never=z.never)
     x = ledger.make("input", hidden)
     before = ledger.now
@@ -164,7 +163,7 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
 
     `head_waits`: the gradient of a tied head is kept until that of the embedding is added to it.
     """
-    hidden = hidden_bytes(z, z.tokens) // z.tp
+    hidden = z.between_layers
 
     def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:
         ledger = Ledger(never=z.never)

@@ -29,6 +29,7 @@ class LayerSizes(NamedTuple):
         threads: CPU threads of one rank; each has scratch memory in attention.
         tiles: tiles of tokens under a swap plan, else 1.
         sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
+        hidden_on_host: whether what layers pass on is in host memory.
         recomputes_attention: whether --recompute-granularity is selective.
         scratch: gives the scratch memory of a matrix product.
         on_cuda: whether the device is a GPU.
@@ -58,6 +59,7 @@ class LayerSizes(NamedTuple):
     threads: int
     tiles: int
     sections: int
+    hidden_on_host: bool
     recomputes_attention: bool
     scratch: Scratch
     on_cuda: bool
@@ -73,6 +75,17 @@ class LayerSizes(NamedTuple):
     @property
     def qkv(self) -> int:
         return self.q + 2 * self.kv
+
+    @property
+    def cut(self) -> int:
+        """Tokens, gathered over tp, at which embedding and loss cut their chunks at the latest: those of a tile where
+        layers are swept."""
+        return self.tokens // self.tiles if self.sections else self.tokens
+
+    @property
+    def between_layers(self) -> int:
+        """Bytes on the device of the hidden states between two layers, or of their gradient."""
+        return 0 if self.hidden_on_host else self.tokens * self.hidden * self.narrow // self.tp
 
     @property
     def composes_norm(self) -> bool:
@@ -126,6 +139,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         threads=threads,
         tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,
         sections=resolved_sections(config) if config.memory.sweeps else 0,
+        hidden_on_host=config.memory.sweeps and config.memory.offload_hidden_states,
         recomputes_attention=config.memory.recompute_granularity == "selective",
         scratch=scratch,
         on_cuda=device == "cuda",

@@ -32,7 +32,7 @@ CUBLAS_WORKSPACE_BYTES = 32 * MIB
 def make_lasting(ledger: Ledger, config: RunConfig, z: LayerSizes, microbatches: int) -> None:
     """What lives during all of a step besides states and rounding buffers."""
     ledger.make("batch", microbatches * batch_bytes(z))
-    ledger.make("order of tokens", order_bytes(config))
+    ledger.make("order of tokens", order_bytes(z))
     ledger.make("cuBLAS workspace", CUBLAS_WORKSPACE_BYTES if z.on_cuda else 0)
     if z.rope:
         ledger.make("rope frequencies", config.parallel.vpp * rope_frequency_bytes(z))

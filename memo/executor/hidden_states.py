@@ -1,0 +1,103 @@
+"""Hidden states between layers, and their gradients, in host memory: what a sweep reads and writes goes through two
+slots of a section each, and through one section on the device in which modules work.
+
+    compute     | layer l, section s: take -> work -> put | section s + 1
+    offload                                               | output of section s
+    prefetch    | input of section s + 1                  | input of section s + 2
+
+The plan (memo.spec.layer_ops.hidden_ops) has every section that any module writes and reads, in order, so modules need
+not say which hidden states they mean: the next ones of that section, or PlanError.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from memo.executor.host_budget import HostBudget
+from memo.executor.section_stream import SectionStream
+from memo.executor.slots import view_of
+from memo.executor.streams import StreamBackend
+from memo.parallel.hidden import Section
+from memo.planner.swap import SwapPlan
+from memo.spec.slots import Place
+
+
+class _HiddenStates:
+    """Takes and puts sections in the order of one plan."""
+
+    def __init__(self, stream: SectionStream, work: Tensor, sections: Sequence[Section]) -> None:
+        self.stream, self.work, self.sections = stream, work, sections
+
+    def begin(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        """A stand-in; whoever reads it all the same finds NaN."""
+        return like.new_full((1, 1, 1), float("nan")).expand(shape)
+
+    def whole(self, x: Tensor) -> Tensor:
+        return x
+
+    def room(self, x: Tensor, section: int) -> Tensor:
+        return self.work
+
+    def take(self, x: Tensor, section: int) -> Tensor:
+        self.stream.take(self._next, section, self.work)
+        return self.work
+
+    def put(self, part: Tensor, section: int) -> None:
+        self.stream.put(self._next, section, part)
+
+    @property
+    def _next(self) -> int:
+        return self.stream.swapper.current.op.layer
+
+
+class HiddenOnHost(_HiddenStates):
+    """memo.parallel.hidden.Hidden, of hidden states of which the device holds three sections."""
+
+    def __init__(
+        self,
+        plan: SwapPlan,
+        evaluation: SwapPlan,
+        place: Place,
+        sections: Sequence[Section],
+        backend: StreamBackend,
+        device: torch.device,
+        host: HostBudget | None,
+        poison: bool = False,
+    ) -> None:
+        """`place`: of one section. Other arguments, and errors, as of memo.executor.runtime.SwapRuntime."""
+        stream = SectionStream(plan, place, "hidden states ", backend, device, host, poison)
+        # What it holds between two modules is of no use.
+        work = torch.empty(place.num_bytes, dtype=torch.uint8, device=device)
+        super().__init__(stream, view_of(replace(place, offset_bytes=0), work), sections)
+        self.unplanned = _InEvaluation(stream.under(evaluation), self)
+
+    @property
+    def device_bytes(self) -> int:
+        return self.stream.device_bytes + self.work.nbytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self.stream.host_bytes
+
+    def reset(self) -> None:
+        """Before a training step, also after one, or an evaluation, that an exception has interrupted."""
+        self.stream.swapper.reset()
+        self.unplanned.stream.swapper.reset()
+
+
+class _InEvaluation(_HiddenStates):
+    """The same between training steps: one microbatch after the other, forwards only."""
+
+    def __init__(self, stream: SectionStream, planned: HiddenOnHost) -> None:
+        super().__init__(stream, planned.work, planned.sections)
+        self._planned = planned
+
+    @property
+    def unplanned(self) -> "_InEvaluation":
+        return self
+
+    def begin(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        self._planned.reset()
+        return super().begin(shape, like)

@@ -1,0 +1,156 @@
+"""The table of token embeddings, split over tensor parallelism by the rows of the vocabulary.
+
+Shapes as in memo.parallel.tensor; v rows of the table that this tp rank holds.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
+from memo.parallel.hidden import Hidden, Section, in_one_section
+
+_CHUNK = 8192
+"""Number of tokens whose unsharded embeddings exist at one time."""
+
+
+class VocabParallelEmbedding(nn.Module):
+    """A table split by the rows of the vocabulary, padded so that every rank has the same number of rows.
+
+    Padding rows are not part of the model: they stay zero, and the loss leaves them out, so the model does not depend
+    on tp. Input tokens [s, b], output [n, b, h].
+    """
+
+    def __init__(self, weight: nn.Parameter, group: ProcessGroup | None) -> None:
+        super().__init__()
+        self.weight, self.group = weight, group
+        self.first_row = group_rank(group) * weight.shape[0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if group_size(self.group) == 1:
+            return F.embedding(tokens, self.weight)
+        how = _How(self.first_row, self.group, in_one_section(tokens.shape[0] // group_size(self.group)))
+        y: Tensor = _Embedding.apply(self.weight, None, tokens, None, how)
+        return y
+
+    def in_sections(
+        self, tokens: Tensor, positions: Tensor | None, of_positions: nn.Parameter | None, hidden: Hidden
+    ) -> Tensor:
+        """The same section by section, with `of_positions` [p, h], if any, at this rank's `positions` [n, b] added.
+
+        Sums of gradients over tokens are cut at tiles, so that sections change no bit of them.
+        """
+        y: Tensor = _Embedding.apply(
+            self.weight, of_positions, tokens, positions, _How(self.first_row, self.group, hidden)
+        )
+        return y
+
+
+@dataclass(frozen=True)
+class _How:
+    """The settings that forward and backward of the embedding share."""
+
+    first_row: int
+    group: ProcessGroup | None
+    hidden: Hidden
+
+
+class _Embedding(torch.autograd.Function):
+    """y [n, b, h] = reduce_scatter(rows of the table for tokens [s, b], 0 where another rank has the row).
+
+    Works on one chunk of tokens at a time: the unsharded embeddings of all s tokens would be tp times as large as the
+    output, and so the largest tensor of a step on long sequences.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, of_positions: Tensor | None, tokens: Tensor, positions: Tensor | None, how: _How
+    ) -> Tensor:
+        ctx.save_for_backward(tokens, positions)
+        ctx.how, ctx.weight, ctx.of_positions = how, _Like.of(weight), _Like.of(of_positions)
+        hidden, group = how.hidden, how.group
+        y = hidden.begin((tokens.shape[0] // group_size(group), tokens.shape[1], weight.shape[1]), weight)
+        for section in hidden.sections:
+            part = hidden.room(y, section.index)
+            for chunk in _chunks(section, tokens, weight.shape[0], how):
+                x = F.embedding(chunk.rows, weight).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
+                reduce_scatter(x, group, out=part[chunk.of_section])
+                if of_positions is not None and positions is not None:
+                    part[chunk.of_section] += F.embedding(positions[chunk.of_rank], of_positions)
+            hidden.put(part, section.index)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tokens, positions = ctx.saved_tensors
+        how, hidden = ctx.how, ctx.how.hidden
+        grad = hidden.whole(grads[0])
+        total = ctx.weight.zeros(grad.device)
+        of_positions = None if ctx.of_positions is None else ctx.of_positions.zeros(grad.device)
+        for section in hidden.sections:
+            part = hidden.take(grad, section.index)
+            for chunk in _chunks(section, tokens, ctx.weight.rows, how):
+                own = part[chunk.of_section]
+                if of_positions is not None:
+                    _add_rows(of_positions, own, positions[chunk.of_rank])
+                gathered = all_gather(own, how.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
+                _add_rows(total, gathered, chunk.rows)
+                del gathered
+        return (
+            total.to(ctx.weight.dtype),
+            None if of_positions is None else of_positions.to(ctx.of_positions.dtype),
+            *(None, None, None),
+        )
+
+
+@dataclass(frozen=True)
+class _Like:
+    """Shape and dtype of a table, of whose gradient sums over chunks are not in bf16."""
+
+    rows: int
+    width: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, table: Tensor | None) -> "_Like | None":
+        return None if table is None else cls(table.shape[0], table.shape[1], table.dtype)
+
+    def zeros(self, device: torch.device) -> Tensor:
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return torch.zeros(self.rows, self.width, dtype=wide, device=device)
+
+
+def _add_rows(total: Tensor, grad: Tensor, rows: Tensor) -> None:
+    """Add the gradients [c, b, h] of these rows [c, b] of a table; deterministic, unlike index_add on CUDA."""
+    total += torch.ops.aten.embedding_dense_backward(grad, rows, total.shape[0], -1, False)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some tokens: their ranges in the section and among this rank's tokens, the [c, b] rows of the table for them of
+    all ranks, and a mask of the rows that another rank holds.
+    """
+
+    of_section: slice
+    of_rank: slice
+    rows: Tensor
+    foreign: Tensor
+
+
+def _chunks(section: Section, tokens: Tensor, num_rows: int, how: _How) -> Iterator[_Chunk]:
+    """All tokens of a section, tile after tile."""
+    size = group_size(how.group)
+    by_rank = tokens.unflatten(0, (size, -1))
+    step, first = max(1, _CHUNK // (size * tokens.shape[1])), section.rows.start
+    for tile in section.tiles:
+        for start in range(tile.start, tile.stop, step):
+            chunk = slice(start, min(start + step, tile.stop))
+            of_rank = slice(first + chunk.start, first + chunk.stop)
+            rows = by_rank[:, of_rank].flatten(0, 1) - how.first_row
+            foreign = (rows < 0) | (rows >= num_rows)
+            yield _Chunk(chunk, of_rank, rows.masked_fill_(foreign, 0), foreign)
