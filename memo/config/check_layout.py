@@ -1,6 +1,6 @@
 """Rules about spreading the model, the sequence and the batch over the ranks."""
 
-from memo.config.derived import data_parallel_size, global_batch_size, num_microbatches
+from memo.config.derived import data_parallel_size, global_batch_size, num_microbatches, sequence_step
 from memo.config.require import divisors, neighbours, require
 from memo.config.run import RunConfig
 
@@ -61,7 +61,7 @@ def _check_tensor(config: RunConfig) -> None:
 def _check_sequence(config: RunConfig) -> None:
     """Zigzag context parallelism gives every cp rank two pieces; tp splits each between matrices."""
     seq_length, tp, cp = config.data.seq_length, config.parallel.tp, config.parallel.cp
-    step = tp if cp == 1 else 2 * cp * tp
+    step = sequence_step(tp, cp)
     layout = f"--tp {tp}" if cp == 1 else f"2 x --cp {cp} x --tp {tp} = {step}"
     require(
         seq_length % step == 0,

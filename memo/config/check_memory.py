@@ -2,8 +2,9 @@
 
 from dataclasses import fields
 
-from memo.config.derived import layers_per_chunk, resolved_memory_planner
+from memo.config.derived import layers_per_chunk, resolved_memory_planner, sequence_step
 from memo.config.memory import MemoryConfig
+from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
 
@@ -127,10 +128,11 @@ def _check_unread(config: RunConfig) -> None:
 
 
 def _check_tiles(config: RunConfig) -> None:
-    """Tiles are cut from the tokens of a cp rank, which are two zigzag pieces, and each is split over tp."""
+    """Tiles are cut from the tokens of a cp rank, which are two zigzag pieces, or where layers are swept are two such
+    pieces each; and each tile is split over tp."""
     seq_length, tiles = config.data.seq_length, config.memory.offload_tiles
     tp, cp = config.parallel.tp, config.parallel.cp
-    step = tiles * (tp if cp == 1 else 2 * cp * tp)
+    step = tiles * sequence_step(tp, cp)
     layout = f"--tp {tp}" if cp == 1 else f"2 x --cp {cp} x --tp {tp}"
     require(
         seq_length % step == 0,
@@ -141,7 +143,7 @@ def _check_tiles(config: RunConfig) -> None:
 
 def _check_sections(config: RunConfig) -> None:
     """What a slot holds: a layer, or a few of its tiles."""
-    memory, cp = config.memory, config.parallel.cp
+    memory, cp, kind = config.memory, config.parallel.cp, config.parallel.cp_comm_type
     tiles, in_slot = memory.offload_tiles, memory.offload_slot_tiles
     require(
         memory.sweeps or in_slot == MemoryConfig.offload_slot_tiles,
@@ -177,9 +179,10 @@ def _check_sections(config: RunConfig) -> None:
         f"--offload-slot-tiles 1, or --offload-tiles {neighbours(tiles, max(1, in_slot))}",
     )
     require(
-        cp == 1,
-        f"--cp {cp} does not run with --offload-granularity tile, which needs the keys and values of all tokens on "
-        "each rank: use --tp or --pp instead of --cp, or --offload-granularity layer",
+        cp == 1 or kind in SWEPT_CP_COMM_TYPES,
+        f"--cp {cp} with --cp-comm-type {kind} does not run with --offload-granularity tile: its rings would pass all "
+        f"keys and values round for every tile: use --cp-comm-type {' or '.join(SWEPT_CP_COMM_TYPES)}, or "
+        "--offload-granularity layer",
     )
 
 

@@ -119,15 +119,19 @@ def resolved_lr_wsd_decay_iters(config: RunConfig) -> int:
     return config.training.lr_wsd_decay_iters or max(1, resolved_lr_decay_iters(config) // 10)
 
 
+def sequence_step(tp: int, cp: int) -> int:
+    """Tokens of which a sequence, or a tile of it, is a multiple: each cp rank has two pieces, which tp splits."""
+    return tp if cp == 1 else 2 * cp * tp
+
+
 def resolved_offload_tiles(config: RunConfig) -> int:
     """Tiles that the layers work on.
 
     --offload-alpha auto takes fewer where the tokens do not divide otherwise, unless slots hold a number of them.
     """
-    tiles, parallel = config.memory.offload_tiles, config.parallel
+    tiles, step = config.memory.offload_tiles, sequence_step(config.parallel.tp, config.parallel.cp)
     if config.memory.offload_alpha != "auto" or config.memory.sweeps:
         return tiles
-    step = parallel.tp if parallel.cp == 1 else 2 * parallel.cp * parallel.tp
     return next(count for count in range(tiles, 0, -1) if config.data.seq_length % (step * count) == 0)
 
 

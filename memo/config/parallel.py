@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 CpCommType = Literal["p2p", "all_gather", "a2a", "a2a+p2p"]
+SWEPT_CP_COMM_TYPES: tuple[CpCommType, ...] = ("all_gather", "a2a")
+"""Those under which layers may be swept along the sequence: a tile's keys and values meet once. Rings would pass all
+keys and values round for every tile."""
 AccumulationOrder = Literal["depth_first", "breadth_first"]
 DataParallelSharding = Literal["optim", "optim_grads", "optim_grads_params"]
 

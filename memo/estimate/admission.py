@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
+from memo.config.derived import sequence_step
 from memo.errors import ResourceError
 from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.own_memory import possible_memory
@@ -171,8 +172,7 @@ def _remedy(config: RunConfig, machine: _Machine, only_time: bool) -> str:
         estimate = machine.estimate(replace(config, data=replace(config.data, seq_length=seq_length)))
         return estimate.shared_bytes <= machine.available_bytes and estimate.step_s <= limit_s
 
-    tp, cp = config.parallel.tp, config.parallel.cp
-    step = tp if cp == 1 else 2 * cp * tp
+    step = sequence_step(config.parallel.tp, config.parallel.cp)
     longer = "raise --max-step-minutes, " if only_time else _states_remedy(config, machine)
     spread = "spread the run over more devices with --tp, --cp and --pp"
     low, high = 0, config.data.seq_length // step  # in steps; `low` fits (0 if nothing does), `high` does not

@@ -10,6 +10,9 @@ end of the layer, and from the beginning of a layer's backward to the end of its
 So every part is a slot of its own, and all of them move under the same swap plan, in which a slot holds a layer. A part
 leaves the device as soon as its section of a forward has ended, because later sections only read it. The next layer's
 forward waits for a part only until that part has been copied. Parts on a disk share a few staging buffers.
+
+Where context-parallel ranks gather keys and values, parts hold those of this rank alone. The gathered ones never
+move: a backward gathers them again.
 """
 
 import torch
@@ -27,27 +30,43 @@ from memo.spec.sweep import KeyValueLayout
 
 
 class KeyValues:
-    """Keys and values of one layer [s, b, k, d] each, and the sums of their gradients."""
+    """Keys and values of one layer, and the sums of their gradients: [s, b, 2 k, d], the keys of a token come first.
+
+    Rows that callers name are those of this rank's tokens, s / cp of them, in whole tiles.
+
+    Attributes:
+        moved: this rank's share, which lies in host memory between forward and backward: [s / cp, b, 2 k, d] if those
+            of other ranks are gathered, else everything.
+    """
 
     def __init__(self, layout: KeyValueLayout, device: torch.device) -> None:
         s, b, width = layout.shape
         heads = (s, b, width // layout.head_dim, layout.head_dim)
-        self.both = torch.empty(heads, dtype=torch_dtype(layout.dtype), device=device)
+        own = (s // layout.cp, *heads[1:])
+        self._both = torch.empty(heads, dtype=torch_dtype(layout.dtype), device=device)
         self.sums = torch.empty(heads, dtype=torch_dtype(layout.sum_dtype), device=device)
+        self._own = torch.empty(own, dtype=self._both.dtype, device=device) if layout.gathers else None
+        self._cp = layout.cp
+
+    @property
+    def moved(self) -> Tensor:
+        return self._both if self._own is None else self._own
 
     @property
     def device_bytes(self) -> int:
-        return self.both.nbytes + self.sums.nbytes
+        return self._both.nbytes + self.sums.nbytes + (0 if self._own is None else self._own.nbytes)
 
-    def before(self, row: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `row` tokens, [row, b, k, d] each."""
-        keys, values = self.both[:row].chunk(2, dim=2)
-        return keys, values
+    def own(self, rows: slice) -> Tensor | None:
+        """Of this rank's tokens alone; None if nothing is gathered."""
+        return None if self._own is None else self._own[rows]
 
-    def sums_before(self, row: int) -> tuple[Tensor, Tensor]:
+    def before(self, row: int) -> Tensor:
+        """Of all tokens up to the end of the tile that ends with this rank's row `row`."""
+        return self._both[: row * self._cp]
+
+    def sums_before(self, row: int) -> Tensor:
         """As `before`, the sums of the gradients."""
-        keys, values = self.sums[:row].chunk(2, dim=2)
-        return keys, values
+        return self.sums[: row * self._cp]
 
 
 class KeyValueSwapper:
@@ -72,11 +91,11 @@ class KeyValueSwapper:
 
         `poison`: as of memo.executor.runtime.
         """
-        self.sections, device = layout.sections, values.both.device
+        self.sections, device = layout.sections, values.moved.device
         in_memory = plan.num_records - (0 if disk is None else len(disk.records))
         self.pool = HostPool(in_memory * layout.sections, layout.part_bytes, device, host)
         self.disk = None if disk is None else DiskRecords(disk, layout.part_bytes, device, host, "key/value ")
-        parts = values.both.view(layout.sections, -1).view(torch.uint8)
+        parts = values.moved.view(layout.sections, -1).view(torch.uint8)
         self.swappers = [
             self._swapper(index, part, plan, in_memory, backend, poison) for index, part in enumerate(parts)
         ]

@@ -4,7 +4,8 @@ Forward goes through the sections in order, backward in reverse order. In a sect
 `memo.executor.layer`, but one after the other from its input to its output: attention takes the queries of a tile and
 all keys and values up to them, which stay on the device for the whole layer (memo.executor.key_values). So nothing but
 these, the sums of their gradients and the hidden states is as long as the sequence; and the hidden states may be in
-host memory, from which they come section by section (memo.executor.hidden_states).
+host memory, from which they come section by section (memo.executor.hidden_states). Context-parallel ranks share every
+tile (memo.parallel.zigzag) and meet in attention: they gather the tile's keys and values, or exchange heads.
 
 A layer that recomputes attention keeps nothing of its forward but the input (memo.executor.section_stream). Its
 backward begins with a second forward, up to what slots keep, whose keys and values stay on the device.
@@ -19,6 +20,7 @@ Shapes: as in memo.executor.tile_operations; c tokens of a section, sharded c / 
 """
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Protocol
 
 import torch
@@ -122,13 +124,19 @@ class SweptLayer(TileOperations):
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
         """One tile's keys and values go to the store, and its output of attention to the slot."""
         self.compute_qkv(kept, tile, positions)
-        q, k, v = self._tile_heads(kept, tile, positions)
-        keys, values = self.memory.keys.before(section.full.start + tile.full.stop)
-        keys[-k.shape[0] :].copy_(k)
-        values[-v.shape[0] :].copy_(v)
+        qkv, rows = self._tile_heads(kept, tile, positions), _rows(section, tile)
+        own, before = self.memory.keys.own(rows), self.memory.keys.before(rows.stop)
         out = kept["attention_out"][tile.full].unflatten(-1, (-1, self.layer.attention.head_dim))
-        _, lse = self.layer.attention.core.forward_rows(q, keys, values, positions.documents, out)
+        lse = self.layer.attention.core.forward_rows(qkv, own, before, positions.documents, out)
         kept["lse"][tile.full].view(lse.shape).copy_(lse)
+
+    def _gather_again(self) -> None:
+        """All keys and values of the layer, if those of this rank's tokens alone have come back from host memory."""
+        for section, tile in product(self.sections, self.tiles):
+            rows = _rows(section, tile)
+            own = self.memory.keys.own(rows)
+            if own is not None:
+                self.layer.attention.core.gather_rows(own, self.memory.keys.before(rows.stop))
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input, in the same place; weight gradients go to the sink."""
@@ -139,6 +147,8 @@ class SweptLayer(TileOperations):
         for section in self.sections[::-1]:
             positions = _positions(section, context)
             kept = self.memory.begin_section("B", self.index, section.index)
+            if section is self.sections[-1] and not self.recomputes_attention:
+                self._gather_again()  # the beginning of the last section has waited for all of them
             part = self.hidden.take(grad, section.index)
             for tile in reversed(self.tiles):
                 self._tile_backward(kept, section, tile, part, positions)
@@ -165,20 +175,25 @@ class SweptLayer(TileOperations):
     def _attention_backward(
         self, kept: dict[str, Tensor], section: Tile, tile: Tile, grad_out: Tensor, positions: _Positions
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of the tile's q, k and v: whole, as no query before the tile reads its keys."""
+        """Gradients of the tile's q, k and v."""
         core, heads = self.layer.attention.core, (-1, self.layer.attention.head_dim)
         q, _, _ = self._tile_heads(kept, tile, positions)
-        stop = section.full.start + tile.full.stop
+        stop = _rows(section, tile).stop
         out, lse = kept["attention_out"][tile.full].unflatten(-1, heads), kept["lse"][tile.full]
-        saved = Saved(q, *self.memory.keys.before(stop), out, lse.view(lse.shape[1], lse.shape[2], -1))
-        sums = self.memory.keys.sums_before(stop)
-        dq = core.backward_rows(grad_out.unflatten(-1, heads), saved, sums, positions.documents)
-        dk, dv = (x[-q.shape[0] :].to(q.dtype) for x in sums)
-        return dq, dk, dv
+        keys, values = self.memory.keys.before(stop).chunk(2, dim=2)
+        saved, sums = Saved(q, keys, values, out, lse), self.memory.keys.sums_before(stop)
+        grads: tuple[Tensor, Tensor, Tensor]
+        grads = core.backward_rows(grad_out.unflatten(-1, heads), saved, sums, positions.documents)
+        return grads
 
     def _tile_heads(self, kept: dict[str, Tensor], tile: Tile, positions: _Positions) -> tuple[Tensor, Tensor, Tensor]:
         rope = None if positions.rope is None else positions.rope.rows(tile.full)
         return self._attention_inputs(kept["qkv"][tile.full], rope)
+
+
+def _rows(section: Tile, tile: Tile) -> slice:
+    """The rows of a tile among those of this context-parallel rank's tokens."""
+    return slice(section.full.start + tile.full.start, section.full.start + tile.full.stop)
 
 
 def _positions(section: Tile, context: Context) -> _Positions:

@@ -46,12 +46,19 @@ class CoreAttention(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def forward_rows(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]: ...
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        own: Tensor | None,
+        before: Tensor,
+        documents: Any,
+        out: Tensor,
+    ) -> Tensor: ...
+
+    def gather_rows(self, own: Tensor, before: Tensor) -> None: ...
 
     def backward_rows(
-        self, grad_out: Tensor, saved: Saved, sums: tuple[Tensor, Tensor], documents: Any = None
-    ) -> Tensor: ...
+        self, grad_out: Tensor, saved: Saved, sums: Tensor, documents: Any
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class Rope(Protocol):

@@ -1,13 +1,15 @@
 """Context parallelism: causal attention over a sequence that is split over ranks.
 
-Layout. The sequence is cut into 2 cp chunks and rank r holds chunks r and 2 cp - 1 - r ("zigzag"), so every
-rank has the same share of the causal triangle, early and late queries alike. The types are Megatron's
---cp-comm-type:
+The tokens of a rank are those of memo.parallel.zigzag. The types are Megatron's --cp-comm-type:
 
   p2p          K/V are passed round a ring, and each rank computes attention with one rank's K/V at a time
   all_gather   every rank gathers all K/V; their gradients are reduce-scattered
   a2a          heads are split instead of tokens during attention (Ulysses, https://arxiv.org/abs/2309.14509)
   a2a+p2p      a2a inside groups of A consecutive ranks, rings across them
+
+Where layers are swept tile by tile (memo.executor.sweep), all ranks work on the same tile at one time. Once its keys
+and values have met, all of those up to its end lie on each rank. A ring would pass all of them round again for each
+tile, so only "all_gather" and "a2a" run in a sweep.
 
 With cp rank r = j A + i, the zigzag shards of the A ranks i of group j are together exactly shard j of a
 zigzag over P = cp / A ranks. So there is one implementation: an exchange of heads (A > 1) around a ring or a
@@ -31,32 +33,10 @@ from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, accumulator_dtype, attend, attend_backward
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
+from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a", "a2a+p2p")
-
-
-def zigzag_chunks(seq_length: int, cp_size: int, cp_rank: int) -> tuple[Chunk, Chunk]:
-    """The two chunks of the sequence that rank ``cp_rank`` of ``cp_size`` holds, lower first.
-
-    Raises ConfigError unless seq_length is a multiple of 2 cp_size (any length will do for one rank).
-    """
-    if cp_size == 1:
-        half = seq_length // 2
-        return Chunk(0, half, 0), Chunk(half, seq_length - half, half)
-    if seq_length % (2 * cp_size):
-        raise ConfigError(
-            f"seq_length is {seq_length} and context_parallel_size {cp_size}: each rank holds 2 equal "
-            f"chunks; make seq_length a multiple of {2 * cp_size}"
-        )
-    length = seq_length // (2 * cp_size)
-    return Chunk(cp_rank * length, length, 0), Chunk((2 * cp_size - 1 - cp_rank) * length, length, length)
-
-
-def token_indices(seq_length: int, cp_size: int, cp_rank: int) -> Tensor:
-    """Global positions of the tokens of one rank, in its local order: int64 [seq_length / cp_size]."""
-    chunks = zigzag_chunks(seq_length, cp_size, cp_rank)
-    return torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
 
 
 class ContextAttention:
@@ -140,29 +120,84 @@ class ContextAttention:
         dq, dk, dv = self._join_heads(*self._backward(grad_out, Saved(q, k, v, out, lse), documents))
         return dq, dk, dv
 
-    # A sweep: queries of some consecutive tokens, against the keys and values of these and of all tokens before them.
+    # A sweep: the tokens of one tile meet each other, and the keys and values of all tokens before it. On each rank
+    # these lie in the order of positions: [t, b, 2 n_kv / A, d], the keys of a token and then its values, of the t
+    # tokens up to the tile's end.
 
     def forward_rows(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None = None, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """q [n, b, heads, d] of the last n of t tokens, k and v [t, b, n_kv, d] -> as `forward`, of these n.
-
-        On one context-parallel rank only.
-        """
-        return attend(self.backend, q, k, v, _rows_blocks(q, k, documents), self.scale, out)
-
-    def backward_rows(
-        self, grad_out: Tensor, saved: Saved, sums: tuple[Tensor, Tensor], documents: Documents | None = None
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        own: Tensor | None,
+        before: Tensor,
+        documents: Documents | None,
+        out: Tensor,
     ) -> Tensor:
-        """The gradient of q, [n, b, heads, d]; those of k and v are added to `sums`, [t, b, n_kv, d] in the wide dtype.
+        """Attention of this rank's tokens of a tile -> lse, which `backward_rows` takes.
 
         Args:
-            saved: q, k and v as of `forward_rows`, and its results.
+            qkv: [s, b, n, d] and twice [s, b, n_kv, d].
+            own: [s, b, 2 n_kv, d], where this rank's keys and values are kept for `gather_rows`; None if nothing is
+                gathered.
+            before: see above; the rows of the tile are written.
+            out: [s, b, n, d], is written.
         """
-        dq = torch.zeros(saved.q.shape, dtype=accumulator_dtype(saved.q), device=saved.q.device)
-        blocks = cut_keys(_rows_blocks(saved.q, saved.k, documents), BACKWARD_KEYS_PER_QUERY * saved.q.shape[0])
-        GradSums(dq, *sums).add(self.backend, grad_out, saved, blocks, self.scale)
-        return dq.to(saved.q.dtype)
+        q, k, v = self._split_heads(*qkv) if self._a2a_size > 1 else qkv
+        kept = before[-q.shape[0] :] if own is None else own
+        for part, x in zip(kept.chunk(2, dim=2), (k, v), strict=True):
+            part.copy_(x)
+        if own is not None:
+            self.gather_rows(own, before)
+        keys, values = before.chunk(2, dim=2)
+        place = out if self._a2a_size == 1 else None
+        found, lse = attend(self.backend, q, keys, values, self._rows_blocks(q, keys, documents), self.scale, place)
+        if self._a2a_size > 1:
+            self._join_heads(found, out=out)
+        return lse
+
+    def gather_rows(self, own: Tensor, before: Tensor) -> None:
+        """Every rank's keys and values of a tile: `own` of all ranks -> the last rows of `before`, in their order."""
+        tile = before[-self._ring_size * own.shape[0] :]
+        natural_from_zigzag(all_gather(own, self._ring), self._ring_size, tile)
+
+    def backward_rows(
+        self, grad_out: Tensor, saved: Saved, sums: Tensor, documents: Documents | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of this rank's q, k and v of a tile, in the shapes of `qkv`; the last tile comes first.
+
+        Args:
+            saved: q, out and lse (in any shape) of `forward_rows`, and as k and v the two halves of `before`.
+            sums: of the gradients of `before`, in its shape and in the wide dtype. This tile adds what its queries
+                give. The tile's own rows are complete then: no query of an earlier tile reads these keys.
+        """
+        q, k, v, out, lse = saved
+        if self._a2a_size > 1:
+            grad_out, q, out = self._split_heads(grad_out, q, out)
+        saved = Saved(q, k, v, out, lse.view(q.shape[1], q.shape[2], q.shape[0]))
+        dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
+        blocks = cut_keys(self._rows_blocks(q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
+        GradSums(dq_sum, *sums.chunk(2, dim=2)).add(self.backend, grad_out, saved, blocks, self.scale)
+        dq = dq_sum.to(q.dtype)
+        del dq_sum
+        own = sums[-self._ring_size * q.shape[0] :]
+        if self._ring_size > 1:
+            own = reduce_scatter(zigzag_from_natural(own, self._ring_size), self._ring)
+        dk, dv = own.to(q.dtype).chunk(2, dim=2)
+        if self._a2a_size > 1:
+            dq, dk, dv = self._join_heads(dq, dk, dv)
+        return dq, dk, dv
+
+    def _rows_blocks(self, q: Tensor, k: Tensor, documents: Documents | None) -> tuple[ScoreBlock, ...]:
+        """The queries are of a tile, the last of the tokens that the keys are of.
+
+        All of them meet the tokens before the tile in the same blocks, because kernels are slow with few queries.
+        """
+        length, size = q.shape[0] * self._ring_size, self._ring_size
+        start = k.shape[0] - length
+        queries = tuple(c._replace(start=start + c.start) for c in zigzag_chunks(length, size, self._ring_rank))
+        before, tile = Chunk(0, start, 0), Chunk(start, length, start)
+        if size == 1 or not start:
+            return attention_blocks(queries, (before, tile), documents)
+        return attention_blocks(queries, (tile,), documents) + attention_blocks(queries, (before,), documents)
 
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
@@ -294,24 +329,6 @@ class ContextAttention:
                 f"but the batch has {b} rows of {self.seq_length} tokens; "
                 f"give one tuple (0, ..., {self.seq_length}) per row"
             )
-
-
-def _rows_blocks(q: Tensor, k: Tensor, documents: Documents | None) -> tuple[ScoreBlock, ...]:
-    """The queries are the last of the tokens that the keys are of."""
-    queries, keys = q.shape[0], k.shape[0]
-    return attention_blocks((Chunk(keys - queries, queries, 0),), (Chunk(0, keys, 0),), documents)
-
-
-def natural_from_zigzag(x: Tensor, size: int) -> Tensor:
-    """Reorder dim 0 from ``size`` concatenated zigzag shards to the order of positions; returns a copy."""
-    chunks = x.chunk(2 * size)
-    return torch.cat([*chunks[0::2], *chunks[::-2]])
-
-
-def zigzag_from_natural(x: Tensor, size: int) -> Tensor:
-    """The inverse of natural_from_zigzag."""
-    chunks = x.chunk(2 * size)
-    return torch.cat([chunk for r in range(size) for chunk in (chunks[r], chunks[-1 - r])])
 
 
 class _Shift:

@@ -57,7 +57,8 @@ class Bounds:
         Under alpha auto all activations may stay.
         """
         question, parallel = self.question, layout.tp * layout.pp
-        computed_s = self._pipeline_s(layout, KEEP if strategy.alpha == "auto" else strategy, None)
+        ways = [strategy] if strategy.alpha != "auto" else [KEEP, strategy] if strategy.tiles else [KEEP]
+        computed_s = min(self._pipeline_s(layout, way, None) for way in ways)
         if strategy.sharding != "optim_grads_params" or question.gpus == parallel:
             return (1.0 - _ROUNDING) * computed_s
         key = layout.tp, layout.cp, layout.pp, layout.mbs, strategy.order

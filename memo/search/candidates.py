@@ -14,7 +14,7 @@ from typing import get_args
 
 from memo.config import RunConfig
 from memo.config.check_layout import check_batch, check_layout
-from memo.config.derived import resolved_a2a_size
+from memo.config.derived import resolved_a2a_size, sequence_step
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelSharding
 from memo.errors import ConfigError
@@ -190,8 +190,7 @@ def exchanges(question: Question, layout: Layout) -> list[Layout]:
 
 def can_tile(question: Question, layout: Layout) -> bool:
     """Whether the tiles of a given alpha divide the sequence; auto takes fewer tiles where they do not."""
-    step = layout.tp if layout.cp == 1 else 2 * layout.cp * layout.tp
-    return question.seq_len % (step * question.base.memory.offload_tiles) == 0
+    return question.seq_len % (sequence_step(layout.tp, layout.cp) * question.base.memory.offload_tiles) == 0
 
 
 def parse_layout(text: str) -> Layout:

@@ -99,7 +99,10 @@ def place_oversized(
     ]
     for bound_s, index, strategy in sorted(tries, key=lambda entry: entry[:2]):
         layout = oversized[index]
-        grid, smaller = (layout.tp, layout.cp, layout.pp), (replace(layout, mbs=1, cp_comm_type="p2p"), strategy)
+        grid = layout.tp, layout.cp, layout.pp
+        # The ways of attention under cp take about as much, but where layers are swept: there some gather all keys.
+        alike = replace(layout, mbs=1, cp_comm_type=layout.cp_comm_type if strategy.tiles else "p2p")
+        smaller = alike, strategy
         times = sorted(choice.step.step_time_s for choice in best.values())
         last_s = times[count - 1] if len(times) >= count else below_s
         if bound_s >= last_s:

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memo.config.derived import sequence_step
 from memo.config.memory import OffloadAlpha
+from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.rank_memory import node_host_bytes
 from memo.search.candidates import SLOT_TILES, SWEPT_TOKENS, Layout, Strategy, config_of
@@ -13,16 +15,17 @@ from memo.spec.slots import Moved
 
 
 def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> Iterator[Strategy]:
-    """Layers swept in tiles of about SWEPT_TOKENS; none under cp, or where there are not two slots of them.
+    """Layers swept in tiles of about SWEPT_TOKENS on a rank; none in rings, or where there are not two slots of them.
 
     Where host memory may not hold the activations, also with attention recomputed: in as few layers as make
     activations fit alone, in as few as make them fit beside all states, and in all layers. Megatron-LM's account does
     not know layers that are swept.
     """
-    if layout.cp > 1 or question.program != "memo":
+    if (layout.cp > 1 and layout.cp_comm_type not in SWEPT_CP_COMM_TYPES) or question.program != "memo":
         return
-    slots = range(question.seq_len // (SLOT_TILES * SWEPT_TOKENS), 1, -1)
-    sections = next((count for count in slots if question.seq_len % (layout.tp * SLOT_TILES * count) == 0), 0)
+    slots = range(question.seq_len // (layout.cp * SLOT_TILES * SWEPT_TOKENS), 1, -1)
+    step = sequence_step(layout.tp, layout.cp) * SLOT_TILES
+    sections = next((count for count in slots if question.seq_len % (step * count) == 0), 0)
     if not sections:
         return
     whole = Strategy(alpha, tiles=SLOT_TILES * sections)

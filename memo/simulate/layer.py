@@ -50,10 +50,17 @@ class LayerModel:
     kernels: Kernels
     tiles: int = 1
     """Parts of the sequence that are computed at a time (memo.executor.layer)."""
+    sweeps: bool = False
+    """Whether attention too is computed tile by tile (memo.executor.sweep)."""
 
     @cached_property
     def tokens(self) -> float:
         return self.config.data.seq_length * self.config.training.micro_batch_size / self.config.parallel.cp
+
+    @cached_property
+    def meeting_parts(self) -> int:
+        """Parts of the sequence whose tokens meet over cp one after the other."""
+        return self.tiles if self.sweeps else 1
 
     @cached_property
     def tp(self) -> Group:
@@ -227,7 +234,7 @@ def plain_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
 
 def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
     """A layer under a swap plan, in tiles; `recompute` by group."""
-    model = LayerModel(config, kernels, resolved_offload_tiles(config))
+    model = LayerModel(config, kernels, resolved_offload_tiles(config), config.memory.sweeps)
     recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_again}
     if config.memory.offload_policy == "paper":
         recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved
@@ -236,6 +243,9 @@ def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
     )
     share = config.memory.recompute_attention_layers / layers_per_chunk(config)
     again = model.qkv_forward + attention_cost(model, backward=False)
+    if config.parallel.cp > 1 and config.parallel.cp_comm_type == "all_gather":
+        # Its backward finds the keys and values that this second forward has gathered.
+        again += gathered_keys(model, Group(config.parallel.cp, config.parallel.tp)) * -1
     return LayerCost(model.forward + copies, model.swapped_backward, recompute, again * share)
 
 
@@ -263,24 +273,36 @@ def attention_cost(model: LayerModel, backward: bool) -> Cost:
 def _head_exchange(model: LayerModel, group: Group, backward: bool) -> Cost:
     """q, k, v there and the output back; in backward also the output, its gradient and theirs."""
     kernels = model.kernels
-    there = (3 * model.q if backward else model.q) + 2 * model.kv
+    parts = model.meeting_parts
+    there = 3 * model.q if backward else model.q
+    # A sweep has exchanged keys and values in its forward, and keeps them.
+    there += 0 if backward and model.sweeps else 2 * model.kv
     back = model.q + 2 * model.kv if backward else model.q
     sizes = [model.tokens * width * kernels.narrow for width in (there, back)]
-    copies = sum(kernels.memory_s(4 * size, 4) for size in sizes)
-    return Cost(elementwise=copies, context=sum(kernels.all_to_all_s(size, group) for size in sizes))
+    copies = sum(kernels.memory_s(4 * size, 4 * parts) for size in sizes)
+    context = sum(parts * kernels.all_to_all_s(size / parts, group) for size in sizes)
+    return Cost(elementwise=copies, context=context)
 
 
 def _gathered(model: LayerModel, group: Group, backward: bool) -> Cost:
     """Keys and values of all ranks; their gradients come back in fp32."""
-    kernels = model.kernels
+    kernels, parts = model.kernels, model.meeting_parts
     elements = model.tokens * 2 * model.kv * group.size
-    context = kernels.gather_s(elements * kernels.narrow, group)
-    elementwise = kernels.memory_s(4 * elements * kernels.narrow, 4)
-    sums = kernels.memory_s(_SUM_PASSES * model.tokens * model.q * kernels.wide, _RING_KERNELS)
+    cost = gathered_keys(model, group)
+    sums = kernels.memory_s(_SUM_PASSES * model.tokens * model.q * kernels.wide, _RING_KERNELS * parts)
     if backward:
-        context += kernels.gather_s(elements * kernels.wide, group)
-        elementwise += kernels.memory_s(_SUM_PASSES * elements * kernels.wide, 4)
-    return Cost(elementwise=elementwise + sums, context=context)
+        scattered_s = parts * kernels.gather_s(elements / parts * kernels.wide, group)
+        sums += kernels.memory_s(_SUM_PASSES * elements * kernels.wide, 4 * parts)
+        cost += Cost(context=scattered_s)
+    return cost + Cost(elementwise=sums)
+
+
+def gathered_keys(model: LayerModel, group: Group) -> Cost:
+    """Keys and values of all ranks of a group, put in order."""
+    kernels, parts = model.kernels, model.meeting_parts
+    num_bytes = model.tokens * 2 * model.kv * group.size * kernels.narrow
+    context = parts * kernels.gather_s(num_bytes / parts, group)
+    return Cost(elementwise=kernels.memory_s(4 * num_bytes, 4 * parts), context=context)
 
 
 def _ring(model: LayerModel, group: Group, step_s: float, backward: bool) -> Cost:

@@ -5,10 +5,15 @@ forward goes through the sections in order, and its backward in reverse order, a
 keys and values are complete. Rounding buffers then hold a section instead of a layer. For the whole sequence the
 device keeps only the keys and values of the layer that runs, and in its backward the sums of their gradients:
 
-    keys and values      [s, b, 2 k d]   parts of as many rows as a section, each of which moves on its own
-    sums of gradients    [s, b, 2 k d]   in the wide dtype; never moved
+    keys and values      [s, b, 2 k d]       parts of as many rows as a section, each of which moves on its own
+    sums of gradients    [s, b, 2 k d]       in the wide dtype; never moved
+    own keys and values  [s / cp, b, 2 k d]  where those of other ranks are gathered
 
-Shapes: s tokens of a context-parallel rank, b micro-batch, k key/value heads of a tp rank, d head size.
+Over cp every tile is split by itself (memo.parallel.zigzag). Where ranks exchange heads, each has all tokens of k / cp
+heads. Where they gather keys and values, each has those of all heads, but only its own move: a backward gathers them
+again. So host memory and the link hold them once over cp, for one message more a tile and layer.
+
+Shapes: s tokens of the sequence, b micro-batch, k key/value heads of a rank, d head size.
 """
 
 import math
@@ -33,6 +38,8 @@ class KeyValueLayout:
     Attributes:
         shape: s tokens, b sequences, 2 k d: the keys of a token and then its values.
         head_dim: d.
+        cp: ranks over which the sequence is split.
+        gathers: whether the keys and values of their tokens are gathered; else there is no other copy of what moves.
     """
 
     shape: tuple[int, int, int]
@@ -40,16 +47,23 @@ class KeyValueLayout:
     sections: int
     dtype: Dtype
     sum_dtype: Dtype
+    cp: int
+    gathers: bool
 
     @property
     def part_bytes(self) -> int:
         """Of one section: one host record."""
-        return self._elements // self.sections * DTYPE_BYTES[self.dtype]
+        return self._moved_elements // self.sections * DTYPE_BYTES[self.dtype]
 
     @property
     def device_bytes(self) -> int:
-        """Keys and values, and the sums of their gradients."""
-        return self._elements * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.sum_dtype])
+        """Keys and values, once more those of this rank's tokens if others are gathered, and the sums of gradients."""
+        own_bytes = self._moved_elements * DTYPE_BYTES[self.dtype] if self.gathers else 0
+        return self._elements * (DTYPE_BYTES[self.dtype] + DTYPE_BYTES[self.sum_dtype]) + own_bytes
+
+    @property
+    def _moved_elements(self) -> int:
+        return self._elements // (self.cp if self.gathers else 1)
 
     @property
     def _elements(self) -> int:
@@ -59,10 +73,11 @@ class KeyValueLayout:
 def key_value_layout(config: RunConfig) -> KeyValueLayout:
     """Of a rank of this run; the dtype is the device's default where the configuration names none."""
     model, parallel = config.model, config.parallel
-    width = 2 * model.kv_heads * model.head_dim // parallel.tp
+    gathers = parallel.cp > 1 and parallel.cp_comm_type == "all_gather"
+    width = 2 * model.kv_heads * model.head_dim // (parallel.tp * (1 if gathers else parallel.cp))
     dtype = resolved_dtype(config, config.hardware.device)
-    shape = config.data.seq_length // parallel.cp, config.training.micro_batch_size, width
-    return KeyValueLayout(shape, model.head_dim, resolved_sections(config), dtype, wide_dtype(dtype))
+    shape, sections = (config.data.seq_length, config.training.micro_batch_size, width), resolved_sections(config)
+    return KeyValueLayout(shape, model.head_dim, sections, dtype, wide_dtype(dtype), parallel.cp, gathers)
 
 
 def key_value_records(num_layers: int, layout: KeyValueLayout) -> RecordKind:

@@ -9,13 +9,14 @@ from memo.data import Batch, GlobalBatchSampler, SampleDataset, checked_sample, 
 from memo.mesh import Mesh
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_reduce
-from memo.parallel.context import token_indices
+from memo.parallel.zigzag import token_indices
 
 
 class Feed:
     """Draws global batches from a dataset in the sampler's order.
 
-    `tiles` is the number of tiles that the layers work on; each is split over the tp ranks.
+    `tiles` is the number of tiles that the layers work on; each is split over the tp ranks, and where layers are swept
+    over the cp ranks too (memo.parallel.zigzag).
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class Feed:
         self.dataset, self.sampler, self.mesh = dataset, sampler, mesh
         self.micro_batch_size, self.device = config.training.micro_batch_size, device
         self.vocab_size = config.model.vocabulary
-        self.attention_order = self.shard_order = token_indices(dataset.seq_length, mesh.grid.cp, mesh.at.cp)
+        parts = tiles if config.memory.sweeps else 1
+        self.attention_order = token_indices(dataset.seq_length, mesh.grid.cp, mesh.at.cp, parts)
+        self.shard_order = self.attention_order
         if tiles > 1 and mesh.grid.tp > 1:
             # [tile, tp rank, row] -> [tp rank, tile, row]
             self.shard_order = self.attention_order.view(tiles, mesh.grid.tp, -1).transpose(0, 1).flatten()

@@ -11,6 +11,7 @@ import torch
 
 from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
+from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.errors import OutOfMemory
 from memo.train.build import ParallelModel
 from memo.train.watching import MemoryUse, Meter
@@ -167,7 +168,9 @@ def advice(config: RunConfig, shortage: Shortage, moves: bool) -> list[str]:
         found.append(f"--micro-batch-size {fewer} (now {training.micro_batch_size})")
     more_tp = f"--tensor-model-parallel-size {2 * parallel.tp} (now {parallel.tp}) for weights as well"
     more_cp = f"--context-parallel-size {2 * parallel.cp} (now {parallel.cp}) for activations"
-    found.append(f"on more ranks {more_tp}" if memory.sweeps else f"on more ranks {more_cp}, or {more_tp}")
+    if memory.sweeps and parallel.cp_comm_type not in SWEPT_CP_COMM_TYPES:
+        more_cp += f" with --cp-comm-type {SWEPT_CP_COMM_TYPES[0]}"
+    found.append(f"on more ranks {more_cp}, or {more_tp}")
     return found
 
 
@@ -179,8 +182,10 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
         ]
     if moves:
         alpha = memory.offload_alpha
-        if alpha == 0.0 and not memory.sweeps and config.parallel.cp == 1:
-            return ["--offload-granularity tile (now layer: slots would hold a few tiles instead of a layer)"]
+        if alpha == 0.0 and not memory.sweeps:
+            rings = config.parallel.cp > 1 and config.parallel.cp_comm_type not in SWEPT_CP_COMM_TYPES
+            other = f" with --cp-comm-type {SWEPT_CP_COMM_TYPES[0]}" if rings else ""
+            return [f"--offload-granularity tile{other} (now layer: slots would hold a few tiles instead of a layer)"]
         if alpha == 0.0:
             return [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
         less = alpha / 2 if isinstance(alpha, float) else 0.0

@@ -84,7 +84,7 @@ WRONG = [
     ("--offload-granularity tile --offload-slot-tiles 0", ("--offload-slot-tiles is 0", "above 0")),
     (
         "--offload-granularity tile --cp 2",
-        ("--cp 2", "--offload-granularity tile", "--tp or --pp", "--offload-granularity layer"),
+        ("--cp 2", "--cp-comm-type p2p", "--cp-comm-type all_gather or a2a", "--offload-granularity layer"),
     ),
     (
         "--offload-granularity tile --seq-length 1004",

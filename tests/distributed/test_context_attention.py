@@ -24,13 +24,8 @@ from memo.attention.select import select_backend
 from memo.errors import ConfigError
 from memo.parallel import context
 from memo.parallel.collectives import exchange
-from memo.parallel.context import (
-    ContextAttention,
-    natural_from_zigzag,
-    token_indices,
-    zigzag_chunks,
-    zigzag_from_natural,
-)
+from memo.parallel.context import ContextAttention
+from memo.parallel.zigzag import natural_from_zigzag, token_indices, zigzag_chunks, zigzag_from_natural
 
 S = 64
 SCALE = 0.25

@@ -37,7 +37,8 @@ SWEEP: dict[str, Any] = {
 LOSS: dict[str, Any] = {"vocab_size": 2048, "loss_chunk_size": 256}
 """With these the worst moment is the loss's, or the embedding's over tp, and without a layer's."""
 HIDDEN: dict[str, Any] = {"offload_hidden_states": True}
-
+# Without messages beside backward: how long gloo keeps a copy of gradients that it has sent is chance.
+GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind, "overlap_grad_reduce": False} for kind in ("all_gather", "a2a"))
 
 Case = tuple[str, int, dict[str, Any]]
 CASES: list[Case] = [
@@ -53,6 +54,8 @@ CASES: list[Case] = [
     ("llama-tiny", 1, {**HIDDEN, **LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
     ("gpt-tiny", 2, {"offload_alpha": 1.0, "tp": 2, "offload_tiles": 4, "params_dtype": "bf16"}),
     ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
+    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5, "offload_tiles": 4}),
+    ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 1.0, "offload_tiles": 4, "params_dtype": "bf16"}),
     ("llama-tiny", 1, {**LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
     ("gpt-tiny", 2, {**LOSS, "offload_alpha": 1.0, "pp": 2, "gbs": 4}),
 ]
@@ -63,6 +66,11 @@ MORE_CASES: list[Case] = [
     ("gpt-tiny", 1, {"offload_alpha": 0.0, "offload_tiles": 4, "recompute_attention_layers": 2}),
     ("llama-tiny", 2, {"offload_alpha": 0.0, "tp": 2, "offload_tiles": 2}),
     ("gpt-tiny", 2, {"offload_alpha": 1.0, "pp": 2, "vpp": 2, "gbs": 4, "num_layers": 4, "params_dtype": "bf16"}),
+    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.0, "offload_tiles": 4, "params_dtype": "bf16"}),
+    ("gpt-tiny", 4, {**GATHERED, "cp": 4, "offload_alpha": 1.0, "offload_tiles": 4, "params_dtype": "bf16"}),
+    ("llama-tiny", 4, {**GATHERED, "tp": 2, "offload_alpha": 0.5, "offload_tiles": 4}),
+    ("llama-tiny", 2, {**EXCHANGED, "offload_alpha": 0.5, "offload_tiles": 4, "recompute_attention_layers": 1}),
+    ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 0.5, "offload_tiles": 2, "mbs": 2}),
     ("gpt-tiny", 1, {**LOSS, "offload_alpha": 0.0}),
     ("llama-tiny", 2, {**LOSS, "offload_alpha": 0.0, "tp": 2, "loss_chunk_size": 64}),
     ("gpt-tiny", 1, {**HIDDEN, "offload_alpha": 0.0, "offload_tiles": 32, "offload_slot_tiles": 4, "mbs": 2}),

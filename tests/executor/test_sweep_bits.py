@@ -31,6 +31,8 @@ ONE_STAGE: dict[str, Any] = {"num_layers": 3, "global_batch_size": 1}
 TWO_STAGES: dict[str, Any] = {"pp": 2, "num_layers": 4, "global_batch_size": 3}
 UNTIED: dict[str, Any] = {"untie_embeddings_and_output_weights": True}
 BREADTH_FIRST: dict[str, Any] = {"gradient_accumulation_order": "breadth_first", "global_batch_size": 2}
+GATHERED: dict[str, Any] = {"cp": 2, "cp_comm_type": "all_gather"}
+EXCHANGED: dict[str, Any] = {"cp": 2, "cp_comm_type": "a2a"}
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "gpt": (1, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
     "gpt2": (1, "gpt2-tiny", ONE_STAGE),  # biases, LayerNorm, learned positions
@@ -41,6 +43,16 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "pp2 1F1B": (2, "gpt-tiny", TWO_STAGES),
     "pp2 interleaved": (2, "llama-tiny", {"vpp": 2, **TWO_STAGES, "global_batch_size": 2, **UNTIED}),
     "dp2": (2, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 8}),
+    "cp2 all_gather": (2, "llama-tiny", {**GATHERED, **ONE_STAGE}),  # fewer key/value heads
+    "cp2 a2a": (2, "gpt-tiny", {**EXCHANGED, **ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
+    "cp2 a2a normed heads": (2, "qwen3-tiny", {**EXCHANGED, **ONE_STAGE}),
+    "cp4 all_gather": (4, "gpt-tiny", {**GATHERED, **ONE_STAGE, "cp": 4}),
+    "tp2 cp2 all_gather": (4, "gpt-tiny", {"tp": 2, **GATHERED, **ONE_STAGE}),
+    "tp2 cp2 a2a": (4, "gpt-tiny", {"tp": 2, **EXCHANGED, **ONE_STAGE}),
+    "cp2 pp2 all_gather": (4, "gpt2-tiny", {**GATHERED, **TWO_STAGES}),
+    "cp2 pp2 a2a": (4, "llama-tiny", {**EXCHANGED, **TWO_STAGES}),
+    "cp2 dp2 all_gather": (4, "llama-tiny", {**GATHERED, **ONE_STAGE, "global_batch_size": 4}),
+    "cp2 dp2 a2a": (4, "llama-tiny", {**EXCHANGED, **ONE_STAGE, "global_batch_size": 4}),
     "tp2 pp2 dp2": (8, "gpt2-tiny", {"tp": 2, **TWO_STAGES, "global_batch_size": 4}),
 }
 
@@ -101,7 +113,7 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
     """Everything about one layout, on one of its ranks."""
     world_size, model, overrides = CASES[name]
     workplace, findings = Workplace(tiny(model, **overrides), world_size), Findings()
-    tiled = workplace.batches(TILES)
+    tiled = workplace.batches(TILES, swept=True)
     assert tiled[0].documents is not None, "each row is one document: nothing is packed"
     with profiled_once():
         for dtype in dtypes:
@@ -137,13 +149,14 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
 
 
 def parts(name: str) -> list[Any]:
-    """Several ranks run in fp64, which holds them to the plain model most closely; in other dtypes, and eight of them,
-    in full tests."""
+    """Several ranks run in fp64, which holds them to the plain model most closely; in other dtypes, eight of them, and
+    all but one layout of four, in full tests."""
     world_size = CASES[name][0]
+    is_full = world_size == 8 or (world_size == 4 and name != "tp2 cp2 all_gather")
     if world_size == 1:
         return [pytest.param(name, DTYPES, id=name)]
     in_full = [pytest.param(name, (dtype,), marks=pytest.mark.full, id=f"{name} in {dtype}") for dtype in DTYPES[1:]]
-    return [pytest.param(name, DTYPES[:1], marks=[pytest.mark.full] if world_size == 8 else [], id=name), *in_full]
+    return [pytest.param(name, DTYPES[:1], marks=[pytest.mark.full] if is_full else [], id=name), *in_full]
 
 
 @pytest.mark.parametrize(("name", "dtypes"), [part for name in CASES for part in parts(name)])

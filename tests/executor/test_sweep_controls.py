@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from layouts import tiny
+from ranks import run_ranks
 from swapped_steps import Workplace, differences, observed, profiled_once
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from memo.executor.key_values import KeyValues, KeyValueSwapper
 from memo.executor.section_stream import SectionStream
 from memo.executor.swapper import Swapper
 from memo.executor.sweep import SweptLayer
+from memo.parallel import context
+from memo.parallel.collectives import group_rank, group_size
+from memo.parallel.context import ContextAttention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,10 +71,10 @@ def ends_forward_early(right: Callable[..., Any], keys: KeyValueSwapper, kind: s
         right(keys, kind, layer, section)
 
 
-def reads_too_few_keys(right: Callable[..., Any], keys: KeyValues, row: int) -> tuple[Tensor, Tensor]:
-    """The first token's key is missing from every sum."""
-    dk, dv = right(keys, row)
-    return dk.clone(), dv
+def adds_to_a_copy(right: Callable[..., Any], keys: KeyValues, row: int) -> Tensor:
+    """What a tile gives to the gradients of keys and values before it is lost."""
+    sums: Tensor = right(keys, row)
+    return sums.clone()
 
 
 def takes_without_waiting(name: str) -> Callable[..., None]:
@@ -112,11 +116,31 @@ def runs_attention_once(right: Callable[..., Any], layer: SweptLayer, context: A
         right(layer, context)
 
 
-FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+def gathers_all_but_one_tile(right: Callable[..., Any], core: ContextAttention, own: Tensor, before: Tensor) -> None:
+    """Other ranks' keys and values of the second tile are those of another layer."""
+    if before.shape[0] != 2 * own.shape[0] * core._ring_size:
+        right(core, own, before)
+
+
+def gathers_nothing_again(right: Callable[..., Any], layer: SweptLayer) -> None:
+    """A backward finds the keys and values of another layer's tokens on other ranks."""
+
+
+def sums_nothing(right: Callable[..., Any], x: Tensor, group: Any) -> Tensor:
+    """Each rank keeps what its own queries give to its tokens."""
+    return x.chunk(group_size(group))[group_rank(group)]
+
+
+def sends_nothing(right: Callable[..., Any], x: Tensor, group: Any) -> Tensor:
+    """Each rank takes the heads that it should send for those that it should receive."""
+    return x
+
+
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "sums are not set to zero": (SweptLayer, "run_backward", keeps_the_sums),
     "a backward does not wait for keys": (KeyValueSwapper, "begin", begins_one_part),
     "keys are given away early": (KeyValueSwapper, "end", ends_forward_early),
-    "gradients of keys are lost": (KeyValues, "sums_before", reads_too_few_keys),
+    "gradients of keys are lost": (KeyValues, "sums_before", adds_to_a_copy),
     "an input is not waited for": (SectionStream, "take", takes_without_waiting("layer input ")),
     "hidden states are not waited for": (SectionStream, "take", takes_without_waiting("hidden states ")),
     "hidden states are offloaded too early": (Swapper, "_offload", skips_a_wait),
@@ -127,20 +151,42 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
 }
 
 
+GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
+FAULTS_OF_RANKS: dict[str, tuple[dict[str, object], Any, str, Callable[..., Any]]] = {
+    "a gather is left out": (GATHERED, ContextAttention, "gather_rows", gathers_all_but_one_tile),
+    "a backward does not gather": (GATHERED, SweptLayer, "_gather_again", gathers_nothing_again),
+    "sums of ranks are not added": (GATHERED, context, "reduce_scatter", sums_nothing),
+    "heads are not exchanged": (EXCHANGED, context, "all_to_all", sends_nothing),
+}
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_told(name: str) -> None:
-    cls, method, fault = FAULTS[name]
-    right = getattr(cls, method)
-    workplace = Workplace(tiny("llama-tiny", num_layers=3, global_batch_size=1), 1)
-    batches = workplace.batches(4)
+    assert tells({}, *FAULTS[name])
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_RANKS)
+def test_a_fault_of_ranks_is_told(name: str) -> None:
+    assert run_ranks(2, tells_of_ranks, name) == [True, True]
+
+
+def tells_of_ranks(name: str) -> bool:
+    return tells(*FAULTS_OF_RANKS[name])
+
+
+def tells(layout: dict[str, object], owner: Any, name: str, fault: Callable[..., Any]) -> bool:
+    """Whether a step with the fault ends with another result than one without, or with an error."""
+    right = getattr(owner, name)
+    workplace = Workplace(tiny("llama-tiny", num_layers=3, global_batch_size=1, **layout), 2 if layout else 1)
+    batches = workplace.batches(4, swept=True)
     with profiled_once():
         expected = workplace.step(workplace.build(**SWEPT), batches)
         with observed(copies="lazy"):
             model = workplace.build(**SWEPT)
         assert differences(workplace.step(model, batches), expected) == []
-        with patch.object(cls, method, lambda *args: fault(right, *args)):
+        with patch.object(owner, name, lambda *args: fault(right, *args)):
             try:
                 found = workplace.step(model, batches)
             except MemoError:
-                return
-    assert differences(found, expected) != [], "the fault changed nothing"
+                return True
+    return bool(differences(found, expected))

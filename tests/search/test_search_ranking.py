@@ -25,21 +25,26 @@ from memo.search.candidates import (
 from memo.search.question import Question, ask
 from memo.search.ranking import NOTHING_BINDS, Choice, Plan, Reason, _TooLarge, evaluate, explain, search
 from memo.search.sizing import size
+from memo.search.sweeping import sweeps
 from memo.simulate import StepPrediction, predict_step
 from memo.units import GIB
 
 
 def everything(question: Question) -> list[Choice]:
     """All candidates without pruning, bounds or order."""
-    return [
-        evaluate(question, way, strategy)
+    ways = [
+        way
         for grid, why in grids(question)
         if not why
         for pipeline in pipelines(question, grid)
         for layout in batches(question, pipeline)
         for way in exchanges(question, layout)
-        for strategy in (KEEP, SELECTIVE, FULL, AUTO)
     ]
+    found = {way: [evaluate(question, way, strategy) for strategy in (KEEP, SELECTIVE, FULL, AUTO)] for way in ways}
+    for way, choices in found.items():
+        if all(choice.sized.verdict != Verdict.FITS for choice in choices):
+            choices += [evaluate(question, way, strategy) for strategy in sweeps(question, way)]
+    return [choice for choices in found.values() for choice in choices]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +164,8 @@ def test_refusals_one_by_one() -> None:
     plan = search(replace(question, gpus=3))
     texts = {refused.layout: refused.text for refused in plan.refusals}
     assert texts[Layout(3)].startswith("--num-attention-heads 32 does not divide by --tp 3")
-    assert plan.counts()[Reason.LAYOUT] == 3 and plan.best is None  # tp 3, cp 3, pp 3
+    assert plan.counts()[Reason.LAYOUT] == 3  # dp 3, tp 3, pp 3
+    assert plan.best is not None and plan.best.layout == Layout(cp=3, cp_comm_type="all_gather")
 
 
 def test_micro_batches_beyond_one_that_does_not_fit_are_refused_with_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
-from memo.simulate.kernels import Kernels
+from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import LayerModel, attention_cost, plain_layer, swapped_layer
 from memo.spec.flops import model_flops_per_token
 
@@ -119,6 +119,28 @@ def test_every_kind_of_context_parallelism_computes_the_same_attention(kind: str
     assert cost.context > 0.0
     assert cost.elementwise > 0.0
     assert (alone.context, alone.elementwise) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("kind", "messages"), [("all_gather", (1, 2)), ("a2a", (2, 2))])
+def test_swept_layers_meet_over_cp_tile_by_tile(kind: str, messages: tuple[int, int]) -> None:
+    """Each tile has messages of its own; keys and values that were exchanged in forward are not sent again."""
+    slow = replace(IDEAL, efficiency=replace(IDEAL.efficiency, collective_s=1e-3))
+    run = config("gpt-7b", cp=4, cp_comm_type=kind, offload_alpha=0.0, offload_tiles=16)
+    whole = swapped_layer(run, kernels(slow))
+    swept = swapped_layer(run.override({"offload_granularity": "tile"}), kernels(slow))
+    kv_s = kernels().all_to_all_s(65536 / 4 * 2 * 4096 * 2, Group(4, 1)) if kind == "a2a" else 0.0
+    assert swept.forward.context - whole.forward.context == pytest.approx(15 * messages[0] * 1e-3)
+    assert swept.backward.context - whole.backward.context == pytest.approx(15 * messages[1] * 1e-3 - kv_s)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "a2a"])
+def test_attention_that_is_recomputed_leaves_gathered_keys_to_its_backward(kind: str) -> None:
+    """So keys and values are gathered twice in all, while heads are exchanged in each forward."""
+    run = config("gpt-7b", cp=4, cp_comm_type=kind, offload_alpha=0.0, offload_granularity="tile")
+    layer = swapped_layer(run.override({"recompute_attention_layers": run.model.num_layers}), kernels())
+    expected = 0.0 if kind == "all_gather" else layer.forward.context
+    assert layer.attention_again.context == pytest.approx(expected, abs=1e-12)
+    assert layer.attention_again.attention == layer.forward.attention
 
 
 def test_tiles_cost_kernels_and_small_products() -> None:

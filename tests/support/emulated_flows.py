@@ -53,6 +53,7 @@ BASE: dict[str, Any] = {
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
 SWEPT = {"offload_granularity": "tile", "offload_tiles": 8}
 HIDDEN = {"offload_hidden_states": True}
+AGAIN = {"recompute_attention_layers": 1}
 
 
 class Numbers(NamedTuple):
@@ -301,13 +302,11 @@ FLOWS: dict[str, Flow] = {
     "swept, alpha 1/2": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2}),
     "swept, attention again": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "recompute_attention_layers": 2}),
     "swept, states": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 4, "offload_states": "all"}),
-    "swept, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, "recompute_attention_layers": 1, **PLANNED}),
+    "swept, planned": Flow("swept", {**SWEPT, "offload_alpha": 1.0, **AGAIN, **PLANNED}),
     "swept, evaluation": Flow("swept", {**SWEPT, "offload_alpha": 0.0}, evaluated),
     "swept, exception": Flow("swept", {**SWEPT, "offload_alpha": 1.0}, interrupted),
     "swept, hidden states": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 0.5, "offload_states": "all"}),
-    "swept, hidden states, planned": Flow(
-        "swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0, "recompute_attention_layers": 1, **PLANNED}
-    ),
+    "swept, hidden states, planned": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0, **AGAIN, **PLANNED}),
     "swept, hidden states, evaluation": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 0.0}, evaluated),
     "swept, hidden states, exception": Flow("swept", {**SWEPT, **HIDDEN, "offload_alpha": 1.0}, interrupted),
     "alpha 1, disk": Flow("tiles", {"offload_alpha": 1.0}, partial(on_disk, train)),
@@ -344,7 +343,9 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "pp, alpha 1/2, planned": {"pp": 2, "offload_alpha": 0.5, **PLANNED},
         "tp, swept": {"tp": 2, **SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2},
         "tp, swept, hidden states": {"tp": 2, **SWEPT, **HIDDEN, "offload_alpha": 0.5},
-        "pp, swept": {"pp": 2, **SWEPT, "offload_alpha": 1.0, "recompute_attention_layers": 1},
+        "pp, swept": {"pp": 2, **SWEPT, "offload_alpha": 1.0, **AGAIN},
+        "cp by all_gather, swept": {"cp": 2, "cp_comm_type": "all_gather", **SWEPT, "offload_alpha": 0.5},
+        "cp by a2a, swept": {"cp": 2, "cp_comm_type": "a2a", **SWEPT, "offload_alpha": 1.0, **AGAIN},
         "dp": {},
         "dp, states": {"offload_states": "all"},
         "dp, weights in shards": {"data_parallel_sharding_strategy": "optim_grads_params"},

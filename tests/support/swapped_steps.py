@@ -96,15 +96,16 @@ class Workplace:
         self.config, self.world_size = config, world_size
         self.mesh = build_mesh(config, dist.get_rank() if dist.is_initialized() else 0, world_size)
 
-    def batches(self, tiles: int = 1) -> list[Microbatch]:
-        """The first global batch, in the order of tokens that this number of tiles asks for."""
-        return self.feed(tiles).next_global_batch()
+    def batches(self, tiles: int = 1, swept: bool = False) -> list[Microbatch]:
+        """The first global batch, in the order of tokens that so many tiles of whole or of swept layers ask for."""
+        return self.feed(tiles, swept).next_global_batch()
 
-    def feed(self, tiles: int = 1) -> Feed:
+    def feed(self, tiles: int = 1, swept: bool = False) -> Feed:
         seq_length = self.config.data.seq_length
         data = MockDataset(self.config.model.vocabulary, seq_length, SEED, mean_document_length=23)
         sampler = GlobalBatchSampler(self.config.training.global_batch_size or 1, SEED)
-        return Feed(data, sampler, self.mesh, self.config, CPU, tiles)
+        granularity = {"offload_alpha": 0.0, "offload_granularity": "tile"} if swept else {}
+        return Feed(data, sampler, self.mesh, self.config.override(granularity), CPU, tiles)
 
     def build(self, **overrides: object) -> ParallelModel:
         config = self.config.override(overrides)

@@ -398,6 +398,7 @@ def test_the_component_that_grew_most_is_named() -> None:
         ),
         ({"offload_alpha": 0.5}, shortage(), True, "--offload-alpha 0.25 (now 0.5"),
         ({"offload_alpha": 0.0}, shortage(), True, "--offload-granularity tile (now layer"),
+        ({"offload_alpha": 0.0, "cp": 1, "cp_comm_type": "a2a"}, shortage(), True, "--offload-granularity tile (now"),
         ({"offload_alpha": 0.0, "offload_granularity": "tile"}, shortage(), True, "--offload-tiles 16 (now 8"),
         ({}, shortage(host_records=2 * MIB), True, "--offload-host-memory-gib below what is free"),
         ({}, shortage(scattered_bytes=3 * GIB), False, "--memory-planner auto (3.00 GiB are free, but in pieces)"),
@@ -409,5 +410,6 @@ def test_advice_names_flags_and_values(overrides: dict[str, Any], found: Shortag
     assert lines[0].startswith(first)
     assert "--micro-batch-size 2 (now 4)" in lines
     assert "--tensor-model-parallel-size 4 (now 2)" in lines[-1]
-    sweeps = "offload_granularity" in overrides  # which cp refuses
-    assert ("--context-parallel-size 2 (now 1)" in lines[-1]) is not sweeps
+    sweeps = "offload_granularity" in overrides  # which rings refuse
+    assert "--context-parallel-size 2 (now 1)" in lines[-1]
+    assert ("--cp-comm-type all_gather" in lines[-1]) is sweeps

@@ -59,33 +59,74 @@ def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
 
 
 def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
-    """Log-sum-exp of `z.tokens` queries with their own keys and those of `before` tokens; the output is in a slot."""
-    if not before:
-        return attention_forward_placed(ledger, z)
-    total = ledger.make("merged output", _q_bytes(z) // z.narrow * z.wide) if z.mixed else None
-    lse = ledger.make("lse", _lse_bytes(z, z.tokens))
-    _merge_calls(ledger, z, [Call(z.tokens, z.tokens), Call(z.tokens, before)])
-    ledger.free(total)
+    """Log-sum-exp of `z.tokens` queries of a tile, which is shared by cp ranks and has `before` tokens of all ranks
+    before it; the output is in a slot, keys and values are in their store."""
+    if z.a2a == 1:
+        gather_rows(ledger, z)
+        return _rows_forward(ledger, z, before, placed=True)[1]
+    heads = _split_heads(ledger, z.qkv * z.tokens * z.narrow)
+    inner_out, lse = _rows_forward(ledger, _exchanged(z), before, placed=False)
+    (out,) = _join_heads(ledger, z, (z.q, 1))
+    ledger.free(inner_out, heads, out)
     return lse
 
 
+def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
+    """Keys and values of a tile, which go to their store."""
+    ledger.free(all_gather(ledger, z.ring, "k and v gathered", z.ring * 2 * _kv_bytes(z)))
+
+
+def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block | None, Block]:
+    calls = _rows_calls(z, before)
+    if len(calls) == 1:
+        return _ring_forward(ledger, z, placed)
+    return _merged_forward(ledger, z, calls, placed)
+
+
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
-    """Gradient of these queries, and in the narrow dtype those of their own keys and values, whose sums are there."""
-    total = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
-    _sum_calls(ledger, z, _rows_calls(z, before))
+    """Gradients of these queries and of their keys and values, whose sums are in their store."""
+    if z.a2a == 1:
+        return _rows_backward(ledger, z, before)
+    inner = _exchanged(z)
+    heads = _split_heads(ledger, 3 * z.q * z.tokens * z.narrow)
+    inner_grads = _rows_backward(ledger, inner, before)
+    grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
+    ledger.free(*inner_grads, heads)
+    return grads
+
+
+def _rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
+    dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
+    _sum_calls(ledger, z, list(_short_calls(_rows_calls(z, before), BACKWARD_KEYS_PER_QUERY * z.tokens)))
+    if z.mixed:
+        total, dq = dq, ledger.make("dq", _q_bytes(z))
+        ledger.free(total)
+    own = None
+    if z.ring > 1:
+        ordered = ledger.make("dk and dv to send", z.ring * 2 * _kv_bytes(z) // z.narrow * z.wide)
+        own, copy = reduce_scatter(ledger, z.ring, "dk and dv", ordered)
+        ledger.free(ordered)
+        ledger.free_late(copy)
     if not z.mixed:
-        return [total]
-    dq = ledger.make("dq", _q_bytes(z))
-    ledger.free(total)
-    return [dq, *(ledger.make(name, _kv_bytes(z)) for name in ("dk", "dv"))]
+        return [dq] if own is None else [dq, own]
+    dkv = ledger.make("dk and dv", 2 * _kv_bytes(z))
+    ledger.free(own)
+    return [dq, dkv]
 
 
 def _rows_calls(z: LayerSizes, before: int) -> list[Call]:
-    """Of calls that are alike, two are enough to show how much lives at once."""
-    whole, rest = divmod(before, BACKWARD_KEYS_PER_QUERY * z.tokens)
-    calls = [Call(z.tokens, z.tokens)]
-    calls += min(whole, 2) * [Call(z.tokens, BACKWARD_KEYS_PER_QUERY * z.tokens)]
-    return [*calls, *([Call(z.tokens, rest)] if rest else [])]
+    """Those within the tile, then all of its queries with the tokens before it."""
+    within = [Call(z.tokens, z.tokens)] if z.ring == 1 else _gathered_calls(z)
+    return [*within, *([Call(z.tokens, before)] if before else [])]
+
+
+def _short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
+    """In calls of at most so many keys; of calls that are alike, two are enough to show how much lives at once."""
+    for call in calls:
+        whole, rest = divmod(call.keys, most_keys)
+        yield from min(whole, 2) * [call._replace(keys=most_keys)]
+        if rest:
+            yield call._replace(keys=rest)
 
 
 def _exchanged(z: LayerSizes) -> LayerSizes:
@@ -122,24 +163,42 @@ def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | 
         made, lse = _kernel_forward(ledger, z, Call(z.tokens, z.tokens))
         ledger.free(made if placed else None)  # the kernel makes its own output in any case
         return (None if placed else made), lse
-    gathered = _gather(ledger, z) if z.gathers_kv else None
-    kv: Block | None = ledger.make("k and v", 2 * _kv_bytes(z)) if gathered is None else None
+    if z.gathers_kv:
+        gathered = _gather(ledger, z)
+        out, lse = _merged_forward(ledger, z, _gathered_calls(z), placed)
+        ledger.free(gathered)
+        return out, lse
+    kv = ledger.make("k and v", 2 * _kv_bytes(z))
+    merger = _start_merger(ledger, z, placed)
+    for step in range(z.ring):
+        incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < z.ring - 1 else None
+        _merge_calls(ledger, z, [_ring_call(z, step)])
+        if incoming is not None:
+            ledger.free(kv)
+            kv = incoming
+    out, lse = _merged(ledger, z, *merger, placed)
+    ledger.free(kv)
+    return out, lse
+
+
+def _merged_forward(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) -> tuple[Block | None, Block]:
+    merger = _start_merger(ledger, z, placed)
+    _merge_calls(ledger, z, calls)
+    return _merged(ledger, z, *merger, placed)
+
+
+def _start_merger(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | None, Block]:
+    """The sums of the output, unless they are made where the output is placed, and the log-sum-exp."""
     in_place = placed and not z.mixed
     total = None if in_place else ledger.make("merged output", _q_bytes(z) // z.narrow * z.wide)
-    lse = ledger.make("lse", _lse_bytes(z, z.tokens))
-    if gathered is not None:
-        _merge_calls(ledger, z, _gathered_calls(z))
-    else:
-        for step in range(z.ring):
-            incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < z.ring - 1 else None
-            _merge_calls(ledger, z, [_ring_call(z, step)])
-            if incoming is not None:
-                ledger.free(kv)
-                kv = incoming
-    out = total
-    if z.mixed:
-        out = None if placed else ledger.make("attention_out", _q_bytes(z))
-    ledger.free(kv, gathered, total if z.mixed else None)
+    return total, ledger.make("lse", _lse_bytes(z, z.tokens))
+
+
+def _merged(ledger: Ledger, z: LayerSizes, total: Block | None, lse: Block, placed: bool) -> tuple[Block | None, Block]:
+    if not z.mixed:
+        return total, lse
+    out = None if placed else ledger.make("attention_out", _q_bytes(z))
+    ledger.free(total)
     return out, lse
 
 

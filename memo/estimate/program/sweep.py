@@ -4,7 +4,7 @@ Hidden states and their gradients are overwritten where they lie, so a layer tak
 most keys before it; if not all tiles of a group move, that tile is among those that are recomputed.
 """
 
-from memo.estimate.program.attention import rows_backward, rows_forward_placed
+from memo.estimate.program.attention import gather_rows, rows_backward, rows_forward_placed
 from memo.estimate.program.embedding_and_loss import rope_table, rope_table_bytes
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.sizes import LayerSizes
@@ -32,6 +32,7 @@ def swept_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups) -> None:
 def swept_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups) -> None:
     tile, before = _last_tile(z)
     table = _positions(ledger, z)
+    gather_rows(ledger, tile)
     if not groups.qkv:
         compute_qkv(ledger, z, tile.tokens)
     grad_out = mlp_backward(ledger, z, groups, tile.tokens)
@@ -44,9 +45,9 @@ def swept_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups) -> None:
 
 
 def _last_tile(z: LayerSizes) -> tuple[LayerSizes, int]:
-    """Its sizes, and the number of tokens before it."""
+    """This rank's sizes of it, and the number of tokens of all context-parallel ranks before it."""
     tokens = z.tokens // z.tiles
-    return z._replace(tokens=tokens), z.tokens - tokens
+    return z._replace(tokens=tokens), (z.tokens - tokens) * z.ring * z.a2a
 
 
 def _positions(ledger: Ledger, z: LayerSizes) -> Block | None:
