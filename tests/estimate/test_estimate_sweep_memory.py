@@ -37,8 +37,15 @@ SWEEP: dict[str, Any] = {
 LOSS: dict[str, Any] = {"vocab_size": 2048, "loss_chunk_size": 256}
 """With these the worst moment is the loss's, or the embedding's over tp, and without a layer's."""
 HIDDEN: dict[str, Any] = {"offload_hidden_states": True}
-# Without messages beside backward: how long gloo keeps a copy of gradients that it has sent is chance.
-GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind, "overlap_grad_reduce": False} for kind in ("all_gather", "a2a"))
+CP: dict[str, Any] = {
+    "seq_length": 2048,
+    "offload_tiles": 4,
+    "ffn_hidden_size": 64,
+    "loss_chunk_size": 16,
+    "overlap_grad_reduce": False,
+}
+"""With these the worst moment is attention's, where ranks meet."""
+GATHERED, EXCHANGED = ({**CP, "cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
 
 Case = tuple[str, int, dict[str, Any]]
 CASES: list[Case] = [
@@ -54,8 +61,8 @@ CASES: list[Case] = [
     ("llama-tiny", 1, {**HIDDEN, **LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
     ("gpt-tiny", 2, {"offload_alpha": 1.0, "tp": 2, "offload_tiles": 4, "params_dtype": "bf16"}),
     ("llama-tiny", 2, {"offload_alpha": 0.0, "pp": 2, "gbs": 4, "offload_tiles": 4}),
-    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5, "offload_tiles": 4}),
-    ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 1.0, "offload_tiles": 4, "params_dtype": "bf16"}),
+    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.5}),
+    ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 1.0, "params_dtype": "bf16"}),
     ("llama-tiny", 1, {**LOSS, "offload_alpha": 0.5, "params_dtype": "bf16"}),
     ("gpt-tiny", 2, {**LOSS, "offload_alpha": 1.0, "pp": 2, "gbs": 4}),
 ]
@@ -66,10 +73,10 @@ MORE_CASES: list[Case] = [
     ("gpt-tiny", 1, {"offload_alpha": 0.0, "offload_tiles": 4, "recompute_attention_layers": 2}),
     ("llama-tiny", 2, {"offload_alpha": 0.0, "tp": 2, "offload_tiles": 2}),
     ("gpt-tiny", 2, {"offload_alpha": 1.0, "pp": 2, "vpp": 2, "gbs": 4, "num_layers": 4, "params_dtype": "bf16"}),
-    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.0, "offload_tiles": 4, "params_dtype": "bf16"}),
-    ("gpt-tiny", 4, {**GATHERED, "cp": 4, "offload_alpha": 1.0, "offload_tiles": 4, "params_dtype": "bf16"}),
-    ("llama-tiny", 4, {**GATHERED, "tp": 2, "offload_alpha": 0.5, "offload_tiles": 4}),
-    ("llama-tiny", 2, {**EXCHANGED, "offload_alpha": 0.5, "offload_tiles": 4, "recompute_attention_layers": 1}),
+    ("llama-tiny", 2, {**GATHERED, "offload_alpha": 0.0, "params_dtype": "bf16"}),
+    ("gpt-tiny", 4, {**GATHERED, "cp": 4, "offload_alpha": 1.0, "params_dtype": "bf16"}),
+    ("llama-tiny", 4, {**GATHERED, "tp": 2, "offload_alpha": 0.5}),
+    ("llama-tiny", 2, {**EXCHANGED, "offload_alpha": 0.5, "recompute_attention_layers": 1}),
     ("gpt-tiny", 2, {**EXCHANGED, "offload_alpha": 0.5, "offload_tiles": 2, "mbs": 2}),
     ("gpt-tiny", 1, {**LOSS, "offload_alpha": 0.0}),
     ("llama-tiny", 2, {**LOSS, "offload_alpha": 0.0, "tp": 2, "loss_chunk_size": 64}),
@@ -86,19 +93,29 @@ MORE_CASES: list[Case] = [
 def test_a_step_takes_what_the_account_says(name: str, world_size: int, flags: dict[str, Any]) -> None:
     """The peak of each stage, at most 0.5 % above what was measured and 0.1 % below; slots and records to the byte."""
     config = run_config(name, **{**SWEEP, **flags})
-    peaks = run_ranks(world_size, peak_of_training, config)
+    # Under cp gloo may hold what was sent and received of several messages; seldom in each of three steps.
+    peaks = run_ranks(world_size, peak_of_training, config, steps=3 if config.parallel.cp > 1 else 1)
     for stage in range(config.parallel.pp):
         worst = max((peak for peak in peaks if peak.stage == stage), key=lambda peak: peak.measured)
-        gloo = config.parallel.tp > 1 and tile_bytes(config)
-        assert worst.foreseen / (worst.measured - gloo) - 1 >= -MOST_BELOW
+        assert worst.foreseen / (worst.measured - message_bytes(config)) - 1 >= -MOST_BELOW
         assert worst.foreseen / worst.measured - 1 <= MOST_ABOVE
         assert worst.swap == swap_bytes(config, world_size, stage, config.memory.offload_alpha)
 
 
-def tile_bytes(config: RunConfig) -> int:
-    """Of a message of a tile: gloo has copied it, and how long it keeps the copy is chance."""
+def message_bytes(config: RunConfig) -> int:
+    """Of the largest message of a tile: gloo holds it, or a copy, and how long is chance."""
+    model, parallel = config.model, config.parallel
     tokens = config.data.seq_length // config.memory.offload_tiles * config.training.micro_batch_size
-    return tokens * config.model.hidden_size * (2 if config.training.params_dtype == "bf16" else 4)
+    narrow = 2 if config.training.params_dtype == "bf16" else 4
+    queries, keys = (
+        model.num_attention_heads * model.head_dim // parallel.tp,
+        model.kv_heads * model.head_dim // parallel.tp,
+    )
+    if parallel.cp > 1 and parallel.cp_comm_type == "all_gather":
+        return tokens * 2 * keys * 4  # sums of gradients
+    if parallel.cp > 1:
+        return tokens // parallel.cp * 3 * queries * narrow  # the output, its gradient and queries
+    return tokens * model.hidden_size * narrow if parallel.tp > 1 else 0
 
 
 SCHEDULES = [

@@ -59,8 +59,8 @@ class Peak(NamedTuple):
     swap: SwapBytes | None
 
 
-def peak_of_training(config: RunConfig) -> Peak:
-    """Of the second step of a run, on one of its ranks."""
+def peak_of_training(config: RunConfig, steps: int = 1) -> Peak:
+    """The least peak of the second and, with more `steps`, later steps of a run, on one of its ranks."""
     rank, world_size = str(dist.get_rank()), dist.get_world_size()
     sizes = str(world_size)
     os.environ |= {"RANK": rank, "WORLD_SIZE": sizes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": sizes}
@@ -69,8 +69,10 @@ def peak_of_training(config: RunConfig) -> Peak:
         stage, runtime = trainer.mesh.at.pp, trainer.parts.swap
         swap = None if runtime is None else SwapBytes(runtime.device_bytes, runtime.host_bytes, runtime.host_bytes)
         trainer.step()  # makes the moments
-        counter.take_peak_bytes()
-        trainer.step()
-        measured = int(counter.take_peak_bytes())
+        measured = sys.maxsize
+        for _ in range(steps):
+            counter.take_peak_bytes()
+            trainer.step()
+            measured = min(measured, int(counter.take_peak_bytes()))
     foreseen = program_memory(config, world_size, stage, scratch=scratch(config)).total
     return Peak(stage, measured, foreseen, swap)
