@@ -101,7 +101,7 @@ class SwapProblem:
         sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
         key_value_bytes: what `always` has of keys and values, whose records are apart from the others.
         inputs: records of the inputs of layers that recompute attention, apart from the others too.
-        hidden: records of hidden states, which never go to a disk.
+        hidden: records of hidden states, which never go to a disk; each pass writes one and reads another.
         disk: None: all records are in host memory.
     """
 
@@ -165,6 +165,14 @@ class SwapProblem:
         """Bytes of one copy when `tiles[group]` of the T tiles move."""
         return self.always_bytes + sum(-(-g.num_bytes * tiles[g.name] // self.tiles) for g in self.groups)
 
+    def copied_bytes(self, tiles: dict[str, int]) -> int:
+        """What one pass that moves copies each way: what slots hold, and a section of hidden states.
+
+        These are read in forwards and written in backwards as well, against the direction of all else, which takes
+        longer.
+        """
+        return self.moved_bytes(tiles) + self.hidden.num_bytes
+
     def record_bytes(self, tiles: dict[str, int]) -> int:
         """Of all records; those of keys and values may be of one section more than the others."""
         beside = self.key_value_bytes + self.inputs.total_bytes + self.hidden.total_bytes
@@ -211,7 +219,7 @@ class SwapProblem:
             (Limit.OFFLOAD, self.offload, self.forward_s),
             (Limit.PREFETCH, self.prefetch, backward_s),
         ):
-            if link.copy_s(moved, compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
+            if link.copy_s(self.copied_bytes(tiles), compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
                 broken.append(limit)
         if self.disk is not None and split is not None and split.disk_bytes:
             if moved > self.forward_s * self.disk.write_bytes_per_s * (1 + _SECONDS_TOLERANCE):
@@ -230,8 +238,8 @@ class SwapProblem:
             Limit.DISK_WRITE: (moved, self.forward_s * disk.write_bytes_per_s),
             Limit.DISK_READ: (moved, backward_s * disk.read_bytes_per_s),
             Limit.DEVICE: (self.buffer_bytes(tiles), self.device_bytes),
-            Limit.OFFLOAD: (self.offload.copy_s(moved, self.forward_s), self.forward_s),
-            Limit.PREFETCH: (self.prefetch.copy_s(moved, backward_s), backward_s),
+            Limit.OFFLOAD: (self.offload.copy_s(self.copied_bytes(tiles), self.forward_s), self.forward_s),
+            Limit.PREFETCH: (self.prefetch.copy_s(self.copied_bytes(tiles), backward_s), backward_s),
         }[limit]
         return taken / available if available else inf
 
@@ -281,9 +289,10 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
     backward_s = problem.backward_s + recompute_s
     copies_s = exposed_s = 0.0
     if problem.num_moves:
-        offload_s = problem.offload.copy_s(moved, problem.forward_s)
-        prefetch_s = problem.prefetch.copy_s(moved, backward_s)
-        copies_s = problem.offload.copy_s(moved, 0.0) + problem.prefetch.copy_s(moved, 0.0)
+        copied = problem.copied_bytes(tiles)
+        offload_s = problem.offload.copy_s(copied, problem.forward_s)
+        prefetch_s = problem.prefetch.copy_s(copied, backward_s)
+        copies_s = problem.offload.copy_s(copied, 0.0) + problem.prefetch.copy_s(copied, 0.0)
         exposed_s = max(0.0, offload_s - problem.forward_s) + max(0.0, prefetch_s - backward_s)
     split = problem.split(tiles)
     if split is not None and split.disk_bytes and problem.disk is not None:

@@ -98,7 +98,7 @@ def swap_problem(
         sections=sections,
         key_value_bytes=key_value_bytes,
         inputs=RecordKind(num_input_records, sizes.always["input"]),
-        hidden=RecordKind(num_hidden_records, sizes.always["input"]),
+        hidden=RecordKind(num_hidden_records, sizes.always["input"] if num_hidden_records else 0),
         disk=limits.disk,
     )
 

@@ -59,6 +59,7 @@ class Strategy:
     Attributes:
         tiles: in which a layer is swept, its slots holding SLOT_TILES of them; 0: slots hold layers.
         again: layers of a pipeline chunk, the first ones, that recompute attention; they are swept.
+        hidden_on_host: whether the hidden states between layers are in host memory; they are swept.
         order: of microbatches and layers; breadth first is tried where states stream.
         placement: of states, where not all of them are whole on the device.
     """
@@ -67,6 +68,7 @@ class Strategy:
     recompute: RecomputeGranularity = "none"
     tiles: int = 0
     again: int = 0
+    hidden_on_host: bool = False
     order: AccumulationOrder = "depth_first"
     sharding: DataParallelSharding = "optim"
     placement: StatePlacement | None = None
@@ -80,6 +82,7 @@ class Strategy:
             activations = f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
             activations += f", swept in {self.tiles} tiles" if self.tiles else ""
             activations += f", attention again in {self.again} layers" if self.again else ""
+            activations += ", hidden states in host memory" if self.hidden_on_host else ""
         else:
             activations = "keep" if self.recompute == "none" else f"recompute {self.recompute}"
         order = ["breadth first"] if self.order == "breadth_first" else []
@@ -125,6 +128,7 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             offload_tiles=strategy.tiles or base.memory.offload_tiles,
             offload_slot_tiles=SLOT_TILES if strategy.tiles else 1,
             recompute_attention_layers=strategy.again,
+            offload_hidden_states=strategy.hidden_on_host,
             offload_nvme_path=question.nvme_path if strategy.swaps and question.hardware.nvme_gib else None,
         ),
         training=replace(base.training, micro_batch_size=layout.mbs),

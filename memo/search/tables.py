@@ -126,6 +126,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "recompute": choice.strategy.recompute,
         "swept_tiles": choice.strategy.tiles,
         "recompute_attention_layers": choice.strategy.again,
+        "hidden_states_in_host_memory": choice.strategy.hidden_on_host,
         "order": choice.strategy.order,
         "sharding": choice.strategy.sharding,
         "states_in_host_memory": _placement(choice),
@@ -234,6 +235,7 @@ def _how(question: Question, choice: Choice) -> str:
     sweep = f"--offload-granularity tile, {choice.strategy.tiles} tiles; " if choice.strategy.tiles else ""
     if choice.strategy.again:
         sweep += f"attention recomputed in {choice.strategy.again} of {layers_per_chunk(config)} layers; "
+    sweep += "hidden states in host memory; " if choice.strategy.hidden_on_host else ""
     if choice.moved is not None:
         tiles = slot_dims(config).tiles
         shares = ", ".join(f"{group} {count}/{tiles}" for group, count in choice.moved.items())

@@ -189,8 +189,12 @@ def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware
     """Compute of one layer with its recomputation, and its copies.
 
     Where layers are swept, those of all sections together: copies of a section begin earlier than those of a layer.
+
+    Known error: embedding and loss write and read hidden states that are in host memory as well, which is not counted:
+    with n layers at most 2 / n of what layers copy of them.
     """
-    moved_bytes = problem.sections * solution.moved_bytes
+    hidden_bytes = problem.hidden.num_bytes if solution.moved_bytes else 0
+    moved_bytes = problem.sections * (solution.moved_bytes + hidden_bytes)
     return LayerTimes(
         problem.sections * problem.forward_s,
         problem.sections * (problem.backward_s + solution.recompute_s),

@@ -74,7 +74,7 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"] and lines[6] == ""
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
-    risk = "7.7% faster than what surely fits, but it may not fit: GPU memory: 35.33 GiB needed, 34.75 GiB sure to fit"
+    risk = "7.7% faster than what surely fits, but it may not fit: GPU memory: 35.26 GiB needed, 34.75 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
@@ -128,8 +128,8 @@ def test_json(capsys: Capture) -> None:
     best = found["choices"][0]
     assert set(best) == {
         "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles",
-        "recompute_attention_layers", "moved_tiles", "limit", "verdict", "total_gib", "host_gib", "nvme_gib",
-        "parts_gib", "tgs",
+        "recompute_attention_layers", "hidden_states_in_host_memory", "moved_tiles", "limit", "verdict",
+        "total_gib", "host_gib", "nvme_gib", "parts_gib", "tgs",
         "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds", "resources",
         "binding_resource", "sharding", "order", "states_in_host_memory", "dollars_per_billion_tokens",
     }  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -93,3 +94,17 @@ def test_a_unit_that_every_layout_divides() -> None:
         unit = length_unit(gpus, 8)
         assert unit % 1024 == 0
         assert all(unit % (2 * part * 8) == 0 for part in range(1, gpus + 1) if gpus % part == 0)
+
+
+def test_hidden_states_leave_the_gpu_only_where_it_lacks_room() -> None:
+    """On small GPUs beside much host memory they allow longer sequences; shorter ones keep them on the GPU."""
+    question = ask("llama-3.1-8b", 8, global_batch_size=1, host_memory_gib=8192, place_states="never")
+    question = replace(question, gpu_memory_gib=40.0)
+    found = longest(question)
+    best = search(question.at_length(found.seq_len), top=1).best
+    assert best is not None and best.strategy.hidden_on_host and "hidden states in host memory" in str(best.strategy)
+    assert run_of(question.at_length(found.seq_len), best).memory.offload_hidden_states
+    shorter = search(question.at_length(found.seq_len // 4), top=1).best
+    assert shorter is not None and not shorter.strategy.hidden_on_host
+    with patch("memo.search.sweeping._fits_on_gpus", lambda *_: True):
+        assert longest(question).seq_len < 0.9 * found.seq_len
