@@ -240,6 +240,19 @@ def test_zigzag_layout(size: int) -> None:
     assert len(set(work)) == 1
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tiles_of_a_sweep_are_shared_by_all_ranks(size: int) -> None:
+    """Each rank's part of a tile is its zigzag shard of that tile alone."""
+    tiles = [token_indices(48, size, rank, parts=3).view(3, -1) for rank in range(size)]
+    for index in range(3):
+        tile = torch.arange(16 * index, 16 * (index + 1))
+        assert torch.equal(natural_from_zigzag(torch.cat([own[index] for own in tiles]), size), tile)
+        assert all(
+            torch.equal(own[index] - 16 * index, token_indices(16, size, rank)) for rank, own in enumerate(tiles)
+        )
+    assert torch.equal(token_indices(48, size, 0, parts=1), token_indices(48, size, 0))
+
+
 @pytest.mark.parametrize(("ring_size", "a2a_size"), [(2, 2), (1, 4), (3, 2), (2, 3)])
 def test_a2a_groups_hold_a_zigzag_shard_of_the_ring(ring_size: int, a2a_size: int) -> None:
     size = ring_size * a2a_size

@@ -7,13 +7,15 @@ from unittest.mock import patch
 
 import pytest
 
-from memo.search.candidates import SHARDINGS, SLOT_TILES
+from memo.config.checks import check
+from memo.search.candidates import SHARDINGS, SLOT_TILES, SWEPT_TOKENS, Layout, config_of
 from memo.search.launch import run_of
 from memo.search.longest import length_unit, longest
 from memo.search.oversized import placed
 from memo.search.planning import answer, plan
 from memo.search.question import Question, ask
 from memo.search.ranking import search
+from memo.search.sweeping import sweeps
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,26 @@ def test_swept_layers_reach_a_million_tokens_on_one_gpu() -> None:
     assert (memory.offload_granularity, memory.offload_tiles, memory.offload_slot_tiles) == ("tile", 256, SLOT_TILES)
     whole = replace(best.strategy, tiles=0)
     assert all(placed(question, best.layout, replace(whole, sharding=sharding)) is None for sharding in SHARDINGS)
+
+
+def test_layers_are_swept_under_cp_but_in_rings() -> None:
+    """Tiles are as long on a rank as without cp, and what is planned passes the rules of a run."""
+    question = ask("llama-3.1-8b", 64, seq_len=30 << 20, hardware="h100-80")
+    for kind, expected in {"all_gather": True, "a2a": True, "p2p": False, "a2a+p2p": False}.items():
+        layout = Layout(tp=2, cp=4, cp_comm_type=kind)  # type: ignore[arg-type]  # keys of a dict
+        found = list(sweeps(question, layout, 0.0))
+        assert bool(found) is expected, kind
+        for strategy in found:
+            check(config_of(question, layout, strategy).override({"mock_data": True}), 64)
+            assert question.seq_len // layout.cp // strategy.tiles == SWEPT_TOKENS
+
+
+def test_sixty_four_gpus_sweep_under_cp() -> None:
+    """More tokens fit than with whole layers, which reach 32M."""
+    found = plan("llama-3.1-8b", 64, objective="max-seq-len", hardware="h100-80", host_memory_gib=2048)
+    assert found.longest is not None and found.longest.seq_len > 35 << 20
+    assert found.best is not None and found.best.strategy.tiles
+    assert found.best.layout == Layout(tp=8, cp=8, cp_comm_type="all_gather")
 
 
 def test_states_make_room_where_nothing_fits_without() -> None:
