@@ -187,7 +187,10 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
             other = f" with --cp-comm-type {SWEPT_CP_COMM_TYPES[0]}" if rings else ""
             return [f"--offload-granularity tile{other} (now layer: slots would hold a few tiles instead of a layer)"]
         if alpha == 0.0:
-            return [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
+            found = [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
+            if config.parallel.pp == 1 and not memory.offload_hidden_states:
+                found.append("--offload-hidden-states (now off: what layers pass on would be in host memory)")
+            return found
         less = alpha / 2 if isinstance(alpha, float) else 0.0
         return [f"--offload-alpha {less:g} (now {alpha}: a smaller share in the rounding buffers)"]
     if memory.recompute_granularity == "full":

@@ -413,3 +413,4 @@ def test_advice_names_flags_and_values(overrides: dict[str, Any], found: Shortag
     sweeps = "offload_granularity" in overrides  # which rings refuse
     assert "--context-parallel-size 2 (now 1)" in lines[-1]
     assert ("--cp-comm-type all_gather" in lines[-1]) is sweeps
+    assert any(line.startswith("--offload-hidden-states (now off") for line in lines) is sweeps
