@@ -176,8 +176,13 @@ def test_the_account_of_megatron_lm_refuses_sweeps() -> None:
 @pytest.mark.parametrize(("pp", "vpp", "microbatches", "order"), SCHEDULES)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_peak_lies_between_its_bounds(device: str, pp: int, vpp: int, microbatches: int, order: str) -> None:
-    """On every stage, of small models, where hidden states are most, and of one whose layers are."""
-    for name, flags in (("gpt-tiny", {"offload_tiles": 64}), ("llama-tiny", {"params_dtype": "bf16", "mbs": 2})):
+    """On every stage, of small models, where hidden states are most, or in host memory, and of one whose layers are."""
+    models: list[tuple[str, dict[str, Any]]] = [
+        ("gpt-tiny", {"offload_tiles": 64}),
+        ("llama-tiny", {"params_dtype": "bf16", "mbs": 2}),
+        *([("gpt-tiny", {**HIDDEN, "offload_tiles": 64})] if pp == 1 else []),
+    ]
+    for name, flags in models:
         config = run_config(
             name,
             **{**SWEEP, "offload_alpha": 0.5, "num_layers": 2 * pp * vpp, "pp": pp, "vpp": vpp, **flags},
