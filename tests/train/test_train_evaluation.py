@@ -210,13 +210,14 @@ HIDDEN = {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile
         (2, {"tp": 2, **SWAPPING}),
         (2, {"tp": 2, **HIDDEN}),
         (2, {"cp": 2, **SWAPPING}),
+        (2, {"cp": 2, "cp_comm_type": "all_gather", **HIDDEN}),
         (2, {"cp": 2, "cp_comm_type": "a2a"}),
         (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 1}),
         (2, {"micro_batch_size": 2}),
         pytest.param(4, {"tp": 2, "cp": 2, "recompute_granularity": "full"}, marks=pytest.mark.full),
         pytest.param(4, {"cp": 2, "pp": 2, **SWAPPING}, marks=pytest.mark.full),
     ],
-    ids=["tp", "tp-hidden", "cp", "a2a", "pp", "dp", "tp-cp", "cp-pp"],
+    ids=["tp", "tp-hidden", "cp", "cp-hidden", "a2a", "pp", "dp", "tp-cp", "cp-pp"],
 )
 def test_every_layout_gives_the_numbers_of_one_process(world_size: int, layout: dict[str, Any], alone: Numbers) -> None:
     results = run_ranks(world_size, numbers, **layout)
