@@ -43,6 +43,10 @@ class HostCopies:
         weakref.finalize(waiting, self._let_go, waiting.nbytes)
         return waiting.copy_(x, non_blocking=True)
 
+    def bring(self, waiting: Tensor, device: torch.device) -> Tensor:
+        """A copy of what waits, on its way to the device, on the stream that computes."""
+        return waiting.to(device, non_blocking=True, copy=True)
+
     def _let_go(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes
 
@@ -77,14 +81,14 @@ class InputOffloadedLayer(nn.Module):
 class _InputOffloaded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: nn.Module, context: Any, copies: HostCopies) -> Tensor:
-        ctx.layer, ctx.context, ctx.device = layer, context, x.device
+        ctx.layer, ctx.context, ctx.device, ctx.copies = layer, context, x.device, copies
         ctx.waiting = copies.take(x)
         y: Tensor = layer(x, context)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x = ctx.waiting.to(ctx.device, non_blocking=True, copy=True).requires_grad_()
+        x = ctx.copies.bring(ctx.waiting, ctx.device).requires_grad_()
         with torch.enable_grad():
             y = ctx.layer(x, ctx.context)
         torch.autograd.backward(y, grads[0])
@@ -122,7 +126,7 @@ def _all_saved_tensors_away(trainer: Trainer, copies: HostCopies) -> Context:
         return _Away(copies.take(x), x.device)
 
     def unpack(saved: Tensor | _Away) -> Tensor:
-        return saved.waiting.to(saved.device, non_blocking=True, copy=True) if isinstance(saved, _Away) else saved
+        return copies.bring(saved.waiting, saved.device) if isinstance(saved, _Away) else saved
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
