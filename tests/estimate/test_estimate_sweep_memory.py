@@ -82,7 +82,7 @@ MORE_CASES: list[Case] = [
     ("llama-tiny", 2, {**LOSS, "offload_alpha": 0.0, "tp": 2, "loss_chunk_size": 64}),
     ("gpt-tiny", 1, {**HIDDEN, "offload_alpha": 0.0, "offload_tiles": 32, "offload_slot_tiles": 4, "mbs": 2}),
     ("qwen3-tiny", 1, {**HIDDEN, "offload_alpha": 1.0, "offload_tiles": 2}),
-    ("llama-tiny", 2, {**HIDDEN, "offload_alpha": 0.5, "offload_tiles": 4, "cp": 2, "cp_comm_type": "all_gather"}),
+    ("llama-tiny", 2, {**GATHERED, **HIDDEN, "offload_alpha": 0.5}),
     ("gpt2-tiny", 1, {**HIDDEN, **LOSS, "offload_alpha": 0.0, "offload_tiles": 4}),
     ("llama-tiny", 2, {**HIDDEN, **LOSS, "offload_alpha": 0.0, "tp": 2, "params_dtype": "bf16"}),
 ]
