@@ -48,7 +48,7 @@ def trained(world_size: int, **overrides: Any) -> tuple[list[float], int, int]:
         return losses, swap.host_bytes, swap.disk_bytes
 
 
-@pytest.mark.parametrize("kind", ["layers", "tiles", "tp2"])
+@pytest.mark.parametrize("kind", ["layers", "tiles", pytest.param("tp2", marks=pytest.mark.full)])
 def test_losses_are_those_of_the_run_in_memory(kind: str, tmp_path: Path) -> None:
     world_size = 2 if kind == "tp2" else 1
     overrides = {**(TILES if kind == "tiles" else LAYERS), **({"tp": 2} if kind == "tp2" else {})}
