@@ -45,7 +45,7 @@ class MemoryConfig:
     """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them."""
     recompute_attention_layers: int = 0
     """Under --offload-granularity tile: layers of each pipeline chunk, the first ones, that compute attention again
-    before their backward. Of them only the input moves to host memory, about two fifths of what moves otherwise."""
+    before their backward. Of them only the input waits in host memory, about two fifths of what waits otherwise."""
     offload_hidden_states: bool = False
     """Under --offload-granularity tile, without --pp: hidden states between layers and their gradients live in host
     memory, and stream section by section, so that on the device only keys and values, their gradients and the batch
