@@ -20,6 +20,7 @@ from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelShar
 from memo.errors import ConfigError
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
+from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
 SWEPT_TOKENS = 4096
 """Of a tile where layers are swept: enough for kernels to be efficient, and little memory."""
@@ -77,12 +78,14 @@ class Strategy:
     def swaps(self) -> bool:
         return self.alpha != "off"
 
+    @property
+    def sweep(self) -> Sweep:
+        return Sweep(self.tiles, SLOT_TILES, self.again, self.hidden_on_host) if self.tiles else WHOLE
+
     def __str__(self) -> str:
         if self.swaps:
             activations = f"alpha {self.alpha}" if isinstance(self.alpha, str) else f"alpha {self.alpha:g}"
-            activations += f", swept in {self.tiles} tiles" if self.tiles else ""
-            activations += f", attention again in {self.again} layers" if self.again else ""
-            activations += ", hidden states in host memory" if self.hidden_on_host else ""
+            activations += f", {self.sweep}" if self.tiles else ""
         else:
             activations = "keep" if self.recompute == "none" else f"recompute {self.recompute}"
         order = ["breadth first"] if self.order == "breadth_first" else []
@@ -124,15 +127,11 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             base.memory,
             offload_alpha=strategy.alpha,
             recompute_granularity=strategy.recompute,
-            offload_granularity="tile" if strategy.tiles else "layer",
-            offload_tiles=strategy.tiles or base.memory.offload_tiles,
-            offload_slot_tiles=SLOT_TILES if strategy.tiles else 1,
-            recompute_attention_layers=strategy.again,
-            offload_hidden_states=strategy.hidden_on_host,
             offload_nvme_path=question.nvme_path if strategy.swaps and question.hardware.nvme_gib else None,
         ),
         training=replace(base.training, micro_batch_size=layout.mbs),
     )
+    config = with_sweep(config, strategy.sweep)
     return config if strategy.placement is None else with_placement(config, strategy.placement)
 
 

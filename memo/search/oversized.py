@@ -10,12 +10,11 @@ from math import inf
 from typing import get_args
 
 from memo.config.parallel import AccumulationOrder
-from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
-from memo.estimate.host_memory import node_budget_bytes
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches
+from memo.search.limits import limits_of
 from memo.search.question import Question
-from memo.search.state_costs import Costs, MemoryLimits
+from memo.search.state_costs import Costs
 from memo.search.states import fits, place, shortage
 from memo.search.sweeping import sweeps
 from memo.simulate import StepPrediction
@@ -47,17 +46,11 @@ class PlacedLayouts:
 
 def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
     """The costs of a layout under the activations and the sharding of a strategy."""
-    limits = MemoryLimits(
-        FITS_SHARE * USABLE_SHARE * question.capacity.gpu_bytes,
-        node_budget_bytes(question.capacity.host_bytes, None),
-        min(question.gpus, question.hardware.gpus_per_node),
-        question.hardware.nvme_budget_bytes or inf,
-    )
     return Costs(
         config_of(question, layout, strategy),
         question.gpus,
         question.hardware,
-        limits,
+        limits_of(question),
         question.account,
     )
 

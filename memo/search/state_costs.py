@@ -22,6 +22,7 @@ from memo.estimate.own_memory import worst_stages
 from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, shape_units
 from memo.estimate.state_memory import placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
+from memo.search.limits import MemoryLimits
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step
@@ -34,22 +35,6 @@ from memo.spec.slots import Moved
 
 _MOST_USES = 8
 """Number of shares of the activations that are tried."""
-
-
-@dataclass(frozen=True)
-class MemoryLimits:
-    """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host
-    memory, and of the disk of a run that names one.
-    """
-
-    device_bytes: float
-    host_bytes: float
-    local_ranks: int
-    disk_bytes: float = inf
-
-    @property
-    def disk_bytes_of_rank(self) -> float | None:
-        return None if self.disk_bytes == inf else self.disk_bytes / self.local_ranks
 
 
 @dataclass

@@ -4,67 +4,95 @@ states are."""
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memo.config.derived import sequence_step
+from memo.config import RunConfig
+from memo.config.derived import layers_per_chunk, sequence_step
 from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
-from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
-from memo.estimate.host_memory import node_budget_bytes
+from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.own_memory import own_bounds
 from memo.estimate.rank_memory import node_host_bytes
 from memo.search.candidates import SLOT_TILES, SWEPT_TOKENS, Layout, Strategy, config_of
+from memo.search.limits import MemoryLimits, limits_of
 from memo.search.question import Question
-from memo.spec.placement import StatePlacement
+from memo.spec.placement import StatePlacement, with_placement
 from memo.spec.slots import Moved
+from memo.spec.sweep import Sweep, with_sweep
 
 
 def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> Iterator[Strategy]:
+    """Strategies of a layout that sweep its layers; none for Megatron-LM's account, which does not know such layers."""
+    if question.program != "memo":
+        return
+    config = config_of(question, layout, Strategy(alpha))
+    for sweep in ways_to_sweep(config, question.gpus, limits_of(question)):
+        yield Strategy(alpha, tiles=sweep.tiles, again=sweep.again, hidden_on_host=sweep.hidden_on_host)
+
+
+def ways_to_sweep(config: RunConfig, world_size: int, limits: MemoryLimits) -> Iterator[Sweep]:
     """Layers swept in tiles of about SWEPT_TOKENS on a rank; none in rings, or where there are not two slots of them.
 
     Where host memory may not hold the activations, also with attention recomputed: in as few layers as make
-    activations fit alone, in as few as make them fit beside all states, and in all layers. Where GPU memory does not
-    hold hidden states, the same with these in host memory. Megatron-LM's account does not know layers that are swept.
+    activations fit alone, in as few as make them fit beside all states, and in all layers. Where the device does not
+    hold hidden states, the same with these in host memory.
     """
-    if (layout.cp > 1 and layout.cp_comm_type not in SWEPT_CP_COMM_TYPES) or question.program != "memo":
+    tiles = 0 if swept_refusal(config) else _num_tiles(config)
+    if not tiles:
         return
-    slots = range(question.seq_len // (layout.cp * SLOT_TILES * SWEPT_TOKENS), 1, -1)
-    step = sequence_step(layout.tp, layout.cp) * SLOT_TILES
-    sections = next((count for count in slots if question.seq_len % (step * count) == 0), 0)
-    if not sections:
-        return
-    whole = Strategy(alpha, tiles=SLOT_TILES * sections)
-    yield from _with_attention_again(question, layout, whole)
-    if layout.pp == 1 and not _fits_on_gpus(question, layout, whole):
-        yield from _with_attention_again(question, layout, replace(whole, hidden_on_host=True))
+    whole = Sweep(tiles, SLOT_TILES)
+    yield from _with_attention_again(config, world_size, limits, whole)
+    if config.parallel.pp == 1 and not _fits_on_device(config, world_size, limits, whole):
+        yield from _with_attention_again(config, world_size, limits, replace(whole, hidden_on_host=True))
 
 
-def _with_attention_again(question: Question, layout: Layout, whole: Strategy) -> Iterator[Strategy]:
+def swept_refusal(config: RunConfig) -> str:
+    """Why the layers of a run cannot be swept in tiles of about SWEPT_TOKENS; empty where they can."""
+    parallel, tokens = config.parallel, config.data.seq_length
+    if parallel.cp > 1 and parallel.cp_comm_type not in SWEPT_CP_COMM_TYPES:
+        return f"--cp-comm-type {parallel.cp_comm_type} passes keys and values round a ring for every tile"
+    if not _num_tiles(config):
+        least = 2 * SLOT_TILES * SWEPT_TOKENS * parallel.cp
+        return f"--seq-length {tokens} has no two slots of {SLOT_TILES} equal tiles of {SWEPT_TOKENS} tokens ({least})"
+    return ""
+
+
+def _num_tiles(config: RunConfig) -> int:
+    """Of about SWEPT_TOKENS, or more where the sequence does not divide otherwise; 0 where there are not two slots."""
+    tokens, cp = config.data.seq_length, config.parallel.cp
+    step = sequence_step(config.parallel.tp, cp) * SLOT_TILES
+    most = tokens // (cp * SLOT_TILES * SWEPT_TOKENS)
+    return SLOT_TILES * next((count for count in range(most, 1, -1) if tokens % (step * count) == 0), 0)
+
+
+def _with_attention_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> Iterator[Sweep]:
     yield whole
-    per_stage = question.model.sizes.num_layers // layout.pp
-    everything = StatePlacement(per_stage, per_stage, per_stage, per_stage)
-    beside_all = _fewest_again(question, layout, replace(whole, placement=everything))
+    per_stage = config.model.num_layers // config.parallel.pp
+    everything = with_placement(config, StatePlacement(per_stage, per_stage, per_stage, per_stage))
+    beside_all = _fewest_again(everything, world_size, limits, whole)
     if beside_all:
-        fewest = {_fewest_again(question, layout, whole), beside_all, per_stage // layout.vpp}
+        alone = _fewest_again(config, world_size, limits, whole)
+        fewest = {alone, beside_all, per_stage // config.parallel.vpp}
         yield from (replace(whole, again=again) for again in sorted(fewest - {0}))
 
 
-def _fits_on_gpus(question: Question, layout: Layout, strategy: Strategy) -> bool:
-    """Whether GPU memory may hold what a strategy takes at least, its states included."""
-    bounds = own_bounds(config_of(question, layout, strategy), question.gpus, moved={})
-    return (
-        max(bound.least.total for bound in bounds.values()) <= FITS_SHARE * USABLE_SHARE * question.capacity.gpu_bytes
-    )
+def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sweep: Sweep) -> bool:
+    """Whether a device may hold what a run takes at least, its states included."""
+    swept = with_sweep(config, sweep)
+    if config.hardware.device != "cuda":
+        return worst_device_bytes(swept, world_size) <= limits.device_bytes
+    bounds = own_bounds(swept, world_size, moved={})
+    return max(bound.least.total for bound in bounds.values()) <= limits.device_bytes
 
 
-def _fewest_again(question: Question, layout: Layout, strategy: Strategy) -> int:
+def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> int:
     """The fewest layers of a chunk that must recompute attention for a node's host memory; all, if that is too few."""
-    budget_bytes = node_budget_bytes(question.capacity.host_bytes, None)
-    disk_bytes = question.hardware.nvme_budget_bytes
-    moved: Moved = {} if isinstance(strategy.alpha, str) else strategy.alpha
-    low, high = 0, question.model.sizes.num_layers // (layout.pp * layout.vpp)
+    alpha = config.memory.offload_alpha
+    moved: Moved = {} if isinstance(alpha, str) else alpha
+    low, high = 0, layers_per_chunk(config)
     while low < high:
         middle = (low + high) // 2
-        config = config_of(question, layout, replace(strategy, again=middle))
-        if node_host_bytes(config, question.gpus, question.hardware.gpus_per_node, moved, disk_bytes) <= budget_bytes:
+        swept = with_sweep(config, replace(whole, again=middle))
+        needed_bytes = node_host_bytes(swept, world_size, limits.local_ranks, moved, limits.disk_bytes_of_node)
+        if needed_bytes <= limits.host_bytes:
             high = middle
         else:
             low = middle + 1

@@ -17,7 +17,7 @@ Shapes: s tokens of the sequence, b micro-batch, k key/value heads of a rank, d 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype, resolved_sections
@@ -29,6 +29,57 @@ from memo.units import DTYPE_BYTES
 BACKWARD_KEYS_PER_QUERY = 8
 """A call of attention's backward returns the gradients of at most this many keys a query of its tile, beside the sums
 to which they are added; of a causal square, as many as it has queries."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How layers are swept.
+
+    Attributes:
+        tiles: of the sequence; 0: layers are not swept, and slots hold them whole.
+        slot_tiles: tiles that a slot holds.
+        again: layers of a pipeline chunk, the first ones, that recompute attention.
+        hidden_on_host: whether the hidden states between layers are in host memory.
+    """
+
+    tiles: int = 0
+    slot_tiles: int = 1
+    again: int = 0
+    hidden_on_host: bool = False
+
+    def __str__(self) -> str:
+        text = f"swept in {self.tiles} tiles" if self.tiles else "whole"
+        text += f", attention again in {self.again} layers" if self.again else ""
+        return text + (", hidden states in host memory" if self.hidden_on_host else "")
+
+
+WHOLE = Sweep()
+
+
+def with_sweep(config: RunConfig, sweep: Sweep) -> RunConfig:
+    """`config` with the flags that ask for it; whole layers keep the tiles that they are computed in."""
+    memory = replace(
+        config.memory,
+        offload_granularity="tile" if sweep.tiles else "layer",
+        offload_tiles=sweep.tiles or config.memory.offload_tiles,
+        offload_slot_tiles=sweep.slot_tiles,
+        recompute_attention_layers=sweep.again,
+        offload_hidden_states=sweep.hidden_on_host,
+    )
+    return replace(config, memory=memory)
+
+
+def sweep_of(config: RunConfig) -> Sweep:
+    """The inverse of `with_sweep`."""
+    memory = config.memory
+    if not memory.sweeps:
+        return WHOLE
+    return Sweep(
+        memory.offload_tiles,
+        memory.offload_slot_tiles,
+        memory.recompute_attention_layers,
+        memory.offload_hidden_states,
+    )
 
 
 @dataclass(frozen=True)

@@ -129,5 +129,5 @@ def test_hidden_states_leave_the_gpu_only_where_it_lacks_room() -> None:
     assert run_of(question.at_length(found.seq_len), best).memory.offload_hidden_states
     shorter = search(question.at_length(found.seq_len // 4), top=1).best
     assert shorter is not None and not shorter.strategy.hidden_on_host
-    with patch("memo.search.sweeping._fits_on_gpus", lambda *_: True):
+    with patch("memo.search.sweeping._fits_on_device", lambda *_: True):
         assert longest(question).seq_len < 0.9 * found.seq_len

@@ -15,10 +15,11 @@ from memo.estimate.rank_memory import node_host_bytes
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
 from memo.search.launch import command, run_of
+from memo.search.limits import MemoryLimits
 from memo.search.oversized import costs_of, placed, strategies
 from memo.search.question import ask
 from memo.search.ranking import search
-from memo.search.state_costs import Costs, MemoryLimits
+from memo.search.state_costs import Costs
 from memo.search.states import fits, place, resolve_states
 from memo.search.tables import Commands, text
 from memo.simulate import predict_step
