@@ -19,11 +19,10 @@ from memo.config import RunConfig
 from memo.config.derived import layers_per_chunk, resolved_a2a_size, resolved_offload_tiles
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
+from memo.simulate.sweep import SUM_PASSES, SweptAttention
 
 _RING_KERNELS = 8
 """Kernels of one ring step besides attention: for two blocks, their sums, and the exchange of keys and values."""
-_SUM_PASSES = 2.5
-"""Passes over an fp32 sum to add a part in bf16: the part is read, and the sum is read and written."""
 
 
 @dataclass(frozen=True)
@@ -238,15 +237,29 @@ def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
     recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_again}
     if config.memory.offload_policy == "paper":
         recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved
+    if config.memory.sweeps:
+        return _swept_layer(model, recompute)
     copies = Cost(
         elementwise=model.hidden_s(4, 2) + model.kernels.memory_s(2 * model.tokens * model.q * kernels.narrow)
     )
-    share = config.memory.recompute_attention_layers / layers_per_chunk(config)
-    again = model.qkv_forward + attention_cost(model, backward=False)
-    if config.parallel.cp > 1 and config.parallel.cp_comm_type == "all_gather":
-        # Its backward finds the keys and values that this second forward has gathered.
-        again += gathered_keys(model, Group(config.parallel.cp, config.parallel.tp)) * -1
-    return LayerCost(model.forward + copies, model.swapped_backward, recompute, again * share)
+    return LayerCost(model.forward + copies, model.swapped_backward, recompute)
+
+
+def _swept_layer(model: LayerModel, recompute: dict[str, Cost]) -> LayerCost:
+    """Each layer's input is copied to its slot; that of a layer that recomputes attention leaves by another, and comes
+    back by it.
+    """
+    cp, meets = Group(model.config.parallel.cp, model.tp.size), model.config.parallel.cp_comm_type
+    gathered_from = cp.size if meets == "all_gather" else 1
+    met = 2 * model.kv * model.tokens * gathered_from
+    swept = SweptAttention(model.kernels, model.tiles, model.q * model.tokens, met, gathered_from)
+    again = model.qkv_forward + attention_cost(model, backward=False) + swept.forward
+    again += Cost(elementwise=model.hidden_s(4, 2))
+    if gathered_from > 1:
+        again += gathered_keys(model, cp) * -1  # its backward finds the keys and values that it has gathered
+    share = model.config.memory.recompute_attention_layers / layers_per_chunk(model.config)
+    forward = model.forward + swept.forward + Cost(elementwise=model.hidden_s(2))
+    return LayerCost(forward, model.swapped_backward + swept.backward, recompute, again * share)
 
 
 def attention_cost(model: LayerModel, backward: bool) -> Cost:
@@ -289,10 +302,10 @@ def _gathered(model: LayerModel, group: Group, backward: bool) -> Cost:
     kernels, parts = model.kernels, model.meeting_parts
     elements = model.tokens * 2 * model.kv * group.size
     cost = gathered_keys(model, group)
-    sums = kernels.memory_s(_SUM_PASSES * model.tokens * model.q * kernels.wide, _RING_KERNELS * parts)
+    sums = kernels.memory_s(SUM_PASSES * model.tokens * model.q * kernels.wide, _RING_KERNELS * parts)
     if backward:
         scattered_s = parts * kernels.gather_s(elements / parts * kernels.wide, group)
-        sums += kernels.memory_s(_SUM_PASSES * elements * kernels.wide, 4 * parts)
+        sums += kernels.memory_s(SUM_PASSES * elements * kernels.wide, 4 * parts)
         cost += Cost(context=scattered_s)
     return cost + Cost(elementwise=sums)
 
@@ -311,9 +324,9 @@ def _ring(model: LayerModel, group: Group, step_s: float, backward: bool) -> Cos
     kv = model.tokens * 2 * model.kv
     message_s = kernels.message_s(kv * (kernels.narrow + (kernels.wide if backward else 0)), group)
     # In all but the first step half of the scores are left out: three quarters of the queries are met on average.
-    sums = _SUM_PASSES * model.tokens * model.q * kernels.wide * (0.25 + 0.75 * group.size)
+    sums = SUM_PASSES * model.tokens * model.q * kernels.wide * (0.25 + 0.75 * group.size)
     if backward:
-        sums += _SUM_PASSES * kv * kernels.wide * group.size
+        sums += SUM_PASSES * kv * kernels.wide * group.size
     exposed_s = (group.size - 1) * max(0.0, message_s - step_s)
     if backward:
         exposed_s += kernels.message_s(kv * kernels.wide, group)  # the last hop home hides under nothing
