@@ -1,11 +1,12 @@
 """Device memory of a training step against the length of the sequence: of whole layers, of layers that are swept, and
 of swept layers whose hidden states are in host memory.
 
-    python benchmarks/sweep_memory.py [--lengths 8192 16384 32768 65536]
+    python benchmarks/sweep_memory.py [--lengths 8192 16384 32768 65536] [--ways layer tile hidden]
 
 Each length is trained for two steps on a CPU, in fresh processes, and measured by torch's own allocations; the second
 step counts. Tiles of swept layers have TILE tokens at every length, so that only what is as long as the sequence grows.
-Beside each peak stands what the account foresees, and in the last row of each way the bytes that one more token takes.
+Beside each peak stands what the account foresees, and in the row of the longest sequence the bytes that one more token
+takes since the shortest.
 """
 
 import argparse
@@ -19,11 +20,12 @@ import torch
 
 TILE = 1024
 ALPHA = 0.0
-LAYERS, HEADS, HEAD_DIM = 8, 8, 8
+LAYERS, HEADS, HEAD_DIM = 8, 2, 16  # few heads, because attention takes nearly all the time
 FLAGS: dict[str, object] = {
     "num_layers": LAYERS,
-    "hidden_size": HEADS * HEAD_DIM,
+    "hidden_size": 64,
     "num_attention_heads": HEADS,
+    "kv_channels": HEAD_DIM,
     "num_query_groups": 1,
     "ffn_hidden_size": 176,
     "vocab_size": 512,
@@ -34,8 +36,9 @@ FLAGS: dict[str, object] = {
 WAYS: dict[str, dict[str, object]] = {
     "layer": {},
     "tile": {"offload_granularity": "tile"},
-    "tile, hidden states on the host": {"offload_granularity": "tile", "offload_hidden_states": True},
+    "hidden": {"offload_granularity": "tile", "offload_hidden_states": True},
 }
+"""The last: tiles with hidden states in host memory."""
 KEY_VALUE_BYTES = 4 * HEAD_DIM * 4
 """A token's keys, values and their gradients, fp32, one head each."""
 
@@ -74,34 +77,33 @@ def measured(way: str, length: int) -> dict[str, Any]:
 
 def _part(way: str, length: int) -> str:
     """The name of what one process has measured."""
-    return f"sweep_memory_{list(WAYS).index(way)}_{length}"
+    return f"sweep_memory_{way}_{length}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", nargs="+", type=int, default=[8192, 16384, 32768, 65536])
     parser.add_argument("--run", nargs=2, metavar=("WAY", "LENGTH"), help=argparse.SUPPRESS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     options = parser.parse_args()
     if options.run:
         way, length = options.run
         rows.Journal(_part(way, int(length))).add(measured(way, int(length)))
         return
     journal = rows.Journal("sweep_memory")
-    for way in WAYS:
+    for way in options.ways:
         peaks: dict[int, int] = {}
         for length in options.lengths:
             part = _part(way, length)
             subprocess.run([sys.executable, __file__, "--run", way, str(length)], check=True, stdout=subprocess.DEVNULL)
             (row,) = rows.read(part)
             (rows.RESULTS / f"{part}.jsonl").unlink()
-            journal.add(row)
             peaks[length] = row["measured_bytes"]
-        if len(peaks) > 1:
             first, last = min(peaks), max(peaks)
-            growth = (peaks[last] - peaks[first]) / (last - first)
-            journal.add(
-                {"granularity": way, "growth_bytes_a_token": growth, "over_keys_and_values": growth / KEY_VALUE_BYTES}
-            )
+            if length == last > first:
+                growth = (peaks[last] - peaks[first]) / (last - first)
+                row |= {"growth_bytes_a_token": growth, "over_keys_and_values": growth / KEY_VALUE_BYTES}
+            journal.replace(row, "granularity", "seq_length")
 
 
 if __name__ == "__main__":
