@@ -21,12 +21,14 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.time_errors import TIE_SHARE
 from memo.simulate import StepPrediction, predict_step
 from memo.spec.flops import model_flops_per_token
 
@@ -171,6 +173,30 @@ def regrets(measurements: Sequence[Measurement], efficiency: Efficiency | None =
     return found
 
 
+def share_within(measurements: Sequence[Measurement], efficiency: Efficiency | None = None) -> float:
+    """The relative error that nine of ten stay within."""
+    errors = sorted(abs(m.error(efficiency)) for m in measurements)
+    return errors[math.ceil(0.9 * len(errors)) - 1]
+
+
+def leads(measurements: Sequence[Measurement]) -> list[tuple[float, bool]]:
+    """Of each pair of layouts on as many GPUs: the lead foreseen of the faster one, and whether it was the faster."""
+    found = []
+    for gpus in sorted({m.gpus for m in measurements}):
+        column = [(m.predicted().tflops_per_gpu, m.tflops_per_gpu) for m in measurements if m.gpus == gpus]
+        for first, second in combinations(sorted(column, reverse=True), 2):
+            found.append((first[0] / second[0] - 1.0, first[1] >= second[1]))
+    return found
+
+
+def rightly_ordered(pairs: Iterable[tuple[float, bool]]) -> dict[str, float]:
+    """Of `leads`: the share of rightly ordered pairs among those that memo calls ties, and among the others."""
+    pairs = list(pairs)
+    near = [right for lead, right in pairs if lead <= TIE_SHARE]
+    far = [right for lead, right in pairs if lead > TIE_SHARE]
+    return {"ties": sum(near) / len(near), "others": sum(far) / len(far)}
+
+
 def summary(table: str, measurements: Sequence[Measurement], efficiency: Efficiency | None = None) -> dict[str, Any]:
     errors = [m.error(efficiency) for m in measurements]
     row: dict[str, Any] = {
@@ -179,8 +205,10 @@ def summary(table: str, measurements: Sequence[Measurement], efficiency: Efficie
         "mean_error_percent": 100 * sum(map(abs, errors)) / len(errors),
         "bias_percent": 100 * sum(errors) / len(errors),
         "worst_percent": 100 * max(errors, key=abs),
+        "nine_of_ten_within_percent": 100 * share_within(measurements, efficiency),
     }
     if table.startswith("p4d"):
+        row["rightly_ordered_share"] = rightly_ordered(leads(measurements))
         row["regret_percent"] = {gpus: 100 * lost for gpus, lost in regrets(measurements, efficiency).items()}
     return row
 

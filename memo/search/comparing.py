@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memo.errors import ConfigError
+from memo.estimate.time_errors import TimeError, time_error
 from memo.search.costs import billion_tokens_s, dollars_text, duration
 from memo.search.longest import shortage_of
 from memo.search.question import Question, ask
@@ -18,6 +19,7 @@ _HEADS = (
     "activations",
     "tokens/s",
     "tok/GPU/s",
+    "±%",
     "MFU %",
     "step s",
     "a billion tokens",
@@ -84,6 +86,7 @@ def comparison(plans: Sequence[Plan]) -> str:
             lines.append(f"{_machine(plan.question)}: nothing fits: {shortage_of(plan.question)}")
         elif plan.question.price is None:
             lines.append(f"{_machine(plan.question)}: no price is known, so machines are ranked by tokens a second")
+    lines += sorted({str(_error(plan)) for plan in plans if plan.best is not None})
     sources = sorted({plan.question.price.source for plan in plans if plan.question.price is not None})
     lines += [f"prices: {source}" for source in sources]
     title = f"{question.model.name}, {question.seq_len:,} tokens x {question.global_batch_size} sequences a step"
@@ -101,6 +104,7 @@ def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
             "tokens_per_s": None if plan.best is None else _tokens_per_s(plan),
             "step_time_s": None if plan.best is None else plan.best.step.step_time_s,
             "mfu_percent": None if plan.best is None else plan.best.step.mfu_percent,
+            "tgs_error_percent": None if plan.best is None else 100 * _error(plan).share,
             "dollars_per_hour": plan.question.dollars(3600.0),
             "dollars_per_billion_tokens": None if plan.best is None else _billion_dollars(plan),
         }
@@ -112,7 +116,7 @@ def _row(rank: int, plan: Plan) -> tuple[str, ...]:
     question, best = plan.question, plan.best
     hour = dollars_text(question.dollars(3600.0))
     if best is None:
-        return (str(rank), _machine(question), "nothing fits", *[""] * 7, hour, "")
+        return (str(rank), _machine(question), "nothing fits", *[""] * 8, hour, "")
     step = best.step
     return (
         str(rank),
@@ -122,6 +126,7 @@ def _row(rank: int, plan: Plan) -> tuple[str, ...]:
         str(best.strategy),
         f"{_tokens_per_s(plan):,.0f}",
         f"{step.tgs:,.0f}",
+        f"{100 * _error(plan).share:.0f}",
         f"{step.mfu_percent:.1f}",
         f"{step.step_time_s:,.2f}",
         duration(billion_tokens_s(question, step)),
@@ -142,3 +147,8 @@ def _tokens_per_s(plan: Plan) -> float:
 def _billion_dollars(plan: Plan) -> float | None:
     assert plan.best is not None
     return plan.question.dollars(billion_tokens_s(plan.question, plan.best.step))
+
+
+def _error(plan: Plan) -> TimeError:
+    assert plan.best is not None
+    return time_error(plan.question.hardware, plan.best.strategy.swaps)

@@ -16,6 +16,7 @@ from enum import StrEnum
 from itertools import chain
 from math import inf
 
+from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
 from memo.search.candidates import (
@@ -45,9 +46,8 @@ from memo.simulate import StepPrediction, predict_step
 
 NUM_UNSURE = 3
 """Shown of those that may or may not fit."""
-TRIAL_GAIN = 0.05
-"""Of the best one's speed: what a start that may fail is worth. Less would not be sure to be a gain: in the eleven
-measured columns of the calibration the layout simulated to be fastest was up to 3.4 % slower than the best."""
+TRIAL_GAIN = TIE_SHARE
+"""Of the best one's speed: what a start that may fail is worth. Less would be a tie."""
 NOTHING_BINDS = "nothing: all activations stay on the GPU"
 
 
@@ -127,6 +127,12 @@ class Plan:
         first = self.unsure[0]
         worth_it = _step_s(self.best) > (1.0 + TRIAL_GAIN) * _step_s(first)
         return first if worth_it and first.sized.host_excess <= 1.0 else None
+
+    def ties(self) -> tuple[Choice, ...]:
+        """The choices that are as good as the best, which is among them: nobody can foresee which is faster."""
+        return tuple(
+            choice for choice in self.choices if _step_s(choice) <= (1.0 + TIE_SHARE) * _step_s(self.choices[0])
+        )
 
     def counts(self) -> dict[Reason, int]:
         """Refused layouts by reason."""

@@ -1,11 +1,12 @@
 """A plan for people and for programs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memo.config.derived import layers_per_chunk
 from memo.estimate.rank_memory import components
+from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, config_of
 from memo.search.costs import billion_tokens_s, dollars_text, durations
@@ -35,6 +36,7 @@ _HEADS = (
     "dp",
     "activations",
     "tok/GPU/s",
+    "±%",
     "MFU %",
     "TFLOP/s",
     "step s",
@@ -47,7 +49,7 @@ _HEADS = (
 def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
     """The ranked table, what to try and what surely fits, what binds, the commands, and what was refused."""
     question, trial = plan.question, plan.trial
-    lines = [_title(question)]
+    lines = [title(question)]
     if plan.longest is not None:
         found = plan.longest
         lines.append(f"longest sequence that fits: {found.seq_len:,} tokens (in steps of {found.unit:,})")
@@ -55,16 +57,21 @@ def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
     if plan.largest is not None:
         lines += _largest(plan.largest)
     if plan.choices:
-        shown = plan.choices if trial is None else (trial, *plan.choices)
-        lines += ["", *_table(shown, question, ranked=True), ""]
+        shown = ranked(plan)
+        lines += ["", *_table(shown, question, plan.ties()), *errors(plan, shown), ""]
         lines += [] if trial is None else [*_trial(plan, trial, commands), ""]
-        lines += _best(plan, commands)
+        lines += about_best(plan, commands)
     elif plan.longest is None and plan.largest is None:
         lines += ["", *_nothing(plan)]
     others = [choice for choice in plan.unsure if choice is not trial]
     if others:
-        lines += ["", "would be faster, but may not fit:", *_table(others, question, ranked=False)]
+        lines += ["", "would be faster, but may not fit:", *_table(others, question)]
     return "\n".join([*lines, *_refused(plan, everything)])
+
+
+def ranked(plan: Plan) -> tuple[Choice, ...]:
+    """What the table shows: what to try first, where there is such a choice, then all that surely fits."""
+    return plan.choices if plan.trial is None else (plan.trial, *plan.choices)
 
 
 def explanation(question: Question, layout: Layout) -> str:
@@ -72,7 +79,7 @@ def explanation(question: Question, layout: Layout) -> str:
     why, tried = explain(question, layout)
     if why:
         return f"{layout}: {Reason.LAYOUT}: {why}"
-    lines = [_title(question), "", *_table(tried, question, ranked=False)]
+    lines = [title(question), "", *_table(tried, question)]
     for choice in tried:
         parts = {name: size for name, size in components(choice.sized.memory).items() if size and name != "host"}
         shown = ", ".join(f"{name} {size / GIB:,.2f}" for name, size in parts.items())
@@ -103,6 +110,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "trial": None if plan.trial is None else _choice(plan.trial, question),
         "largest": None if largest is None else {**vars(largest)},
         "choices": [_choice(choice, question) for choice in plan.choices],
+        "ties": len(plan.ties()),
         "unsure": [_choice(choice, question) for choice in plan.unsure],
         "refused": {str(reason): count for reason, count in plan.counts().items()},
         "refusals": [
@@ -138,6 +146,7 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "nvme_gib": choice.sized.disk_bytes / GIB,
         "parts_gib": {name: size / GIB for name, size in components(memory).items() if name != "host"},
         "tgs": step.tgs,
+        "tgs_error_percent": 100 * speed_error(question, choice).share,
         "mfu_percent": step.mfu_percent,
         "tflops_per_gpu": step.tflops_per_gpu,
         "step_time_s": step.step_time_s,
@@ -171,7 +180,8 @@ def _largest(found: Largest) -> list[str]:
     ]
 
 
-def _title(question: Question) -> str:
+def title(question: Question) -> str:
+    """What was asked, in one line."""
     hardware = question.hardware
     disk = f", NVMe {hardware.nvme_gib:,g} GiB at {hardware.nvme_gb_per_s:g} GB/s" if hardware.nvme_gib else ""
     return (
@@ -181,15 +191,23 @@ def _title(question: Question) -> str:
     )
 
 
-def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> list[str]:
+def _table(choices: Sequence[Choice], question: Question, ties: Collection[Choice] | None = None) -> list[str]:
+    rows = cells(choices, question, ties)
+    return text_table(rows, left={1, 3, len(rows[0]) - 1}).splitlines()
+
+
+def cells(
+    choices: Sequence[Choice], question: Question, ties: Collection[Choice] | None = None
+) -> list[tuple[str, ...]]:
+    """The head and a row for each choice; ranked where `ties` are given, those of them, if at least two, with a =."""
     has_disk, has_price = question.hardware.nvme_gib > 0, question.price is not None
     optional = (*((_DOLLARS,) if has_price else ()), *((_DISK,) if has_disk else ()))
-    heads = (*_HEADS[:-1], *optional, _HEADS[-1])
-    rows: list[tuple[str, ...]] = [heads]
+    rows: list[tuple[str, ...]] = [(*_HEADS[:-1], *optional, _HEADS[-1])]
     for rank, choice in enumerate(choices, start=1):
         step, sized = choice.step, choice.sized
         numbers = (
             f"{step.tgs:,.0f}",
+            f"{100 * speed_error(question, choice).share:.0f}",
             f"{step.mfu_percent:.1f}",
             f"{step.tflops_per_gpu:.1f}",
             f"{step.step_time_s:,.2f}",
@@ -197,10 +215,23 @@ def _table(choices: Sequence[Choice], question: Question, *, ranked: bool) -> li
         sizes: tuple[str, ...] = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
         sizes += (dollars_text(question.dollars(billion_tokens_s(question, choice.step))),) if has_price else ()
         sizes += (f"{sized.disk_bytes / GIB:,.0f}",) if has_disk else ()
-        name = str(rank) if ranked else ""
+        name = "" if ties is None else f"{rank}=" if len(ties) > 1 and choice in ties else str(rank)
         dp = str(question.gpus // choice.layout.ranks)
         rows.append((name, str(choice.layout), dp, str(choice.strategy), *numbers, *sizes, str(sized.verdict)))
-    return text_table(rows, left={1, 3, len(heads) - 1}).splitlines()
+    return rows
+
+
+def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
+    """What the = behind ranks and the errors of speeds say."""
+    ties = plan.ties()
+    best = "the best" if plan.trial is None else "the fastest that surely fits"
+    lines = [f"= as good as {best}: less than {TIE_SHARE:.0%} slower, which nobody can foresee"] if ties[1:] else []
+    return lines + sorted({str(speed_error(plan.question, choice)) for choice in shown})
+
+
+def speed_error(question: Question, choice: Choice) -> TimeError:
+    """How far the speed foreseen for a choice may lie from a measured one."""
+    return time_error(question.hardware, choice.strategy.swaps)
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
@@ -213,7 +244,8 @@ def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
     return lines if commands.trial is None else [*lines, f"run: {commands.trial}"]
 
 
-def _best(plan: Plan, commands: Commands) -> list[str]:
+def about_best(plan: Plan, commands: Commands) -> list[str]:
+    """What the best choice does, what binds it, how long it takes, what it costs, and the command that runs it."""
     best = plan.choices[0]
     name = "best" if plan.trial is None else "surely fits"
     lines = [f"{name}: {best.layout}: {_how(plan.question, best)}", *_states(best), f"binding limit: {best.limit}"]

@@ -21,7 +21,7 @@ from memo.search.ranking import Plan
 Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
 
-_HEADS = "layout dp activations tok/GPU/s MFU % TFLOP/s step s GPU GiB host GiB verdict"
+_HEADS = "layout dp activations tok/GPU/s ±% MFU % TFLOP/s step s GPU GiB host GiB verdict"
 
 
 ANSWERS = remembered(plan_command.answer)
@@ -53,7 +53,7 @@ def test_the_table(tmp_path: Path, capsys: Capture) -> None:
     lines = shown.splitlines()
     assert lines[0] == "gpt-7b on 8 x a800-80 (80 GiB, host 2,048 GiB a node), 262,144 tokens x 16 sequences"
     assert lines[2].split() == _HEADS.split()
-    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
+    assert [line.split()[0] for line in lines[3:6]] == ["1=", "2=", "3="]
     assert all(line.endswith("fits") for line in lines[3:6])
     assert (
         "\nbest: tp" in shown and "\nbinding limit: " in shown and "--offload-alpha auto: input and attention" in shown
@@ -72,7 +72,12 @@ EDGE = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "a100-40", "--gb
 def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Path, capsys: Capture) -> None:
     run, first = tmp_path / "run.toml", tmp_path / "run.first.toml"
     lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
-    assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"] and lines[6] == ""
+    assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2=", "3="]
+    assert lines[6].startswith("= as good as the fastest that surely fits: less than 5% slower")
+    speeds = ["speeds ±18%: nine of ten of 85 ", "speeds ±5%: nine of ten of 30 ", ""]
+    assert all(line.startswith(speed) for line, speed in zip(lines[7:10], speeds, strict=True))
+    del lines[6:9]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
     risk = "7.7% faster than what surely fits, but it may not fit: GPU memory: 35.26 GiB needed, 34.75 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
@@ -120,7 +125,7 @@ def test_json(capsys: Capture) -> None:
         "nvme_gib", "nvme_gb_per_s", "global_batch_size", "longest", "largest", "trial", "choices", "unsure",
         "refused", "refusals",
         "num_candidates", "num_fitting", "command", "trial_command", "dollars_per_gpu_hour",
-        "would_fit",
+        "would_fit", "ties",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
     best = found["choices"][0]
@@ -128,12 +133,13 @@ def test_json(capsys: Capture) -> None:
         "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles",
         "recompute_attention_layers", "hidden_states_in_host_memory", "moved_tiles", "limit", "verdict",
         "total_gib", "host_gib", "nvme_gib", "parts_gib", "tgs",
-        "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds", "resources",
-        "binding_resource", "sharding", "order", "states_in_host_memory", "dollars_per_billion_tokens",
+        "tgs_error_percent", "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds",
+        "resources", "binding_resource", "sharding", "order", "states_in_host_memory", "dollars_per_billion_tokens",
     }  # fmt: skip
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
     assert sum(best["seconds"].values()) == pytest.approx(best["step_time_s"])
+    assert 1 <= found["ties"] <= 3 and best["tgs_error_percent"] == 5
     assert best["tgs"] == pytest.approx(262144 * 16 / 8 / best["step_time_s"])
     assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
 

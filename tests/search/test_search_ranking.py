@@ -187,6 +187,15 @@ def test_explaining_one_layout() -> None:
     )
 
 
+def test_ties_are_all_that_are_less_than_five_percent_slower_than_the_best() -> None:
+    plan = search(ask("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16), everything=True)
+    assert plan.best is not None
+    slower = [choice.step.step_time_s / plan.best.step.step_time_s - 1 for choice in plan.choices]
+    assert plan.ties() == plan.choices[: sum(lead <= 0.05 for lead in slower)]
+    assert 1 < len(plan.ties()) < len(plan.choices)
+    assert replace(plan, choices=()).ties() == ()
+
+
 def edge_of_memory() -> Question:
     """Where the fastest layout lies 0.5 % above what surely fits."""
     question = ask("llama-3.1-8b", 8, hardware="a100-40", global_batch_size=1024)

@@ -2,12 +2,15 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from memo.config.checks import check
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.time_errors import time_error
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,39 @@ def test_ablation_of_memo(accuracy: ModuleType) -> None:
     assert hidden[2] == pytest.approx(1.0, abs=0.02)
 
 
+def test_the_errors_that_plans_show_are_those_of_the_tables(accuracy: ModuleType) -> None:
+    """Not smaller than what is found, and less than two points of a hundred larger."""
+    others = accuracy.share_within(accuracy.p4d(4), HARDWARE["a100-40"].efficiency)
+    swapped = [*accuracy.memo_table3(), *accuracy.memo_table4()]
+    found = {
+        time_error(HARDWARE["a100-40"], swaps=False): (85, accuracy.share_within(accuracy.p4d(3))),
+        time_error(HARDWARE["h100-94"], swaps=True): (60, accuracy.share_within(accuracy.p4d(4))),
+        time_error(HARDWARE["a800-80"], swaps=True): (len(swapped), accuracy.share_within(swapped)),
+        time_error(HARDWARE["b200"], swaps=True): (60, others),
+    }
+    assert len(found) == 4
+    for shown, (runs, share) in found.items():
+        assert shown.runs == runs and share <= shown.share < share + 0.02, shown
+
+
+def test_ties_are_pairs_that_nobody_could_order(accuracy: ModuleType) -> None:
+    """What the module of TIE_SHARE states of its pairs of published runs."""
+    pairs = [*accuracy.leads(accuracy.p4d(3)), *accuracy.leads(accuracy.p4d(4))]
+    shares = accuracy.rightly_ordered(pairs)
+    assert 1 - shares["ties"] == pytest.approx(1 / 3, abs=0.02)
+    assert 1 - shares["others"] == pytest.approx(1 / 15, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["gh200", "a100-80-pcie", "rtx-4090", "b200", "cpu"])
+def test_a_machine_without_published_runs_has_the_error_of_a_guess(name: str) -> None:
+    guess = time_error(HARDWARE[name], swaps=True)
+    assert guess == time_error(HARDWARE[name], swaps=False)
+    assert guess.share > max(time_error(HARDWARE[known], swaps=False).share for known in ("a100-40", "h100-80", "h200"))
+    changed = HARDWARE["h100-80"].efficiency
+    faster = replace(HARDWARE["h100-80"], efficiency=replace(changed, matmul=changed.matmul + 0.1))
+    assert time_error(faster, swaps=False) == guess
+
+
 def test_every_row_is_a_run_that_memo_accepts(accuracy: ModuleType) -> None:
     for row in [*accuracy.p4d(3), *accuracy.p4d(4), *accuracy.memo_table3(), *accuracy.memo_table4()]:
         check(row.config, row.gpus, needs_data=False)
@@ -59,10 +95,6 @@ def test_every_row_is_a_run_that_memo_accepts(accuracy: ModuleType) -> None:
 
 def test_tables_tell_good_shares_from_bad_ones(accuracy: ModuleType) -> None:
     """A model that fits whatever it is told would prove nothing: halved shares break every bound."""
-    from dataclasses import replace
-
-    from memo.estimate.hardware_table import HARDWARE
-
     halved = replace(HARDWARE["a800-80"].efficiency, matmul=0.41, attention_forward=0.32, attention_backward=0.25)
     assert accuracy.mean_error(accuracy.p4d(3), halved) > 0.2
     assert accuracy.mean_error(accuracy.memo_table3(), halved) > 0.2
