@@ -205,17 +205,22 @@ def raise_together(failure: str | None, mesh: Mesh) -> None:
 
 def from_rank_zero(action: Callable[[], T], rank: int, group: ProcessGroup | None) -> T:
     """Run `action` on rank 0 of `group`, and return or raise its outcome on every rank; None is a single process."""
+    return from_rank(0, action, rank, group)
+
+
+def from_rank(source: int, action: Callable[[], T], rank: int, group: ProcessGroup | None) -> T:
+    """As from_rank_zero, but of rank `source` of the world, which `group` is."""
     if group is None:
         return action()
     outcome: list[Any] = [None, None]
-    if rank == 0:
+    if rank == source:
         try:
             outcome[0] = action()
         except (OSError, MemoError) as error:
             outcome[1] = type(error)(str(error))  # without its traceback, which cannot travel
         except Exception as error:
             outcome[1] = RuntimeError(f"{type(error).__name__}: {error}")
-    dist.broadcast_object_list(outcome, src=0, group=group)
+    dist.broadcast_object_list(outcome, src=source, group=group)
     if outcome[1] is not None:
         raise outcome[1]
     value: T = outcome[0]

@@ -145,22 +145,10 @@ def _check_sections(config: RunConfig) -> None:
     """What a slot holds: a layer, or a few of its tiles."""
     memory, cp, kind = config.memory, config.parallel.cp, config.parallel.cp_comm_type
     tiles, in_slot = memory.offload_tiles, memory.offload_slot_tiles
-    require(
-        memory.sweeps or in_slot == MemoryConfig.offload_slot_tiles,
-        f"--offload-slot-tiles {in_slot} fights with --offload-granularity layer, under which a slot holds all "
-        "tiles of a layer: use --offload-granularity tile, or leave it out",
-    )
     again, most = memory.recompute_attention_layers, layers_per_chunk(config)
-    require(
-        memory.sweeps or again == 0,
-        f"--recompute-attention-layers {again} fights with --offload-granularity layer, under which attention is never "
-        "recomputed: use --offload-granularity tile, or leave it out",
-    )
-    require(
-        memory.sweeps or not memory.offload_hidden_states,
-        "--offload-hidden-states fights with --offload-granularity layer, under which layers need hidden states whole: "
-        "use --offload-granularity tile, or leave it out",
-    )
+    _check_swept(config, f"--offload-slot-tiles {in_slot}", in_slot == 1, "a slot holds all tiles of a layer")
+    _check_swept(config, f"--recompute-attention-layers {again}", again == 0, "attention is never recomputed")
+    _check_swept(config, "--offload-hidden-states", not memory.offload_hidden_states, "layers need hidden states whole")
     if not memory.sweeps:
         return
     pp = config.parallel.pp
@@ -183,6 +171,17 @@ def _check_sections(config: RunConfig) -> None:
         f"--cp {cp} with --cp-comm-type {kind} does not run with --offload-granularity tile: its rings would pass all "
         f"keys and values round for every tile: use --cp-comm-type {' or '.join(SWEPT_CP_COMM_TYPES)}, or "
         "--offload-granularity layer",
+    )
+
+
+def _check_swept(config: RunConfig, given: str, is_default: bool, of_layers: str) -> None:
+    """A setting of layers that are swept is refused where layers are whole, and where it is not known yet."""
+    granularity = config.memory.offload_granularity
+    what = "which chooses it by itself" if granularity == "auto" else f"under which {of_layers}"
+    require(
+        config.memory.sweeps or is_default,
+        f"{given} fights with --offload-granularity {granularity}, {what}: use --offload-granularity tile, or leave it "
+        "out",
     )
 
 

@@ -7,7 +7,7 @@ from tyro.conf import arg
 
 OffloadAlpha = Literal["off", "auto"] | float
 OffloadPolicy = Literal["auto", "paper"]
-OffloadGranularity = Literal["layer", "tile"]
+OffloadGranularity = Literal["layer", "tile", "auto"]
 OffloadBackend = Literal["auto", "cuda", "virtual", "threads"]
 RecomputeGranularity = Literal["none", "full", "selective"]
 MemoryPlanner = Literal["off", "auto", "paper", "flat"]
@@ -40,7 +40,9 @@ class MemoryConfig:
     """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them."""
     offload_granularity: OffloadGranularity = "layer"
     """What a slot of the rounding buffers holds: the activations of a layer, or of a few of its tiles. tile: each layer
-    is swept along the sequence, so that on the device only keys and values and the hidden states grow with it."""
+    is swept along the sequence, so that on the device only keys and values and the hidden states grow with it. auto:
+    layer where that fits on the device, else tile, with as many tiles, layers that recompute attention and hidden
+    states in host memory as `memo plan` would take."""
     offload_slot_tiles: int = 1
     """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them."""
     recompute_attention_layers: int = 0

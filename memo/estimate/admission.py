@@ -89,6 +89,20 @@ def admit(
     )
 
 
+def would_hold(
+    config: RunConfig,
+    world_size: int,
+    available_bytes: int,
+    local_ranks: int,
+    *,
+    host_bytes: int | None = None,
+    host_ranks: int = 1,
+) -> bool:
+    """Whether `admit` with these arguments would find memory enough, however long a step takes."""
+    available_bytes = min(available_bytes, _cap(config, is_device=True) or available_bytes)
+    return _Machine(world_size, available_bytes, 1.0, local_ranks, host_bytes, host_ranks).holds(config)
+
+
 @dataclass(frozen=True)
 class _Machine:
     """The memory and speed of the machine; see the arguments of `admit`."""

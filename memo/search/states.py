@@ -124,9 +124,9 @@ def fits(costs: Costs) -> bool:
     return nearest(costs).excess <= 1
 
 
-def shortage(costs: Costs) -> str:
-    """Which memory is short, for the placement that comes nearest to fitting."""
-    found = nearest(costs)
+def shortage(costs: Costs, found: Nearest | None = None) -> str:
+    """Which memory is short, for the placement that comes nearest to fitting, or for the given one."""
+    found = found or nearest(costs)
     at = found.placement
     device, host = costs.needed(at, found.use)
     of_device, of_host = costs.excess(at, found.use)

@@ -28,17 +28,26 @@ def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> 
         yield Strategy(alpha, tiles=sweep.tiles, again=sweep.again, hidden_on_host=sweep.hidden_on_host)
 
 
-def ways_to_sweep(config: RunConfig, world_size: int, limits: MemoryLimits) -> Iterator[Sweep]:
+def ways_to_sweep(
+    config: RunConfig, world_size: int, limits: MemoryLimits, before: Sweep | None = None
+) -> Iterator[Sweep]:
     """Layers swept in tiles of about SWEPT_TOKENS on a rank; none in rings, or where there are not two slots of them.
 
     Where host memory may not hold the activations, also with attention recomputed: in as few layers as make
     activations fit alone, in as few as make them fit beside all states, and in all layers. Where the device does not
     hold hidden states, the same with these in host memory.
+
+    Args:
+        before: a sweep whose tiles and slots are to be kept, instead of those of about SWEPT_TOKENS.
     """
-    tiles = 0 if swept_refusal(config) else _num_tiles(config)
-    if not tiles:
+    if before is not None:
+        is_possible = not ring_refusal(config) and config.data.seq_length % (_step(config) * before.tiles) == 0
+        whole = Sweep(before.tiles, before.slot_tiles)
+    else:
+        is_possible = not swept_refusal(config)
+        whole = Sweep(_num_tiles(config), SLOT_TILES)
+    if not is_possible:
         return
-    whole = Sweep(tiles, SLOT_TILES)
     yield from _with_attention_again(config, world_size, limits, whole)
     if config.parallel.pp == 1 and not _fits_on_device(config, world_size, limits, whole):
         yield from _with_attention_again(config, world_size, limits, replace(whole, hidden_on_host=True))
@@ -46,21 +55,35 @@ def ways_to_sweep(config: RunConfig, world_size: int, limits: MemoryLimits) -> I
 
 def swept_refusal(config: RunConfig) -> str:
     """Why the layers of a run cannot be swept in tiles of about SWEPT_TOKENS; empty where they can."""
-    parallel, tokens = config.parallel, config.data.seq_length
-    if parallel.cp > 1 and parallel.cp_comm_type not in SWEPT_CP_COMM_TYPES:
-        return f"--cp-comm-type {parallel.cp_comm_type} passes keys and values round a ring for every tile"
-    if not _num_tiles(config):
-        least = 2 * SLOT_TILES * SWEPT_TOKENS * parallel.cp
-        return f"--seq-length {tokens} has no two slots of {SLOT_TILES} equal tiles of {SWEPT_TOKENS} tokens ({least})"
-    return ""
+    ring = ring_refusal(config)
+    if ring or _num_tiles(config):
+        return ring
+    cp, tokens = config.parallel.cp, config.data.seq_length
+    least = 2 * SLOT_TILES * SWEPT_TOKENS * cp
+    return (
+        f"--seq-length {tokens} has no two slots of {SLOT_TILES} equal tiles of {SWEPT_TOKENS} tokens on a rank, which "
+        f"are {least} tokens in all"
+    )
+
+
+def ring_refusal(config: RunConfig) -> str:
+    """Why the exchange of a run does not go with layers that are swept; empty where it does."""
+    kind = config.parallel.cp_comm_type
+    if config.parallel.cp == 1 or kind in SWEPT_CP_COMM_TYPES:
+        return ""
+    return f"--cp-comm-type {kind} would pass all keys and values round for every tile"
 
 
 def _num_tiles(config: RunConfig) -> int:
     """Of about SWEPT_TOKENS, or more where the sequence does not divide otherwise; 0 where there are not two slots."""
-    tokens, cp = config.data.seq_length, config.parallel.cp
-    step = sequence_step(config.parallel.tp, cp) * SLOT_TILES
-    most = tokens // (cp * SLOT_TILES * SWEPT_TOKENS)
+    tokens, step = config.data.seq_length, _step(config) * SLOT_TILES
+    most = tokens // (config.parallel.cp * SLOT_TILES * SWEPT_TOKENS)
     return SLOT_TILES * next((count for count in range(most, 1, -1) if tokens % (step * count) == 0), 0)
+
+
+def _step(config: RunConfig) -> int:
+    """Of how many tokens a tile is a multiple."""
+    return sequence_step(config.parallel.tp, config.parallel.cp)
 
 
 def _with_attention_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> Iterator[Sweep]:

@@ -3,6 +3,7 @@
 from memo.config import RunConfig
 from memo.data import PackedConversations, PackedDataset
 from memo.spec.parameters import count_parameters
+from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
 from memo.train.setup import Prepared
 from memo.units import format_count
@@ -31,6 +32,7 @@ def describe_start(
         f"{_data(dataset)}"
         f"host: {prepared.placement}\n"
         f"{memory}"
+        f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
         f"MFU refers to {prepared.peak}"
     )
@@ -51,6 +53,18 @@ def _simulation(config: RunConfig, rank: int) -> str:
         f"simulated: rank {rank} of {world} alone. No message is sent: times lack communication, and "
         "losses mean nothing\n"
     )
+
+
+def _granularity(config: RunConfig, prepared: Prepared) -> str:
+    """A line about what --offload-granularity auto has chosen, with the flags that ask for the same."""
+    if not prepared.is_granularity_chosen:
+        return ""
+    sweep, flags = sweep_of(config), "--offload-granularity layer"
+    if sweep.tiles:
+        flags = f"--offload-granularity tile --offload-tiles {sweep.tiles} --offload-slot-tiles {sweep.slot_tiles}"
+        flags += f" --recompute-attention-layers {sweep.again}" if sweep.again else ""
+        flags += " --offload-hidden-states" if sweep.hidden_on_host else ""
+    return f"layers: {sweep} (--offload-granularity auto chose {flags})\n"
 
 
 def _data(dataset: object) -> str:

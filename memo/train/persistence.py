@@ -19,9 +19,11 @@ from memo.data.identity import data_identity
 from memo.errors import CheckpointError, ConfigError
 from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh
+from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
 from memo.train.feed import Feed
 from memo.train.metrics import say
+from memo.train.saved_config import loaded_sweep, save_config
 
 
 def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
@@ -79,7 +81,7 @@ class Persistence:
 
         def write() -> None:
             try:
-                Path(save, "config.toml").write_text(self.config.to_toml(), encoding="utf-8")
+                save_config(self.config, save)
             except OSError as error:
                 raise _unwritable(save, error) from None
 
@@ -100,8 +102,16 @@ class Persistence:
         self.optimizer.resume(state.optimizer_steps)
         is_lost = not has_pointer(directory) and resolve_checkpoint(directory) != Path(directory)
         lost = f", the newest whole one there: {LATEST} is missing" if is_lost else ""
-        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}")
+        self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}{self._other_tiles()}")
         return state
+
+    def _other_tiles(self) -> str:
+        """A clause where layers ran in other tiles until here, so that this run is not that one to the bit."""
+        then, now = loaded_sweep(self.config) if self.mesh.rank == 0 else None, sweep_of(self.config)
+        if then is None or then.tiles == now.tiles:
+            return ""
+        until, since = replace(then, again=0, hidden_on_host=False), replace(now, again=0, hidden_on_host=False)
+        return f"; layers were {until} until there and are {since} from here on, which rounds differently"
 
     def save(self, state: RunState, directory: str | os.PathLike[str] | None = None) -> Path:
         """Write a checkpoint under `directory`, by default --save; collective. Returns its path.

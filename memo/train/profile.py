@@ -1,7 +1,7 @@
 """`memo profile` on the ranks of a run: it measures one layer alone, and makes the swap plan that follows from it."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from memo.train.build import build, build_attention, build_mesh
 from memo.train.ending import shutdown
 from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure
+from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
 from memo.train.setup import Prepared, prepare
@@ -82,6 +83,8 @@ def profile_run(
     try:
         with watchdog.reporting_errors(has_started=False):
             mesh = build_mesh(config, world.rank, world.size, watchdog.watch)
+            config = agreed(config, mesh, device)
+            prepared = replace(prepared, config=config)
             if attention:
                 config = _with_measured_attention(config, wanted, mesh, device)
             _profile(config, mesh, device, out)

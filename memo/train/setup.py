@@ -2,18 +2,15 @@
 
 import importlib.util
 import os
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from memo.attention.select import AttentionChoice
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
-from memo.checkpoint.store import from_rank_zero
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.derived import (
-    local_world_size_from_env,
     resolved_dtype,
     resolved_memory_planner,
     resolved_vocab_size,
@@ -30,19 +27,15 @@ from memo.data import (
 )
 from memo.errors import ConfigError, ResourceError, is_first_of_node
 from memo.estimate.admission import admit
-from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
-from memo.estimate.machines import nearest_hardware
-from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.executor.disk_budget import disk_free_bytes
-from memo.mesh import Mesh, local_device
+from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
-from memo.search.states import resolve_states
 from memo.train.attention import choose_attention
-from memo.train.device import PeakFlops, device_peak, gpu_name, place_on_host, resolve_device_type
+from memo.train.device import PeakFlops, device_peak, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
+from memo.train.memory_choice import choose_memory, is_undecided, overrule, room_of, sweeping_helps
 from memo.train.outputs import check_files
 from memo.train.planned_memory import prepare_allocator
-from memo.units import GIB
 
 DataSource = str | os.PathLike[str] | SampleDataset
 
@@ -52,7 +45,9 @@ class Prepared:
     """A run that has passed every check.
 
     Attributes:
+        config: as this rank has decided it; what auto means for layers is decided by the first rank of each node.
         placement, allocator: for people: where it runs on its host, and who serves its memory ("": parts tell).
+        is_granularity_chosen: whether --offload-granularity was auto.
     """
 
     config: RunConfig
@@ -62,6 +57,7 @@ class Prepared:
     peak: PeakFlops
     placement: str
     allocator: str
+    is_granularity_chosen: bool
     attention: AttentionChoice
     train_data: SampleDataset
     eval_data: SampleDataset | None
@@ -114,9 +110,11 @@ def prepare(
     peak = device_peak(config.hardware, device, dtype)
     attention = choose_attention(config, device)
     config = config.override({"attention_backend": attention.name})
-    given_profile(config, device)
-    config = _place_states(config, world_size, device)
-    if must_fit:
+    is_chosen = is_undecided(config)
+    config = choose_memory(config, world_size, device, must_fit=must_fit)
+    if not is_undecided(config):
+        given_profile(config, device)
+    if must_fit and not is_undecided(config):
         _admit(config, world_size, device, peak)
     return Prepared(
         config,
@@ -126,6 +124,7 @@ def prepare(
         peak,
         placement,
         allocator,
+        is_chosen,
         attention,
         open_dataset(config, config.data.data_path if train_data is None else train_data, stream=0),
         _evaluation_data(config, eval_data),
@@ -212,63 +211,21 @@ def _check_pretrained(config: RunConfig) -> None:
         open_pretrained(directory, config)
 
 
-def _place_states(config: RunConfig, world_size: int, device: torch.device) -> RunConfig:
-    """Decide --offload-states auto from what is free here; ranks agree on the first one's answer once they can talk."""
-    if config.memory.offload_states != "auto":
-        return config
-    machine = "cpu"
-    device_bytes, total_bytes = available_host_bytes() // local_world_size_from_env(), 0
-    if device.type == "cuda":
-        machine = gpu_name(device)
-        device_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    if config.memory.device_memory_gib is not None:
-        device_bytes = min(device_bytes, int(config.memory.device_memory_gib * GIB))
-    hardware = nearest_hardware(machine, total_bytes / GIB)
-    local_ranks = local_world_size_from_env()
-    host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
-    return resolve_states(config, world_size, device_bytes, host_bytes, hardware, local_ranks=local_ranks)
-
-
-def agreed(config: RunConfig, mesh: Mesh) -> RunConfig:
-    """Where states are, as the first rank has decided it: each rank has asked what was free around it. Collective."""
-    memory = from_rank_zero(lambda: config.memory, mesh.rank, None if mesh.is_alone else mesh.world)
-    return replace(config, memory=memory)
-
-
-def _device_room(device: torch.device) -> tuple[int, int]:
-    """Bytes of a CUDA device that a run may take, its context with them, and all bytes.
-
-    To ask makes this process's context, which is missing in what is free, and the account of a run counts it. So what
-    is taken already is this process's own up to what is assumed for a context, and other processes' beyond that.
-    """
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return min(free_bytes + RUNTIME_BYTES["cuda"], total_bytes), total_bytes
-
-
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakFlops) -> None:
     """One rank of each node asks for all of them: its answer must not differ from its neighbours'."""
     if not is_first_of_node():
         return
-    node_ranks = local_world_size_from_env()
-    if device.type == "cuda":
-        (available_bytes, total_bytes), local_ranks = _device_room(device), 1
-    else:
-        available_bytes, total_bytes, local_ranks = available_host_bytes(), total_host_bytes(), node_ranks
-    host_bytes = None
-    if config.memory.offloads_states:
-        host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
+    room = room_of(config, device)
     try:
         admit(
             config,
             world_size,
-            available_bytes,
+            room.available_bytes,
             peak.flops,
-            local_ranks,
-            host_bytes=host_bytes,
-            host_ranks=node_ranks,
-            total_bytes=total_bytes,
+            room.local_ranks,
+            host_bytes=room.host_bytes,
+            host_ranks=room.host_ranks,
+            total_bytes=room.total_bytes,
         )
     except ResourceError as error:
-        if config.training.admission:
-            raise ResourceError(f"{error}; this is an estimate: --no-admission starts the run all the same") from None
-        print(f"warning: --no-admission overrules an estimate: {error}", file=sys.stderr, flush=True)
+        overrule(config, ResourceError(f"{error}{sweeping_helps(config, world_size, device)}"))

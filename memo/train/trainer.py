@@ -29,13 +29,14 @@ from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
 from memo.train.header import describe_start
+from memo.train.memory_choice import agreed
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, say, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import describe_run
 from memo.train.same_flags import check_same_flags
-from memo.train.setup import DataSource, Prepared, agreed, open_dataset, prepare
+from memo.train.setup import DataSource, Prepared, open_dataset, prepare
 from memo.train.skips import check_skips
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
@@ -116,7 +117,7 @@ class Trainer:
     def _build(self, prepared: Prepared, device: torch.device, world: World) -> None:
         self.global_batch_size = global_batch_size(self.config, world.size)
         mesh = build_mesh(self.config, world.rank, world.size, self.watchdog.watch)
-        self.config = agreed(self.config, mesh)
+        self.config = agreed(self.config, mesh, device)
         self._owned = own_directory(self.config, mesh)
         self._parts = build(self.config, mesh, prepared.dtype, device)
         tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1

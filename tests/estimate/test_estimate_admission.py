@@ -98,7 +98,7 @@ def test_the_context_of_this_process_is_no_other_process(
 
 
 def test_no_admission_warns_and_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("memo.train.setup.available_host_bytes", lambda: 1000)
+    monkeypatch.setattr("memo.train.memory_choice.available_host_bytes", lambda: 1000)
     asked = run(seq_length=64, mock_data=True, offload_alpha="off", peak_tflops=1.0, num_threads=1)
     with pytest.raises(ResourceError, match=r"other processes hold .*; .* estimate: --no-admission starts the run"):
         prepare(asked)

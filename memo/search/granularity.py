@@ -1,0 +1,118 @@
+"""Chooses how layers run under --offload-granularity auto: whole where they fit, else swept in tiles.
+
+Ways are tried in the order of what they cost: whole layers, then sweeps with as few layers that compute attention again
+as host memory allows, then the same with hidden states in host memory (memo.search.sweeping). The first that fits is
+taken, with all activations on the device or with as few as can be there.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from memo.config import RunConfig
+from memo.errors import ResourceError
+from memo.estimate.hardware import Hardware
+from memo.search.limits import MemoryLimits
+from memo.search.state_costs import Costs
+from memo.search.states import Nearest, fits, nearest, place, resolve_states, shortage
+from memo.search.sweeping import swept_refusal, ways_to_sweep
+from memo.spec.placement import placement_of, with_placement
+from memo.spec.sweep import WHOLE, Sweep, with_sweep
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run is to fit.
+
+    Attributes:
+        admits: whether a placed run also fits where device and host share one memory.
+    """
+
+    world_size: int
+    hardware: Hardware
+    limits: MemoryLimits
+    admits: Callable[[RunConfig], bool] = lambda config: True
+
+
+def resolve_granularity(
+    config: RunConfig, machine: Machine, *, before: Sweep | None = None, must_fit: bool = True
+) -> RunConfig:
+    """`config` with --offload-granularity auto replaced by the first way that fits, and then --offload-states auto by
+    the fastest placement for it; any other configuration as it is.
+
+    Args:
+        config: checked, its device resolved.
+        before: how layers ran until the checkpoint from which the run goes on. As many tiles are tried first, so that
+            it goes on with the same bits, which attention and hidden states do not change.
+        must_fit: else what needs least is returned where nothing fits.
+
+    Raises ResourceError if nothing fits; the message says of which memory whole layers and the last sweep lack how
+    much.
+    """
+    if config.memory.offload_granularity != "auto":
+        return config
+    last: RunConfig | None = None
+    for sweep in dict.fromkeys(_ways(config, machine, before)):
+        way = with_sweep(config, sweep)
+        placed = _placed(way, machine)
+        if placed is not None and machine.admits(placed):
+            return placed
+        last = placed or last
+    if last is not None:  # what admission says of it has the figures
+        return last
+    if must_fit:
+        raise ResourceError(_message(config, machine))
+    limits = machine.limits
+    return resolve_states(
+        way,
+        machine.world_size,
+        limits.device_bytes,
+        limits.host_bytes,
+        machine.hardware,
+        local_ranks=limits.local_ranks,
+    )
+
+
+def _ways(config: RunConfig, machine: Machine, before: Sweep | None) -> Iterator[Sweep]:
+    again = (with_sweep(config, WHOLE), machine.world_size, machine.limits)
+    return chain(
+        () if before is None else ways_to_sweep(*again, before) if before.tiles else (WHOLE,),
+        (WHOLE,),
+        ways_to_sweep(*again),
+    )
+
+
+def _placed(way: RunConfig, machine: Machine) -> RunConfig | None:
+    """The run with the placement of its states; None if it does not fit."""
+    costs = Costs(way, machine.world_size, machine.hardware, machine.limits)
+    if way.memory.offload_states != "auto":
+        return way if _nearest(way, costs).excess <= 1 else None
+    found = place(costs) if fits(costs) else None
+    return None if found is None else with_placement(way, found.placement)
+
+
+def _nearest(way: RunConfig, costs: Costs) -> Nearest:
+    """The use of activations that comes nearest to fitting, with states where the configuration has them."""
+    if way.memory.offload_states == "auto":
+        return nearest(costs)
+    at = placement_of(way, costs.world_size)
+    tried = [Nearest(max(costs.excess(at, use)), at, use) for use in costs.frugal_uses]
+    return min(tried, key=lambda found: found.excess)
+
+
+def _message(config: RunConfig, machine: Machine) -> str:
+    *_, last = _ways(config, machine, None)
+    texts, would_fit = [], False
+    for sweep in dict.fromkeys((WHOLE, last)):
+        way = with_sweep(config, sweep)
+        costs = Costs(way, machine.world_size, machine.hardware, machine.limits)
+        texts.append(f"with layers {sweep} {shortage(costs, _nearest(way, costs))}")
+        would_fit |= fits(costs)  # with states where they need least
+    why = swept_refusal(config)
+    texts += [f"layers cannot be swept: {why}"] if why else []
+    states = "--offload-states auto, " if would_fit and config.memory.offload_states != "auto" else ""
+    return (
+        f"--offload-granularity auto finds no way that fits: {'; '.join(texts)}: use {states}a smaller "
+        "--seq-length or --model, spread the run over more devices with --tp, --cp and --pp, or allow more with "
+        "--device-memory-gib and --offload-host-memory-gib"
+    )

@@ -1,0 +1,179 @@
+"""What --offload-granularity auto and --offload-states auto mean here: decided from what is free, and agreed on."""
+
+import math
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from memo.checkpoint.store import from_rank
+from memo.config import RunConfig
+from memo.config.derived import local_world_size_from_env
+from memo.config.memory import MemoryConfig
+from memo.errors import ResourceError, is_first_of_node
+from memo.estimate.admission import would_hold
+from memo.estimate.hardware import Hardware
+from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
+from memo.estimate.machines import nearest_hardware
+from memo.estimate.own_memory import RUNTIME_BYTES
+from memo.executor.disk_budget import disk_free_bytes
+from memo.mesh import Mesh
+from memo.parallel.collectives import all_reduce
+from memo.search.granularity import Machine, resolve_granularity
+from memo.search.limits import MemoryLimits
+from memo.search.states import resolve_states
+from memo.spec.disk import disk_budget_bytes
+from memo.spec.sweep import WHOLE, sweep_of, with_sweep
+from memo.train.device import gpu_name
+from memo.train.saved_config import loaded_sweep
+from memo.units import GIB
+
+
+class Room(NamedTuple):
+    """Memory for a run, as memo.estimate.admission asks for it."""
+
+    available_bytes: int
+    total_bytes: int
+    local_ranks: int
+    host_bytes: int | None
+    host_ranks: int
+
+
+def is_undecided(config: RunConfig) -> bool:
+    """Whether --offload-granularity is still auto: until it is decided, and on ranks that wait for others' answer."""
+    return config.memory.offload_granularity == "auto"
+
+
+def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, must_fit: bool = True) -> RunConfig:
+    """The configuration without auto for layers and states, from what is free here.
+
+    About layers the first rank of each node decides, because another one would count what its neighbours have taken
+    already; `agreed` tells the others.
+
+    Raises ResourceError where nothing fits, unless an estimate does not count (`must_fit`, --no-admission).
+    """
+    memory = config.memory
+    if is_undecided(config) and not memory.swaps:
+        config = with_sweep(config, WHOLE)
+    if not is_undecided(config):
+        return config if memory.offload_states != "auto" else _place_states(config, world_size, device)
+    if not is_first_of_node():
+        return config
+    is_held = partial(_is_held, world_size=world_size, device=device)
+    machine = Machine(world_size, _hardware(device), _limits(memory, device), is_held)
+    before = loaded_sweep(config)
+    try:
+        return resolve_granularity(config, machine, before=before, must_fit=must_fit)
+    except ResourceError as error:
+        overrule(config, error)
+    return resolve_granularity(config, machine, before=before, must_fit=False)
+
+
+def agreed(config: RunConfig, mesh: Mesh, device: torch.device) -> RunConfig:
+    """Memory as one rank has decided it; each has asked what was free around it. Collective, before anything is built.
+
+    It is the rank whose choice for --offload-granularity auto needs least of a device, since what fits on one node need
+    not fit on another; otherwise the first rank.
+    """
+    group, size = None if mesh.is_alone else mesh.world, mesh.grid.world_size
+    rank_last = torch.tensor(_thrift(config) * size + size - 1 - mesh.rank, device=device)
+    source = size - 1 - int(all_reduce(rank_last, group, "max").item()) % size
+    return replace(config, memory=from_rank(source, lambda: config.memory, mesh.rank, group))
+
+
+def room_of(config: RunConfig, device: torch.device) -> Room:
+    """What is free here for a run."""
+    node_ranks, host_bytes = local_world_size_from_env(), None
+    if config.memory.offloads_states:
+        host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
+    if device.type == "cuda":
+        return Room(*_device_room(device), 1, host_bytes, node_ranks)
+    return Room(available_host_bytes(), total_host_bytes(), node_ranks, host_bytes, node_ranks)
+
+
+def overrule(config: RunConfig, error: ResourceError) -> None:
+    """Raises the error of an estimate with the flag that overrules it; where that is given, it is a warning."""
+    if config.training.admission:
+        raise ResourceError(f"{error}; this is an estimate: --no-admission starts the run all the same") from None
+    print(f"warning: --no-admission overrules an estimate: {error}", file=sys.stderr, flush=True)
+
+
+def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> str:
+    """Advice for a run whose layers are whole and do not fit; empty where sweeping them does not make it fit."""
+    memory = config.memory
+    if memory.sweeps or not memory.swaps or _is_held(config, world_size, device):
+        return ""
+    is_held = partial(_is_held, world_size=world_size, device=device)
+    machine = Machine(world_size, _hardware(device), _limits(memory, device), is_held)
+    asked = replace(config, memory=replace(memory, offload_granularity="auto"))
+    try:
+        found = resolve_granularity(asked, machine)
+    except ResourceError:
+        return ""
+    if not is_held(found):
+        return ""
+    return f"; --offload-granularity auto would start it with layers {sweep_of(found)}"
+
+
+def _place_states(config: RunConfig, world_size: int, device: torch.device) -> RunConfig:
+    limits = _limits(config.memory, device)
+    return resolve_states(
+        config,
+        world_size,
+        limits.device_bytes,
+        limits.host_bytes,
+        _hardware(device),
+        local_ranks=limits.local_ranks,
+    )
+
+
+def _hardware(device: torch.device) -> Hardware:
+    if device.type == "cpu":
+        return nearest_hardware("cpu", 0)
+    return nearest_hardware(gpu_name(device), torch.cuda.mem_get_info(device)[1] / GIB)
+
+
+def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:
+    """What a rank may take of its device, and the ranks of its node of host memory and of the disk."""
+    local_ranks, disk_bytes = local_world_size_from_env(), math.inf
+    device_bytes = available_host_bytes() // local_ranks
+    if device.type == "cuda":
+        device_bytes = torch.cuda.mem_get_info(device)[0]
+    if memory.device_memory_gib is not None:
+        device_bytes = min(device_bytes, int(memory.device_memory_gib * GIB))
+    if memory.offload_nvme_path is not None:
+        disk_bytes = disk_budget_bytes(disk_free_bytes(memory.offload_nvme_path), memory.offload_nvme_gib)
+    host_bytes = node_budget_bytes(available_host_bytes(), memory.offload_host_memory_gib)
+    return MemoryLimits(device_bytes, host_bytes, local_ranks, disk_bytes)
+
+
+def _is_held(config: RunConfig, world_size: int, device: torch.device) -> bool:
+    room = room_of(config, device)
+    return would_hold(
+        config,
+        world_size,
+        room.available_bytes,
+        room.local_ranks,
+        host_bytes=room.host_bytes,
+        host_ranks=room.host_ranks,
+    )
+
+
+def _thrift(config: RunConfig) -> int:
+    """Rises with what a choice for --offload-granularity auto does to save device memory; 0 where there is none yet."""
+    if is_undecided(config):
+        return 0
+    sweep = sweep_of(config)
+    return 1 + (bool(sweep.tiles) + sweep.hidden_on_host) * (config.model.num_layers + 1) + sweep.again
+
+
+def _device_room(device: torch.device) -> tuple[int, int]:
+    """Bytes of a CUDA device that a run may take, its context with them, and all bytes.
+
+    To ask makes this process's context, which is missing in what is free, and the account of a run counts it. So what
+    is taken already is this process's own up to what is assumed for a context, and other processes' beyond that.
+    """
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return min(free_bytes + RUNTIME_BYTES["cuda"], total_bytes), total_bytes

@@ -1,0 +1,28 @@
+"""The configuration of a run, which lies beside its checkpoints."""
+
+from pathlib import Path
+
+from memo.checkpoint import has_checkpoint, resolve_checkpoint
+from memo.config import RunConfig
+from memo.config.run import read_toml
+from memo.errors import CheckpointError, ConfigError
+from memo.spec.sweep import Sweep, sweep_of
+
+CONFIG_FILE = "config.toml"
+
+
+def save_config(config: RunConfig, directory: str) -> None:
+    """Raises OSError."""
+    Path(directory, CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
+
+
+def loaded_sweep(config: RunConfig) -> Sweep | None:
+    """How layers ran in the run that --load goes on with; None if there is none, or its configuration is not there."""
+    load = config.checkpoint.load
+    if load is None or not has_checkpoint(load):
+        return None
+    try:
+        values = read_toml(resolve_checkpoint(load).parent / CONFIG_FILE)
+        return sweep_of(RunConfig().override(values))
+    except (ConfigError, CheckpointError):  # of a checkpoint that was moved alone, or of another version of memo
+        return None
