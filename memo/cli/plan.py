@@ -1,6 +1,6 @@
-"""`memo plan`: the fastest layout that fits, as a table, as JSON, as a run.toml and as a drawing.
+"""`memo plan`: the fastest layout that fits, as a table, as JSON, as a run.toml, as a drawing and as a page.
 
-memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 131072 [--out run.toml] [--plot plan.svg]
+memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 131072 [--out run.toml] [--html plan.html]
 memo plan --model gpt-7b --gpus 8 --objective max-seq-len [--trace-out step.json]
 memo plan --family llama --gpus 8 --objective max-model-size
 memo plan --model llama-3.1-8b --seq-len 131072 --compare h100-80x8,h200x8,a100-80x16
@@ -102,6 +102,9 @@ class _Options:
     """File for the simulated step of the best, which https://ui.perfetto.dev opens."""
     plot: Optional[str] = None
     """Drawing (SVG, PNG or PDF) of memory and strategy by sequence length; needs matplotlib."""
+    html: Optional[str] = None
+    """File for one page that needs no other: the table with its errors, memory by length, and the step of the best as
+    it is foreseen; needs matplotlib."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -148,6 +151,8 @@ def main(argv: Sequence[str]) -> None:
         _trace(plan, options.trace_out)
     if options.plot is not None:
         _draw(question, options.plot)
+    if options.html is not None:
+        _write_page(plan, commands, options.html)
     if options.json:
         print(json.dumps(as_object(plan, commands, options.all), indent=1))
     else:
@@ -210,7 +215,7 @@ _OF_COMPARE = {field.name for field in fields(_Options)} - {
         "top",
         "all",
     ),
-    *("explain", "out", "data_path", "trace_out", "plot"),
+    *("explain", "out", "data_path", "trace_out", "plot", "html"),
 }
 
 
@@ -240,7 +245,7 @@ def _check(options: _Options) -> None:
         )
     if options.explain is not None:
         others = {"--all": options.all, "--json": options.json, "--out": options.out}
-        others |= {"--trace-out": options.trace_out, "--plot": options.plot}
+        others |= {"--trace-out": options.trace_out, "--plot": options.plot, "--html": options.html}
         given = [flag for flag, value in others.items() if value]
         given += [f"--objective {options.objective}"] if options.objective != "tgs" else []
         if given:
@@ -283,6 +288,16 @@ def _trace(plan: Plan, path: str) -> None:
         )
     config = config_of(question, best.layout, best.strategy)
     trace_step(config, question.gpus, question.hardware, path, best.moved)
+
+
+def _write_page(plan: Plan, commands: Commands, path: str) -> None:
+    from memo.report.plan_page import write_plan_page
+
+    if plan.best is None:
+        raise ConfigError(
+            f"--html {path}: nothing fits, so there is no plan to show: see `memo plan` without it for why"
+        )
+    write_plan_page(plan, commands, path)
 
 
 def _draw(question: Question, path: str) -> None:

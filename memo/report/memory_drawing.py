@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.report.drawing import new_figure, save_figure
+from memo.report.drawing import blank_figure, check_suffix, png_bytes, save_figure
 from memo.search.ranking import Choice, Plan
 from memo.units import GIB, KIB
 
@@ -25,13 +25,23 @@ def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
     Every plan must have a best choice. Raises ConfigError if matplotlib is missing or the suffix is unknown,
     ArtifactError if the file cannot be written.
     """
-    figure = new_figure(path, 2.2 + 0.95 * max(4, len(plans)), 5.2)
+    check_suffix(path)
+    save_figure(_drawn(plans, path, title), path)
+
+
+def draw_plans_png(plans: Sequence[Plan], what: str, title: str = "") -> bytes:
+    """The same drawing in memory; `what` is named in the message if matplotlib is missing."""
+    return png_bytes(_drawn(plans, what, title))
+
+
+def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:
+    figure = blank_figure(what, 2.2 + 0.95 * max(4, len(plans)), 5.2)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     chosen = [plan.best for plan in plans if plan.best is not None]
     question = plans[0].question
     _draw_gpu(above, chosen, labels_at_gib=1.02 * question.gpu_memory_gib)
     above.axhline(question.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
-    above.set_ylim(0, 1.4 * question.gpu_memory_gib)
+    above.set_ylim(0, 1.55 * question.gpu_memory_gib)
     above.set_ylabel(f"GiB of one GPU (dashed: {question.gpu_memory_gib:g})", fontsize=8)
     above.set_title(title, fontsize=9, loc="left")
     above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
@@ -44,7 +54,7 @@ def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
     for axes in (above, below):
         axes.tick_params(labelsize=7, length=2)
         axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)
+    return figure
 
 
 def _draw_gpu(axes: Any, chosen: Sequence[Choice], labels_at_gib: float) -> None:
@@ -56,7 +66,7 @@ def _draw_gpu(axes: Any, chosen: Sequence[Choice], labels_at_gib: float) -> None
         axes.bar(at, heights, 0.7, bottom=bottoms, label=label, color=colormaps["Set2"](index))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     for index, choice in enumerate(chosen):
-        text = f"{choice.strategy}\nMFU {choice.step.mfu_percent:.0f} %"
+        text = f"{choice.strategy}\nMFU {choice.step.mfu_percent:.0f} %".replace(", ", ",\n")
         axes.text(index, labels_at_gib, text, ha="center", va="bottom", fontsize=7)
 
 

@@ -264,9 +264,23 @@ def test_the_drawing(tmp_path: Path, capsys: Capture) -> None:
     assert {"8K", "64K", "1,024K", "rounding buffers", "optimizer", "keep", "alpha auto"} <= set(shown)
 
 
+def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ["--gpu-memory-gib", "8", "--host-memory-gib", "8"]
+    asked = ["--model", "gpt-7b", "--gpus", "1", *small, "--html", str(tmp_path / "plan.html")]
+    assert refusal(asked, capsys).endswith(
+        "nothing fits, so there is no plan to show: see `memo plan` without it for why"
+    )
+    written: list[tuple[object, ...]] = []
+    monkeypatch.setattr("memo.report.plan_page.write_plan_page", lambda *given: written.append(given))
+    printed([*LONG, "--top", "3", "--html", "plan.html"], capsys)
+    ((plan, commands, path),) = written
+    assert isinstance(plan, Plan) and path == "plan.html" and "torchrun" in commands.best
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
+        ([*LONG, "--explain", "tp1", "--html", "a"], "--explain tp1 only explains: leave --html out, or --explain"),
         (["--model", "gpt-8b", "--gpus", "8"], "--model gpt-8b: no such preset: did you mean 'gpt-7b'?"),
         (["--model", "gpt-7b", "--gpus", "0"], "--gpus is 0: give a whole number above 0, such as 8"),
         (["--model", "gpt-7b", "--gpus", "12"], "--gpus 12 do not fill nodes of 8 (--hardware a800-80): use --gpus 8"),
