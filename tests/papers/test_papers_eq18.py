@@ -1,5 +1,7 @@
 """Equation 18 against every printed cell, and its zones against every measured one."""
 
+from collections import Counter
+
 import pytest
 from golden import golden_rows, p4d_cells
 
@@ -38,20 +40,19 @@ def test_states_count_all_parameters(name: str, figures: int) -> None:
     assert states == pytest.approx(18 * figures, rel=1e-12)
 
 
-@pytest.mark.parametrize("table", ["p4d_table03_measured", "p4d_table04_measured"])
-def test_zones_have_no_violation(table: str) -> None:
-    """Green never ran out of memory, red always did; the words of the verdict are the zones'."""
-    seen = set()
-    for row in golden_rows(table):
+def test_zones_of_232_runs() -> None:
+    """As docs/estimators.md counts them: green never ran out of memory, red always did."""
+    seen: Counter[tuple[Zone, str]] = Counter()
+    words = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Verdict.OOM}
+    for row in [*golden_rows("p4d_table03_measured"), *golden_rows("p4d_table04_measured")]:
         if row["status"] == "not_run":
             continue
         result = ask(row)
         colour = zone(result.total_bytes, float(row["gpu_mem_gb"]) * GIB)
-        seen.add((colour, row["status"]))
-        words = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Verdict.OOM}
+        seen[colour, row["status"]] += 1
         assert result.verdict == words[colour]
-    assert (Zone.GREEN, "oom") not in seen and (Zone.RED, "ok") not in seen
-    assert {colour for colour, _ in seen} == set(Zone)
+    yellow = {(Zone.YELLOW, "ok"): 20, (Zone.YELLOW, "oom"): 29}
+    assert seen == {(Zone.GREEN, "ok"): 125, (Zone.RED, "oom"): 58, **yellow}
 
 
 def test_borders_of_the_zones() -> None:
