@@ -74,8 +74,8 @@ class _Options:
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
     min_tgs: Optional[float] = None
-    """Tokens per GPU and second at which the longest sequence must still train, under --objective
-    max-seq-len."""
+    """Tokens per GPU and second at which the longest sequence, or the largest model, must still train, under
+    --objective max-seq-len or max-model-size."""
     place_states: PlaceStates = "needed"
     """ZeRO-2, ZeRO-3 and states in host memory: needed: where nothing fits without; always: also where such a layout
     may be faster than all that fit without (slower to answer); never."""

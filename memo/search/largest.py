@@ -24,6 +24,7 @@ from memo.config.check_model import check_model
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, Strategy, grids, refusal
+from memo.search.longest import Speed
 from memo.search.oversized import costs_of, strategies
 from memo.search.question import PlannedModel, Question
 from memo.search.sizing import size
@@ -48,6 +49,8 @@ _SMALLEST = 2e7
 """Parameters of all layers together."""
 _STEP = 1.005
 _DEEPEST = 1 << 13
+_FAST_STEPS = 4
+"""To within which the largest model of a speed is found, as each one is searched: 2 %."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class Largest:
 
     Attributes:
         parameters: 0 where not even the smallest fits.
-        limit: why the next one does not fit.
-        unclipped_parameters: of the largest model with --clip-grad 0, whose gradients need no room in host memory.
+        limit: why the next one does not fit, or trains too slowly.
+        unclipped_parameters: of the largest model with --clip-grad 0, whose gradients need no room in host memory; the
+            same where speed is what binds.
     """
 
     family: str
@@ -68,17 +72,23 @@ class Largest:
     unclipped_parameters: int
 
 
-def largest(question: Question, family: Family | None) -> tuple[Largest, Question]:
+def largest(
+    question: Question, family: Family | None, speed: Speed | None = None, min_tgs: float = 0.0
+) -> tuple[Largest, Question]:
     """The largest model, and the question about it (about the smallest one where none fits).
 
     Args:
         question: about any model of the family, or, without one, about the model whose shape is scaled.
+        speed: where a layout must also train it at `min_tgs` tokens per GPU and second.
 
     Raises ConfigError for a model that memo cannot train, and for GPUs that it cannot lay out.
     """
     scaled = _scaling(question, family)
     count, found = _most(scaled, 0, question.clip_grad)
-    _, unclipped = _most(scaled, count, 0.0)
+    limit = ""
+    if count and speed is not None and speed(found) < min_tgs:
+        count, found, limit = _fast_enough(scaled, found, count, speed, min_tgs)
+    unclipped = found if limit else _most(scaled, count, 0.0)[1]
     model = found.model.sizes
     return (
         Largest(
@@ -86,10 +96,35 @@ def largest(question: Question, family: Family | None) -> tuple[Largest, Questio
             model.num_layers,
             model.hidden_size,
             found.model.shape.parameters if count else 0,
-            _limit(scaled(count + 1)[0]),
+            limit or _limit(scaled(count + 1)[0]),
             unclipped.model.shape.parameters if count else 0,
         ),
         found,
+    )
+
+
+def _fast_enough(scaled: Scaled, slow: Question, high: int, speed: Speed, min_tgs: float) -> tuple[int, Question, str]:
+    """(steps of size, about which model, why no larger one) of the largest model that trains at `min_tgs`.
+
+    It is below `high` steps, where `slow` fits but does not; 0 steps if none does. Larger models are taken to be
+    slower.
+    """
+    low, best, tgs = 0, scaled(1)[0], speed(slow)
+    while high - low > _FAST_STEPS:
+        middle = (low + high) // 2
+        fastest, question = max(((speed(question), question) for question in scaled(middle)), key=lambda pair: pair[0])
+        if fastest >= min_tgs:
+            low, best = middle, question
+        else:
+            high, slow, tgs = middle, question, fastest
+    parameters = format_count(slow.model.shape.parameters)
+    return (
+        low,
+        best,
+        (
+            f"{parameters} parameters train at no more than {tgs:,.0f} tokens per GPU and second, fewer than --min-tgs "
+            f"{min_tgs:g}"
+        ),
     )
 
 

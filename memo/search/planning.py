@@ -47,7 +47,7 @@ def plan(
         gpu_memory_gib, host_memory_gib: of one GPU and of one node; default: the hardware's.
         family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
         place_states: ZeRO-2, ZeRO-3 and states in host memory: where nothing fits without, always, or never.
-        min_tgs: tokens per GPU and second at which the longest sequence must still train.
+        min_tgs: tokens per GPU and second at which the longest sequence, or the largest model, must still train.
         nvme_gib, nvme_gb_per_s: of a node's disks for activations that its memory does not hold, and their rate in
             either direction; default: the hardware's, which may be none, and 2 GB/s.
         nvme_path: their directory in a run that needs them.
@@ -108,18 +108,21 @@ def answer(
         raise ConfigError(f"--objective is {objective!r}: use {' or '.join(get_args(Objective))}")
     if top < 1:
         raise ConfigError(f"--top is {top}: give 1 or more")
-    if min_tgs is not None and objective != "max-seq-len":
-        raise ConfigError(f"--min-tgs {min_tgs:g} fights with --objective {objective}: give --objective max-seq-len")
+    if min_tgs is not None and objective == "tgs":
+        raise ConfigError(
+            f"--min-tgs {min_tgs:g} fights with --objective tgs, which is as fast as it can be: give --objective "
+            "max-seq-len or max-model-size"
+        )
     if min_tgs is not None and not 0 < min_tgs < math.inf:
         raise ConfigError(f"--min-tgs is {min_tgs:g}: give tokens per GPU and second above 0, such as 500")
     if objective == "tgs":
         return search(question, top=top, everything=everything)
     if objective == "max-model-size":
-        biggest, asked = largest(question, family)
+        biggest, asked = largest(question, family, None if min_tgs is None else _speed, min_tgs or 0.0)
         if not biggest.parameters:
             return Plan(asked, (), (), (), 0, 0, largest=biggest)
         return replace(search(asked, top=top, everything=everything), largest=biggest)
-    found = longest(question) if min_tgs is None else longest(question, _speed, min_tgs)
+    found = longest(question, None if min_tgs is None else _speed, min_tgs or 0.0)
     if not found.seq_len:
         return Plan(question, (), (), (), 0, 0, found)
     return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)

@@ -170,13 +170,15 @@ def _placement(choice: Choice) -> Mapping[str, Any] | None:
 
 def _largest(found: Largest) -> list[str]:
     if not found.parameters:
-        return ["not even the smallest model fits", f"beyond it: {found.limit}"]
+        return ["not even the smallest model fits, or is fast enough", f"beyond it: {found.limit}"]
     more = found.unclipped_parameters - found.parameters
+    why = "gradients need not wait in host memory for their norm"
+    clipping = [f"--clip-grad 0 would add {format_count(more)}: {why}"] if more else []
     return [
         f"largest {found.family} that fits: {format_count(found.parameters)} parameters with masters in fp32 "
         f"({found.num_layers} layers, width {found.hidden_size:,})",
         f"beyond it: {found.limit}",
-        f"--clip-grad 0 would add {format_count(more)}: gradients need not wait in host memory for their norm",
+        *clipping,
     ]
 
 

@@ -300,7 +300,7 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
         ),
         (["--model", "gpt-7b", "--compare", "h200x8,q9x2"], "--compare q9x2: --hardware q9: no such machine: "),
         ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),
-        ([*LONG, "--min-tgs", "500"], "--min-tgs 500 fights with --objective tgs: give --objective max-seq-len"),
+        ([*LONG, "--min-tgs", "500"], "--min-tgs 500 fights with --objective tgs, which is as fast"),
         (
             ["--model", "gpt-7b", "--gpus", "8", "--objective", "max-seq-len", "--min-tgs", "-1"],
             "--min-tgs is -1: give tokens per GPU and second above 0",

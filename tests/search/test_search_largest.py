@@ -1,6 +1,8 @@
 """The largest model that fits: what the issue asks for, its shape, and what binds beyond it."""
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,26 @@ def test_the_shape_of_a_model_is_scaled() -> None:
     assert model.ffn_size * 4096 == 14336 * model.hidden_size
     smaller = replace(found.question, host_memory_gib=200.0)
     assert search(smaller, top=1).best is None
+
+
+@pytest.mark.parametrize("min_tgs", [2000.0, pytest.param(8000.0, marks=pytest.mark.full)])
+def test_the_largest_model_that_is_fast_enough(min_tgs: float) -> None:
+    """The answer trains so fast, the next size does not, and it says at which speed."""
+    asked: dict[str, Any] = {"seq_len": 4096, "hardware": "h200", "host_memory_gib": 128, "top": 1}
+    found = plan(None, 1, objective="max-model-size", family="gpt", min_tgs=min_tgs, **asked)
+    largest, best = found.largest, found.best
+    assert largest is not None and best is not None and best.step.tgs >= min_tgs
+    assert largest.unclipped_parameters == largest.parameters == found.question.model.shape.parameters < 15e9
+    said = re.search(r"parameters train at no more than ([\d,]+) tokens per GPU and second, fewer", largest.limit)
+    assert said is not None and 0.8 * min_tgs < int(said[1].replace(",", "")) < min_tgs
+
+
+def test_a_speed_that_the_largest_model_has_binds_nothing() -> None:
+    asked: dict[str, Any] = {"objective": "max-model-size", "seq_len": 4096, "host_memory_gib": 256, "top": 1}
+    assert plan("llama-3.1-8b", 1, min_tgs=1.0, **asked).largest == plan("llama-3.1-8b", 1, **asked).largest
+    never = plan("llama-3.1-8b", 1, min_tgs=1e9, **asked)
+    assert never.largest is not None and never.largest.parameters == 0 and never.best is None
+    assert "fewer than --min-tgs 1e+09" in never.largest.limit
 
 
 def test_a_family_needs_its_objective() -> None:
