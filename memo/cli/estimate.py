@@ -17,7 +17,7 @@ from tyro.conf import arg
 
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.config import RunConfig
-from memo.errors import ConfigError, HostMemoryError, PlanError
+from memo.errors import ConfigError, DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
 from memo.estimate.answer import Answer, answer
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
@@ -27,7 +27,7 @@ from memo.estimate.verdict import Capacity
 from memo.papers.methods import answer_by_paper
 from memo.units import GIB
 
-SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib")
+SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib", "disk_gib")
 TIMES = tuple(field.name for field in fields(Timing))
 ADDED = (*SIZES, "verdict", *TIMES)
 """Columns of the output; those of time are filled for the methods memo and megatron-lm."""
@@ -91,6 +91,11 @@ class _Options:
     """Tokens whose logits exist at once, default 1024, the trainer's; for megatron-lm without alpha 0: all."""
     host_memory_gib: Optional[str] = None
     """Host memory of one node; default: the hardware's."""
+    nvme_gib: Optional[str] = None
+    """Local disks of one node for activations that its memory does not hold; default: the hardware's, which may be
+    none."""
+    nvme_gb_per_s: Optional[str] = None
+    """Their rate in either direction, of all ranks together; default: the hardware's, else 2."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -159,7 +164,7 @@ class _Simulation:
             trace_step(config, world_size, hardware, self.trace_out, moved)
         try:
             step = predict_step(config, world_size, hardware, moved)
-        except (PlanError, HostMemoryError):
+        except (PlanError, HostMemoryError, DiskError):
             return None
         return Timing(step.step_time_s, step.tflops_per_gpu, step.mfu_percent, step.tgs)
 
@@ -247,10 +252,21 @@ def _located(where: str, evaluate: Evaluate, case: Case) -> Answer:
 
 
 def _row(result: Answer) -> dict[str, str]:
-    sizes = (result.states_bytes, result.activation_bytes, result.total_bytes, result.host_bytes)
+    sizes = _sizes(result)
     times = dict.fromkeys(TIMES, "") if result.timing is None else asdict(result.timing)
     cells = {name: f"{num_bytes / GIB:.6f}" for name, num_bytes in zip(SIZES, sizes, strict=True)}
     return cells | {"verdict": str(result.verdict)} | {name: str(value) for name, value in times.items()}
+
+
+def _sizes(result: Answer) -> tuple[float, ...]:
+    """Bytes in the order of SIZES."""
+    return (
+        result.states_bytes,
+        result.activation_bytes,
+        result.total_bytes,
+        result.host_bytes,
+        result.disk_bytes,
+    )
 
 
 def _one(case: Case, result: Answer, as_json: bool) -> str:
@@ -264,6 +280,8 @@ def _one(case: Case, result: Answer, as_json: bool) -> str:
         lines.append(
             f"  {'host, one node':<18}{result.host_bytes / GIB:>12,.3f} GiB of {case.host_memory_gib:,.1f} GiB"
         )
+    if result.disk_bytes:
+        lines.append(f"  {'NVMe, one node':<18}{result.disk_bytes / GIB:>12,.3f} GiB of {case.nvme_gib:,.1f} GiB")
     if case.alpha == "auto":
         lines.append(f"  {'alpha auto':<18}{_moved(result.moved)}")
     if result.timing is not None:
@@ -284,7 +302,7 @@ def _title(case: Case) -> str:
 
 
 def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
-    sizes = (result.states_bytes, result.activation_bytes, result.total_bytes, result.host_bytes)
+    sizes = _sizes(result)
     return {
         **{name: getattr(case, name) for name in COLUMNS if name != "hardware"},
         "hardware": case.hardware.name,

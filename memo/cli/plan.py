@@ -20,11 +20,12 @@ from tyro.conf import arg
 from memo.config import TrainingConfig
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
+from memo.estimate.disks import NVME_PATH
 from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
 from memo.search.planning import Objective, answer, base_model
-from memo.search.question import NVME_PATH, PlaceStates, Question, ask
+from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
 

@@ -16,12 +16,15 @@ from memo.errors import ConfigError
 from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
+from memo.estimate.disks import NVME_PATH
+from memo.estimate.node_memory import node_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
-from memo.estimate.rank_memory import components, node_host_bytes
+from memo.estimate.rank_memory import components
 from memo.estimate.timing import TimeModel, Timing
 from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
 from memo.spec.shapes import model_config_of
+from memo.spec.slots import Moved
 from memo.units import GIB
 
 _OWN_BOUND = (
@@ -43,9 +46,10 @@ _CPU_BOUND = (
 
 @dataclass(frozen=True)
 class Answer:
-    """Bytes of the GPU that needs most and of one node's host memory, and the verdict on them.
+    """Bytes of the GPU that needs most and of one node's host memory and disks, and the verdict on them.
 
     Attributes:
+        host_bytes, disk_bytes: host memory is filled first.
         parts: bytes by component, as the method names them.
         bound: what the verdict is based on, for people.
         moved: tiles by group that alpha auto moves; None if nothing moves or alpha is a number.
@@ -61,6 +65,7 @@ class Answer:
     bound: str
     moved: Mapping[str, int] | None = None
     timing: Timing | None = None
+    disk_bytes: float = 0.0
 
 
 def answer(
@@ -97,6 +102,7 @@ def run_config(case: Case) -> RunConfig:
         memory=MemoryConfig(
             offload_alpha="off" if case.alpha is None else case.alpha,
             recompute_granularity=case.recompute,  # type: ignore[arg-type]  # one of RECOMPUTE
+            offload_nvme_path=NVME_PATH if case.nvme_gib and case.alpha is not None else None,
         ),
         training=TrainingConfig(
             micro_batch_size=case.mbs,
@@ -137,12 +143,12 @@ def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
         if judge(account.worst(config).total, 0, capacity) != Verdict.FITS:
             moved = time_model.moved(config, account, case.hardware, capacity)
         else:  # nothing moves
-            config = replace(config, memory=replace(config.memory, offload_alpha="off"))
+            config = replace(config, memory=replace(config.memory, offload_alpha="off", offload_nvme_path=None))
     what = case.alpha if isinstance(case.alpha, float) else moved
     rank = account.worst(config, what)
     if arena_bytes is not None:  # the arena also holds what layers keep, unless rounding buffers do
         rank = replace(rank, skeletal=0, transient=arena_bytes)
-    host = 0 if what is None else node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, what)
+    host, disk = _of_node(case, config, what)
     return Answer(
         states_bytes=rank.states,
         activation_bytes=rank.activations,
@@ -153,7 +159,15 @@ def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
         bound=_OWN_BOUND if is_own else _MEGATRON_BOUND,
         moved=moved,
         timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, moved),
+        disk_bytes=disk,
     )
+
+
+def _of_node(case: Case, config: RunConfig, moved: Moved | None) -> tuple[int, int]:
+    """(host, disk) bytes of the activations of one node."""
+    if moved is None:
+        return 0, 0
+    return node_bytes(config, case.gpus, case.hardware, moved, case.host_memory_gib * GIB)
 
 
 def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
@@ -171,9 +185,8 @@ def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
     config = run_config(case)
     stages = range(config.parallel.pp)
     memory = max((program_memory(config, case.gpus, stage) for stage in stages), key=lambda stage: stage.total)
-    context_bytes, host = cpu_context_bytes(memory.total, case.gpus), 0
-    if isinstance(case.alpha, float):
-        host = node_host_bytes(config, case.gpus, case.hardware.gpus_per_node, case.alpha)
+    context_bytes = cpu_context_bytes(memory.total, case.gpus)
+    host, disk = _of_node(case, config, case.alpha if isinstance(case.alpha, float) else None)
     return Answer(
         states_bytes=memory.states.device,
         activation_bytes=memory.total - memory.states.device,
@@ -183,4 +196,5 @@ def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
         parts=memory.main_components,
         bound=_CPU_BOUND.format(context_bytes / GIB),
         timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, None),
+        disk_bytes=disk,
     )

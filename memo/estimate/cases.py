@@ -16,6 +16,7 @@ from memo.config import PRESETS, preset
 from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.config.require import LARGEST
 from memo.errors import ConfigError
+from memo.estimate.disks import with_disks
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.hf_config import read_hf_config
@@ -35,7 +36,10 @@ class Case:
 
     Attributes:
         global_batch_size: None for enough microbatches to fill the pipeline.
+        hardware: with the disks of `nvme_gib` and `nvme_gb_per_s`.
         gpu_memory_gib, host_memory_gib: nominal memory of one GPU and of one node.
+        nvme_gib, nvme_gb_per_s: a node's local disks for activations that its memory does not hold, and their rate in
+            either direction; 0: there are none.
         alpha: share of the tokens that moves to the host; auto for what limits and times allow; None if nothing moves.
         method: memo and megatron-lm name the program whose runs are asked about; all others are a paper's formulas.
         loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
@@ -57,6 +61,8 @@ class Case:
     recompute: str
     loss_chunk_size: int
     host_memory_gib: float
+    nvme_gib: float
+    nvme_gb_per_s: float
     shape: ModelShape
 
     @property
@@ -84,6 +90,9 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         )
     memory_gib = read.size("gpu_memory_gib")
     hardware = read.using("hardware", lambda name: HARDWARE[name] if name == "cpu" else find_hardware(name, memory_gib))
+    host_memory_gib = read.size("host_memory_gib")
+    nvme_gib, nvme_gb_per_s = read.size("nvme_gib"), read.size("nvme_gb_per_s")
+    hardware = read.using("nvme_gb_per_s", lambda _: with_disks(hardware, nvme_gib, nvme_gb_per_s, host_memory_gib))
     alpha = read.alpha()
     method, recompute = read.choice("method", METHODS), read.choice("recompute", RECOMPUTE)
     if alpha is not None and recompute != "none":
@@ -106,7 +115,9 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         vpp=read.count("vpp", 1),
         recompute=recompute,
         loss_chunk_size=read.loss_chunk(0 if method == "megatron-lm" and alpha is None else MEMO_LOSS_CHUNK),
-        host_memory_gib=read.size("host_memory_gib") or hardware.host_memory_gib,
+        host_memory_gib=host_memory_gib or hardware.host_memory_gib,
+        nvme_gib=hardware.nvme_gib,
+        nvme_gb_per_s=hardware.nvme_gb_per_s,
         shape=read.using("model", lambda name: model_shape(name, seq_len)),
     )
 

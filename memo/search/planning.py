@@ -7,10 +7,11 @@ from typing import Literal, get_args
 from memo.config import TrainingConfig
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
+from memo.estimate.disks import NVME_PATH
 from memo.estimate.hardware import Hardware
 from memo.search.largest import BASES, Family, largest
 from memo.search.longest import longest
-from memo.search.question import NVME_PATH, PlaceStates, Question, ask
+from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan, search
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]

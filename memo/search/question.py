@@ -17,18 +17,13 @@ from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
 from memo.estimate.accounts import Account, Program
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
+from memo.estimate.disks import NVME_PATH, with_disks
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.verdict import Capacity
 from memo.spec.shapes import ModelShape, model_config_of
 from memo.units import GIB
-
-NVME_PATH = "/nvme"
-"""The directory of a node's disks that a planned run names if it is told no other."""
-NVME_GB_PER_S = 2.0
-"""Rate of a node's disks that is assumed if none is given: what one data-centre drive writes for hours; reads are
-faster."""
 
 PlaceStates = Literal["needed", "always", "never"]
 
@@ -156,7 +151,7 @@ def ask(
     if not isinstance(machine, Hardware):
         machine = named_hardware("--hardware", machine, gpu_memory_gib)
     require_full_nodes("--hardware", gpus, machine)
-    machine = _with_disks(machine, nvme_gib, nvme_gb_per_s, host_memory_gib)
+    machine = with_disks(machine, nvme_gib, nvme_gb_per_s, host_memory_gib)
     question = Question(
         model=planned_model(model, seq_len),
         gpus=gpus,
@@ -173,20 +168,6 @@ def ask(
     )
     check_model(question.base)
     return question
-
-
-def _with_disks(
-    machine: Hardware, gib: float | None, gb_per_s: float | None, host_memory_gib: float | None
-) -> Hardware:
-    """What is simulated must know, too, how much of the activations host memory holds."""
-    gib = machine.nvme_gib if gib is None else gib
-    if not gib:
-        if gb_per_s is not None:
-            raise ConfigError(f"--nvme-gb-per-s {gb_per_s:g} is of a disk, but --nvme-gib is not given: give both")
-        return machine
-    rate = gb_per_s or machine.nvme_gb_per_s or NVME_GB_PER_S
-    host_gib = host_memory_gib or machine.host_memory_gib
-    return replace(machine, nvme_gib=gib, nvme_gb_per_s=rate, host_memory_gib=host_gib)
 
 
 def planned_model(name: str, seq_len: int) -> PlannedModel:

@@ -1,12 +1,12 @@
 """Memory of a candidate, and the verdict on it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from memo.config import RunConfig
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
-from memo.estimate.rank_memory import RankMemory, components, node_disk_bytes, node_host_bytes
+from memo.estimate.node_memory import node_bytes
+from memo.estimate.rank_memory import RankMemory, components
 from memo.estimate.verdict import Verdict, judge
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question
@@ -76,7 +76,7 @@ def size(
     host = disk = 0
     capacity = question.capacity
     if what is not None or strategy.placement is not None:
-        host, disk = _of_node(question, config, what)
+        host, disk = node_bytes(config, question.gpus, question.hardware, what, capacity.host_bytes)
     memory, most = question.account.bounds(config, what)
     if most != memory.total and (exactly or judge(memory.total, host, capacity) != judge(most, host, capacity)):
         memory = question.account.worst(config, what)
@@ -84,18 +84,3 @@ def size(
     gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes)
     host_excess = host / max(1, node_budget_bytes(capacity.host_bytes, None))
     return Sized(memory, most == memory.total, host, judge(memory.total, host, capacity), gpu_excess, host_excess, disk)
-
-
-def _of_node(question: Question, config: RunConfig, moved: Moved | None) -> tuple[int, int]:
-    """(host, disk): bytes of one node; host memory is filled first, as far as it surely fits."""
-    gpus, per_node, hardware = question.gpus, question.hardware.gpus_per_node, question.hardware
-    if config.memory.offload_nvme_path is None or moved is None:
-        return node_host_bytes(config, gpus, per_node, moved), 0
-    in_memory = replace(config, memory=replace(config.memory, offload_nvme_path=None))
-    whole = node_host_bytes(in_memory, gpus, per_node, moved)
-    budget = node_budget_bytes(question.capacity.host_bytes, None)
-    if whole <= budget:
-        return whole, 0
-    least = node_host_bytes(config, gpus, per_node, moved, hardware.nvme_budget_bytes)
-    host = max(least, budget)
-    return host, node_disk_bytes(config, gpus, per_node, moved, host)

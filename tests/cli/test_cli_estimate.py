@@ -14,6 +14,9 @@ from memo.cli.main import main
 from memo.config import RunConfig, preset
 from memo.estimate.cases import COLUMNS
 from memo.estimate.hardware_table import HARDWARE
+from memo.search.candidates import Layout, Strategy
+from memo.search.question import ask
+from memo.search.sizing import size
 from memo.simulate import predict_step
 from memo.units import GIB
 
@@ -259,6 +262,37 @@ def test_a_machine_of_ones_own(tmp_path: Path, capsys: Capture) -> None:
     result = json.loads(capsys.readouterr().out)
     assert (result["hardware"], result["gpu_memory_gib"], result["verdict"]) == ("mine", 20, "oom")
     assert "nowhere.toml" in refusal(["--model", "gpt-7b", "--hardware", "nowhere.toml"], capsys)
+
+
+def test_what_host_memory_does_not_hold_is_on_the_disks(tmp_path: Path, capsys: Capture) -> None:
+    """Records are split as memo plan splits them: host memory first, as far as it surely fits."""
+    base = {"model": "gpt-7b", "tp": "4", "cp": "2", "gpus": "8", "hardware": "a800-80", "seq_len": str(256 << 10)}
+    rows = [
+        {**base, "alpha": "1", "host_memory_gib": host, "nvme_gib": disk}
+        for host, disk in (("", ""), ("", "1000"), ("500", "1000"), ("500", "100"))
+    ]
+    whole, room, split, short = table(tmp_path, rows)
+    assert [row["verdict"] for row in (whole, room, split, short)] == ["fits", "fits", "fits", "oohm"]
+    assert room["host_gib"] == whole["host_gib"] and room["disk_gib"] == whole["disk_gib"] == "0.000000"
+    assert float(split["host_gib"]) == pytest.approx(0.9 * 500, rel=1e-6) and float(split["total_gib"]) > 0
+    records = float(whole["host_gib"])
+    staging = float(split["host_gib"]) + float(split["disk_gib"]) - records
+    assert 0 < staging < 0.15 * records  # buffers through which records pass; all ranks have them
+    assert float(short["host_gib"]) > 500 and float(split["tgs"]) > 0
+    asked = ask("gpt-7b", 8, seq_len=256 << 10, hardware="a800-80", host_memory_gib=500, nvme_gib=1000)
+    sized = size(asked, Layout(4, 2), Strategy(1.0))
+    assert float(split["disk_gib"]) == pytest.approx(sized.disk_bytes / GIB, rel=0.01)
+    argv = ["estimate", *(word for name, text in rows[2].items() for word in (f"--{name.replace('_', '-')}", text))]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    assert "NVMe, one node" in printed and "of 1,000.0 GiB" in printed
+    assert main([*argv, "--json", "--nvme-gb-per-s", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["disk_gib"] == pytest.approx(float(split["disk_gib"]), abs=1e-5) and found["nvme_gb_per_s"] == 4
+    with pytest.raises(SystemExit):
+        main(["estimate", "--model", "gpt-7b", "--nvme-gb-per-s", "4"])
+    said = "nvme_gb_per_s is '4': --nvme-gb-per-s 4 is of a disk, but --nvme-gib is not given"
+    assert said in capsys.readouterr().err
 
 
 def test_it_loads_nothing_that_it_does_not_need() -> None:
