@@ -151,12 +151,6 @@ def _check_sections(config: RunConfig) -> None:
     _check_swept(config, "--offload-hidden-states", not memory.offload_hidden_states, "layers need hidden states whole")
     if not memory.sweeps:
         return
-    pp = config.parallel.pp
-    require(
-        pp == 1 or not memory.offload_hidden_states,
-        f"--offload-hidden-states does not run with --pp {pp}, whose stages send each other whole hidden states: use "
-        "--tp instead of --pp, or leave it out",
-    )
     require(
         again <= most,
         f"--recompute-attention-layers is {again}, but a pipeline chunk has {most} layers: give 0 to {most}",

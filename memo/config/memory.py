@@ -49,9 +49,9 @@ class MemoryConfig:
     """Under --offload-granularity tile: layers of each pipeline chunk, the first ones, that compute attention again
     before their backward. Of them only the input waits in host memory, about two fifths of what waits otherwise."""
     offload_hidden_states: bool = False
-    """Under --offload-granularity tile, without --pp: hidden states between layers and their gradients live in host
-    memory, and stream section by section, so that on the device only keys and values, their gradients and the batch
-    grow with the sequence. Costs one more copy of a section each way in every forward and backward."""
+    """Under --offload-granularity tile: hidden states between layers and their gradients live in host memory, and
+    stream section by section, also from stage to stage, so that on the device only keys and values, their gradients and
+    the batch grow with the sequence. Costs one more copy of a section each way in every forward and backward."""
     layer_profile: str | None = None
     """File of `memo profile --out` to plan from instead of measuring; it must be of the same layer and device."""
     profile_cache: str = "auto"

@@ -5,7 +5,8 @@
                an input if layers recompute attention; three of hidden states if these are in host memory
     records    the moved prefix of a slot, once for each layer and microbatch that lies in host memory (of a sweep, for
                each section of it), and keys and values of the layers and microbatches that do; of layers that recompute
-               attention, their input alone; hidden states once, for as many microbatches as are between two layers
+               attention, their input alone; hidden states once, for as many microbatches as are between two layers, or
+               wait on this stage for their turn
     host       all records, or with a disk that holds the others no more than their staging buffers
 
 Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values, to the byte), memo.executor.layer
@@ -13,7 +14,8 @@ Sources: memo.spec.slots (layout, to the byte), memo.spec.sweep (keys and values
 Known error: none for slots, nor for host records in most schedules. One record too many (of keys and values, those of
 one layer) is counted on the last stage of interleaved 1F1B with as many microbatches as stages; and where slots hold
 layers, breadth first with 2 microbatches, and interleaved with 2 stages, 2 microbatches and one layer of a chunk that
-does not recompute attention. Of inputs one too many may be counted where a layer has fewer than three sections. The
+does not recompute attention. Of inputs one too many may be counted where a layer has fewer than three sections, and of
+hidden states where it has one and the pipeline is interleaved. The
 working set is an upper bound of what exists at once and was not measured on GPUs.
 """
 
@@ -29,7 +31,9 @@ from memo.config.derived import (
     resolved_sections,
 )
 from memo.spec.disk import RecordKind, least_host_bytes, split_records
+from memo.spec.hidden_ops import most_hidden_states
 from memo.spec.layer_ops import layers_in_flight
+from memo.spec.schedule import pipeline_of
 from memo.spec.slots import Moved, SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.units import DTYPE_BYTES
@@ -62,17 +66,17 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
         input_bytes = layout.places["input"].num_bytes
         buffers += key_value_layout(config).device_bytes
         buffers += min(2, _inputs_in_flight(config, world_size, stage)) * input_bytes
-        buffers += num_hidden_sections(config, world_size) * input_bytes
+        buffers += num_hidden_sections(config, world_size, stage) * input_bytes
     kinds = record_kinds(config, world_size, stage, layout)
-    stays = staying_bytes(config, world_size, layout)
+    stays = staying_bytes(config, world_size, stage, layout)
     records = sum(kind.total_bytes for kind in kinds) + stays
     on_disk = config.memory.offload_nvme_path is not None
     return SwapBytes(buffers, least_host_bytes(kinds) + stays if on_disk else records, records)
 
 
-def staying_bytes(config: RunConfig, world_size: int, layout: SlotLayout) -> int:
-    """Host records that never go to a disk: of hidden states, with --offload-hidden-states."""
-    return num_hidden_records(config, world_size) * layout.places["input"].num_bytes
+def staying_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> int:
+    """Host records of a rank of `stage` that never go to a disk: of hidden states, with --offload-hidden-states."""
+    return num_hidden_records(config, world_size, stage) * layout.places["input"].num_bytes
 
 
 def record_kinds(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> list[RecordKind]:
@@ -97,9 +101,9 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
     layout, limit_bytes = slot_layout(config, moved), inf if disk_bytes is None else disk_bytes
     if config.memory.offload_nvme_path is None:
         limit_bytes = 0
-    stays = staying_bytes(config, world_size, layout)
     return [
-        least_host_bytes(record_kinds(config, world_size, stage, layout), limit_bytes) + stays
+        least_host_bytes(record_kinds(config, world_size, stage, layout), limit_bytes)
+        + staying_bytes(config, world_size, stage, layout)
         for stage in range(config.parallel.pp)
     ]
 
@@ -107,8 +111,8 @@ def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_byt
 def disk_bytes(config: RunConfig, world_size: int, moved: Moved, rank_host_bytes: list[float]) -> list[int]:
     """Bytes on the disk of a rank of each stage, whose records may take so much of host memory."""
     layout, found = slot_layout(config, moved), []
-    stays = staying_bytes(config, world_size, layout)
     for stage, host in enumerate(rank_host_bytes):
+        stays = staying_bytes(config, world_size, stage, layout)
         split = split_records(record_kinds(config, world_size, stage, layout), int(host) - stays)
         found.append(0 if split is None else split.disk_bytes)
     return found
@@ -139,24 +143,23 @@ def num_input_records(config: RunConfig, world_size: int, stage: int) -> int:
     return max(0, _inputs_in_flight(config, world_size, stage) - 1)  # the last one that is written makes room first
 
 
-def num_hidden_records(config: RunConfig, world_size: int) -> int:
+def num_hidden_records(config: RunConfig, world_size: int, stage: int) -> int:
     """The same of hidden states, each of one section: all sections of them, but the one that has just been written."""
-    in_flight = _hidden_in_flight(config, world_size)
+    in_flight = _hidden_in_flight(config, world_size, stage)
     return in_flight - 1 if in_flight > 2 else 0
 
 
-def num_hidden_sections(config: RunConfig, world_size: int) -> int:
-    """Sections of hidden states on the device: slots, and the one in which modules work."""
-    in_flight = _hidden_in_flight(config, world_size)
+def num_hidden_sections(config: RunConfig, world_size: int, stage: int) -> int:
+    """Sections of hidden states on the device: slots, and the one in which modules work and messages arrive."""
+    in_flight = _hidden_in_flight(config, world_size, stage)
     return min(2, in_flight) + 1 if in_flight else 0
 
 
-def _hidden_in_flight(config: RunConfig, world_size: int) -> int:
-    """Sections x microbatches between two layers, or the embedding and the first, or the last and the loss."""
+def _hidden_in_flight(config: RunConfig, world_size: int, stage: int) -> int:
+    """Sections x microbatches of hidden states that are on a stage at once."""
     if not (config.memory.sweeps and config.memory.offload_hidden_states):
         return 0
-    is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"
-    return resolved_sections(config) * (num_microbatches(config, world_size) if is_breadth_first else 1)
+    return resolved_sections(config) * most_hidden_states(pipeline_of(config, world_size), stage)
 
 
 def _inputs_in_flight(config: RunConfig, world_size: int, stage: int) -> int:

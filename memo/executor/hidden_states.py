@@ -5,7 +5,9 @@ slots of a section each, and through one section on the device in which modules 
     offload                                               | output of section s
     prefetch    | input of section s + 1                  | input of section s + 2
 
-The plan (memo.spec.layer_ops.hidden_ops) has every section that any module writes and reads, in order, so modules need
+Messages between stages go the same way: what is sent is taken, and what is received is put.
+
+The plan (memo.spec.hidden_ops) has every section that any module or message writes and reads, in order, so these need
 not say which hidden states they mean: the next ones of that section, or PlanError.
 """
 
@@ -53,7 +55,7 @@ class _HiddenStates:
 
 
 class HiddenOnHost(_HiddenStates):
-    """memo.parallel.hidden.Hidden, of hidden states of which the device holds three sections."""
+    """memo.parallel.hidden.HiddenInPlan, of hidden states of which the device holds three sections."""
 
     def __init__(
         self,
@@ -81,14 +83,14 @@ class HiddenOnHost(_HiddenStates):
     def host_bytes(self) -> int:
         return self.stream.host_bytes
 
-    def reset(self) -> None:
-        """Before a training step, also after one, or an evaluation, that an exception has interrupted."""
+    def restart(self) -> None:
+        """Before a training step, or an evaluation."""
         self.stream.swapper.reset()
         self.unplanned.stream.swapper.reset()
 
 
 class _InEvaluation(_HiddenStates):
-    """The same between training steps: one microbatch after the other, forwards only."""
+    """The same between training steps, forwards only."""
 
     def __init__(self, stream: SectionStream, planned: HiddenOnHost) -> None:
         super().__init__(stream, planned.work, planned.sections)
@@ -98,6 +100,5 @@ class _InEvaluation(_HiddenStates):
     def unplanned(self) -> "_InEvaluation":
         return self
 
-    def begin(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        self._planned.reset()
-        return super().begin(shape, like)
+    def restart(self) -> None:
+        self._planned.restart()

@@ -160,7 +160,7 @@ class SweepRuntime(SwapRuntime):
         if self.inputs is not None:
             self.inputs.swapper.reset()
         if self.hidden is not None:
-            self.hidden.reset()
+            self.hidden.restart()
 
 
 class ScratchMemory:

@@ -56,6 +56,17 @@ class Hidden(Protocol):
         """Leave to the next module what `take` or `room` has returned, overwritten or not."""
 
 
+class HiddenInPlan(Hidden, Protocol):
+    """Hidden states that are not on the device, whose sections follow a plan, where stages hand them on as well."""
+
+    @property
+    def unplanned(self) -> "HiddenInPlan":
+        """The same memory under the plan of an evaluation."""
+
+    def restart(self) -> None:
+        """Return to the beginning of the plan, wherever the last step or evaluation has stopped."""
+
+
 class HiddenOnDevice:
     """Sections of one tensor, which are overwritten where they lie."""
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from memo.artifacts.fields import build, checked
 from memo.artifacts.reading import Source, parse_json, shown
 from memo.errors import PlanError
+from memo.spec.hidden_ops import HiddenOps
 from memo.spec.layer_ops import LayerOp, SweptOps
 from memo.spec.schedule import Kind
 
@@ -160,7 +161,7 @@ class SweepPlans(NamedTuple):
         keys: keys and values, of whole layers, with one slot, each part of which is free after its section.
         inputs: sections of the inputs of layers that recompute attention; None where no layer does.
         hidden: sections of the hidden states between layers; None where these stay on the device.
-        evaluation: the same for one microbatch of an evaluation, in the slots and records of `hidden`.
+        evaluation: the same for an evaluation, in the slots and records of `hidden`.
     """
 
     keys: SwapPlan
@@ -169,10 +170,14 @@ class SweepPlans(NamedTuple):
     evaluation: SwapPlan | None
 
 
-def sweep_plans(ops: SweptOps) -> tuple[SwapPlan, SweepPlans]:
-    """The plan of sections, and those of what moves beside them. Raises as `swap_plan`."""
-    others = (swap_plan(moved) if moved else None for moved in (ops.inputs, ops.hidden, ops.evaluation))
-    return swap_plan(ops.sections), SweepPlans(swap_plan(ops.keys, max_slots=1), *others)
+def sweep_plans(ops: SweptOps, hidden: HiddenOps | None = None) -> tuple[SwapPlan, SweepPlans]:
+    """The plan of sections, and those of what moves beside them. Raises as `swap_plan`.
+
+    `hidden`: None where hidden states stay on the device.
+    """
+    inputs = swap_plan(ops.inputs) if ops.inputs else None
+    moved = (None, None) if hidden is None else (swap_plan(hidden.training), swap_plan(hidden.evaluation))
+    return swap_plan(ops.sections), SweepPlans(swap_plan(ops.keys, max_slots=1), inputs, *moved)
 
 
 def _check_ops(ops: Sequence[LayerOp], max_slots: int) -> None:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
-from memo.estimate.swap_memory import num_hidden_sections
 from memo.planner.problem import Link, SwapGroup, SwapProblem
 from memo.spec.disk import Disk, RecordKind
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
@@ -58,6 +57,7 @@ def swap_problem(
     limits: ActivationLimits = NO_LIMITS,
     num_input_records: int = 0,
     num_hidden_records: int = 0,
+    num_hidden_sections: int = 0,
 ) -> SwapProblem:
     """Of one rank, from counts of its swap plan, and the times of one layer and of the link, modelled or measured.
 
@@ -65,7 +65,8 @@ def swap_problem(
         config: its device decides the dtype where the configuration names none.
         forward_s, backward_s: of a whole layer.
         num_input_records: of sections of inputs, where layers recompute attention.
-        num_hidden_records: of sections of hidden states, where these are in host memory.
+        num_hidden_records, num_hidden_sections: of hidden states where these are in host memory: records of a section,
+            and sections on the device.
         recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
@@ -75,7 +76,7 @@ def swap_problem(
     if memory.sweeps:
         keys = key_value_layout(config)
         always, fixed_bytes = always | {"key_value": keys.part_bytes}, fixed_bytes + keys.device_bytes
-        fixed_bytes += num_hidden_sections(config, world_size) * sizes.always["input"]
+        fixed_bytes += num_hidden_sections * sizes.always["input"]
         key_value_bytes = keys.part_bytes
     recompute_s = {group: seconds / sections for group, seconds in recompute_s.items()}
     return SwapProblem(

@@ -49,7 +49,7 @@ def ways_to_sweep(
     if not is_possible:
         return
     yield from _with_attention_again(config, world_size, limits, whole)
-    if config.parallel.pp == 1 and not _fits_on_device(config, world_size, limits, whole):
+    if not _fits_on_device(config, world_size, limits, whole):
         yield from _with_attention_again(config, world_size, limits, replace(whole, hidden_on_host=True))
 
 

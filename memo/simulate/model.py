@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_dtype
+from memo.config.derived import resolved_dtype, resolved_sections
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.planner.swap_problem import NO_LIMITS
@@ -16,6 +16,8 @@ from memo.simulate.outside_layers import EndCost, UpdateCost, embedding_cost, lo
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, machine_limits, modelled_problem, on_disk
+from memo.spec.clock import Program, program
+from memo.spec.meetings import meeting_program
 from memo.spec.schedule import Action, Pipeline, pipeline_of
 
 _Of = TypeVar("_Of")
@@ -30,6 +32,7 @@ class StepModel:
         recompute: cost of that recomputation in the backward of one layer.
         embedding, loss: cost of embedding and loss for one microbatch.
         message_s: seconds of a message between neighbouring stages.
+        meets: whether stages meet for their messages (memo.spec.meetings).
         times: seconds of one layer and of its copies, which take 0 s if nothing moves.
         updates, states: by stage; None in `states` for stages whose states are all whole on the device.
         peak_flops: of one rank, FLOP/s.
@@ -43,11 +46,16 @@ class StepModel:
     embedding: EndCost
     loss: EndCost
     message_s: float
+    meets: bool
     times: LayerTimes
     updates: tuple[UpdateCost, ...]
     states: tuple[StateTimes | None, ...]
     peak_flops: float
     swap: SwapSolution | None
+
+    def program(self, pipeline: Pipeline) -> Program:
+        """For the clock: the schedules of this pipeline, perhaps with fewer microbatches."""
+        return meeting_program(pipeline) if self.meets else program(pipeline)
 
     @property
     def layers_per_chunk(self) -> int:
@@ -81,6 +89,7 @@ def step_model(
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(hardware, dtype)
     layer, recompute, times, swap = _layer(config, world_size, kernels, alpha)
+    meets = swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
     return StepModel(
         pipeline=pipeline_of(config, world_size),
         num_layers=config.model.num_layers,
@@ -88,7 +97,8 @@ def step_model(
         recompute=recompute,
         embedding=embedding_cost(config, kernels),
         loss=loss_cost(config, kernels),
-        message_s=stage_message_s(config, kernels, world_size),
+        message_s=stage_message_s(config, kernels, world_size, meets),
+        meets=meets,
         times=times,
         updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage)),
         states=_by_stage(config, lambda stage: state_times(config, kernels, world_size, stage)),
@@ -97,12 +107,22 @@ def step_model(
     )
 
 
-def stage_message_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
-    """Seconds to send the hidden states of one microbatch to the next pipeline stage, or their gradient back."""
-    parallel = config.parallel
+def stage_message_s(config: RunConfig, kernels: Kernels, world_size: int, meets: bool = False) -> float:
+    """Seconds to send the hidden states of one microbatch to the next pipeline stage, or their gradient back.
+
+    `meets`: from host memory to host memory, section by section, of which one is copied while another is sent.
+
+    Known error: the copies of the first section, to the device, and of the last one, from the other device, are not
+    counted.
+    """
+    parallel, sections = config.parallel, resolved_sections(config) if meets else 1
     tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
-    wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow
-    return kernels.message_s(wire_bytes, Group(parallel.pp, world_size // parallel.pp))
+    wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow / sections
+    sent_s = kernels.message_s(wire_bytes, Group(parallel.pp, world_size // parallel.pp))
+    if not meets or parallel.pp == 1:
+        return sent_s
+    copied_s = wire_bytes / (min(kernels.hardware.offload_gb_per_s, kernels.hardware.prefetch_gb_per_s) * 1e9)
+    return sections * max(sent_s, copied_s)
 
 
 def _layer(

@@ -11,7 +11,7 @@ from memo.planner.problem import SwapSolution
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.stage import Stage, streams_of
 from memo.simulate.swapping import always_hidden, copies_s, moves_and_records
-from memo.spec.clock import Clock, Op, program, run
+from memo.spec.clock import Clock, Op, run
 from memo.spec.flops import model_flops_per_token
 from memo.spec.schedule import Pipeline
 from memo.spec.steady import steady_microbatches, steady_period_s
@@ -162,7 +162,7 @@ def _breadth_first(model: StepModel, timed: Callable[[StepModel, Pipeline], _Tim
 
 def _constantly(model: StepModel, short: Pipeline) -> _Timed:
     """Where no action waits for a copy, each is one event."""
-    clock = run(program(short), _constant(model), model.message_s)
+    clock = run(model.program(short), _constant(model), model.message_s)
     return _with_update(model, _extended(model.pipeline, short, clock))
 
 
@@ -180,7 +180,9 @@ def _simulated(model: StepModel, short: Pipeline) -> _Timed:
     full, stages = model.pipeline, range(model.pipeline.stages)
     streams = [streams_of(model, short, stage) for stage in stages]
     workers = [Stage(stage, model, streams[stage], short.microbatches) for stage in stages]
-    clock = run(program(short), lambda stage, op, ready_s: workers[stage].execute(op.action, ready_s), model.message_s)
+    clock = run(
+        model.program(short), lambda stage, op, ready_s: workers[stage].execute(op.acting, ready_s), model.message_s
+    )
     stall_s = sum(stream.stall_s for stream in streams) / short.microbatches * full.microbatches / full.stages
     pipeline_s = _extended(full, short, clock, skip=1 if any(model.states) else 0)
     if not any(model.states):
@@ -219,9 +221,9 @@ def _constant(model: StepModel) -> Callable[[int, Op, float], float]:
     durations: dict[tuple[int, str, int], float] = {}
 
     def execute(stage: int, op: Op, ready_s: float) -> float:
-        key = stage, op.action.kind, op.action.chunk
+        key = stage, op.acting.kind, op.acting.chunk
         if key not in durations:
-            durations[key] = model.action_s(stage, op.action)
+            durations[key] = model.action_s(stage, op.acting)
         return ready_s + durations[key]
 
     return execute

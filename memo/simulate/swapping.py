@@ -12,7 +12,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.estimate.state_memory import state_bytes
-from memo.estimate.swap_memory import num_hidden_records, num_input_records
+from memo.estimate.swap_memory import num_hidden_records, num_hidden_sections, num_input_records
 from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
@@ -147,7 +147,8 @@ def modelled_problem(
         prefetch=_link(hardware.prefetch_gb_per_s, hardware),
         limits=limits,
         num_input_records=num_input_records(config, world_size, 0) if sweep.again else 0,
-        num_hidden_records=num_hidden_records(config, world_size),
+        num_hidden_records=num_hidden_records(config, world_size, 0),
+        num_hidden_sections=num_hidden_sections(config, world_size, 0),
     )
 
 
@@ -191,7 +192,7 @@ def layer_times(problem: SwapProblem, solution: SwapSolution, hardware: Hardware
     Where layers are swept, those of all sections together: copies of a section begin earlier than those of a layer.
 
     Known error: embedding and loss write and read hidden states that are in host memory as well, which is not counted:
-    with n layers at most 2 / n of what layers copy of them.
+    with n layers at most 2 / n of what layers copy of them. What passes between stages is part of their messages.
     """
     hidden_bytes = problem.hidden.num_bytes if solution.moved_bytes else 0
     moved_bytes = problem.sections * (solution.moved_bytes + hidden_bytes)

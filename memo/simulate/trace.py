@@ -17,7 +17,7 @@ from memo.estimate.hardware import Hardware
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.rows import ROWS
 from memo.simulate.stage import Stage, streams_of
-from memo.spec.clock import program, run
+from memo.spec.clock import run
 
 MOST_PASSES = 1 << 19
 """Forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""
@@ -87,7 +87,7 @@ def simulate(model: StepModel) -> SimulatedStep:
     streams = [streams_of(model, pipeline, index) for index in range(pipeline.stages)]
     stages = [Stage(index, model, streams[index], count, partial(record, index)) for index in range(pipeline.stages)]
     clock = run(
-        program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.action, ready_s), model.message_s
+        model.program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.acting, ready_s), model.message_s
     )
     ends = [stage.finish_reduction(clock.ends[stage.index][-1]) for stage in stages]
     # The norm of the gradients is of the whole model: all stages meet there.

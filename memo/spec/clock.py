@@ -1,6 +1,6 @@
 """The clock of a pipeline: when each action of each stage runs, under the runtime's rules for messages; no torch.
 
-The rules are those of `memo.parallel.pipeline`: an action waits for its input; receives of the next two actions
+The rules are those of `memo.parallel.stage_messages`: an action waits for its input; receives of the next two actions
 are posted, of one while the stage waits to send; a message flows when both sides are there; a stage waits for its
 last message on a link before it sends the next one there. What an action costs is asked of `execute`, so one event
 loop serves the check of a schedule (nothing takes time), a prediction (constant durations) and a trace (layers on
@@ -8,6 +8,9 @@ streams).
 
     stage 0  | F0 | F1 | B0 ...         arrival = max(output is there, receive is posted) + message
     stage 1       | F0 | B0 | ...
+
+Where stages meet for their messages (memo.spec.meetings), a message is an operation of its own on both: a stage posts a
+receive when it is there, and waits until what it sends has arrived.
 """
 
 from collections import Counter, defaultdict, deque
@@ -22,12 +25,21 @@ from memo.spec.schedule import Action, Kind, Link, Pipeline, link_of, stage_acti
 
 
 class Op(NamedTuple):
-    """One action with its messages: indices of a table of messages and of links, -1 where there is none."""
+    """One action with its messages: indices of a table of messages and of links, -1 where there is none.
 
-    action: Action
+    `action`: None of a message for which stages meet.
+    """
+
+    action: Action | None
     receives: int
     sends: int
     link: int
+
+    @property
+    def acting(self) -> Action:
+        """The action, of an operation that is executed."""
+        assert self.action is not None, "a message for which stages meet is no action"
+        return self.action
 
 
 Execute = Callable[[int, Op, float], float]
@@ -36,17 +48,19 @@ Execute = Callable[[int, Op, float], float]
 
 @dataclass(frozen=True)
 class Program:
-    """The schedules of all stages with their messages resolved."""
+    """The schedules of all stages with their messages resolved; `meets`: stages meet for them."""
 
     stages: tuple[tuple[Op, ...], ...]
     num_messages: int
     num_links: int
+    meets: bool = False
 
 
 @dataclass
 class Clock:
-    """What running a program gives: by stage, the end of each action in order."""
+    """What running a program gives: by stage, the end of each of its operations in order."""
 
+    program: Program
     ends: list[list[float]]
 
     @property
@@ -115,7 +129,7 @@ class _Run:
         count = len(program.stages)
         self.now = [0.0] * count
         self.unsent: list[Op | None] = [None] * count
-        self.clock = Clock([[] for _ in range(count)])
+        self.clock = Clock(program, [[] for _ in range(count)])
 
     def run(self) -> Clock:
         stages = range(len(self.program.stages))
@@ -147,7 +161,7 @@ class _Run:
                 return moved
             op, now = ops[index], self.now[stage]
             self._post(op, now)
-            if index + 1 < len(ops):
+            if index + 1 < len(ops) and not self.program.meets:
                 self._post(ops[index + 1], now)
             ready = 0.0
             if op.receives >= 0:
@@ -156,7 +170,7 @@ class _Run:
                     return moved
                 ready = arrived
             start = ready if ready > now else now
-            end = self.execute(stage, op, start)
+            end = start if op.action is None else self.execute(stage, op, start)
             ends.append(end)
             self.now[stage] = end
             moved = True
@@ -172,7 +186,10 @@ class _Run:
                 self.arrived[message] = max(issued, now) + self.message_s
 
     def _send(self, stage: int, op: Op) -> bool:
-        """Issue the output of an action; False while the last message on its link has not arrived."""
+        """Issue the output of an action; False while the last message on its link has not arrived; in a meeting, while
+        this one has not."""
+        if self.program.meets and self.issued[op.sends] is not None:
+            return self._has_met(stage, op.sends)
         previous = self.last_on[op.link]
         if previous >= 0:
             arrived = self.arrived[previous]
@@ -184,6 +201,13 @@ class _Run:
         posted = self.posted[message]
         if posted is not None:
             self.arrived[message] = max(posted, now) + self.message_s
+        return self._has_met(stage, message) if self.program.meets else True
+
+    def _has_met(self, stage: int, message: int) -> bool:
+        arrived = self.arrived[message]
+        if arrived is None:
+            return False
+        self.now[stage] = self.clock.ends[stage][-1] = max(self.now[stage], arrived)
         return True
 
 
@@ -224,7 +248,7 @@ def _check_message_order(program: Program) -> None:
     awaited: dict[int, Action] = {}
     for ops in program.stages:
         for op in ops:
-            awaited[op.receives] = op.action
+            awaited[op.receives] = op.acting
             if op.sends >= 0:
                 sent[op.link].append(op.sends)
                 link_of_message[op.sends] = op.link

@@ -5,7 +5,6 @@ Swap plans and state plans are made from this order, and the runtime obeys it.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from memo.config import RunConfig
@@ -103,76 +102,20 @@ class SweptOps(NamedTuple):
         keys: of whole layers, whose keys and values move.
         inputs: of the sections of layers that recompute attention: their first forward writes an input ("F"), and
             their second forward reads it ("B").
-        hidden: of the sections of hidden states and their gradients (`hidden_ops`); none where they stay on the device.
-        evaluation: the same of the forwards of one microbatch, between training steps.
     """
 
     sections: list[LayerOp]
     keys: list[LayerOp]
     inputs: list[LayerOp]
-    hidden: list[LayerOp]
-    evaluation: list[LayerOp]
 
 
-def swept_ops(
-    ops: Sequence[LayerOp], sections: int, chunk_layers: int, again: int, moves_hidden: bool = False
-) -> SweptOps:
-    """From the operations of whole layers; arguments as of `in_sections`, `with_attention_again` and `hidden_ops`."""
+def swept_ops(ops: Sequence[LayerOp], sections: int, chunk_layers: int, again: int) -> SweptOps:
+    """From the operations of whole layers; arguments as of `in_sections` and `with_attention_again`."""
     keys = with_attention_again(ops, chunk_layers, again)
     cut = in_sections(keys, sections)
     of_inputs = (op for op in cut if op.kind == "F" and op.layer % chunk_layers < again)
     inputs = [replace(op, discards=False) if op.discards else replace(op, kind="B") for op in of_inputs]
-    if not moves_hidden:
-        return SweptOps(cut, keys, inputs, [], [])
-    forwards = [LayerOp("F", 0, layer) for layer in range(chunk_layers)]
-    hidden, evaluation = (hidden_ops(each, sections, chunk_layers) for each in (ops, forwards))
-    return SweptOps(cut, keys, inputs, hidden, evaluation)
-
-
-def hidden_ops(ops: Sequence[LayerOp], sections: int, num_layers: int) -> list[LayerOp]:
-    """Every writing ("F") and reading ("B") of a section of hidden states on a stage that has the whole model.
-
-    `layer` counts the times that hidden states, or their gradients, have been written, n = num_layers:
-
-        written by    embedding   layer i   loss, forward   loss, backward   layer i, backward
-        as            0           i + 1     n + 1           n + 2            2 n + 2 - i
-        read by       layer 0     the next layer, the loss: forward, then backward, layers downward, the embedding
-
-    The forward of the loss writes what it has read for its backward. Where no operation of `ops` is a backward, it only
-    reads. A writer writes each section after it has read that one.
-
-    Args:
-        ops: of whole layers, all of one training step, or the forwards of an evaluation.
-    """
-    trains = any(op.kind == "B" for op in ops)
-    found: list[LayerOp] = []
-
-    def move(at: LayerOp, read: int | None, written: int | None) -> None:
-        order = (
-            range(sections)[::-1] if at.kind == "B" and read is not None and written is not None else range(sections)
-        )
-        for section in order:
-            if read is not None:
-                found.append(LayerOp("B", at.microbatch, read, section))
-            if written is not None:
-                found.append(LayerOp("F", at.microbatch, written, section))
-
-    end = 2 * num_layers + 2
-    for (kind, layer), group in groupby(ops, key=lambda op: (op.kind, op.layer)):
-        same = list(group)  # of one layer, one after the other: all microbatches, where these go breadth first
-        if kind == "F" and layer == 0:
-            for op in same:
-                move(op, None, 0)
-        for op in same:
-            move(op, *((layer, layer + 1) if kind == "F" else (end - layer - 1, end - layer)))
-        for op in same:
-            if kind == "F" and layer == num_layers - 1:
-                move(op, num_layers, num_layers + 1 if trains else None)
-                if trains:
-                    move(op, num_layers + 1, num_layers + 2)
-            elif kind == "B" and layer == 0:
-                move(op, end, None)
-    return found
+    return SweptOps(cut, keys, inputs)
 
 
 def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from memo.spec.clock import Clock, program
+from memo.spec.clock import Clock
 from memo.spec.schedule import Pipeline
 
 
@@ -53,13 +53,13 @@ def steady_period_s(pipeline: Pipeline, clock: Clock, skip: int = 0) -> float:
     `skip` leaves the last ones out: on one stage the very last microbatch is among them, whose gradients are reduced.
     `clock` is a run of `steady_microbatches(pipeline)`, of which there are more than two a stage.
     """
-    ops = program(pipeline).stages[0]
-    last_forward = max(index for index, op in enumerate(ops) if op.action.kind == "F")
-    ends = [
-        end
-        for op, end in zip(ops[: last_forward + 2], clock.ends[0], strict=False)
-        if op.action.kind == "B" and op.action.chunk == 0
+    acted = [
+        (op.action, end)
+        for op, end in zip(clock.program.stages[0], clock.ends[0], strict=True)
+        if op.action is not None
     ]
+    last_forward = max(index for index, (action, _) in enumerate(acted) if action.kind == "F")
+    ends = [end for action, end in acted[: last_forward + 2] if action.kind == "B" and action.chunk == 0]
     # Interleaved schedules repeat every `stages` microbatches; two slots may make others repeat every second one.
     step = pipeline.stages if pipeline.chunks > 1 else 2
     last = -1 - skip

@@ -13,7 +13,6 @@ layer saves: under a swap plan that is nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,30 +20,16 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from memo.executor.phases import unmarked
 from memo.model.transformer import Microbatch, TransformerChunk
+from memo.parallel.entrance import Entrance, enter
 from memo.parallel.shards import ShardedParameter
 from memo.parallel.units import wide_dtype
 
 
-@dataclass
-class _Cut:
-    """One microbatch at the input of one layer: the graph behind it, and the gradient that arrives here."""
+@dataclass(kw_only=True)
+class _Cut(Entrance):
+    """One microbatch at the input of one layer, whose graph begins here; `behind`: the graph behind it."""
 
     behind: GradientEdge
-    grad: Tensor | None = None
-
-
-class _Enter(torch.autograd.Function):
-    """x, as the beginning of a graph; its gradient goes to a cut."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, x: Tensor, cut: _Cut) -> Tensor:
-        ctx.cut = cut
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
-        (ctx.cut.grad,) = grads
-        return None, None, None
 
 
 def run_breadth_first(
@@ -62,11 +47,11 @@ def run_breadth_first(
         hidden.append(chunk.embedding(batch))
     cuts: list[list[_Cut]] = []
     for layer in chunk.layers:
-        cuts.append([_Cut(get_gradient_edge(x)) for x in hidden])
+        cuts.append([_Cut(behind=get_gradient_edge(x)) for x in hidden])
         for microbatch, cut in enumerate(cuts[-1]):
             entering(microbatch)
-            hidden[microbatch] = layer(_enter(hidden[microbatch], cut), contexts[microbatch])
-    cuts.append([_Cut(get_gradient_edge(x)) for x in hidden])
+            hidden[microbatch] = layer(enter(hidden[microbatch], cut), contexts[microbatch])
+    cuts.append([_Cut(behind=get_gradient_edge(x)) for x in hidden])
     loss_sum = _losses(chunk, batches, hidden, cuts[-1], entering)
     for at_layer in reversed(cuts):
         for microbatch, cut in enumerate(at_layer):
@@ -97,14 +82,8 @@ def _losses(
     total = torch.zeros((), dtype=wide_dtype(chunk.dtype), device=hidden[0].device)
     for microbatch, (batch, cut) in enumerate(zip(batches, cuts, strict=True)):
         entering(microbatch)
-        loss = chunk.head(_enter(hidden[microbatch], cut), batch)
+        loss = chunk.head(enter(hidden[microbatch], cut), batch)
         hidden[microbatch] = hidden[microbatch].new_empty(0)
         loss.backward()
         total += loss.detach()
     return total
-
-
-def _enter(x: Tensor, cut: _Cut) -> Tensor:
-    anchor = torch.empty(0, device=x.device, requires_grad=True)  # only so that autograd follows
-    entered: Tensor = _Enter.apply(anchor, x.detach(), cut)
-    return entered

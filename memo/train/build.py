@@ -18,7 +18,7 @@ from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
 from memo.executor.layer_states import Update
 from memo.executor.phases import mark_phases, unmarked
-from memo.executor.runtime import SwapRuntime
+from memo.executor.runtime import SwapRuntime, SweepRuntime
 from memo.executor.select import make_backend
 from memo.executor.states import StateStreamer
 from memo.executor.streamed import StreamedLayer
@@ -29,7 +29,9 @@ from memo.model.transformer import Head, Microbatch, TransformerChunk
 from memo.parallel.context import ContextAttention
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
-from memo.parallel.pipeline import Enter, PipelineStage, Wire
+from memo.parallel.hidden import HiddenInPlan
+from memo.parallel.pipeline import Enter, PipelineStage
+from memo.parallel.stage_messages import Wire
 from memo.parallel.units import wide_dtype
 from memo.planner.state_plan import placed_state_plan
 from memo.spec.layer_ops import LayerOp, stage_ops
@@ -200,11 +202,16 @@ def build_chunks(
     return pipeline, chunks
 
 
-def build_stage(config: RunConfig, mesh: Mesh, pipeline: Pipeline, device: torch.device) -> PipelineStage:
-    """The object that executes the schedule, with the shape of the messages between stages."""
+def build_stage(
+    config: RunConfig, mesh: Mesh, pipeline: Pipeline, device: torch.device, hidden: HiddenInPlan | None = None
+) -> PipelineStage:
+    """The object that executes the schedule, with the shape of the messages between stages.
+
+    `hidden`: where hidden states are not on the device.
+    """
     tokens = config.data.seq_length // (mesh.grid.cp * mesh.grid.tp)
     shape = (tokens, config.training.micro_batch_size, config.model.hidden_size)
-    return PipelineStage(pipeline, mesh, Wire(shape, torch_dtype(str(config.training.params_dtype)), device))
+    return PipelineStage(pipeline, mesh, Wire(shape, torch_dtype(str(config.training.params_dtype)), device), hidden)
 
 
 def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: Mesh) -> None:
@@ -259,7 +266,8 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         transients = Transients(memory, device.type)
         mark_phases(chunks, transients.phases)
         mesh.watch.settle = transients.settle
-    stage = build_stage(config, mesh, pipeline, device)
+    hidden = runtime.hidden if isinstance(runtime, SweepRuntime) else None
+    stage = build_stage(config, mesh, pipeline, device, hidden)
     return ParallelModel(
         mesh,
         pipeline,

@@ -35,6 +35,7 @@ _PLACES = (
     ("memo.executor.tile_operations", "a layer on tiles"),
     ("memo.model.layer", "a layer's forward"),
     ("memo.train.recompute", "the recomputation of a layer"),
+    ("memo.parallel.stage_messages", "a backward or the messages between stages"),
     ("memo.parallel.pipeline", "a backward or the messages between stages"),
 )
 """Parts of a step by module; the innermost module on the stack counts. Backwards of autograd have no Python frame."""
@@ -188,7 +189,7 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
             return [f"--offload-granularity tile{other} (now layer: slots would hold a few tiles instead of a layer)"]
         if alpha == 0.0:
             found = [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
-            if config.parallel.pp == 1 and not memory.offload_hidden_states:
+            if not memory.offload_hidden_states:
                 found.append("--offload-hidden-states (now off: what layers pass on would be in host memory)")
             return found
         less = alpha / 2 if isinstance(alpha, float) else 0.0

@@ -28,7 +28,9 @@ from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, SweepPlans, swap_plan, sweep_plans
 from memo.planner.swap_problem import activation_limits, swap_problem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind, split_records
+from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import LayerOp, swept_ops
+from memo.spec.schedule import pipeline_of
 from memo.spec.slots import SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
 from memo.train.layer_profile import measure, obtain
@@ -100,7 +102,7 @@ def decide(
         profile: the same on all ranks.
         free: beside all states, whether they exist already or not.
     """
-    plan, sweep = _plans(config, ops)
+    plan, sweep = _plans(config, mesh, ops)
     problem = _problem(config, mesh, plan, sweep, profile, free)
     solution = _solve(config, problem)
     stays = torch.tensor(int(config.memory.offload_alpha == "auto" and solution.moves_nothing_is_best), device=device)
@@ -138,13 +140,16 @@ def free_memory(
     return FreeMemory(device_bytes, host.left_bytes, None if host.disk is None else measured_disk(host.disk))
 
 
-def _plans(config: RunConfig, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SweepPlans | None]:
+def _plans(config: RunConfig, mesh: Mesh, ops: Sequence[LayerOp]) -> tuple[SwapPlan, SweepPlans | None]:
     """Of activations, and where layers are swept of what moves beside them."""
     if not config.memory.sweeps:
         return swap_plan(ops), None
-    again = config.memory.recompute_attention_layers
-    moves_hidden = config.memory.offload_hidden_states
-    return sweep_plans(swept_ops(ops, resolved_sections(config), layers_per_chunk(config), again, moves_hidden))
+    again, sections = config.memory.recompute_attention_layers, resolved_sections(config)
+    hidden = None
+    if config.memory.offload_hidden_states:
+        pipeline = pipeline_of(config, mesh.grid.world_size)
+        hidden = stage_hidden_ops(pipeline, mesh.at.pp, config.model.num_layers, sections)
+    return sweep_plans(swept_ops(ops, sections, layers_per_chunk(config), again), hidden)
 
 
 def _solve(config: RunConfig, problem: SwapProblem) -> SwapSolution:
@@ -232,4 +237,5 @@ def _problem(
         limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes, free.disk),
         num_input_records=0 if inputs is None else inputs.num_records,
         num_hidden_records=0 if hidden is None else hidden.num_records,
+        num_hidden_sections=0 if hidden is None else hidden.num_slots + 1,
     )

@@ -74,10 +74,6 @@ WRONG = [
         ("--offload-hidden-states", "--offload-granularity layer", "use --offload-granularity tile"),
     ),
     (
-        "--offload-granularity tile --offload-hidden-states --pp 2",
-        ("--offload-hidden-states", "--pp 2", "use --tp instead of --pp"),
-    ),
-    (
         "--offload-alpha off --offload-hidden-states",
         ("--offload-hidden-states True", "--offload-alpha off", "--offload-alpha auto"),
     ),

@@ -50,7 +50,9 @@ def foreseen(workplace: Workplace, common: dict[str, Any], directory: str, model
     config = workplace.config.override({**common, "offload_nvme_path": directory})
     layout = slot_layout(config, model.chosen_swap.solution.tiles)
     kinds = record_kinds(config, workplace.world_size, workplace.mesh.at.pp, layout)
-    return sum(kind.staging_bytes for kind in kinds) + staying_bytes(config, workplace.world_size, layout)
+    return sum(kind.staging_bytes for kind in kinds) + staying_bytes(
+        config, workplace.world_size, workplace.mesh.at.pp, layout
+    )
 
 
 def examine(name: str, granularity: str, directory: str) -> Findings:

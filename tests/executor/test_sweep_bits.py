@@ -41,7 +41,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "breadth first": (1, "llama-tiny", {**ONE_STAGE, **BREADTH_FIRST}),
     "tp2": (2, "llama-tiny", {"tp": 2, **ONE_STAGE}),
     "pp2 1F1B": (2, "gpt-tiny", TWO_STAGES),
-    "pp2 interleaved": (2, "llama-tiny", {"vpp": 2, **TWO_STAGES, "global_batch_size": 2, **UNTIED}),
+    "pp2 interleaved": (2, "llama-tiny", {"vpp": 2, **TWO_STAGES, "global_batch_size": 4, **UNTIED}),
     "dp2": (2, "gpt-tiny", {**ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 8}),
     "cp2 all_gather": (2, "llama-tiny", {**GATHERED, **ONE_STAGE}),  # fewer key/value heads
     "cp2 a2a": (2, "gpt-tiny", {**EXCHANGED, **ONE_STAGE, "micro_batch_size": 2, "global_batch_size": 2}),
@@ -49,6 +49,7 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "cp4 all_gather": (4, "gpt-tiny", {**GATHERED, **ONE_STAGE, "cp": 4}),
     "tp2 cp2 all_gather": (4, "gpt-tiny", {"tp": 2, **GATHERED, **ONE_STAGE}),
     "tp2 cp2 a2a": (4, "gpt-tiny", {"tp": 2, **EXCHANGED, **ONE_STAGE}),
+    "tp2 pp2": (4, "llama-tiny", {"tp": 2, **TWO_STAGES}),
     "cp2 pp2 all_gather": (4, "gpt2-tiny", {**GATHERED, **TWO_STAGES}),
     "cp2 pp2 a2a": (4, "llama-tiny", {**EXCHANGED, **TWO_STAGES}),
     "cp2 dp2 all_gather": (4, "llama-tiny", {**GATHERED, **ONE_STAGE, "global_batch_size": 4}),
@@ -68,7 +69,7 @@ class Sweep:
     again: int = 0
     """Layers of a stage that recompute attention, as far as it has so many."""
     hidden: bool = False
-    """Whether hidden states are in host memory, if there is one stage."""
+    """Whether hidden states are in host memory."""
 
 
 SWEEPS = (
@@ -85,14 +86,18 @@ SWEEPS = (
 
 
 def sweeps_of(name: str, dtype: str) -> Sequence[Sweep]:
-    """All ways for one process in fp64; else a few of them, which cases and dtypes take in turn.
+    """All ways for one process in fp64; else a few of them, which cases and dtypes take in turn. Of several stages
+    some have hidden states in host memory in each.
 
     What moves is a matter of one rank, and of bytes rather than of their dtype.
     """
     if CASES[name][0] == 1 and dtype == "fp64":
         return SWEEPS
     turn = list(CASES).index(name) + 2 * DTYPES.index(dtype)
-    return [SWEEPS[turn % len(SWEEPS)], SWEEPS[(turn + 3) % len(SWEEPS)]]
+    taken = [SWEEPS[turn % len(SWEEPS)], SWEEPS[(turn + 3) % len(SWEEPS)]]
+    if "pp2" in name and not any(sweep.hidden for sweep in taken):  # they pass from stage to stage otherwise
+        taken.append(next(sweep for sweep in SWEEPS[turn % 6 :] if sweep.hidden))
+    return taken
 
 
 def test_cases_share_every_way() -> None:
@@ -134,7 +139,7 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
                         offload_policy=sweep.policy,
                         offload_slot_tiles=sweep.slot_tiles,
                         recompute_attention_layers=min(sweep.again, layers_per_chunk(workplace.config)),
-                        offload_hidden_states=sweep.hidden and workplace.config.parallel.pp == 1,
+                        offload_hidden_states=sweep.hidden,
                     )
                 for step in range(2):  # the second begins with what the first left in slots and store
                     different = differences(workplace.step(swept, tiled), reference)

@@ -16,9 +16,11 @@ from memo.executor.key_values import KeyValues, KeyValueSwapper
 from memo.executor.section_stream import SectionStream
 from memo.executor.swapper import Swapper
 from memo.executor.sweep import SweptLayer
-from memo.parallel import context
+from memo.parallel import context, stage_messages
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.context import ContextAttention
+from memo.parallel.stage_messages import MessagesInSections
+from memo.spec.meetings import Meeting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -136,6 +138,29 @@ def sends_nothing(right: Callable[..., Any], x: Tensor, group: Any) -> Tensor:
     return x
 
 
+def receives_nothing(right: Callable[..., Any], x: Tensor, *of: Any) -> Any:
+    """What is received of a section stays elsewhere."""
+    return right(x.clone(), *of)
+
+
+def sends_rows_in_another_order(right: Callable[..., Any], x: Tensor, *of: Any) -> Any:
+    """What is sent of a section is not what the plan has taken."""
+    return right(x.roll(1, 0), *of)
+
+
+def puts_all_sections_in_one(right: Callable[..., Any], messages: MessagesInSections, meeting: Meeting) -> None:
+    """Each section that is received is the first one."""
+    hidden = messages.hidden
+    first: list[Tensor] = []
+
+    def put(part: Tensor, section: int) -> None:
+        first.append(part.clone())
+        type(hidden).put(hidden, first[0], section)
+
+    with patch.object(hidden, "put", put):
+        right(messages, meeting)
+
+
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "sums are not set to zero": (SweptLayer, "run_backward", keeps_the_sums),
     "a backward does not wait for keys": (KeyValueSwapper, "begin", begins_one_part),
@@ -151,12 +176,16 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
+STAGES: dict[str, object] = {"pp": 2, "num_layers": 4, "global_batch_size": 2}
 GATHERED, EXCHANGED = ({"cp": 2, "cp_comm_type": kind} for kind in ("all_gather", "a2a"))
 FAULTS_OF_RANKS: dict[str, tuple[dict[str, object], Any, str, Callable[..., Any]]] = {
     "a gather is left out": (GATHERED, ContextAttention, "gather_rows", gathers_all_but_one_tile),
     "a backward does not gather": (GATHERED, SweptLayer, "_gather_again", gathers_nothing_again),
     "sums of ranks are not added": (GATHERED, context, "reduce_scatter", sums_nothing),
     "heads are not exchanged": (EXCHANGED, context, "all_to_all", sends_nothing),
+    "a message is lost": (STAGES, stage_messages, "receive", receives_nothing),
+    "a message is not what was taken": (STAGES, stage_messages, "send", sends_rows_in_another_order),
+    "sections are mixed up": (STAGES, MessagesInSections, "_meet", puts_all_sections_in_one),
 }
 
 
@@ -177,7 +206,8 @@ def tells_of_ranks(name: str) -> bool:
 def tells(layout: dict[str, object], owner: Any, name: str, fault: Callable[..., Any]) -> bool:
     """Whether a step with the fault ends with another result than one without, or with an error."""
     right = getattr(owner, name)
-    workplace = Workplace(tiny("llama-tiny", num_layers=3, global_batch_size=1, **layout), 2 if layout else 1)
+    how = {"num_layers": 3, "global_batch_size": 1, **layout}
+    workplace = Workplace(tiny("llama-tiny", **how), 2 if layout else 1)
     batches = workplace.batches(4, swept=True)
     with profiled_once():
         expected = workplace.step(workplace.build(**SWEPT), batches)

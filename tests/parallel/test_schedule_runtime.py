@@ -13,7 +13,8 @@ from ranks import RankError, run_ranks
 from torch import Tensor
 
 from memo.mesh import Mesh, RankGrid, Watch
-from memo.parallel.pipeline import PipelineStage, Wire
+from memo.parallel.pipeline import PipelineStage
+from memo.parallel.stage_messages import Wire
 from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
 
 SHAPE = (3, 1, 2)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from memo.mesh import Watch
-from memo.parallel.pipeline import PipelineStage, Wire
+from memo.parallel.pipeline import PipelineStage
+from memo.parallel.stage_messages import Wire
 from memo.spec.schedule import Pipeline, forward_only, one_f_one_b
 
 SHAPE = (1, 1, 1)

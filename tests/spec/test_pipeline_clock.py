@@ -3,7 +3,7 @@
 import pytest
 
 from memo.errors import ScheduleError
-from memo.spec.clock import Clock, Op, Program, program, run
+from memo.spec.clock import Op, Program, program, run
 from memo.spec.schedule import Action, Pipeline
 from memo.spec.steady import shortened, steady_period_s
 
@@ -11,13 +11,13 @@ FORWARD_S, BACKWARD_S = 1.0, 2.0
 
 
 def uniform(stage: int, op: Op, ready_s: float) -> float:
-    return ready_s + (FORWARD_S if op.action.kind == "F" else BACKWARD_S)
+    return ready_s + (FORWARD_S if op.acting.kind == "F" else BACKWARD_S)
 
 
 def uneven(stage: int, op: Op, ready_s: float) -> float:
     """The first and the last stage have more to do, as embedding and loss make it."""
-    base = 1.0 + (0.3 if stage == 0 else 0.0) + 0.07 * stage * stage + 0.2 * op.action.chunk
-    return ready_s + base * (1.0 if op.action.kind == "F" else 2.1)
+    base = 1.0 + (0.3 if stage == 0 else 0.0) + 0.07 * stage * stage + 0.2 * op.acting.chunk
+    return ready_s + base * (1.0 if op.acting.kind == "F" else 2.1)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
@@ -85,4 +85,4 @@ def test_a_program_that_waits_for_ever_is_named() -> None:
 
 def test_clock_of_nothing_but_one_stage() -> None:
     clock = run(program(Pipeline(1, 1, 2)), uniform, message_s=9.0)
-    assert clock == Clock([[1.0, 3.0, 4.0, 6.0]])
+    assert clock.ends == [[1.0, 3.0, 4.0, 6.0]]

@@ -189,6 +189,7 @@ LAYOUTS: dict[str, Callable[[], Flow]] = {
     "pp": _training(TWO, pp=2),
     "pp, planned": _training(TWO, PLANNED, pp=2),
     "pp in chunks": _training(num_layers=4, pp=2, vpp=2),
+    "pp, hidden states": _training(SWEPT, TWO, pp=2, offload_slot_tiles=1, offload_hidden_states=True),
     "dp": _training(TWO),
     "dp, not overlapped": _training(TWO, overlap_grad_reduce=False),
     "dp, states": _training(TWO, ALL, global_batch_size=4),

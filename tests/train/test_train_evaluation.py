@@ -215,9 +215,10 @@ HIDDEN = {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile
         (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 1}),
         (2, {"micro_batch_size": 2}),
         pytest.param(4, {"tp": 2, "cp": 2, "recompute_granularity": "full"}, marks=pytest.mark.full),
+        (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 1, **HIDDEN}),
         pytest.param(4, {"cp": 2, "pp": 2, **SWAPPING}, marks=pytest.mark.full),
     ],
-    ids=["tp", "tp-hidden", "cp", "cp-hidden", "a2a", "pp", "dp", "tp-cp", "cp-pp"],
+    ids=["tp", "tp-hidden", "cp", "cp-hidden", "a2a", "pp", "dp", "tp-cp", "pp-hidden", "cp-pp"],
 )
 def test_every_layout_gives_the_numbers_of_one_process(world_size: int, layout: dict[str, Any], alone: Numbers) -> None:
     results = run_ranks(world_size, numbers, **layout)
@@ -276,6 +277,8 @@ def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
         (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024}),
         (1, {"memory_planner": "auto", "memory_planner_min_bytes": 1024, **SWAPPING}),
         (2, {"pp": 2, "num_layers": 4, **SWAPPING}),
+        (2, {"pp": 2, "num_layers": 4, **HIDDEN, "offload_check_races": True}),
+        (2, {"pp": 2, "num_virtual_stages_per_pipeline_rank": 2, "num_layers": 4, **HIDDEN}),
         (2, {"cp": 2, "params_dtype": "bf16"}),
     ],
     ids=[
@@ -287,6 +290,8 @@ def with_and_without(**overrides: Any) -> tuple[list[float], list[float], bool]:
         "planned",
         "planned-swapping",
         "pp",
+        "pp-hidden",
+        "vpp-hidden",
         "cp-bf16",
     ],
 )

@@ -400,6 +400,7 @@ def test_the_component_that_grew_most_is_named() -> None:
         ({"offload_alpha": 0.0}, shortage(), True, "--offload-granularity tile (now layer"),
         ({"offload_alpha": 0.0, "cp": 1, "cp_comm_type": "a2a"}, shortage(), True, "--offload-granularity tile (now"),
         ({"offload_alpha": 0.0, "offload_granularity": "tile"}, shortage(), True, "--offload-tiles 16 (now 8"),
+        ({"offload_alpha": 0.0, "offload_granularity": "tile", "pp": 2}, shortage(), True, "--offload-tiles 16 (now 8"),
         ({}, shortage(host_records=2 * MIB), True, "--offload-host-memory-gib below what is free"),
         ({}, shortage(scattered_bytes=3 * GIB), False, "--memory-planner auto (3.00 GiB are free, but in pieces)"),
     ],

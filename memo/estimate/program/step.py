@@ -1,8 +1,8 @@
 """One training step of one rank, action by action: what lives between the layers, and the peak.
 
-How long a tensor lives follows memo.parallel.pipeline: a variable keeps its tensor until it is assigned again, a
-message keeps its tensor until the next message on the same link, and a microbatch in flight keeps the input of its
-chunk.
+How long a tensor lives follows memo.parallel.pipeline and memo.parallel.stage_messages: a variable keeps its tensor
+until it is assigned again, a message keeps its tensor until the next message on the same link, and a microbatch in
+flight keeps the input of its chunk. Stages that meet for their messages have them in buffers that last.
 """
 
 from collections import Counter
