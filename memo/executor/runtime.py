@@ -140,9 +140,17 @@ class SweepRuntime(SwapRuntime):
         return self._views[self.swapper.begin(kind, layer, section)]
 
     def end_section(self, kind: str, layer: int, section: int) -> None:
+        """Copies of a stream run one after another, so the one that is waited for first is issued first.
+
+        The next layer's backward begins with all keys and values, and needs the slot that is fetched now a section
+        later. The next sections of a forward wait for the slot, and for keys and values not before the next layer.
+        """
+        if kind == "B":
+            self.key_swapper.end(kind, layer, section)
         self.swapper.end(kind, layer, section)
         self._poison_workspace()
-        self.key_swapper.end(kind, layer, section)
+        if kind == "F":
+            self.key_swapper.end(kind, layer, section)
 
     def put_input(self, layer: int, section: int, x: Tensor) -> None:
         """The input [n, b, h] of a section whose layer runs forward once more before its backward."""
