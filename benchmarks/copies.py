@@ -21,6 +21,7 @@ from rows import Journal
 from scales import Arguments, parser, resolve
 
 from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
 from memo.config.simulated import with_simulated_axes
 from memo.errors import HostMemoryError
 from memo.estimate.host_memory import available_host_bytes
@@ -131,7 +132,7 @@ def record_bytes_of(case: Case, alpha: float) -> int:
     )
     config = with_simulated_axes(config.override({"offload_policy": "paper"}))
     groups = {t.group for t in skeletal_tensors(config.model) if moves_in_part(t, "paper")}
-    tiles = whole_tiles(alpha, config.memory.offload_tiles)
+    tiles = whole_tiles(alpha, resolved_offload_tiles(config))
     return slot_layout(config, dict.fromkeys(groups, tiles)).moved_bytes
 
 

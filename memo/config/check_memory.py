@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from memo.config.derived import layers_per_chunk, resolved_memory_planner, sequence_step
+from memo.config.derived import layers_per_chunk, resolved_memory_planner, resolved_offload_tiles, sequence_step
 from memo.config.memory import MemoryConfig
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import neighbours, require
@@ -130,7 +130,7 @@ def _check_unread(config: RunConfig) -> None:
 def _check_tiles(config: RunConfig) -> None:
     """Tiles are cut from the tokens of a cp rank, which are two zigzag pieces, or where layers are swept are two such
     pieces each; and each tile is split over tp."""
-    seq_length, tiles = config.data.seq_length, config.memory.offload_tiles
+    seq_length, tiles = config.data.seq_length, resolved_offload_tiles(config)
     tp, cp = config.parallel.tp, config.parallel.cp
     step = tiles * sequence_step(tp, cp)
     layout = f"--tp {tp}" if cp == 1 else f"2 x --cp {cp} x --tp {tp}"
@@ -144,7 +144,7 @@ def _check_tiles(config: RunConfig) -> None:
 def _check_sections(config: RunConfig) -> None:
     """What a slot holds: a layer, or a few of its tiles."""
     memory, cp, kind = config.memory, config.parallel.cp, config.parallel.cp_comm_type
-    tiles, in_slot = memory.offload_tiles, memory.offload_slot_tiles
+    tiles, in_slot = resolved_offload_tiles(config), memory.offload_slot_tiles
     again, most = memory.recompute_attention_layers, layers_per_chunk(config)
     _check_swept(config, f"--offload-slot-tiles {in_slot}", in_slot == 1, "a slot holds all tiles of a layer")
     _check_swept(config, f"--recompute-attention-layers {again}", again == 0, "attention is never recomputed")

@@ -7,6 +7,17 @@ from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.training import Dtype
 
+DEFAULT_TILES = 8
+"""In which layers are computed under a swap plan: they bound what a layer takes beside its slot, and kernels are still
+efficient."""
+SWEPT_TOKENS = (32768, 16384, 4096)
+"""Of a tile where layers are swept, on a rank: what is fast, what is nearly as fast, what takes least memory.
+
+A tile costs launches, messages, sums of weight gradients and of the gradients of all keys before it, whatever its size.
+Of a step of 262,144 tokens that is 1 %, 2 % and 8 to 11 % for an 8B model over tp 8 (foreseen;
+benchmarks/sweep_speed.py), and less of a longer one. Tiles of 32,768 tokens take 1.5 GiB more there than the smallest,
+and without tp six times as much.
+"""
 BYTE_VOCAB_SIZE = 257
 """256 bytes and the end of document: the vocabulary of mock data when nobody names one."""
 
@@ -129,10 +140,25 @@ def resolved_offload_tiles(config: RunConfig) -> int:
 
     --offload-alpha auto takes fewer where the tokens do not divide otherwise, unless slots hold a number of them.
     """
-    tiles, step = config.memory.offload_tiles, sequence_step(config.parallel.tp, config.parallel.cp)
-    if config.memory.offload_alpha != "auto" or config.memory.sweeps:
+    memory = config.memory
+    if memory.sweeps and memory.offload_tiles is None:
+        return max(swept_tiles(config, SWEPT_TOKENS[0], max(1, memory.offload_slot_tiles)), DEFAULT_TILES)
+    tiles = DEFAULT_TILES if memory.offload_tiles is None else memory.offload_tiles
+    if memory.offload_alpha != "auto" or memory.sweeps:
         return tiles
+    step = sequence_step(config.parallel.tp, config.parallel.cp)
     return next(count for count in range(tiles, 0, -1) if config.data.seq_length % (step * count) == 0)
+
+
+def swept_tiles(config: RunConfig, tokens: int, in_slot: int) -> int:
+    """Tiles of at least so many tokens of a rank, as few more as the sequence divides into, in slots of `in_slot`.
+
+    0 where there are not two slots of them.
+    """
+    length, cp = config.data.seq_length, config.parallel.cp
+    step = sequence_step(config.parallel.tp, cp) * in_slot
+    most = length // (cp * in_slot * tokens)
+    return in_slot * next((slots for slots in range(most, 1, -1) if length % (step * slots) == 0), 0)
 
 
 def layers_per_chunk(config: RunConfig) -> int:

@@ -36,8 +36,10 @@ class MemoryConfig:
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
     offload_check_races: bool = False
     """Check every access to a moving buffer against the order of events; CPU only, slow."""
-    offload_tiles: int = 8
-    """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them."""
+    offload_tiles: int | None = None
+    """Equal parts of the sequence that are computed and moved as a unit; shares are rounded down to them. Default: 8;
+    under --offload-granularity tile as many more as give a rank some 32,768 tokens of each. More of them take less
+    memory and more time."""
     offload_granularity: OffloadGranularity = "layer"
     """What a slot of the rounding buffers holds: the activations of a layer, or of a few of its tiles. tile: each layer
     is swept along the sequence, so that on the device only keys and values and the hidden states grow with it. auto:

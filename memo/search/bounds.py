@@ -54,11 +54,12 @@ class Bounds:
     def least_placed_s(self, layout: Layout, strategy: Strategy) -> float:
         """The same where states may be anywhere: nothing but the pipeline, and ZeRO-3's gathers, is sure.
 
-        Under alpha auto all activations may stay.
+        Under alpha auto all activations may stay. Where layers are swept that is left out: whole layers are a
+        candidate of their own, which has the same activations then.
         """
         question, parallel = self.question, layout.tp * layout.pp
-        ways = [strategy] if strategy.alpha != "auto" else [KEEP, strategy] if strategy.tiles else [KEEP]
-        computed_s = min(self._pipeline_s(layout, way, None) for way in ways)
+        stays = strategy.alpha == "auto" and not strategy.tiles
+        computed_s = self._pipeline_s(layout, KEEP if stays else strategy, None)
         if strategy.sharding != "optim_grads_params" or question.gpus == parallel:
             return (1.0 - _ROUNDING) * computed_s
         key = layout.tp, layout.cp, layout.pp, layout.mbs, strategy.order

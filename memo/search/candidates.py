@@ -14,7 +14,7 @@ from typing import get_args
 
 from memo.config import RunConfig
 from memo.config.check_layout import check_batch, check_layout
-from memo.config.derived import resolved_a2a_size, sequence_step
+from memo.config.derived import DEFAULT_TILES, resolved_a2a_size, sequence_step
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelSharding
 from memo.errors import ConfigError
@@ -22,8 +22,6 @@ from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
 from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
-SWEPT_TOKENS = 4096
-"""Of a tile where layers are swept: enough for kernels to be efficient, and little memory."""
 SLOT_TILES = 4
 """Of a slot where layers are swept: shares that move are multiples of a quarter."""
 
@@ -193,7 +191,7 @@ def exchanges(question: Question, layout: Layout) -> list[Layout]:
 
 def can_tile(question: Question, layout: Layout) -> bool:
     """Whether the tiles of a given alpha divide the sequence; auto takes fewer tiles where they do not."""
-    return question.seq_len % (sequence_step(layout.tp, layout.cp) * question.base.memory.offload_tiles) == 0
+    return question.seq_len % (sequence_step(layout.tp, layout.cp) * DEFAULT_TILES) == 0
 
 
 def parse_layout(text: str) -> Layout:

@@ -76,7 +76,7 @@ def resolve_granularity(
 def _ways(config: RunConfig, machine: Machine, before: Sweep | None) -> Iterator[Sweep]:
     again = (with_sweep(config, WHOLE), machine.world_size, machine.limits)
     return chain(
-        () if before is None else ways_to_sweep(*again, before) if before.tiles else (WHOLE,),
+        () if before is None else ways_to_sweep(*again, before=before) if before.tiles else (WHOLE,),
         (WHOLE,),
         ways_to_sweep(*again),
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from memo.config.derived import DEFAULT_TILES, SWEPT_TOKENS
 from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
@@ -55,7 +56,7 @@ def longest(question: Question, speed: Speed | None = None, min_tgs: float = 0.0
     Args:
         speed: where a layout must also train at `min_tgs` tokens per GPU and second.
     """
-    unit = length_unit(question.gpus, question.base.memory.offload_tiles)
+    unit = length_unit(question.gpus, DEFAULT_TILES)
     ways = [question.place_states == "always"]
     ways += [True] if question.place_states == "needed" else []
     found = Longest(0, unit, "")
@@ -156,7 +157,9 @@ def _frugal(question: Question, places: bool, first: Sequence[Layout] = ()) -> I
     """Micro-batches of 1, and stages of one chunk: several hold more."""
     layouts = (layout for grid, why in grids(question) if not why for layout in exchanges(question, grid))
     for layout in chain(first, layouts):
-        ways = strategies(question, layout) if places else chain(sweeps(question, layout, 0.0), _FRUGAL)
+        smallest = SWEPT_TOKENS[-1:]  # takes least
+        swept = sweeps(question, layout, 0.0, smallest)
+        ways = strategies(question, layout, smallest) if places else chain(swept, _FRUGAL)
         yield from ((layout, strategy) for strategy in ways)
 
 

@@ -64,15 +64,15 @@ def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs 
     return PlacedChoice(layout, replace(strategy, alpha=alpha, placement=found.placement), found.step, found.moved)
 
 
-def strategies(question: Question, layout: Layout) -> Iterator[Strategy]:
+def strategies(question: Question, layout: Layout, sizes: Sequence[int] | None = None) -> Iterator[Strategy]:
     """The strategies to try. With one rank in dp x cp there is nothing to shard, so ZeRO-2 and ZeRO-3 are left out.
 
-    Breadth first needs a single stage, and differs only with several microbatches.
+    Breadth first needs a single stage, and differs only with several microbatches. `sizes`: as of `sweeps`.
     """
     shardings = SHARDINGS if question.gpus // (layout.tp * layout.pp) > 1 else SHARDINGS[:1]
     microbatches = num_microbatches(question, layout)
     orders = get_args(AccumulationOrder) if layout.pp == 1 and microbatches > 1 else ("depth_first",)
-    uses = (*_ACTIVATIONS, *sweeps(question, layout))
+    uses = (*_ACTIVATIONS, *sweeps(question, layout, sizes=sizes))
     for activations, order, sharding in product(uses, orders, shardings):
         yield replace(activations, order=order, sharding=sharding)
 

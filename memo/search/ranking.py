@@ -16,6 +16,7 @@ from enum import StrEnum
 from itertools import chain
 from math import inf
 
+from memo.config.derived import SWEPT_TOKENS
 from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
@@ -267,6 +268,13 @@ def _sorted_by_memory(question: Question, everything: bool) -> _Pools:
     return pools
 
 
+def _alike(one: Strategy, other: Strategy) -> bool:
+    """Whether both sweep layers in the same way but for the size of tiles, and either may be faster: smaller ones leave
+    room for activations that are recomputed otherwise.
+    """
+    return replace(one, tiles=other.tiles) == other and one.tiles > 0
+
+
 class _TooLarge:
     """What surely does not fit on one grid, so that what needs more is not counted.
 
@@ -305,10 +313,14 @@ def _place(question: Question, layout: Layout, pools: _Pools, too_large: _TooLar
     tried: list[tuple[Strategy, Sized]] = []
     known: list[Strategy] = []
     ways = pools.strategies if can_tile(question, layout) else _STRATEGIES
-    for strategy in chain(ways, sweeps(question, layout)):
+    for strategy in chain(ways, sweeps(question, layout, sizes=SWEPT_TOKENS[::-1])):
         # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
-        if strategy.tiles and any(sized.verdict == Verdict.FITS for _, sized in tried):
+        if strategy.tiles and any(sized.verdict == Verdict.FITS and not _alike(way, strategy) for way, sized in tried):
             break
+        # Larger tiles take more memory.
+        smaller = [way for way, sized in tried if sized.verdict != Verdict.FITS]
+        if any(_alike(way, strategy) for way in chain(known, smaller)):
+            continue
         if too_large.has(layout, strategy):
             known.append(strategy)
             continue

@@ -1,17 +1,17 @@
 """Ways to sweep layers along the sequence: in which tiles, in how many layers attention is recomputed, and where hidden
 states are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import layers_per_chunk, sequence_step
+from memo.config.derived import SWEPT_TOKENS, layers_per_chunk, sequence_step, swept_tiles
 from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.own_memory import own_bounds
 from memo.estimate.rank_memory import node_host_bytes
-from memo.search.candidates import SLOT_TILES, SWEPT_TOKENS, Layout, Strategy, config_of
+from memo.search.candidates import SLOT_TILES, Layout, Strategy, config_of
 from memo.search.limits import MemoryLimits, limits_of
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
@@ -19,50 +19,66 @@ from memo.spec.slots import Moved
 from memo.spec.sweep import Sweep, with_sweep
 
 
-def sweeps(question: Question, layout: Layout, alpha: OffloadAlpha = "auto") -> Iterator[Strategy]:
-    """Strategies of a layout that sweep its layers; none for Megatron-LM's account, which does not know such layers."""
+def sweeps(
+    question: Question, layout: Layout, alpha: OffloadAlpha = "auto", sizes: Sequence[int] | None = None
+) -> Iterator[Strategy]:
+    """Strategies of a layout that sweep its layers; none for Megatron-LM's account, which does not know such layers.
+
+    `sizes`: as of `ways_to_sweep`.
+    """
     if question.program != "memo":
         return
     config = config_of(question, layout, Strategy(alpha))
-    for sweep in ways_to_sweep(config, question.gpus, limits_of(question)):
+    for sweep in ways_to_sweep(config, question.gpus, limits_of(question), sizes):
         yield Strategy(alpha, tiles=sweep.tiles, again=sweep.again, hidden_on_host=sweep.hidden_on_host)
 
 
 def ways_to_sweep(
-    config: RunConfig, world_size: int, limits: MemoryLimits, before: Sweep | None = None
+    config: RunConfig,
+    world_size: int,
+    limits: MemoryLimits,
+    sizes: Sequence[int] | None = None,
+    before: Sweep | None = None,
 ) -> Iterator[Sweep]:
-    """Layers swept in tiles of about SWEPT_TOKENS on a rank; none in rings, or where there are not two slots of them.
+    """Layers swept in tiles of about so many tokens on a rank; none in rings, or where there are not two slots of them.
 
     Where host memory may not hold the activations, also with attention recomputed: in as few layers as make
     activations fit alone, in as few as make them fit beside all states, and in all layers. Where the device does not
-    hold hidden states, the same with these in host memory.
+    hold hidden states, the same with these in host memory. All that is found for the smallest tiles, and then offered
+    in each of `sizes`, in their order.
 
     Args:
-        before: a sweep whose tiles and slots are to be kept, instead of those of about SWEPT_TOKENS.
+        sizes: tokens of a tile; default: SWEPT_TOKENS.
+        before: a sweep whose tiles and slots are to be kept, instead of those of `sizes`.
     """
     if before is not None:
-        is_possible = not ring_refusal(config) and config.data.seq_length % (_step(config) * before.tiles) == 0
-        whole = Sweep(before.tiles, before.slot_tiles)
+        step = sequence_step(config.parallel.tp, config.parallel.cp) * before.tiles
+        is_possible = not ring_refusal(config) and config.data.seq_length % step == 0
+        counts, in_slot = [before.tiles], before.slot_tiles
     else:
-        is_possible = not swept_refusal(config)
-        whole = Sweep(_num_tiles(config), SLOT_TILES)
+        is_possible, in_slot = not swept_refusal(config), SLOT_TILES
+        counts = list(dict.fromkeys(swept_tiles(config, size, in_slot) for size in sizes or SWEPT_TOKENS))
     if not is_possible:
         return
+    for way in _ways(config, world_size, limits, Sweep(max(counts), in_slot)):
+        yield from (replace(way, tiles=count) for count in counts if count)
+
+
+def _ways(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> Iterator[Sweep]:
     yield from _with_attention_again(config, world_size, limits, whole)
     if not _fits_on_device(config, world_size, limits, whole):
         yield from _with_attention_again(config, world_size, limits, replace(whole, hidden_on_host=True))
 
 
 def swept_refusal(config: RunConfig) -> str:
-    """Why the layers of a run cannot be swept in tiles of about SWEPT_TOKENS; empty where they can."""
-    ring = ring_refusal(config)
-    if ring or _num_tiles(config):
+    """Why the layers of a run cannot be swept in tiles of SWEPT_TOKENS; empty where they can."""
+    ring, least = ring_refusal(config), min(SWEPT_TOKENS)
+    if ring or swept_tiles(config, least, SLOT_TILES):
         return ring
     cp, tokens = config.parallel.cp, config.data.seq_length
-    least = 2 * SLOT_TILES * SWEPT_TOKENS * cp
     return (
-        f"--seq-length {tokens} has no two slots of {SLOT_TILES} equal tiles of {SWEPT_TOKENS} tokens on a rank, which "
-        f"are {least} tokens in all"
+        f"--seq-length {tokens} has no two slots of {SLOT_TILES} equal tiles of {least} tokens on a rank, which "
+        f"are {2 * SLOT_TILES * least * cp} tokens in all"
     )
 
 
@@ -72,18 +88,6 @@ def ring_refusal(config: RunConfig) -> str:
     if config.parallel.cp == 1 or kind in SWEPT_CP_COMM_TYPES:
         return ""
     return f"--cp-comm-type {kind} would pass all keys and values round for every tile"
-
-
-def _num_tiles(config: RunConfig) -> int:
-    """Of about SWEPT_TOKENS, or more where the sequence does not divide otherwise; 0 where there are not two slots."""
-    tokens, step = config.data.seq_length, _step(config) * SLOT_TILES
-    most = tokens // (config.parallel.cp * SLOT_TILES * SWEPT_TOKENS)
-    return SLOT_TILES * next((count for count in range(most, 1, -1) if tokens % (step * count) == 0), 0)
-
-
-def _step(config: RunConfig) -> int:
-    """Of how many tokens a tile is a multiple."""
-    return sequence_step(config.parallel.tp, config.parallel.cp)
 
 
 def _with_attention_again(config: RunConfig, world_size: int, limits: MemoryLimits, whole: Sweep) -> Iterator[Sweep]:

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_dtype, resolved_sections
+from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections
 from memo.config.training import Dtype
 from memo.spec.disk import RecordKind
 from memo.spec.slots import wide_dtype
@@ -75,7 +75,7 @@ def sweep_of(config: RunConfig) -> Sweep:
     if not memory.sweeps:
         return WHOLE
     return Sweep(
-        memory.offload_tiles,
+        resolved_offload_tiles(config),
         memory.offload_slot_tiles,
         memory.recompute_attention_layers,
         memory.offload_hidden_states,

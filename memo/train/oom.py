@@ -11,6 +11,7 @@ import torch
 
 from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.errors import OutOfMemory
 from memo.train.build import ParallelModel
@@ -188,7 +189,8 @@ def _activation_advice(config: RunConfig, moves: bool, grown: str | None) -> lis
             other = f" with --cp-comm-type {SWEPT_CP_COMM_TYPES[0]}" if rings else ""
             return [f"--offload-granularity tile{other} (now layer: slots would hold a few tiles instead of a layer)"]
         if alpha == 0.0:
-            found = [f"--offload-tiles {2 * memory.offload_tiles} (now {memory.offload_tiles}: smaller working sets)"]
+            tiles = resolved_offload_tiles(config)
+            found = [f"--offload-tiles {2 * tiles} (now {tiles}: smaller working sets)"]
             if not memory.offload_hidden_states:
                 found.append("--offload-hidden-states (now off: what layers pass on would be in host memory)")
             return found

@@ -12,6 +12,7 @@ from memo.config.derived import (
     num_microbatches,
     resolved_a2a_size,
     resolved_lr_wsd_decay_iters,
+    resolved_offload_tiles,
     vocab_rows_per_rank,
 )
 from memo.config.flags import load_run, parse_run
@@ -258,6 +259,26 @@ def test_derived_batch() -> None:
     default = parse_run(["--tp", "2", "--mbs", "3"], prog="test")
     assert global_batch_size(default, 8) == 12
     assert num_microbatches(default, 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "tiles"),
+    [
+        ("--seq-len 1048576", 8),
+        ("--seq-len 1048576 --offload-granularity tile", 32),
+        ("--seq-len 1048576 --offload-granularity tile --tp 2 --cp 2 --cp-comm-type a2a", 16),
+        ("--seq-len 3145728 --offload-granularity tile --offload-slot-tiles 4", 96),
+        ("--seq-len 917504 --offload-granularity tile --offload-slot-tiles 4", 28),
+        ("--seq-len 880640 --offload-granularity tile --offload-slot-tiles 4", 20),
+        ("--seq-len 65536 --offload-granularity tile", 8),
+        ("--seq-len 1048576 --offload-granularity tile --offload-tiles 256", 256),
+        ("--seq-len 12 --tp 2 --offload-alpha auto", 6),
+        ("--seq-len 65536 --offload-alpha 0.5", 8),
+    ],
+)
+def test_tiles_that_nobody_names(flags: str, tiles: int) -> None:
+    """Eight, and where layers are swept as many as give a rank 32,768 tokens of each, or a little more."""
+    assert resolved_offload_tiles(parse_run(flags.split(), prog="test")) == tiles
 
 
 def test_derived_sizes() -> None:

@@ -24,7 +24,7 @@ WRONG = [
         "--offload-alpha 0 --recompute-granularity selective",
         ("--recompute-granularity selective", "--offload-alpha 0.0"),
     ),
-    ("--offload-alpha 1 --offload-tiles 0", ("--offload-tiles is 0", "above 0", "default 8")),
+    ("--offload-alpha 1 --offload-tiles 0", ("--offload-tiles is 0", "above 0")),
     ("--offload-alpha 1 --offload-host-memory-gib 0", ("--offload-host-memory-gib is 0.0", "above 0")),
     ("--offload-alpha 1 --offload-host-memory-gib nan", ("--offload-host-memory-gib is nan", "finite")),
     (

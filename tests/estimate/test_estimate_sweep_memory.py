@@ -8,6 +8,7 @@ from memory_peaks import peak_of_training, run_config
 from ranks import run_ranks
 
 from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
 from memo.errors import ConfigError
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
@@ -110,7 +111,7 @@ def test_a_step_takes_what_the_account_says(name: str, world_size: int, flags: d
 def message_bytes(config: RunConfig) -> int:
     """Of the largest message of a tile: gloo holds it, or a copy, and how long is chance."""
     model, parallel = config.model, config.parallel
-    tokens = config.data.seq_length // config.memory.offload_tiles * config.training.micro_batch_size
+    tokens = config.data.seq_length // resolved_offload_tiles(config) * config.training.micro_batch_size
     narrow = 2 if config.training.params_dtype == "bf16" else 4
     queries, keys = (
         model.num_attention_heads * model.head_dim // parallel.tp,

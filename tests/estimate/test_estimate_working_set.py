@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from memo.attention.select import select_backend
 from memo.config import RunConfig, preset
+from memo.config.derived import resolved_offload_tiles
 from memo.estimate.swap_memory import working_set_bytes
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.runtime import scratch_memory
@@ -49,7 +50,7 @@ class LiveBytes(TorchDispatchMode):
 
 def backward_peak_bytes(config: RunConfig) -> int:
     """Live bytes at the peak of one layer's backward beside its slot, the incoming gradient included."""
-    model, length, tiles = config.model, config.data.seq_length, config.memory.offload_tiles
+    model, length, tiles = config.model, config.data.seq_length, resolved_offload_tiles(config)
     attention = ContextAttention(select_backend("cpu", "cpu"), length, "p2p", None, None, scale=model.head_dim**-0.5)
     layer = TransformerLayer(ModelParts(model, torch.bfloat16, None, attention), 0)
     layer.to_empty(device="cpu")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from memo.cli.plan import main
+from memo.config.derived import SWEPT_TOKENS
 from memo.errors import ConfigError
 from memo.estimate.disks import NVME_GB_PER_S
 from memo.estimate.verdict import Verdict
@@ -70,7 +71,7 @@ def test_what_fits_in_host_memory_needs_no_disk() -> None:
 
 def test_host_and_disk_together_hold_all_records() -> None:
     question = asked(6 << 20, nvme_gib=4000)
-    swept = next(sweeps(question, Layout(tp=8), 0.0))
+    swept = next(sweeps(question, Layout(tp=8), 0.0, SWEPT_TOKENS[-1:]))
     on_disk = size(question, Layout(tp=8), swept)
     in_memory = size(asked(6 << 20), Layout(tp=8), swept)
     assert (in_memory.verdict, on_disk.verdict) == (Verdict.OOHM, Verdict.FITS)

@@ -70,7 +70,7 @@ def test_hidden_states_leave_only_where_the_device_lacks_room() -> None:
 
 def test_states_are_placed_for_the_layers_that_were_chosen() -> None:
     found = resolved(run(1 << 20, tp=1, offload_states="auto"), host_gib=921)
-    assert sweep_of(found).tiles == 256 and found.memory.offload_states == "all"
+    assert sweep_of(found).tiles == 32 and found.memory.offload_states == "all"
     with pytest.raises(ResourceError, match="use --offload-states auto, a smaller --seq-length"):
         resolved(run(1 << 20, tp=1), host_gib=921)
 
@@ -79,7 +79,7 @@ def test_the_tiles_of_a_checkpoint_come_first_where_they_fit() -> None:
     at, before = 1 << 20, Sweep(64, 2, again=3, hidden_on_host=True)
     assert sweep_of(resolved(run(at), before=before)) == Sweep(64, 2)  # what does not round is chosen anew
     assert sweep_of(resolved(run(at), before=WHOLE)) == WHOLE
-    assert sweep_of(resolved(run(1 << 22), before=WHOLE)).tiles == 1024
+    assert sweep_of(resolved(run(1 << 22), before=WHOLE)).tiles == 128
     assert sweep_of(resolved(run(at), before=Sweep(48, 2))) == WHOLE  # 1M tokens do not divide by 48
 
 

@@ -8,7 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from memo.config.checks import check
-from memo.search.candidates import SHARDINGS, SLOT_TILES, SWEPT_TOKENS, Layout, config_of
+from memo.config.derived import SWEPT_TOKENS
+from memo.search.candidates import SHARDINGS, SLOT_TILES, Layout, config_of
 from memo.search.launch import run_of
 from memo.search.longest import length_unit, longest
 from memo.search.oversized import placed
@@ -72,12 +73,13 @@ def test_nothing_fits() -> None:
 
 
 def test_swept_layers_reach_a_million_tokens_on_one_gpu() -> None:
-    """Where slots that hold layers do not fit; what is written runs with slots of a few tiles."""
+    """Where slots that hold layers do not fit; what is written runs with slots of a few tiles, large ones as these fit
+    as well."""
     question = ask("llama-3.1-8b", 1, seq_len=1 << 20, hardware="h100-80", host_memory_gib=1024, global_batch_size=1)
     best = search(question, top=1).best
-    assert best is not None and best.strategy.tiles == 256
+    assert best is not None and best.strategy.tiles == 32
     memory = run_of(question, best).memory
-    assert (memory.offload_granularity, memory.offload_tiles, memory.offload_slot_tiles) == ("tile", 256, SLOT_TILES)
+    assert (memory.offload_granularity, memory.offload_tiles, memory.offload_slot_tiles) == ("tile", 32, SLOT_TILES)
     whole = replace(best.strategy, tiles=0)
     assert all(placed(question, best.layout, replace(whole, sharding=sharding)) is None for sharding in SHARDINGS)
 
@@ -91,7 +93,18 @@ def test_layers_are_swept_under_cp_but_in_rings() -> None:
         assert bool(found) is expected, kind
         for strategy in found:
             check(config_of(question, layout, strategy).override({"mock_data": True}), 64)
-            assert question.seq_len // layout.cp // strategy.tiles == SWEPT_TOKENS
+        sizes = [question.seq_len // layout.cp // strategy.tiles for strategy in found]
+        assert tuple(dict.fromkeys(sizes)) == (SWEPT_TOKENS if expected else ())
+
+
+@pytest.mark.parametrize(("gpu_memory_gib", "tokens"), [(27, 32768), (26, 16384), (25, 4096)])
+def test_tiles_are_as_large_as_memory_allows(gpu_memory_gib: float, tokens: int) -> None:
+    """Larger ones take less time and more memory. So the largest that fit are the fastest."""
+    length, gpus = 2 << 20, 8
+    question = ask("llama-3.1-8b", gpus, seq_len=length, hardware="h100-80", gpu_memory_gib=gpu_memory_gib)
+    best = search(replace(question, place_states="never"), top=1).best
+    assert best is not None and best.layout == Layout(tp=gpus)
+    assert length // best.strategy.tiles == tokens
 
 
 @pytest.mark.full

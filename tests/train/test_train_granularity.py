@@ -43,7 +43,7 @@ def trainer(world_size: int = 1, node: int | None = None, **overrides: Any) -> m
     local_rank, local_size = (rank, world_size) if node is None else (0, 1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(local_size)}
-    sweeping.SWEPT_TOKENS = TILE_TOKENS  # so that short sequences have tiles enough
+    sweeping.SWEPT_TOKENS = (TILE_TOKENS,)  # so that short sequences have tiles enough
     return memo.Trainer(config=run(**{"offload_granularity": "auto", **overrides}))
 
 
@@ -95,7 +95,7 @@ def with_flags(cap_gib: float, sweep: Sweep) -> tuple[Sweep, str, float]:
 
 
 def test_where_nothing_fits_it_says_what_comes_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "SWEPT_TOKENS", TILE_TOKENS)
+    monkeypatch.setattr(sweeping, "SWEPT_TOKENS", (TILE_TOKENS,))
     with pytest.raises(ResourceError) as refused:
         memo.Trainer(config=run(offload_granularity="auto", device_memory_gib=0.5 * cap_of(HIDDEN)))
     message = str(refused.value)
@@ -110,7 +110,7 @@ def test_where_layers_cannot_be_swept_it_says_why() -> None:
 
 
 def test_whole_layers_that_are_refused_name_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "SWEPT_TOKENS", TILE_TOKENS)
+    monkeypatch.setattr(sweeping, "SWEPT_TOKENS", (TILE_TOKENS,))
     advice = f"; --offload-granularity auto would start it with layers {SWEPT}"
     with pytest.raises(ResourceError) as refused:
         memo.Trainer(config=run(device_memory_gib=cap_of(SWEPT)))
