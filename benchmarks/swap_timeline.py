@@ -4,22 +4,34 @@ On a CPU, copies run in threads beside compute, which gets one core:
 
     python benchmarks/swap_timeline.py --image docs/images/swap_timeline.svg --trace runs/swap_timeline.json
 
-Prints the measured timeline, and below it what the planner's model of three streams makes of the measured
-medians. https://ui.perfetto.dev opens the trace.
+With --tiles layers are swept, and all that moves beside their sections is drawn as well. Prints the measured timeline,
+and below it what the planner's model of the streams makes of the measured medians. https://ui.perfetto.dev opens the
+trace.
 """
 
 import argparse
 import dataclasses
 import statistics
+from typing import get_args
 
 import rows
 
 from memo import Trainer
 from memo.config import preset
-from memo.executor.recorder import record
+from memo.executor.move_recorder import record_moves
 from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
-from memo.report.timeline import ROWS, SwapSpan, copied_s, draw_text, hidden_share, stalled_s, timeline
+from memo.report.sweep_timeline import SweepTimes, simulate_sweep
+from memo.report.timeline import (
+    ROWS,
+    Kind,
+    SwapSpan,
+    copied_s,
+    draw_text,
+    hidden_share,
+    simulate_swaps,
+    stalled_s,
+)
 from memo.simulate.streams import LayerTimes
 
 
@@ -41,25 +53,44 @@ def record_step(args: argparse.Namespace) -> tuple[Trainer, list[SwapSpan]]:
         offload_backend="threads" if args.device == "cpu" else "auto",
         device=args.device,
         num_threads=1 if args.device == "cpu" else None,
+        **swept(args),
     )
     assert trainer.parts.swap is not None
     for _ in range(args.warmup):
         trainer.step()
-    with record(trainer.parts.swap.swapper) as recorder:
+    with record_moves(trainer.parts.swap) as recorder:
         trainer.step()
     return trainer, recorder.spans()
 
 
-def median_times(spans: list[SwapSpan]) -> LayerTimes:
-    """Of one layer: what the model needs to imitate the run."""
+def swept(args: argparse.Namespace) -> dict[str, object]:
+    """The flags of layers that are swept."""
+    if not args.tiles:
+        return {}
+    beside = {"recompute_attention_layers": args.again, "offload_hidden_states": args.hidden_on_host}
+    return {"offload_granularity": "tile", "offload_tiles": args.tiles, **beside}
+
+
+def median_times(spans: list[SwapSpan], what: Kind = "activations") -> LayerTimes:
+    """Of one layer or section: what the model needs to imitate the run."""
 
     def median_s(row: str, kind: str) -> float:
-        found = [span.duration_s for span in spans if span.row == row and span.step.op.kind == kind]
+        found = [s.duration_s for s in spans if (s.row, s.kind, s.step.op.kind) == (row, what, kind)]
         return statistics.median(found) if found else 0.0
 
     return LayerTimes(
         median_s("compute", "F"), median_s("compute", "B"), median_s("offload", "F"), median_s("prefetch", "B")
     )
+
+
+def planned(trainer: Trainer, spans: list[SwapSpan]) -> list[SwapSpan]:
+    """What the plans alone make of the measured medians."""
+    chosen = trainer.parts.chosen_swap
+    assert chosen is not None
+    if chosen.sweep is None:
+        return simulate_swaps(chosen.plan, median_times(spans))
+    times = SweepTimes(*(median_times(spans, kind) for kind in get_args(Kind)))
+    return simulate_sweep(chosen.plan, chosen.sweep, times, trainer.config.model.num_layers)
 
 
 def main() -> None:
@@ -74,16 +105,23 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--image", help="where to draw the timeline, .svg or .png")
+    parser.add_argument("--plan-image", help="where to draw what the plan alone foresees of it")
+    parser.add_argument("--tiles", type=int, help="sweep layers in so many tiles, each of which is a section")
+    parser.add_argument("--again", type=int, default=0, help="layers that recompute attention, of those")
+    parser.add_argument("--hidden-on-host", action="store_true", help="hidden states in host memory, of those")
     parser.add_argument("--trace", help="where to write the Chrome trace")
     args = parser.parse_args()
     trainer, spans = record_step(args)
     assert trainer.parts.swap is not None
     print(f"measured:\n{draw_text(spans)}\n")
-    print(f"the model, with the measured medians:\n{timeline(trainer.parts.swap.plan, median_times(spans))}")
+    model = planned(trainer, spans)
+    print(f"the model, with the measured medians:\n{draw_text(model)}")
+    tokens = f"{args.micro_batch_size} x {args.seq_length} tokens"
+    title = f"One training step: {args.layers} layers, {tokens}, alpha = {args.alpha:g}"
     if args.image:
-        tokens = f"{args.micro_batch_size} x {args.seq_length} tokens"
-        title = f"One training step: {args.layers} layers, {tokens}, alpha = {args.alpha:g}"
         draw_swaps(spans, args.image, title)
+    if args.plan_image:
+        draw_swaps(model, args.plan_image, f"{title}, from the plan")
     if args.trace:
         write_perfetto(spans, args.trace)
     row = {

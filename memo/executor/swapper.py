@@ -106,6 +106,11 @@ class Swapper:
                 buffer.fill_(_POISON)
 
     @property
+    def staging(self) -> Staging | None:
+        """Of the records that are on disk, perhaps shared with other swappers; None if none is."""
+        return self._staging
+
+    @property
     def current(self) -> SwapStep:
         """The step that is running, or else the next one.
 

@@ -4,21 +4,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memo.artifacts import chrome_trace
-from memo.report.timeline import ROWS, SwapSpan, tenancies
+from memo.report.timeline import SwapSpan, rows_of, tenancies
 from memo.report.work import AXIS_ROWS, WorkSpan, lanes
 
 
 def write_perfetto(
     spans: Sequence[SwapSpan], path: str | Path, rank: int = 0, work: Sequence[WorkSpan] | None = None
 ) -> None:
-    """Write rows for compute (with its waits), offload and prefetch, then one for each slot with its content.
+    """Write rows for compute (with its waits), offload, prefetch and, where anything is on one, a disk; then one for
+    each slot with its content.
 
     `work` is the other work of the rank and its messages; with it there are rows tp, cp, pp and dp before the slots,
     and a second row such as "dp 2" for messages that overlap. The rank is the process of the trace, so that traces of
     several ranks can be opened together. Raises ArtifactError if the file cannot be written.
     """
     axes = {} if work is None else _axis_rows(work)
-    names = [*ROWS, *axes, *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in tenancies(spans)}))]
+    names = [
+        *rows_of(spans),
+        *axes,
+        *(f"slot {slot}" for slot in sorted({tenancy.slot for tenancy in tenancies(spans)})),
+    ]
     rows = {name: at for at, name in enumerate(names)}
     events = chrome_trace.process(rank, f"rank {rank}", list(rows))
     events += _swap_events(spans, rank, rows)
@@ -48,7 +53,8 @@ def _swap_events(spans: Sequence[SwapSpan], rank: int, rows: dict[str, int]) -> 
     events = []
     for span in spans:
         row = rows["compute" if span.row == "wait" else span.row]
-        name = f"wait {span.label}" if span.row == "wait" else span.label
+        name = span.label if span.kind == "activations" else f"{span.kind} {span.label}"
+        name = f"wait {name}" if span.row == "wait" else name
         during = span.start_s, span.end_s
         events.append(chrome_trace.complete(rank, row, name, during, span.row, _details(span)))
     for tenancy in tenancies(spans):

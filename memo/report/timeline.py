@@ -3,15 +3,19 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.simulate.streams import LayerTimes, StageStreams
 
-Row = Literal["compute", "offload", "prefetch", "wait"]
-"""A stream that runs, or the compute stream while it waits for a copy."""
+Row = Literal["compute", "offload", "prefetch", "write", "read", "wait"]
+"""A stream that runs, of which write and read are those of a disk, or the compute stream while it waits for a copy."""
 
 ROWS: tuple[Row, ...] = ("compute", "offload", "prefetch")
+DISK_ROWS: tuple[Row, ...] = ("write", "read")
+
+Kind = Literal["activations", "keys and values", "layer inputs", "hidden states"]
+"""What is moved: the content of the slots, and beside them what layers that are swept move by plans of its own."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class SwapSpan:
     """One operation on one stream, or the wait before it; a prefetch belongs to the backward that it serves.
 
     `num_bytes`: bytes of a copy, which only recorded spans have (memo.executor.recorder).
+    `kind`: of what is copied, or waited for.
     """
 
     row: Row
@@ -26,6 +31,7 @@ class SwapSpan:
     start_s: float
     end_s: float
     num_bytes: int = 0
+    kind: Kind = "activations"
 
     @property
     def duration_s(self) -> float:
@@ -38,7 +44,13 @@ class SwapSpan:
         The number of a section follows that of its layer.
         """
         op = self.step.op
-        return f"{op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, op.key))}"
+        return f"{op.kind if self.row in ('compute', 'wait') else ''}{':'.join(map(str, self.place))}"
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """(microbatch, layer), and the section if there is one."""
+        op = self.step.op
+        return (op.microbatch, op.layer) if op.section is None else (op.microbatch, op.layer, op.section)
 
 
 def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[SwapSpan]:
@@ -56,6 +68,16 @@ def simulate_swaps(plan: SwapPlan, times: LayerTimes) -> list[SwapSpan]:
         spans += [SwapSpan(copy.row, copy.step, copy.start_s, copy.end_s) for copy in copies if copy.row != "disk"]
         free_s = end_s
     return spans
+
+
+def rows_of(spans: Sequence[SwapSpan]) -> list[Row]:
+    """Of a drawing: those of the disk where anything is on one."""
+    return [*ROWS, *(row for row in DISK_ROWS if any(span.row == row for span in spans))]
+
+
+def kinds_of(spans: Sequence[SwapSpan]) -> list[Kind]:
+    """What is copied, in the order of `Kind`."""
+    return [kind for kind in get_args(Kind) if any(span.kind == kind and span.row != "compute" for span in spans)]
 
 
 def stalled_s(spans: Sequence[SwapSpan]) -> float:
@@ -106,6 +128,8 @@ def tenancies(spans: Sequence[SwapSpan]) -> list[Tenancy]:
     found: list[Tenancy] = []
     since: dict[int, tuple[tuple[int, ...], float]] = {}
     for span in spans:
+        if span.kind != "activations":
+            continue
         slot, key, kind = span.step.slot, span.step.op.key, span.step.op.kind
         if span.row == "prefetch" or (span.row == "compute" and kind == "F"):
             since[slot] = key, span.start_s
@@ -128,7 +152,7 @@ def draw_text(spans: Sequence[SwapSpan], width: int = 120) -> str:
     first_s = min((span.start_s for span in spans), default=0.0)
     total_s = max((span.end_s for span in spans), default=0.0) - first_s
     lines = []
-    for row in ROWS:
+    for row in rows_of(spans):
         cells = ["."] * width
         for span in spans:
             if span.row == row and total_s > 0:
