@@ -65,7 +65,7 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
     if config.memory.sweeps:
         input_bytes = layout.places["input"].num_bytes
         buffers += key_value_layout(config).device_bytes
-        buffers += min(2, _inputs_in_flight(config, world_size, stage)) * input_bytes
+        buffers += num_input_sections(config, world_size, stage) * input_bytes
         buffers += num_hidden_sections(config, world_size, stage) * input_bytes
     kinds = record_kinds(config, world_size, stage, layout)
     stays = staying_bytes(config, world_size, stage, layout)
@@ -141,6 +141,11 @@ def num_key_records(config: RunConfig, world_size: int, stage: int) -> int:
 def num_input_records(config: RunConfig, world_size: int, stage: int) -> int:
     """The same of the inputs of layers that recompute attention, each of one section."""
     return max(0, _inputs_in_flight(config, world_size, stage) - 1)  # the last one that is written makes room first
+
+
+def num_input_sections(config: RunConfig, world_size: int, stage: int) -> int:
+    """Slots of these on the device."""
+    return min(2, _inputs_in_flight(config, world_size, stage))
 
 
 def num_hidden_records(config: RunConfig, world_size: int, stage: int) -> int:

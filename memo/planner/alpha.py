@@ -116,8 +116,9 @@ def _require_memory(problem: SwapProblem) -> None:
     if Limit.HOST in broken:
         if problem.disk is not None:
             raise no_staging(problem.host_bytes - problem.hidden.total_bytes, problem.record_kinds(nothing))
-        left_bytes = max(0, problem.host_bytes - problem.inputs.total_bytes - problem.hidden.total_bytes)
-        raise _no_host_memory(problem.num_records, problem.always_bytes, left_bytes, problem.sections > 1)
+        *beside, others = problem.record_kinds(nothing)
+        left_bytes = problem.host_bytes - sum(kind.total_bytes for kind in (*beside, problem.hidden))
+        raise _no_host_memory(others.number, others.num_bytes, max(0, left_bytes), problem.sections > 1)
     if Limit.DISK in broken:
         split, disk = problem.split(nothing), problem.disk
         assert split is not None and disk is not None

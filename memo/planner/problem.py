@@ -99,7 +99,8 @@ class SwapProblem:
         fixed_buffer_bytes: device memory of the buffers when every share is 0.
         resident_bytes: of that, what it takes if all activations stay; None: unknown.
         sections: parts of a layer, each of which is a pass of its own where layers are swept (memo.spec.sweep).
-        key_value_bytes: what `always` has of keys and values, whose records are apart from the others.
+        keys: records of the keys and values of layers that are swept, apart from the others; a pass moves one part of
+            such a record, which `always` has as well.
         inputs: records of the inputs of layers that recompute attention, apart from the others too.
         hidden: records of hidden states, which never go to a disk; each pass writes one and reads another.
         disk: None: all records are in host memory.
@@ -122,7 +123,7 @@ class SwapProblem:
     fixed_buffer_bytes: int
     resident_bytes: int | None = None
     sections: int = 1
-    key_value_bytes: int = 0
+    keys: RecordKind = NO_RECORDS
     inputs: RecordKind = NO_RECORDS
     hidden: RecordKind = NO_RECORDS
     disk: Disk | None = None
@@ -174,9 +175,8 @@ class SwapProblem:
         return self.moved_bytes(tiles) + self.hidden.num_bytes
 
     def record_bytes(self, tiles: dict[str, int]) -> int:
-        """Of all records; those of keys and values may be of one section more than the others."""
-        beside = self.key_value_bytes + self.inputs.total_bytes + self.hidden.total_bytes
-        return self.num_records * self.moved_bytes(tiles) + beside
+        """Of all records."""
+        return sum(kind.total_bytes for kind in self.record_kinds(tiles)) + self.hidden.total_bytes
 
     def buffer_bytes(self, tiles: dict[str, int]) -> int:
         """Device memory of the rounding buffers."""
@@ -194,9 +194,8 @@ class SwapProblem:
 
     def record_kinds(self, tiles: dict[str, int]) -> list[RecordKind]:
         """Host records that may go to a disk: of keys and values, of inputs, and all others."""
-        layers = -(-self.num_records // self.sections)
-        keys = RecordKind(layers, self.sections * self.key_value_bytes, parts=self.sections)  # memo.spec.sweep
-        return [keys, self.inputs, RecordKind(self.num_records, self.moved_bytes(tiles) - self.key_value_bytes)]
+        key_value_bytes = self.keys.num_bytes // self.keys.parts
+        return [self.keys, self.inputs, RecordKind(self.num_records, self.moved_bytes(tiles) - key_value_bytes)]
 
     def recompute_s(self, tiles: dict[str, int]) -> float:
         """Seconds that the backward of one layer spends on recomputing groups."""

@@ -16,10 +16,10 @@ from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
 from memo.planner.problem import Link, SwapGroup, SwapProblem
-from memo.spec.disk import Disk, RecordKind
+from memo.spec.disk import NO_RECORDS, Disk, RecordKind
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
 from memo.spec.slots import WHOLE_GROUP, SlotDims, plan_slot, slot_dims
-from memo.spec.sweep import key_value_layout
+from memo.spec.sweep import key_value_layout, key_value_records
 
 
 class ActivationLimits(NamedTuple):
@@ -32,6 +32,25 @@ class ActivationLimits(NamedTuple):
 
 
 NO_LIMITS = ActivationLimits()
+
+
+class BesideSlots(NamedTuple):
+    """What layers that are swept have beside their slots; of a run whose layers are not, nothing.
+
+    Attributes:
+        key_records, input_records, hidden_records: host records of the keys and values of a layer, and of sections of
+            inputs of layers that recompute attention, and of hidden states in host memory.
+        input_sections, hidden_sections: of the latter two on the device.
+    """
+
+    key_records: int = 0
+    input_records: int = 0
+    hidden_records: int = 0
+    input_sections: int = 0
+    hidden_sections: int = 0
+
+
+NOTHING_BESIDE = BesideSlots()
 
 
 def activation_limits(
@@ -55,29 +74,24 @@ def swap_problem(
     offload: Link,
     prefetch: Link,
     limits: ActivationLimits = NO_LIMITS,
-    num_input_records: int = 0,
-    num_hidden_records: int = 0,
-    num_hidden_sections: int = 0,
+    beside: BesideSlots = NOTHING_BESIDE,
 ) -> SwapProblem:
     """Of one rank, from counts of its swap plan, and the times of one layer and of the link, modelled or measured.
 
     Args:
         config: its device decides the dtype where the configuration names none.
         forward_s, backward_s: of a whole layer.
-        num_input_records: of sections of inputs, where layers recompute attention.
-        num_hidden_records, num_hidden_sections: of hidden states where these are in host memory: records of a section,
-            and sections on the device.
         recompute_s: by group of `memo.spec.skeleton`, to recompute all of it, of a whole layer.
     """
     memory, dims, sections = config.memory, slot_dims(config), resolved_sections(config)
     sizes = layer_bytes(config.model, dims.tokens * dims.batch, dims.tp, dims.dtype, memory.offload_policy)
     always, fixed_bytes = sizes.always, fixed_buffer_bytes(config.model, dims, num_slots)
-    key_value_bytes = 0
+    keys, input_bytes = NO_RECORDS, sizes.always["input"]
     if memory.sweeps:
-        keys = key_value_layout(config)
-        always, fixed_bytes = always | {"key_value": keys.part_bytes}, fixed_bytes + keys.device_bytes
-        fixed_bytes += num_hidden_sections * sizes.always["input"]
-        key_value_bytes = keys.part_bytes
+        layout = key_value_layout(config)
+        always, fixed_bytes = always | {"key_value": layout.part_bytes}, fixed_bytes + layout.device_bytes
+        fixed_bytes += (beside.input_sections + beside.hidden_sections) * input_bytes
+        keys = key_value_records(beside.key_records, layout)
     recompute_s = {group: seconds / sections for group, seconds in recompute_s.items()}
     return SwapProblem(
         policy=memory.offload_policy,
@@ -97,9 +111,9 @@ def swap_problem(
         fixed_buffer_bytes=fixed_bytes,
         resident_bytes=limits.resident_bytes,
         sections=sections,
-        key_value_bytes=key_value_bytes,
-        inputs=RecordKind(num_input_records, sizes.always["input"]),
-        hidden=RecordKind(num_hidden_records, sizes.always["input"] if num_hidden_records else 0),
+        keys=keys,
+        inputs=RecordKind(beside.input_records, input_bytes),
+        hidden=RecordKind(beside.hidden_records, input_bytes if beside.hidden_records else 0),
         disk=limits.disk,
     )
 

@@ -12,11 +12,24 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.estimate.state_memory import state_bytes
-from memo.estimate.swap_memory import num_hidden_records, num_hidden_sections, num_input_records
+from memo.estimate.swap_memory import (
+    num_hidden_records,
+    num_hidden_sections,
+    num_input_records,
+    num_input_sections,
+    num_key_records,
+)
 from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
-from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
+from memo.planner.swap_problem import (
+    NO_LIMITS,
+    NOTHING_BESIDE,
+    ActivationLimits,
+    BesideSlots,
+    activation_limits,
+    swap_problem,
+)
 from memo.simulate.layer import LayerCost
 from memo.simulate.streams import LayerTimes
 from memo.spec.disk import Disk
@@ -146,9 +159,18 @@ def modelled_problem(
         offload=_link(hardware.offload_gb_per_s, hardware),
         prefetch=_link(hardware.prefetch_gb_per_s, hardware),
         limits=limits,
-        num_input_records=num_input_records(config, world_size, 0) if sweep.again else 0,
-        num_hidden_records=num_hidden_records(config, world_size, 0),
-        num_hidden_sections=num_hidden_sections(config, world_size, 0),
+        beside=_beside_slots(config, world_size) if config.memory.sweeps else NOTHING_BESIDE,
+    )
+
+
+def _beside_slots(config: RunConfig, world_size: int) -> BesideSlots:
+    """On the first stage."""
+    return BesideSlots(
+        num_key_records(config, world_size, 0),
+        num_input_records(config, world_size, 0),
+        num_hidden_records(config, world_size, 0),
+        num_input_sections(config, world_size, 0),
+        num_hidden_sections(config, world_size, 0),
     )
 
 

@@ -26,7 +26,7 @@ from memo.planner.alpha_table import describe
 from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans, disk_plan
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, SweepPlans, swap_plan, sweep_plans
-from memo.planner.swap_problem import activation_limits, swap_problem
+from memo.planner.swap_problem import NOTHING_BESIDE, BesideSlots, activation_limits, swap_problem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind, split_records
 from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import LayerOp, swept_ops
@@ -222,7 +222,6 @@ def _problem(
     free: FreeMemory,
 ) -> SwapProblem:
     world_size = mesh.grid.world_size
-    inputs, hidden = (None, None) if sweep is None else (sweep.inputs, sweep.hidden)
     return swap_problem(
         config,
         world_size,
@@ -235,7 +234,16 @@ def _problem(
         offload=Link(profile.offload_bytes_per_s, profile.offload_under_compute_bytes_per_s),
         prefetch=Link(profile.prefetch_bytes_per_s, profile.prefetch_under_compute_bytes_per_s),
         limits=activation_limits(config, world_size, mesh.at.pp, free.device_bytes, free.host_bytes, free.disk),
-        num_input_records=0 if inputs is None else inputs.num_records,
-        num_hidden_records=0 if hidden is None else hidden.num_records,
-        num_hidden_sections=0 if hidden is None else hidden.num_slots + 1,
+        beside=NOTHING_BESIDE if sweep is None else _beside_slots(sweep),
+    )
+
+
+def _beside_slots(sweep: SweepPlans) -> BesideSlots:
+    inputs, hidden = sweep.inputs, sweep.hidden
+    return BesideSlots(
+        sweep.keys.num_records,
+        0 if inputs is None else inputs.num_records,
+        0 if hidden is None else hidden.num_records,
+        0 if inputs is None else inputs.num_slots,
+        0 if hidden is None else hidden.num_slots + 1,  # modules work in another one
     )

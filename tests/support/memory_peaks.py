@@ -51,12 +51,14 @@ class Peak(NamedTuple):
 
     Attributes:
         swap: what its layers took for swapping when they were built; None without a swap plan.
+        printed: device and host bytes of the same as the swap plan's solution, which is printed, tells them.
     """
 
     stage: int
     measured: int
     foreseen: int
     swap: SwapBytes | None
+    printed: tuple[int, int] | None
 
 
 def peak_of_training(config: RunConfig) -> Peak:
@@ -72,6 +74,8 @@ def peak_of_training(config: RunConfig) -> Peak:
     with memo.Trainer(config=config) as trainer:
         stage, runtime = trainer.mesh.at.pp, trainer.parts.swap
         swap = None if runtime is None else SwapBytes(runtime.device_bytes, runtime.host_bytes, runtime.host_bytes)
+        solution = None if trainer.parts.chosen_swap is None else trainer.parts.chosen_swap.solution
+        printed = None if solution is None else (solution.device_bytes, solution.host_bytes)
         trainer.step()  # makes the moments
         measured = sys.maxsize
         for _ in range(3 if dist.get_world_size() > 1 else 1):
@@ -79,4 +83,4 @@ def peak_of_training(config: RunConfig) -> Peak:
             trainer.step()
             measured = min(measured, int(counter.take_peak_bytes()))
     foreseen = program_memory(config, world_size, stage, scratch=scratch(config)).total
-    return Peak(stage, measured, foreseen, swap)
+    return Peak(stage, measured, foreseen, swap, printed)
