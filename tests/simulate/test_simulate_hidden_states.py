@@ -8,7 +8,9 @@ from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.question import Question, ask
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
+from memo.simulate.model import step_model
 from memo.simulate.swapping import choose, layer_times, modelled_problem
+from memo.simulate.trace import simulate
 
 SEQ_LEN, SECTIONS = 131072, 8
 HIDDEN_BYTES = SEQ_LEN * 4096 * 2
@@ -50,3 +52,22 @@ def test_a_slow_link_shows_them(question: Question) -> None:
     slow = modelled_problem(config, 1, hardware, layer)
     assert choose(slow, 0.0).exposed_s > 0
     assert choose(replace(slow, hidden=problem.hidden._replace(num_bytes=0)), 0.0).exposed_s == 0
+
+
+def test_stages_meet_for_their_messages() -> None:
+    """A message lasts as long as the slower of link and network, section by section, and both stages wait for it. Where
+    messages take no time, 1F1B is as fast as with hidden states on GPUs."""
+    question = ask("llama-3.1-8b", 4, seq_len=SEQ_LEN, global_batch_size=8, hardware="h100-80")
+    found = []
+    for on_host in (False, True):
+        strategy = Strategy(0.0, tiles=4 * SECTIONS, hidden_on_host=on_host)
+        found.append(step_model(config_of(question, Layout(pp=4), strategy), 4, question.hardware))
+    beside, meeting = found
+    hardware = question.hardware
+    slowest = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9
+    assert meeting.message_s == pytest.approx(max(HIDDEN_BYTES / slowest, beside.message_s), rel=0.1)
+    assert not beside.meets and meeting.meets
+    times, states = beside.times, beside.states
+    assert simulate(replace(meeting, times=times, states=states)).pipeline_s > simulate(beside).pipeline_s
+    still = [replace(each, times=times, states=states, message_s=0.0) for each in found]
+    assert simulate(still[1]).pipeline_s == pytest.approx(simulate(still[0]).pipeline_s, rel=1e-3)
