@@ -14,6 +14,7 @@ from memo.estimate.hardware_table import HARDWARE
 from memo.parallel.context import ContextAttention
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
+from memo.simulate.predict import predict_step
 from memo.simulate.sweep import SUM_PASSES, SweptAttention
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
@@ -122,6 +123,22 @@ def test_smaller_tiles_cost_more_and_whole_layers_least(layout: dict[str, object
     times = [(cost.forward + cost.backward).total_s for cost in (whole, *costs)]
     assert times == sorted(times)
     assert times[1] < 1.03 * times[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "machine"),
+    [("llama-3.1-8b", 8, "h100-80"), ("gpt-7b", 8, "a800-80"), ("llama-3.1-8b", 1, "h100-80")],
+)
+@pytest.mark.parametrize("seq_length", [1 << 18, 1 << 19, 1 << 20])
+def test_a_sweep_costs_at_most_two_percent_from_256k_tokens_on(
+    model: str, gpus: int, machine: str, seq_length: int
+) -> None:
+    """In the tiles of a run that names none."""
+    swept = config(seq_length=seq_length, tp=gpus)
+    swept = replace(swept, model=preset(model))
+    whole = swept.override({"offload_granularity": "layer"})
+    swept_s, whole_s = (predict_step(run, gpus, HARDWARE[machine]).step_time_s for run in (swept, whole))
+    assert whole_s < swept_s < 1.02 * whole_s
 
 
 def test_attention_that_is_recomputed_is_merged_again() -> None:
