@@ -38,12 +38,18 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
     Args:
         config: checked, with a vocabulary, params_dtype, and --offload-alpha off or a number.
 
-    Raises ConfigError for --offload-alpha auto, TraceError where layers do not ask for the same.
+    Raises ConfigError for --offload-alpha auto and --offload-granularity auto, TraceError where layers do not ask for
+    the same.
     """
     parallel, model = config.parallel, config.model
     if config.memory.offload_alpha == "auto" and config.memory.swaps:
         raise ConfigError(
             "--offload-alpha auto is decided by measuring, which needs the device: give off, or a number from 0 to 1"
+        )
+    if config.memory.offload_granularity == "auto" and config.memory.swaps:
+        raise ConfigError(
+            "--offload-granularity auto is decided by what is free on the device: give layer, or tile with "
+            "--offload-tiles; `memo plan` says which fits"
         )
     layers = model.num_layers // (parallel.pp * parallel.vpp)
     if layers > RECORDED_LAYERS:

@@ -123,3 +123,5 @@ def test_a_long_sequence_takes_no_memory(tmp_path: Path) -> None:
 def test_alpha_auto_needs_a_device() -> None:
     with pytest.raises(ConfigError, match="--offload-alpha auto is decided by measuring"):
         trace_on_paper(run_config(offload_alpha="auto"), 1)
+    with pytest.raises(ConfigError, match="--offload-granularity auto is decided by what is free"):
+        trace_on_paper(run_config(offload_alpha=0.5, offload_granularity="auto"), 1)
