@@ -17,9 +17,10 @@ from itertools import cycle
 
 from torch import Tensor
 
+from memo.executor.passing import PassingBackend
 from memo.executor.recorder import Recorder
 from memo.executor.runtime import SwapRuntime, SweepRuntime
-from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
+from memo.executor.streams import Event, Stream, StreamBackend, Timestamp
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import DiskPlan
 from memo.planner.swap import SwapPlan, SwapStep
@@ -63,14 +64,14 @@ class MoveRecorder:
         return sorted([*layers, *beside], key=lambda span: span.start_s)
 
 
-class _Passing:
+class _Passing(PassingBackend):
     """The backend of one swapper; `part`: which section all that it moves belongs to, where it is of one."""
 
     def __init__(
         self, log: MoveRecorder, swapper: Swapper, kind: Kind, reads: Iterator[SwapStep] | None, part: int | None
     ) -> None:
-        self.backend, self._swapper = swapper.backend, swapper
-        self._log, self._kind, self._reads, self._part = log, kind, reads, part
+        super().__init__(swapper.backend)
+        self._swapper, self._log, self._kind, self._reads, self._part = swapper, log, kind, reads, part
         self._names = {f"{swapper.name}slot{slot}": slot for slot in range(swapper.plan.num_slots)}
         self._offloads = _by_slot(swapper.plan, lambda step: step.offload)
         self._prefetches = _by_slot(swapper.plan, lambda step: step.prefetch)
@@ -96,30 +97,12 @@ class _Passing:
         with self._timed(stream, "write" if stream is Stream.WRITE else "read", step, 0):
             self.backend.call(stream, task, reads, writes)
 
-    def record(self, stream: Stream) -> Event:
-        return self.backend.record(stream)
-
     def wait(self, stream: Stream, event: Event | None) -> None:
         if stream is not Stream.COMPUTE or event is None or self._kind == "activations":
             self.backend.wait(stream, event)
             return
         with self._timed(stream, "wait", self._swapper.current, 0):
             self.backend.wait(stream, event)
-
-    def has_happened(self, event: Event | None) -> bool:
-        return self.backend.has_happened(event)
-
-    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
-        self.backend.access(stream, buffer_name, mode, what)
-
-    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
-        return self.backend.issuing(stream)
-
-    def timestamp(self, stream: Stream) -> Timestamp:
-        return self.backend.timestamp(stream)
-
-    def synchronize(self) -> None:
-        self.backend.synchronize()
 
     @contextmanager
     def _timed(self, stream: Stream, row: Row, step: SwapStep, num_bytes: int) -> Iterator[None]:

@@ -9,13 +9,13 @@ around compute, copies and waits. The swapper declares an access when a layer op
 issues its copies right after it, so the recorder needs no other information.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from memo.executor.passing import PassingBackend
 from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapPlan, SwapStep
@@ -31,11 +31,12 @@ class _Seen:
     num_bytes: int = 0
 
 
-class Recorder:
+class Recorder(PassingBackend):
     """A backend that passes all calls to another one; see `record`."""
 
     def __init__(self, backend: StreamBackend, plan: SwapPlan, origin: Timestamp | None = None) -> None:
-        self.backend, self.plan = backend, plan
+        super().__init__(backend)
+        self.plan = plan
         self._steps = {str(step.op): step for step in plan.steps}
         self._seen: list[_Seen] = []
         self._origin = origin or backend.timestamp(Stream.COMPUTE)
@@ -74,12 +75,6 @@ class Recorder:
         row: Row = "offload" if stream is Stream.OFFLOAD else "prefetch"
         self._seen.append(_Seen(row, step, begin, self.backend.timestamp(stream), dst.nbytes))
 
-    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
-        self.backend.call(stream, task, reads, writes)
-
-    def record(self, stream: Stream) -> Event:
-        return self.backend.record(stream)
-
     def wait(self, stream: Stream, event: Event | None) -> None:
         if stream is not Stream.COMPUTE or event is None:
             self.backend.wait(stream, event)
@@ -87,9 +82,6 @@ class Recorder:
         begin = self.backend.timestamp(stream)
         self.backend.wait(stream, event)
         self._waited = begin, self.backend.timestamp(stream)
-
-    def has_happened(self, event: Event | None) -> bool:
-        return self.backend.has_happened(event)
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self.backend.access(stream, buffer_name, mode, what)
@@ -104,12 +96,6 @@ class Recorder:
             self._seen.append(_Seen("compute", begun, begin, self.backend.timestamp(stream)))
             self._open = None
             self._due |= self._moves_after(step, buffer_name)
-
-    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
-        return self.backend.issuing(stream)
-
-    def timestamp(self, stream: Stream) -> Timestamp:
-        return self.backend.timestamp(stream)
 
     def synchronize(self) -> None:
         # The swapper synchronizes after an interrupted training step, whose open operation will never end.

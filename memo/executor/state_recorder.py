@@ -1,12 +1,11 @@
 """Times the copies of streamed states, and the waits for them; see memo.executor.recorder."""
 
-import contextlib
 import time
-from collections.abc import Callable
 
 from torch import Tensor
 
-from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
+from memo.executor.passing import PassingBackend
+from memo.executor.streams import Event, Stream, StreamBackend, Timestamp
 
 
 class _Spans:
@@ -30,7 +29,7 @@ class _Spans:
         return taken_s
 
 
-class StateRecorder:
+class StateRecorder(PassingBackend):
     """A backend that passes all calls to another one, and takes timestamps around copies and waits of compute.
 
     Work that the device has not reached when the times are read, such as the copies of weights that the optimizer has
@@ -39,7 +38,7 @@ class StateRecorder:
 
     def __init__(self, backend: StreamBackend, earlier: "StateRecorder | None" = None) -> None:
         """`earlier`: the recorder of an earlier step, whose unread times this one takes over."""
-        self.backend = backend
+        super().__init__(backend)
         self._copies: _Spans = earlier._copies if earlier else _Spans()
         self._waits: _Spans = earlier._waits if earlier else _Spans()
         self._host_wait_s = 0.0
@@ -58,12 +57,6 @@ class StateRecorder:
         self.backend.copy(stream, dst, src, dst_name, src_name)
         self._copies.add(begin, self.backend.timestamp(stream))
 
-    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
-        self.backend.call(stream, task, reads, writes)
-
-    def record(self, stream: Stream) -> Event:
-        return self.backend.record(stream)
-
     def wait(self, stream: Stream, event: Event | None) -> None:
         if stream is Stream.HOST:
             begin_s = time.perf_counter()
@@ -75,18 +68,3 @@ class StateRecorder:
             self._waits.add(begin, self.backend.timestamp(stream))
         else:
             self.backend.wait(stream, event)
-
-    def has_happened(self, event: Event | None) -> bool:
-        return self.backend.has_happened(event)
-
-    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
-        self.backend.access(stream, buffer_name, mode, what)
-
-    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
-        return self.backend.issuing(stream)
-
-    def timestamp(self, stream: Stream) -> Timestamp:
-        return self.backend.timestamp(stream)
-
-    def synchronize(self) -> None:
-        self.backend.synchronize()
