@@ -51,6 +51,9 @@ class LayerModel:
     """Parts of the sequence that are computed at a time (memo.executor.layer)."""
     sweeps: bool = False
     """Whether attention too is computed tile by tile (memo.executor.sweep)."""
+    adds_in_products: bool = False
+    """Whether the products that compute weight gradients add to the main gradients themselves (memo.executor.pieces):
+    that takes 8 bytes of memory traffic an element, which hide behind its two FLOPs for each of a tile's tokens."""
 
     @cached_property
     def tokens(self) -> float:
@@ -97,9 +100,11 @@ class LayerModel:
         return self.tiles * self.kernels.matmul_s(n, k, self.tokens / self.tiles)
 
     def weight_sum(self, n: float, k: float) -> float:
-        """Seconds to add a weight gradient to the main gradient; it is written and read in the dtype of the model, and
-        the sum is read and written in the wide dtype."""
+        """Seconds to add a weight gradient to the main gradient, if the product does not; it is written and read in the
+        dtype of the model, and the sum is read and written in the wide dtype."""
         kernels = self.kernels
+        if self.adds_in_products:
+            return 0.0
         return self.tiles * kernels.memory_s(n * k * 2 * (kernels.narrow + kernels.wide), 1)
 
     def hidden_s(self, passes: float, num_kernels: int = 1) -> float:
@@ -233,7 +238,8 @@ def plain_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
 
 def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
     """A layer under a swap plan, in tiles; `recompute` by group."""
-    model = LayerModel(config, kernels, resolved_offload_tiles(config), config.memory.sweeps)
+    adds_in_products = kernels.hardware.device == "cuda" or kernels.narrow == kernels.wide
+    model = LayerModel(config, kernels, resolved_offload_tiles(config), config.memory.sweeps, adds_in_products)
     recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_again}
     if config.memory.offload_policy == "paper":
         recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved

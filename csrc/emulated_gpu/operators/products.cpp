@@ -41,6 +41,10 @@ Stack addmm_wide(const Arguments& arguments) {
                     arguments.tensor("mat2").to(dtype), arguments["beta"].toScalar(), arguments["alpha"].toScalar())};
 }
 
+Stack addmm_wide_out(const Arguments& arguments) {
+  return {arguments.tensor("out").copy_(addmm_wide(arguments)[0].toTensor())};
+}
+
 }  // namespace
 
 const std::map<std::string, Numbers>& product_numbers() {
@@ -49,6 +53,7 @@ const std::map<std::string, Numbers>& product_numbers() {
       {"aten::mm.dtype", mm_wide},
       {"aten::bmm.dtype", bmm_wide},
       {"aten::addmm.dtype", addmm_wide},
+      {"aten::addmm.dtype_out", addmm_wide_out},
   };
   return numbers;
 }

@@ -183,5 +183,5 @@ def _column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -
 
 
 def _weight_gradient(ledger: Ledger, z: LayerSizes, product: Product) -> None:
-    """If the main gradient has the dtype of the model, the matrix product itself adds to it."""
-    (weight_gradient if z.mixed else multiply)(ledger, z, product)
+    """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
+    (weight_gradient if z.mixed and not z.on_cuda else multiply)(ledger, z, product)
