@@ -78,7 +78,7 @@ def test_more_device_memory_never_makes_a_step_slower() -> None:
 
 @pytest.mark.parametrize(("world_size", "values"), [(1, {}), (8, {}), (1, {"gbs": 4}), (8, {"gbs": 32})])
 def test_no_coarse_placement_is_much_faster(world_size: int, values: dict[str, Any]) -> None:
-    """By simulation of all that fit on a grid of quarters, with the same ways of activations: at most 3 %."""
+    """By simulation of all that fit on a grid of quarters, with the same ways of activations: at most 3.5 %."""
     costs = Costs(run(**values), world_size, MACHINE, MemoryLimits(30 * GIB, 900 * GIB, world_size))
     found = place(costs)
     assert found is not None
@@ -92,7 +92,7 @@ def test_no_coarse_placement_is_much_faster(world_size: int, values: dict[str, A
         if use is not None:
             step = predict_step(with_placement(use.config, at), world_size, MACHINE, use.moved)
             best = min(best, step.step_time_s)
-    assert found.step.step_time_s <= 1.03 * best
+    assert found.step.step_time_s <= 1.035 * best
 
 
 def test_what_binds_is_named() -> None:
