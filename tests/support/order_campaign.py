@@ -101,7 +101,7 @@ REASONS: dict[str, str] = {
         "the wait for the next bucket's gather, on the same stream of NCCL, orders the weights as well; the copy of "
         "the shard is in danger only where the next one gets its memory, which is not so under planned memory"
     ),
-    "message pipeline.py _finish_send: work.wait()": (
+    "message stage_messages.py _finish_send: work.wait()": (
         "torch gives the memory of a message to nobody before an event behind it has come; planned memory relies on "
         "the wait instead, and whatever is asked for behind the last message of a step lies elsewhere"
     ),
