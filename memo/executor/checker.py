@@ -7,14 +7,14 @@ share a stream or when the later one's stream knew of the earlier one. The verdi
 issue alone, never on timing.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from memo.errors import RaceError
-from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
+from memo.executor.passing import PassingBackend
+from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
 
 _VERB = {"r": "reads", "w": "writes"}
 
@@ -44,11 +44,11 @@ class _CheckedEvent:
     clock: dict[Stream, int]
 
 
-class Checked:
+class Checked(PassingBackend):
     """A backend that checks every copy and every declared access, and passes them to another backend."""
 
     def __init__(self, backend: StreamBackend) -> None:
-        self.backend = backend
+        super().__init__(backend)
         self._clocks = {stream: dict.fromkeys(Stream, 0) for stream in Stream}
         self._histories: dict[str, _History] = {}
 
@@ -79,12 +79,6 @@ class Checked:
         """Raises RaceError, as `copy` does, naming the buffer, both accesses and their streams."""
         self._check(stream, buffer_name, mode, what)
         self.backend.access(stream, buffer_name, mode, what)
-
-    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
-        return self.backend.issuing(stream)
-
-    def timestamp(self, stream: Stream) -> Timestamp:
-        return self.backend.timestamp(stream)
 
     def synchronize(self) -> None:
         self.backend.synchronize()

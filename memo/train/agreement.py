@@ -41,6 +41,11 @@ class Agreement:
         return norm_value
 
 
+def on_any_rank(holds: bool, mesh: Mesh, device: torch.device) -> bool:
+    """Whether something holds on at least one rank. Collective, outside steps: the host waits for the message."""
+    return bool(all_reduce(torch.tensor(float(holds), device=device), mesh.world, "max") > 0)
+
+
 def read_numbers(values: Tensor) -> list[float]:
     """`values` [k] on the host, by way of pinned memory; waits for the current stream."""
     on_host = values.to("cpu", non_blocking=True)

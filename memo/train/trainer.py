@@ -21,9 +21,8 @@ from memo.config.grid import rank_grid
 from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer
 from memo.errors import ClosedError, ConfigError, MemoError
 from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_heard
-from memo.parallel.collectives import all_reduce
 from memo.parallel.replicas import check_replicas
-from memo.train.agreement import Agreement
+from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
@@ -314,7 +313,8 @@ class Trainer:
             lambda: run_header(self.config, self.parts, self.peak, self.attention, self.meter),
         )
         saved_at = self.iteration
-        self._stop.agreed = self._is_stop_requested()
+        # Of any rank, before the first step; later the Agreement asks in a message that every step sends.
+        self._stop.agreed = on_any_rank(self._stop.requested, self.mesh, self.parts.device)
         with reporter:
             while self.iteration < training.train_iters and not self._stop.agreed:
                 with explained(self.config, self.parts, self.meter, self.iteration + 1):
@@ -337,11 +337,6 @@ class Trainer:
         if self.parts.transients is not None:
             self.print(self.parts.transients.report())
         return record
-
-    def _is_stop_requested(self) -> bool:
-        """Of any rank, before the first step; later the Agreement asks in a message that every step sends."""
-        asked = torch.tensor(float(self._stop.requested), dtype=torch.float64, device=self.parts.device)
-        return bool(all_reduce(asked, self.mesh.world) > 0)
 
     def _feed(self, dataset: SampleDataset, tiles: int) -> Feed:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
@@ -380,9 +375,8 @@ class Trainer:
         transients = self.parts.transients
         if transients is None:
             return
-        can_record = torch.tensor(float(transients.allocator is not None), device=self.parts.device)
-        if all_reduce(can_record, self.mesh.world, "max") == 0:  # of no rank: steps would be run for nothing
-            return
+        if not on_any_rank(transients.allocator is not None, self.mesh, self.parts.device):
+            return  # steps would be run for nothing
         batches = self.feed.peek()
         run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
         with self.parts.optimizer.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):

@@ -1,6 +1,5 @@
 """Runs of the swap engine with synthetic layers, and faults to inject into them."""
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +8,10 @@ import torch
 from torch import Tensor
 
 from memo.executor.host_pool import HostPool
+from memo.executor.passing import PassingBackend
 from memo.executor.record_file import RecordFile
 from memo.executor.staging import Staging
-from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
+from memo.executor.streams import Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
@@ -127,34 +127,10 @@ def reuse_record(plan: SwapPlan) -> SwapPlan:
 
 
 @dataclass
-class Forwarding:
+class Forwarding(PassingBackend):
     """A backend that hands everything to another one; faults override one call."""
 
     backend: StreamBackend
-
-    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
-        self.backend.copy(stream, dst, src, dst_name, src_name)
-
-    def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
-        self.backend.call(stream, task, reads, writes)
-
-    def record(self, stream: Stream) -> Event:
-        return self.backend.record(stream)
-
-    def wait(self, stream: Stream, event: Event | None) -> None:
-        self.backend.wait(stream, event)
-
-    def has_happened(self, event: Event | None) -> bool:
-        return self.backend.has_happened(event)
-
-    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
-        self.backend.access(stream, buffer_name, mode, what)
-
-    def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
-        return self.backend.issuing(stream)
-
-    def synchronize(self) -> None:
-        self.backend.synchronize()
 
 
 @dataclass
