@@ -13,10 +13,9 @@ efficient."""
 SWEPT_TOKENS = (32768, 16384, 4096)
 """Of a tile where layers are swept, on a rank: what is fast, what is nearly as fast, what takes least memory.
 
-A tile costs launches, messages, sums of weight gradients and of the gradients of all keys before it, whatever its size.
-Of a step of 262,144 tokens that is 1 %, 2 % and 8 to 11 % for an 8B model over tp 8 (foreseen;
-benchmarks/sweep_speed.py), and less of a longer one. Tiles of 32,768 tokens take 1.5 GiB more there than the smallest,
-and without tp six times as much.
+A tile costs launches, messages and sums of the gradients of all keys before it, whatever its size. Of a step of 262,144
+tokens that is 1 %, 2 % and 7 to 10 % for a 7B or 8B model over tp 8 (foreseen; benchmarks/sweep_speed.py), and less of
+a longer one. Tiles of 32,768 tokens take 1.5 GiB more there than the smallest, and without tp six times as much.
 """
 BYTE_VOCAB_SIZE = 257
 """256 bytes and the end of document: the vocabulary of mock data when nobody names one."""
