@@ -170,7 +170,7 @@ def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: 
 def _slowest(own: LayerProfile, mesh: Mesh, device: torch.device) -> LayerProfile:
     """The slowest rank's times and the slowest link's rates."""
     times = torch.tensor([own.forward_s, own.backward_s, *own.recompute_s.values()], dtype=torch.float64, device=device)
-    rates = torch.tensor([getattr(own, name) for name in _RATES], dtype=torch.float64, device=device)
+    rates = torch.tensor([getattr(own, name) for name in RATES], dtype=torch.float64, device=device)
     forward_s, backward_s, *recompute_s = all_reduce(times, mesh.world, "max").tolist()
     rates = all_reduce(rates, mesh.world, "min")
     return dataclasses.replace(
@@ -178,11 +178,11 @@ def _slowest(own: LayerProfile, mesh: Mesh, device: torch.device) -> LayerProfil
         forward_s=forward_s,
         backward_s=backward_s,
         recompute_s=dict(zip(own.recompute_s, recompute_s, strict=True)),
-        **dict(zip(_RATES, rates.tolist(), strict=True)),
+        **dict(zip(RATES, rates.tolist(), strict=True)),
     )
 
 
-_RATES = (
+RATES = (
     "offload_bytes_per_s",
     "prefetch_bytes_per_s",
     "offload_under_compute_bytes_per_s",
