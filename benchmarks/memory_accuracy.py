@@ -51,7 +51,7 @@ _BASE: dict[str, object] = {
 _BF16 = {"params_dtype": "bf16", "seq_length": 2048, "hidden_size": 128, "num_attention_heads": 4, "vocab_size": 1024}
 _FOUR = {"global_batch_size": 4}
 
-_SWEEP = {"offload_granularity": "tile", "offload_tiles": 16}
+_SWEEP = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 16}
 _STREAMED = {"num_layers": 12, "seq_length": 512}
 # When gloo's thread drops the copy of a chunk of the loss's gradient is a matter of luck, for which the account is
 # ready; with half of the other chunks it is less than the bound of what a prediction may lie above.

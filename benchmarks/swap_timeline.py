@@ -68,7 +68,7 @@ def swept(args: argparse.Namespace) -> dict[str, object]:
     if not args.tiles:
         return {}
     beside = {"recompute_attention_layers": args.again, "offload_hidden_states": args.hidden_on_host}
-    return {"offload_granularity": "tile", "offload_tiles": args.tiles, **beside}
+    return {"offload_granularity": "tile", "offload_tiles": args.tiles, "offload_slot_tiles": 1, **beside}
 
 
 def median_times(spans: list[SwapSpan], what: Kind = "activations") -> LayerTimes:

@@ -35,8 +35,8 @@ FLAGS: dict[str, object] = {
 }
 WAYS: dict[str, dict[str, object]] = {
     "layer": {},
-    "tile": {"offload_granularity": "tile"},
-    "hidden": {"offload_granularity": "tile", "offload_hidden_states": True},
+    "tile": {"offload_granularity": "tile", "offload_slot_tiles": 1},
+    "hidden": {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_hidden_states": True},
 }
 """The last: tiles with hidden states in host memory."""
 KEY_VALUE_BYTES = 4 * HEAD_DIM * 4

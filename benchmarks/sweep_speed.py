@@ -26,10 +26,9 @@ from unittest.mock import patch
 import rows
 
 from memo.config import RunConfig, preset
-from memo.config.derived import SWEPT_TOKENS, resolved_offload_tiles, swept_tiles
+from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, resolved_offload_tiles, resolved_slot_tiles, swept_tiles
 from memo.estimate.hardware_table import HARDWARE
 from memo.search import ask, search
-from memo.search.candidates import SLOT_TILES
 from memo.simulate.predict import predict_step
 from memo.units import GIB
 
@@ -101,7 +100,7 @@ def _row(kind: str, evidence: str, machine: Machine, run: RunConfig, whole_s: fl
         "layers": run.model.num_layers,
         "seq_length": run.data.seq_length,
         "tiles": resolved_offload_tiles(run),
-        "slot_tiles": run.memory.offload_slot_tiles,
+        "slot_tiles": resolved_slot_tiles(run),
         "whole_layers_s": whole_s,
         "swept_s": step_s,
         "ratio": step_s / whole_s,
@@ -119,7 +118,7 @@ def _rehearse(machine: Machine, run: RunConfig) -> tuple[float, int]:
         "offload-alpha": run.memory.offload_alpha,
         "offload-granularity": run.memory.offload_granularity,
         "offload-tiles": resolved_offload_tiles(run),
-        "offload-slot-tiles": run.memory.offload_slot_tiles,
+        "offload-slot-tiles": resolved_slot_tiles(run),
         "gpu": machine.hardware,
         "gpus": machine.gpus,
     }

@@ -2,7 +2,13 @@
 
 from dataclasses import fields
 
-from memo.config.derived import layers_per_chunk, resolved_memory_planner, resolved_offload_tiles, sequence_step
+from memo.config.derived import (
+    layers_per_chunk,
+    resolved_memory_planner,
+    resolved_offload_tiles,
+    resolved_slot_tiles,
+    sequence_step,
+)
 from memo.config.memory import MemoryConfig
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import neighbours, require
@@ -144,9 +150,14 @@ def _check_tiles(config: RunConfig) -> None:
 def _check_sections(config: RunConfig) -> None:
     """What a slot holds: a layer, or a few of its tiles."""
     memory, cp, kind = config.memory, config.parallel.cp, config.parallel.cp_comm_type
-    tiles, in_slot = resolved_offload_tiles(config), memory.offload_slot_tiles
+    tiles, in_slot = resolved_offload_tiles(config), resolved_slot_tiles(config)
     again, most = memory.recompute_attention_layers, layers_per_chunk(config)
-    _check_swept(config, f"--offload-slot-tiles {in_slot}", in_slot == 1, "a slot holds all tiles of a layer")
+    _check_swept(
+        config,
+        f"--offload-slot-tiles {in_slot}",
+        memory.offload_slot_tiles is None,
+        "a slot holds all tiles of a layer",
+    )
     _check_swept(config, f"--recompute-attention-layers {again}", again == 0, "attention is never recomputed")
     _check_swept(config, "--offload-hidden-states", not memory.offload_hidden_states, "layers need hidden states whole")
     if not memory.sweeps:

@@ -45,8 +45,9 @@ class MemoryConfig:
     is swept along the sequence, so that on the device only keys and values and the hidden states grow with it. auto:
     layer where that fits on the device, else tile, with as many tiles, layers that recompute attention and hidden
     states in host memory as `memo plan` would take."""
-    offload_slot_tiles: int = 1
-    """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them."""
+    offload_slot_tiles: int | None = None
+    """Tiles that a slot holds under --offload-granularity tile; shares are rounded down to them. Default: 4, or as many
+    fewer as --offload-tiles divides into at least two slots of; fewer take less memory and more time."""
     recompute_attention_layers: int = 0
     """Under --offload-granularity tile: layers of each pipeline chunk, the first ones, that compute attention again
     before their backward. Of them only the input waits in host memory, about two fifths of what waits otherwise."""

@@ -14,16 +14,13 @@ from typing import get_args
 
 from memo.config import RunConfig
 from memo.config.check_layout import check_batch, check_layout
-from memo.config.derived import DEFAULT_TILES, resolved_a2a_size, sequence_step
+from memo.config.derived import DEFAULT_TILES, SLOT_TILES, resolved_a2a_size, sequence_step
 from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelSharding
 from memo.errors import ConfigError
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
 from memo.spec.sweep import WHOLE, Sweep, with_sweep
-
-SLOT_TILES = 4
-"""Of a slot where layers are swept: shares that move are multiples of a quarter."""
 
 MOST_CHUNKS = 8
 """Of a stage: more of them only multiply messages and activations in flight."""

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import SWEPT_TOKENS, layers_per_chunk, sequence_step, swept_tiles
+from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, layers_per_chunk, sequence_step, swept_tiles
 from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.estimate.device_memory import worst_device_bytes
 from memo.estimate.own_memory import own_bounds
 from memo.estimate.rank_memory import node_host_bytes
-from memo.search.candidates import SLOT_TILES, Layout, Strategy, config_of
+from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.limits import MemoryLimits, limits_of
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement

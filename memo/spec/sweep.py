@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections
+from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections, resolved_slot_tiles
 from memo.config.training import Dtype
 from memo.spec.disk import RecordKind
 from memo.spec.slots import wide_dtype
@@ -62,7 +62,7 @@ def with_sweep(config: RunConfig, sweep: Sweep) -> RunConfig:
         config.memory,
         offload_granularity="tile" if sweep.tiles else "layer",
         offload_tiles=sweep.tiles or config.memory.offload_tiles,
-        offload_slot_tiles=sweep.slot_tiles,
+        offload_slot_tiles=sweep.slot_tiles if sweep.tiles else None,
         recompute_attention_layers=sweep.again,
         offload_hidden_states=sweep.hidden_on_host,
     )
@@ -76,7 +76,7 @@ def sweep_of(config: RunConfig) -> Sweep:
         return WHOLE
     return Sweep(
         resolved_offload_tiles(config),
-        memory.offload_slot_tiles,
+        resolved_slot_tiles(config),
         memory.recompute_attention_layers,
         memory.offload_hidden_states,
     )

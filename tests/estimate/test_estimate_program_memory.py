@@ -113,7 +113,7 @@ def with_memory(layer: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
     return mains
 
 
-SWEEP: dict[str, object] = {"offload_alpha": 0.5, "offload_granularity": "tile"}
+SWEEP: dict[str, object] = {"offload_alpha": 0.5, "offload_granularity": "tile", "offload_slot_tiles": 1}
 LAYERS: list[tuple[str, dict[str, object]]] = [
     ("gpt-tiny", {}),
     ("gpt-tiny", {"params_dtype": "bf16"}),
@@ -308,14 +308,22 @@ WAYS: list[dict[str, object]] = [
     {"recompute_granularity": "selective"},
     {"offload_alpha": 0.5, "params_dtype": "bf16"},
     {"tp": 2, "offload_alpha": 0.0},
-    {"tp": 2, "offload_alpha": 0.0, "offload_granularity": "tile", "params_dtype": "bf16"},
+    {"tp": 2, "offload_alpha": 0.0, "offload_granularity": "tile", "offload_slot_tiles": 1, "params_dtype": "bf16"},
     {"tp": 2, "cp": 2, "params_dtype": "bf16"},
     {"cp": 2, "cp_comm_type": "all_gather"},
     {"cp": 4, "cp_comm_type": "a2a+p2p", "cp_a2a_size": 2, "params_dtype": "bf16"},
     {"pp": 2, "gbs": 16},
     {"pp": 2, "vpp": 2, "gbs": 16, "params_dtype": "bf16", "recompute_granularity": "full"},
-    {"pp": 2, "gbs": 16, "offload_alpha": 1.0, "offload_granularity": "tile"},
-    {"pp": 2, "vpp": 2, "gbs": 16, "offload_alpha": 0.5, "offload_granularity": "tile", "params_dtype": "bf16"},
+    {"pp": 2, "gbs": 16, "offload_alpha": 1.0, "offload_granularity": "tile", "offload_slot_tiles": 1},
+    {
+        "pp": 2,
+        "vpp": 2,
+        "gbs": 16,
+        "offload_alpha": 0.5,
+        "offload_granularity": "tile",
+        "offload_slot_tiles": 1,
+        "params_dtype": "bf16",
+    },
 ]
 
 

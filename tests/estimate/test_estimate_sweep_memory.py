@@ -30,6 +30,7 @@ from memo.spec.shapes import shape_of
 MOST_ABOVE, MOST_BELOW = 0.005, 0.001
 SWEEP: dict[str, Any] = {
     "offload_granularity": "tile",
+    "offload_slot_tiles": 1,
     "num_layers": 2,
     "seq_length": 1024,
     "loss_chunk_size": 64,
@@ -149,6 +150,7 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             offload_alpha=0.0,
             offload_tiles=sections,
             offload_granularity="tile" if sections > 1 or again else "layer",
+            offload_slot_tiles=1 if sections > 1 or again else None,
             recompute_attention_layers=again,
         )
         is_breadth_first = order == "breadth_first"

@@ -28,7 +28,12 @@ def test_what_is_waited_for_first_is_copied_first() -> None:
             issued[-1][1].append(of if stream is Stream.OFFLOAD else to)
         copy(streams, stream, dst, src, to, of)
 
-    swept: dict[str, Any] = {"offload_granularity": "tile", "offload_tiles": 4, "profile_cache": "off"}
+    swept: dict[str, Any] = {
+        "offload_granularity": "tile",
+        "offload_slot_tiles": 1,
+        "offload_tiles": 4,
+        "profile_cache": "off",
+    }
     workplace = Workplace(tiny("llama-tiny", num_layers=3, global_batch_size=1), 1)
     with profiled_once():
         model = workplace.build(offload_alpha=0.5, **swept)

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from memo.config.checks import check
-from memo.config.derived import SWEPT_TOKENS
-from memo.search.candidates import SHARDINGS, SLOT_TILES, Layout, config_of
+from memo.config.derived import SLOT_TILES, SWEPT_TOKENS
+from memo.search.candidates import SHARDINGS, Layout, config_of
 from memo.search.launch import run_of
 from memo.search.longest import length_unit, longest
 from memo.search.oversized import placed

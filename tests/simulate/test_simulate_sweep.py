@@ -109,7 +109,13 @@ def test_ranks_that_gather_keys_have_as_many_rectangles_before_a_tile(cp: int) -
 
 
 def config(**values: object) -> RunConfig:
-    base = {"seq_length": 1 << 18, "offload_alpha": 1.0, "device": "cuda", "offload_granularity": "tile"}
+    base = {
+        "seq_length": 1 << 18,
+        "offload_alpha": 1.0,
+        "device": "cuda",
+        "offload_granularity": "tile",
+        "offload_slot_tiles": 1,
+    }
     return RunConfig(model=preset("llama-3.1-8b")).override({**base, **values})
 
 

@@ -51,7 +51,7 @@ BASE: dict[str, Any] = {
     "memory_planner": "off",
 }
 PLANNED = {"memory_planner": "auto", "memory_planner_min_bytes": 4096}
-SWEPT = {"offload_granularity": "tile", "offload_tiles": 8}
+SWEPT = {"offload_granularity": "tile", "offload_slot_tiles": 1, "offload_tiles": 8}
 HIDDEN = {"offload_hidden_states": True}
 AGAIN = {"recompute_attention_layers": 1}
 

@@ -201,7 +201,13 @@ def alone() -> Numbers:
 
 
 SWAPPING = {"offload_alpha": 0.5, "offload_tiles": 2}
-HIDDEN = {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile", "offload_hidden_states": True}
+HIDDEN = {
+    "offload_alpha": 0.5,
+    "offload_tiles": 4,
+    "offload_granularity": "tile",
+    "offload_slot_tiles": 1,
+    "offload_hidden_states": True,
+}
 
 
 @pytest.mark.parametrize(
