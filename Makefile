@@ -43,7 +43,7 @@ test-full: install
 docs: install
 	$(BIN)/python docs/make_flags.py
 
-# Smoke size on a CPU, full size on CUDA; writes BENCHMARKS.md.
+# Smoke size on a CPU, whose rows prove that scripts run and are not kept; full size on CUDA. Writes BENCHMARKS.md.
 benchmark: install
 	$(BIN)/python benchmarks/run_all.py
 

@@ -7,10 +7,10 @@ So one core is the GPU, and copies run in threads that are held to a rate at whi
 stand to each other as on NODE (a DMA engine costs the cores nothing: the copy is short, the rest is waiting). At
 length / hidden size of 16 to 256 these are the proportions of 64K to 1M tokens with a hidden size of 4,096.
 
-Each row is one way (benchmarks/ways.py), whose processes take turns with those of the others: the median step, its
-share of the speed of the ideal (everything stays, without a limit), and the most that torch allocated, which tells
-whether the way fits DEVICE_SHARE of what the ideal takes. Beside it stands what was foreseen
-(benchmarks/scaled_foresight.py).
+Each row is one way (benchmarks/ways.py), whose processes take turns with those of the others: the quickest step (what
+else a machine does only adds to it; the median stands beside it), its share of the speed of the ideal (everything
+stays, without a limit), and the most that torch allocated, which tells whether the way fits DEVICE_SHARE of what the
+ideal takes. Beside it stands what was foreseen (benchmarks/scaled_foresight.py).
 Measured on CPU, on the scaled node: no GPU has confirmed it.
 
 Rows of the lengths that are run take the place of earlier ones.
@@ -89,7 +89,7 @@ def at_length(over: int, bytes_per_s: float, ways: list[str], repeats: int, step
                         work, device_bytes=int(DEVICE_SHARE * taken[way][0]["device_peak_bytes"])
                     )
             measured.append(_run(dataclasses.replace(work, pieces=True)))
-        pieces = Pieces(**{name: statistics.median(found[name] for found in measured) for name in measured[0]})
+        pieces = Pieces(**{name: min(found[name] for found in measured) for name in measured[0]})
         layer = LayerProfile.load(profile)
     ideal_s = _step_s(taken["ideal"])
     found = []
@@ -109,20 +109,20 @@ def _run(work: Work) -> dict[str, Any]:
 
 
 def _step_s(taken: list[dict[str, Any]]) -> float:
-    return statistics.median(seconds for run in taken for seconds in run["steps_s"])
+    return min(seconds for run in taken for seconds in run["steps_s"])
 
 
 def _row(work: Work, taken: list[dict[str, Any]], ideal_s: float) -> dict[str, Any]:
     step_s, last = _step_s(taken), taken[-1]
-    runs_s = [statistics.median(run["steps_s"]) for run in taken]
+    steps_s = [seconds for run in taken for seconds in run["steps_s"]]
     shares = [share for run in taken for share in run["hidden_shares"]]
     return {
         "seq_length": work.case.seq_length,
         "device_bytes": work.device_bytes,
         "runs": len(taken),
-        "steps": sum(len(run["steps_s"]) for run in taken),
+        "steps": len(steps_s),
         "step_s": step_s,
-        "spread": (max(runs_s) - min(runs_s)) / step_s,
+        "median_over_quickest": statistics.median(steps_s) / step_s,
         "share_of_ideal": ideal_s / step_s,
         "fits": last["device_peak_bytes"] <= (work.device_bytes or 0),
         "hidden_share": statistics.median(shares) if shares else None,

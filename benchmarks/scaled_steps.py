@@ -6,7 +6,6 @@ What benchmarks/scaled_node.py starts, and explains; `python benchmarks/scaled_s
 import contextlib
 import dataclasses
 import json
-import statistics
 import sys
 import time
 from collections import defaultdict
@@ -30,6 +29,9 @@ from memo.train import build, layer_profile
 from memo.units import GIB
 
 Result = TypeVar("Result")
+
+_PROFILES = 5
+"""Of which the quickest times count, as of steps."""
 
 _MEMO = {"offload_backend": "threads"}
 SCALED_WAYS = {
@@ -147,7 +149,7 @@ def _steps(trainer: Trainer, work: Work) -> list[StepRecord]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Seconds of what steps consist of, without a plan, each the median of those of a model with one layer.
+    """Seconds of what steps consist of, without a plan, each the quickest of those of a model with one layer.
 
     Attributes:
         forward_s, backward_s, attention_s: of a layer: its passes, and the forward of its attention.
@@ -172,9 +174,11 @@ def pieces(work: Work) -> Pieces:
         trainer.step()
         seconds.clear()  # the first step makes the moments
         records = _steps(trainer, work)
-    passes = [statistics.median(seconds[name]) for name in ("forward", "backward", "attention")]
-    step_s = statistics.median(record.step_time_s for record in records)
-    return Pieces(*passes, step_s - passes[0] - passes[1])
+    beside_s = (
+        record.step_time_s - forward_s - backward_s
+        for record, forward_s, backward_s in zip(records, seconds["forward"], seconds["backward"], strict=True)
+    )
+    return Pieces(*(min(seconds[name]) for name in ("forward", "backward", "attention")), min(beside_s))
 
 
 def _write_profile(work: Work) -> None:
@@ -182,13 +186,19 @@ def _write_profile(work: Work) -> None:
     measure = layer_profile.measure
 
     def note(*args: Any, **more: Any) -> LayerProfile:
-        found.append(measure(*args, **more))
+        found.extend(measure(*args, **more) for _ in range(_PROFILES))
         return found[-1]
 
     memo = dataclasses.replace(work, case=dataclasses.replace(work.case, way="memo"))
     with tried(), mock.patch("memo.train.swap.measure", note):
         Trainer(memo.case.model, **{**memo.flags, "layer_profile": None}).close()
-    dataclasses.replace(found[0], **dict.fromkeys(layer_profile.RATES, work.bytes_per_s)).save(work.profile)
+    quickest = {
+        "forward_s": min(profile.forward_s for profile in found),
+        "backward_s": min(profile.backward_s for profile in found),
+        "recompute_s": {name: min(profile.recompute_s[name] for profile in found) for name in found[0].recompute_s},
+    }
+    rates = dict.fromkeys(layer_profile.RATES, work.bytes_per_s)
+    dataclasses.replace(found[0], **quickest, **rates).save(work.profile)
 
 
 def _timed(layer: TransformerLayer) -> dict[str, list[float]]:

@@ -4,7 +4,7 @@ import argparse
 
 import copies
 import pytest
-import report
+import page_gpu
 import torch
 from measure import case_of
 from scales import SMOKE, Arguments
@@ -65,7 +65,7 @@ def test_rates_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_rate_has_its_column() -> None:
     row = {"status": "ok", "seq_length": 512, "alpha": 0.5, "record_bytes": 1 << 30}
     found = copies.rates(1 << 16, CPU)
-    cells = {head: cell({**row, **found}) for head, cell in report.TABLES["copies"][1].items()}
+    cells = {head: cell({**row, **found}) for head, cell in page_gpu.TABLES["copies"][1].items()}
     assert "-" not in cells.values() and cells["record, GiB"] == "1.00"
     assert all(value > 0 for value in found.values() if not isinstance(value, str))
 

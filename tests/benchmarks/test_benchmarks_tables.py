@@ -66,19 +66,29 @@ def test_ratios_are_of_one_length() -> None:
 def test_rows_survive_and_stand_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "RESULTS", tmp_path)
     empty = report.page()
-    assert empty.count("Not measured.") == 2 and "|---" not in empty
-    journal = rows.Journal("smoke/table4_ablation")
+    assert empty.count("Not measured.") == len(report.SECTIONS) and "|---" not in empty
+    journal = rows.Journal("full/table4_ablation")
     added = journal.add({"way": "memo", "status": "ok", "seq_length": 512, "step_p50_s": 0.25, "mfu_causal_percent": 3})
     journal.amend(added, **{"speed_over_full-recompute": 1.5})
     journal.add({"way": "none", "status": "oom", "message": "a | b", "seq_length": 512})
-    kept = [json.loads(line) for line in (tmp_path / "smoke" / "table4_ablation.jsonl").read_text().splitlines()]
+    kept = [json.loads(line) for line in (tmp_path / "full" / "table4_ablation.jsonl").read_text().splitlines()]
     assert [line["way"] for line in kept] == ["memo", "none"]
     assert {"command", "commit", "date", "device", "torch", "python"} <= kept[0].keys()
     page = report.page()
     assert "| 512 | memo | ok | 0.250 | 3.0 | 1.50 |" in page
     assert "| 512 | none | oom: a / b | - | - | - |" in page
     assert "MFU full" not in page  # no row knows it
-    assert page.count("Not measured.") == 1 and "Not measured: table3_end_to_end, copies, overlap" in page
+    assert page.count("Not measured.") == len(report.SECTIONS) - 1
+    assert "Not measured: End to end: one rank, by sequence length, Copies" in page
+
+
+def test_devices_are_called_emulated_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "RESULTS", tmp_path)
+    row = {"evidence": "on the emulated GPU", "device": "NVIDIA H100", "schedules": 22, "faults": []}
+    rows.write("emulated_schedules", [{**row, "flow": "plain"}, {**row, "flow": "swap", "faults": ["a bit"]}])
+    line = json.loads((tmp_path / "emulated_schedules.jsonl").read_text().splitlines()[0])
+    page = report.page()
+    assert f"on an emulated {line['device']}" in page and "| 2 | 44 | 1 |" in page
 
 
 def test_the_page_is_that_of_the_results() -> None:
