@@ -3,8 +3,8 @@
 import argparse
 
 import copies
-import pytest
 import page_gpu
+import pytest
 import torch
 from measure import case_of
 from scales import SMOKE, Arguments
