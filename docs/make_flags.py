@@ -1,35 +1,37 @@
 """Write docs/flags.md: every flag of every command, from the dataclasses that are the flags (`make docs`)."""
 
-import ast
-import dataclasses
 import importlib
 import inspect
-import textwrap
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
-
-import tyro
-from tyro.conf import Positional
+from typing import Any, get_origin
 
 from memo.cli.commands import Command
 from memo.cli.main import COMMANDS, main
-from memo.config import RunConfig
+from memo.config import command_line
+from memo.config.flag_groups import CommandLine, Group
+from memo.config.flag_table import Entry, dashed, texts_of
 from memo.config.flags import ALWAYS_ON, MEGATRON_SPELLINGS
+from memo.config.other_names import OTHER_NAMES, filled
 
 PAGE = Path(__file__).with_name("flags.md")
 INTRODUCTION = """# Flags
 
 <!-- Written by docs/make_flags.py from the dataclasses that are the flags: change those, then run `make docs`. -->
 
-`memo COMMAND --help` prints the same. Underscores work for dashes. Each flag of `memo train` is also a key of a
-`--config` file, with underscores, at the top or under its section, and a keyword of `memo.Trainer`.
+`memo COMMAND --help` prints the same; of a command with hundreds of flags it explains those that everyone needs, with
+`--help GROUP` those of one heading below, with `--help-all` all. Underscores work for dashes. Each flag of `memo train`
+is also a key of a `--config` file, with underscores, at the top or under its section, and a keyword of `memo.Trainer`.
+
+**Numbers.** TOKENS are lengths: 1K is 1,024, so `--seq-len 128K` is 131072, and 1M is 1,048,576. COUNT is of anything
+else: 1K is 1,000, and 1M, 1B and 1T are its powers. BYTES may end in KiB, MiB or GiB. The same in `--config` files and
+in Python, in quotes: `seq_length = "128K"`. A number that could be meant in both ways, such as `--vocab-size 32K`, is
+refused: write it out.
 """
 
 
 class _Parsed(Exception):
-    """What a command hands to tyro: the dataclass of its flags."""
+    """What a command takes, before it has read its flags."""
 
 
 def page() -> str:
@@ -42,26 +44,32 @@ def page() -> str:
 
 
 def _run_tables() -> Iterator[str]:
-    """`memo train`: the sections of a run, and what Megatron-LM says otherwise."""
-    line = _plain(_captured(("train",)))
+    """`memo train`: the sections of a run, and what other trainers say otherwise."""
+    start, *sections = _captured(("train",)).groups
     yield "## memo train\n\nAlso of `examples/pretrain_gpt.py`.\n"
-    yield from _table(get_type_hints(get_origin(line))["sources"])
-    for name, kind in get_type_hints(RunConfig).items():
-        yield f"\n### {name}\n\n{inspect.getdoc(kind)}\n"
-        yield from _table(kind)
+    yield from _table(start)
+    for group in sections:
+        yield f"\n### {group.name}\n\n{inspect.getdoc(group.kind)}\n"
+        yield from _table(group)
     same = ", ".join(f"`{flag}` for `{' '.join(ours)}`" for flag, ours in MEGATRON_SPELLINGS.items())
     always = ", ".join(f"`{flag}`" for flag in ALWAYS_ON)
     yield f"\nAlso {same}, as in Megatron-LM. Refused, because memo always does it: {always}.\n"
+    yield "\n### Names of other trainers\n\nNo flags, because many count something else. memo answers each with:\n"
+    yield "| named there | answer |"
+    yield "| --- | --- |"
+    for text in dict.fromkeys(OTHER_NAMES.values()):
+        names = ", ".join(f"`{name}`" for name, answer in OTHER_NAMES.items() if answer == text)
+        yield f"| {names} | {filled(text, lambda field: f'`{dashed(field)}`')} |"
+    yield ""
 
 
 def _command(words: Sequence[str], summary: str) -> Iterator[str]:
-    kind = _plain(_captured(words))
+    own, *of_a_run = _captured(words).groups
     yield f"## memo {' '.join(words)}\n\n{summary[0].upper()}{summary[1:]}."
-    if get_args(kind):  # a run's command line with options of the command's own
-        (kind,) = get_args(kind)
+    if of_a_run:
         yield "Takes every flag of `memo train`, and:"
     yield ""
-    yield from _table(kind)
+    yield from _table(own)
     yield ""
 
 
@@ -76,91 +84,52 @@ def _commands(commands: Sequence[Command], prefix: tuple[str, ...] = ()) -> Iter
             yield words, command.summary
 
 
-def _captured(words: Sequence[str]) -> type:
-    """The dataclass that a command parses its flags into, caught on its way to tyro."""
-    real: Callable[..., Any] = tyro.cli
+def _captured(words: Sequence[str]) -> CommandLine:
+    """What a command takes, caught before it reads its flags."""
+    real = command_line.read_values
 
-    def catch(kind: Any, **options: Any) -> Any:
-        if not options.get("add_help", True):  # the first of two passes, which only finds preset and file
-            return real(kind, **options)
-        raise _Parsed(kind)
+    def catch(line: CommandLine, argv: Sequence[str]) -> dict[str, Any]:
+        raise _Parsed(line)
 
-    tyro.cli = catch  # type: ignore[assignment]
+    command_line.read_values = catch
     try:
         main([*words])
     except _Parsed as caught:
-        kind: type = caught.args[0]
-        return kind
+        line: CommandLine = caught.args[0]
+        return line
     finally:
-        tyro.cli = real
+        command_line.read_values = real
     raise AssertionError(f"memo {' '.join(words)} parses no flags")
 
 
-def _table(kind: Any) -> Iterator[str]:
-    fields = dataclasses.fields(kind)
-    if not fields:
-        return
+def _table(group: Group) -> Iterator[str]:
     yield "| flag | values | default | |"
     yield "| --- | --- | --- | --- |"
-    hints, comments = get_type_hints(kind, include_extras=True), _comments(kind)
-    for field in fields:
-        marks = get_args(hints[field.name])[1:] if get_origin(hints[field.name]) is Annotated else ()
-        plain = _plain(hints[field.name])
-        text = next((mark.help for mark in marks if getattr(mark, "help", None)), None) or comments.get(field.name, "")
-        cells = [_flag(field.name, plain, marks), _values(plain, marks), _default(field), text]
+    texts = texts_of(group.kind)
+    for entry in group.entries:
+        cells = [_flag(entry), _values(entry), _default(entry), texts.get(entry.field, "")]
         yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _flag(name: str, kind: Any, marks: Sequence[Any]) -> str:
-    metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), name.upper())
-    if any(mark in get_args(Positional[int])[1:] for mark in marks):
-        return f"`{metavar}`"
-    aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
-    flag = f"--{name.replace('_', '-')}"
-    names = [flag, *aliases, *([f"--no-{flag[2:]}"] if kind is bool else [])]
+def _flag(entry: Entry) -> str:
+    names = [*entry.flags, *([f"--no-{entry.flag[2:]}"] if entry.is_switch else [])]
     return ", ".join(f"`{each}`" for each in names)
 
 
-def _values(kind: Any, marks: Sequence[Any]) -> str:
-    metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None)
-    if metavar is not None or kind is bool:
-        return metavar or ""
-    return ", ".join(_alternatives(kind))
+def _values(entry: Entry) -> str:
+    if entry.mark.metavar or entry.unit is not None or entry.is_switch:
+        return "" if entry.mark.is_positional else entry.value_name
+    names = {int: "integer", float: "number", str: "text"}
+    plain = [names[each] for each in entry.alternatives if get_origin(each) is None]
+    return ", ".join([*(f"`{word}`" for word in entry.choices), *plain]) + (" ..." if entry.is_list else "")
 
 
-def _alternatives(kind: Any) -> list[str]:
-    if get_origin(kind) in (Union, types.UnionType):
-        return [text for part in get_args(kind) if part is not type(None) for text in _alternatives(part)]
-    if get_origin(kind) is Literal:
-        return [f"`{value}`" for value in get_args(kind)]
-    if get_origin(kind) is tuple:
-        return [f"{text} ..." for text in _alternatives(get_args(kind)[0])]
-    return [{"str": "text", "int": "integer", "float": "number"}.get(kind.__name__, kind.__name__)]
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is dataclasses.MISSING:
-        return "required" if field.default_factory is dataclasses.MISSING else ""
-    if field.default in (None, (), ""):
+def _default(entry: Entry) -> str:
+    if entry.is_required:
+        return "required"
+    if entry.default in (None, (), ""):
         return ""
-    return {True: "on", False: "off"}[field.default] if isinstance(field.default, bool) else f"`{field.default}`"
-
-
-def _plain(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
-
-
-def _comments(kind: type) -> dict[str, str]:
-    """{field: the string below it}, base classes included."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(below, ast.Expr):
-                assert isinstance(statement.target, ast.Name) and isinstance(below.value, ast.Constant)
-                found[statement.target.id] = str(below.value.value)
-    return found
+    return {True: "on", False: "off"}[entry.default] if isinstance(entry.default, bool) else f"`{entry.default}`"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,8 @@
 """Extend a model of Hugging Face to longer texts: stretch its rotary positions, train on long samples, export.
 
-    python examples/extend_context.py --model DIR --seq-len 4096 --data-path long --eval-data-path long-eval \\
-        --save runs/long --out OUT
-    torchrun --nproc-per-node 8 examples/extend_context.py --model Llama-3.1-8B --seq-len 524288 --tp 8 \\
-        --method yarn --data-path long --eval-data-path long-eval --train-iters 200 --save runs/long --out Llama-512K
-
-Every flag of `memo train` works. What it prints at the end is the perplexity by position: of the model as it is, of
-the same weights with stretched positions, and of the trained model. docs/long_context.md has the whole recipe.
+Every flag of `memo train` works, and `--help` shows whole commands. What it prints at the end is the perplexity by
+position: of the model as it is, of the same weights with stretched positions, and of the trained model.
+docs/long_context.md has the whole recipe.
 """
 
 import sys
@@ -27,6 +23,15 @@ from memo.train.evaluation import LossByPosition, compare_positions
 from memo.train.outputs import check_files
 from memo.train.stop import GracefulStop
 
+LONGER_THAN_ANY_RUN = 1 << 40
+"""Steps."""
+EXAMPLES = (
+    "python examples/extend_context.py --model Qwen3-0.6B --seq-len 64K --data-path data/long --eval-data-path "
+    "data/long-eval --save runs/long --out Qwen3-0.6B-64K",
+    "torchrun --nproc-per-node 8 examples/extend_context.py --model Llama-3.1-8B --seq-len 512K --tp 8 --method yarn "
+    "--data-path data/long --eval-data-path data/long-eval --train-iters 200 --save runs/long --out Llama-512K",
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -41,8 +46,10 @@ class Options:
 def main() -> None:
     """Evaluate, stretch, evaluate, train, evaluate, export."""
     about = __doc__.splitlines()[0]
-    prog, speaks = "extend_context.py", is_reporting_rank()
-    config, options = parse_command(sys.argv[1:], Options(), prog=prog, about=about, print_errors=speaks)
+    prog, speaks = "examples/extend_context.py", is_reporting_rank()
+    config, options = parse_command(
+        sys.argv[1:], Options(), prog=prog, about=about, examples=EXAMPLES, print_errors=speaks
+    )
     with exit_on_error(speaks), GracefulStop().listening() as stop:
         config = checked(config, options)
         extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
@@ -70,7 +77,7 @@ def checked(config: RunConfig, options: Options) -> RunConfig:
         require(checkpoint.save, f"--out {options.out} is written from a checkpoint: give --save DIR")
         require(not Path(options.out).exists(), f"--out {options.out} exists: give another directory, or remove it")
     if not config.training.eval_interval:  # only before and after
-        config = config.override({"eval_interval": config.training.train_iters + 1})
+        config = config.override({"eval_interval": LONGER_THAN_ANY_RUN})
     check(config, world_size_from_env())
     check_files(config)
     return config

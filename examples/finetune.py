@@ -1,8 +1,5 @@
 """Fine-tune a Hugging Face model on conversations: the loss is that of the assistant's answers alone.
 
-    torchrun --nproc-per-node 8 examples/finetune.py --model Llama-3.1-8B-Instruct --train-data chat.jsonl \\
-        --save runs/chat --seq-len 8192 --gbs 32 --epochs 2 --lr 1e-5
-
 Renders the data with the model's own chat template, holds some out, trains, says what answers cost before and after,
 and exports to SAVE/hf. On several GPUs `memo.plan` chooses how to spread the model and what activations do, unless
 flags do. All flags of `memo train` work. docs/finetuning.md has the forms of the data and what is masked.
@@ -20,10 +17,10 @@ import torch.distributed as dist
 
 from memo import RunConfig, Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
-from memo.config.derived import global_batch_size, world_size_from_env
+from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command
 from memo.config.parallel import ParallelConfig
-from memo.data import build_chat, open_corpus
+from memo.data import build_chat
 from memo.data.chat import TEMPLATE_SUFFIX
 from memo.data.chat_template import TEMPLATE_FILE
 from memo.errors import ConfigError, exit_on_error, is_first_of_node, is_reporting_rank
@@ -32,6 +29,13 @@ from memo.train.ending import shutdown
 from memo.train.outputs import check_files
 from memo.train.plan_run import has_own_layout, plan_run
 from memo.train.stop import GracefulStop
+
+ABOUT = "Fine-tune a Hugging Face model on conversations: the loss is that of the assistant's answers alone."
+EXAMPLES = (
+    "python examples/finetune.py --model Qwen3-0.6B --train-data chats.jsonl --num-epochs 1 --save runs/small",
+    "torchrun --nproc-per-node 8 examples/finetune.py --model Llama-3.1-8B-Instruct --train-data chats.jsonl "
+    "--seq-len 8K --gbs 32 --num-epochs 2 --lr 1e-5 --save runs/chat",
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,6 @@ class Options:
     """Share of the conversations of train-data that is held out."""
     chat_template: str | None = None
     """File of Jinja, or directory of a model; default: the chat template of --model."""
-    epochs: float | None = None
-    """Passes over the conversations; default: train-iters steps."""
     plan: Literal["auto", "off"] | None = None
     """auto: `memo plan` chooses layout, recomputation and swapping; default: on several GPUs where no flag does."""
     plan_hardware: str | None = None
@@ -53,8 +55,10 @@ class Options:
 
 
 def main() -> None:
-    reports, about = is_reporting_rank(), "Fine-tune a Hugging Face model on conversations."
-    config, options = parse_command(sys.argv[1:], Options(), prog="finetune.py", about=about, print_errors=reports)
+    reports = is_reporting_rank()
+    config, options = parse_command(
+        sys.argv[1:], Options(), prog="examples/finetune.py", about=ABOUT, examples=EXAMPLES, print_errors=reports
+    )
     with exit_on_error(reports), GracefulStop().listening() as stop:
         model, save = config.checkpoint.pretrained_checkpoint, config.checkpoint.save
         if model is None or save is None:
@@ -65,7 +69,7 @@ def main() -> None:
         check_files(config)
         corpus = build_corpus(config, options, model, save)
         config = with_plan(config.override({"data_path": corpus}), options, model)
-        with Trainer(config=with_epochs(config, options), eval_data=f"{corpus}-eval", stop=stop) as trainer:
+        with Trainer(config=config, eval_data=f"{corpus}-eval", stop=stop) as trainer:
             finetune(trainer)
             if trainer.was_stopped:
                 return
@@ -115,14 +119,6 @@ def with_plan(config: RunConfig, options: Options, model: str) -> RunConfig:
     if is_first_of_node():
         print(f"plan: {choice.layout}, {choice.strategy}", flush=True)
     return config
-
-
-def with_epochs(config: RunConfig, options: Options) -> RunConfig:
-    if options.epochs is None:
-        return config
-    samples = open_corpus(str(config.data.data_path), config.data, config.training.seed).samples_per_epoch
-    steps = math.ceil(options.epochs * samples / global_batch_size(config, world_size_from_env()))
-    return config.override({"train_iters": steps})
 
 
 if __name__ == "__main__":

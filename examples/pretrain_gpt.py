@@ -12,4 +12,4 @@ import sys
 from memo.train.entry import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="examples/pretrain_gpt.py"))

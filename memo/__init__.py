@@ -24,7 +24,7 @@ _MODULE_OF = {
     "RunConfig": "memo.config",
     "StepRecord": "memo.artifacts.run_log",
     "Trainer": "memo.train.trainer",
-    "plan": "memo.search.planning",
+    "plan": "memo.cli.python",
 }
 """Where each public name is defined; the module is imported when the name is first used."""
 

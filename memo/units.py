@@ -1,10 +1,48 @@
-"""Units that people read: GiB is 2^30 everywhere, K tokens are 1024."""
+"""Units that people read and write: GiB is 2^30 everywhere, 1K tokens are 1,024, 1K of anything else is 1,000."""
+
+import re
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+K_TOKENS = 1 << 10
+"""Tokens in 1K tokens: lengths of sequences are powers of two, and a 128K context is one of 131,072 tokens."""
+K_OTHERS = 1000
+"""Of anything else that is counted: parameters (8B are 8,000,000,000), steps, samples."""
+
+_COUNT = re.compile(r"([+-]?\d+(?:\.\d+)?)([KMBT]?)")
+_SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)([KMG]?)(?:iB)?")
+
 DTYPE_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
+
+
+def parse_count(text: str, k: int) -> int:
+    """`'512K'` -> 524288 with k = 1024: a whole number, alone or times k (K), k^2 (M), k^3 (B), k^4 (T).
+
+    Small letters and underscores between digits count as well. Raises ValueError for any other text, and where the
+    product is no whole number.
+    """
+    found = _COUNT.fullmatch(text.strip().replace("_", "").upper())
+    if found is None:
+        raise ValueError(text)
+    return _whole(found[1], k ** " KMBT".index(found[2] or " "), text)
+
+
+def parse_bytes(text: str) -> int:
+    """`'64KiB'` -> 65536: bytes, or KiB, MiB or GiB, of which the iB may be left out. Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip().replace("_", ""))
+    if found is None:
+        raise ValueError(text)
+    return _whole(found[1], KIB ** " KMG".index(found[2] or " "), text)
+
+
+def _whole(digits: str, unit: int, text: str) -> int:
+    whole, _, part = digits.partition(".")
+    parts = int(whole + part) * unit  # in integers: a float holds 53 bits
+    if parts % 10 ** len(part):
+        raise ValueError(text)
+    return parts // 10 ** len(part)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -24,7 +24,9 @@ def dispatch(prog: str, about: str, commands: Sequence[Command], argv: Sequence[
 
     Raises ConfigError for an unknown name, with the nearest one.
     """
-    if not argv or argv[0] in ("-h", "--help"):
+    if argv and argv[0] == "help":  # as people ask other programs
+        argv = [*argv[1:2], "--help"]
+    if not argv or argv[0] in ("-h", "--help", "--help-all"):
         print(_help(prog, about, commands), file=sys.stdout if argv else sys.stderr)
         return 0 if argv else 2
     for command in commands:
@@ -42,4 +44,4 @@ def _help(prog: str, about: str, commands: Sequence[Command]) -> str:
     width = max(len(command.name) for command in commands)
     rows = [f"  {command.name:<{width}}  {command.summary}" for command in commands]
     lines = [f"usage: {prog} COMMAND ...", "", about, "", "commands:", *rows, ""]
-    return "\n".join([*lines, f"`{prog} COMMAND --help` tells the flags of one."])
+    return "\n".join([*lines, f"`{prog} COMMAND --help` tells the flags of one, and shows commands that work."])

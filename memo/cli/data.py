@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-from tyro.conf import Positional, arg
-
 from memo.cli.commands import Command, dispatch
+from memo.config.command_line import parse_options
+from memo.config.flag import Flag
 from memo.data import BuildSummary, CorpusFacts, build_chat, build_corpus, build_demo
 from memo.errors import ConfigError, DataError
 from memo.units import format_count
@@ -17,6 +16,11 @@ COMMANDS = (
     Command("build", "a corpus of .jsonl files, text files and directories", "memo.cli.data", "build"),
     Command("chat", "a corpus of conversations, whose answers alone are learned", "memo.cli.data", "chat"),
 )
+BUILD_EXAMPLES = (
+    "memo data build texts.jsonl data/mine --tokenizer Llama-3.1-8B",
+    "memo data build books/ more.txt data/mine --tokenizer bpe --vocab-size 32768 --eval-fraction 0.01",
+)
+CHAT_EXAMPLES = ("memo data chat chats.jsonl data/chat --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
 ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
 
 
@@ -32,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 @dataclass(frozen=True, kw_only=True)
 class _Split:
     # memo.data calls it split_eval, also in its messages.
-    eval_fraction: Annotated[float, arg(aliases=["--split-eval"])] = 0.0
+    eval_fraction: Annotated[float, Flag(aliases=("split_eval",))] = 0.0
     """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
 
 
@@ -48,7 +52,7 @@ class _Options(_Split):
 class _Demo(_Options):
     """Build a corpus from the sources of Python's standard library, one document a file."""
 
-    out: Annotated[Positional[str], arg(metavar="OUT")]
+    out: Annotated[str, Flag(metavar="OUT", is_positional=True)]
     """Prefix of the files to write."""
 
 
@@ -56,7 +60,7 @@ class _Demo(_Options):
 class _Build(_Options):
     """Build a corpus of your own documents."""
 
-    paths: Annotated[Positional[tuple[str, ...]], arg(metavar="IN... OUT")]
+    paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
     """.jsonl files (a document a line), other text files (a document a file) and directories; last the
     prefix of the files to write."""
     json_key: str = "text"
@@ -69,7 +73,7 @@ class _Build(_Options):
 class _Chat(_Split):
     """Build a corpus of conversations: lines of messages, of instruction and output, or of prompt and completion."""
 
-    paths: Annotated[Positional[tuple[str, ...]], arg(metavar="IN... OUT")]
+    paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
     """.jsonl files (a conversation a line) and directories that hold some; last the prefix of the files to write."""
     tokenizer: str
     """Directory of the model, or its tokenizer.json; byte for bytes."""
@@ -79,7 +83,7 @@ class _Chat(_Split):
 
 def demo(argv: Sequence[str]) -> None:
     """`memo data demo OUT`."""
-    options = tyro.cli(_Demo, args=argv, prog="memo data demo")
+    options = parse_options(_Demo, argv, prog="memo data demo", examples=("memo data demo data/demo",))
     summary = build_demo(
         options.out,
         tokenizer=options.tokenizer,
@@ -91,7 +95,7 @@ def demo(argv: Sequence[str]) -> None:
 
 def build(argv: Sequence[str]) -> None:
     """`memo data build IN... OUT`."""
-    options = tyro.cli(_Build, args=argv, prog="memo data build")
+    options = parse_options(_Build, argv, prog="memo data build", examples=BUILD_EXAMPLES)
     inputs, out = _inputs_and_output(options.paths, "memo data build")
     summary = build_corpus(
         inputs,
@@ -107,7 +111,7 @@ def build(argv: Sequence[str]) -> None:
 
 def chat(argv: Sequence[str]) -> None:
     """`memo data chat IN... OUT`."""
-    options = tyro.cli(_Chat, args=argv, prog="memo data chat")
+    options = parse_options(_Chat, argv, prog="memo data chat", examples=CHAT_EXAMPLES)
     inputs, out = _inputs_and_output(options.paths, "memo data chat")
     summary = build_chat(
         inputs,

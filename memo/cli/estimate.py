@@ -1,22 +1,19 @@
-"""`memo estimate`: memory and verdict, of a table of cases or of one case given by flags.
+"""`memo estimate`: memory and verdict, of a table of cases or of one case given by flags."""
 
-memo estimate --cases in.csv --out out.csv
-memo estimate --model llama-3.1-8b --seq-len 65536 --tp 4 --gpus 8 --hardware h100-94 [--json]
-"""
-# ruff: noqa: UP045 - of `X | None` tyro asks typeguard, whose import alone takes as long as a small search.
-
+import contextlib
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Optional
-
-import tyro
-from tyro.conf import arg
+from typing import Annotated
 
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.config import RunConfig
+from memo.config.command_line import parse_options
+from memo.config.flag import COUNT, TOKENS, Flag
+from memo.config.flag_table import entries_of
+from memo.config.model_name import check_planned_model
 from memo.errors import ConfigError, DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
 from memo.estimate.answer import Answer, answer
@@ -27,6 +24,10 @@ from memo.estimate.verdict import Capacity
 from memo.papers.methods import answer_by_paper
 from memo.units import GIB
 
+EXAMPLES = (
+    "memo estimate --model llama-3.1-8b --seq-len 64K --tp 4 --gpus 8 --hardware h100-94",
+    "memo estimate --cases in.csv --out out.csv",
+)
 SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib", "disk_gib")
 TIMES = tuple(field.name for field in fields(Timing))
 ADDED = (*SIZES, "verdict", *TIMES)
@@ -46,62 +47,62 @@ class _Options:
     Each flag below --trace-out is also a column of the CSV file; an empty cell takes the default.
     """
 
-    cases: Optional[str] = None
+    cases: str | None = None
     """CSV file of cases, one a row; needs --out and takes no other flag but --llmem-corrected."""
-    out: Optional[str] = None
+    out: str | None = None
     """CSV file to write: all columns of the input and the answers."""
     llmem_corrected: bool = False
     """llmem: the formulas that select every printed row, instead of the literal ones."""
     json: bool = False
     """Print one JSON object instead of a table."""
-    memory_plan: Optional[str] = None
+    memory_plan: str | None = None
     """Plan of `memo solve` for this case: what it reserves takes the place of the estimate of what a step allocates."""
-    trace_out: Optional[str] = None
+    trace_out: str | None = None
     """File for the simulated step, which https://ui.perfetto.dev opens; methods memo and megatron-lm."""
-    method: Optional[str] = None
+    method: str | None = None
     """Whose runs: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem."""
-    model: Optional[str] = None
+    model: str | None = None
     """A preset, or the path of a config.json of Hugging Face."""
-    seq_len: Annotated[Optional[str], arg(aliases=["--seq-length"])] = None
+    seq_len: Annotated[int | None, TOKENS, Flag(aliases=("seq_length",))] = None
     """Tokens of one sequence; default: 8192."""
-    tp: Optional[str] = None
+    tp: int | None = None
     """Tensor-parallel ranks, 1 by default like cp, pp, vpp and mbs."""
-    cp: Optional[str] = None
+    cp: int | None = None
     """Context-parallel ranks."""
-    pp: Optional[str] = None
+    pp: int | None = None
     """Pipeline stages."""
-    mbs: Optional[str] = None
+    mbs: int | None = None
     """Sequences in one microbatch."""
-    gpus: Optional[str] = None
+    gpus: int | None = None
     """All GPUs; default: tp x cp x pp."""
-    gpu_memory_gib: Optional[str] = None
+    gpu_memory_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
     """Nominal memory of one GPU; default: the hardware's."""
-    global_batch_size: Annotated[Optional[str], arg(aliases=["--gbs"])] = None
+    global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one step; default: as many microbatches as fill the pipeline."""
-    hardware: Optional[str] = None
+    hardware: str | None = None
     """Machine by name, such as a100-40gb or h100-94gb, or a TOML file of one; default: a800-80."""
-    alpha: Optional[str] = None
+    alpha: str | None = None
     """Share of the tokens whose activations move to the host, 0 to 1; auto: what limits and times allow; off
     (default): none."""
-    vpp: Optional[str] = None
+    vpp: int | None = None
     """Chunks of layers per stage (interleaved 1F1B)."""
-    recompute: Optional[str] = None
+    recompute: str | None = None
     """none (default), selective or full; fights with alpha."""
-    loss_chunk_size: Optional[str] = None
+    loss_chunk_size: Annotated[int | None, TOKENS] = None
     """Tokens whose logits exist at once, default 1024, the trainer's; for megatron-lm without alpha 0: all."""
-    host_memory_gib: Optional[str] = None
+    host_memory_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
     """Host memory of one node; default: the hardware's."""
-    nvme_gib: Optional[str] = None
+    nvme_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
     """Local disks of one node for activations that its memory does not hold; default: the hardware's, which may be
     none."""
-    nvme_gb_per_s: Optional[str] = None
+    nvme_gb_per_s: Annotated[str | None, Flag(metavar="NUMBER")] = None
     """Their rate in either direction, of all ranks together; default: the hardware's, else 2."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, estimated or written."""
-    options = tyro.cli(_Options, args=argv, prog="memo estimate")
-    given = {name: getattr(options, name) for name in COLUMNS if getattr(options, name) is not None}
+    options = parse_options(_Options, argv, prog="memo estimate", examples=EXAMPLES)
+    given = {name: str(getattr(options, name)) for name in COLUMNS if getattr(options, name) is not None}
     if options.cases is not None:
         _require_a_table(options.cases, given, options)
     elif options.out is not None:
@@ -118,6 +119,9 @@ def main(argv: Sequence[str]) -> None:
     if options.cases is not None and options.out is not None:
         _table(Path(options.cases), Path(options.out), evaluate)
         return
+    if "model" not in given:
+        raise ConfigError("--model is not given: name a preset or a config.json, or give --cases, a table of models")
+    check_planned_model(given["model"])
     case = read_case(given, "memo estimate")
     _require_memo(case.method, options)
     print(_one(case, _located("memo estimate", evaluate, case), options.json))
@@ -177,7 +181,7 @@ class _Simulation:
 def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
     """All rows are answered before anything is written: a bad cell leaves no half a file."""
     names, rows = _read(source)
-    done = [row | _row(_located(where, evaluate, read_case(row, where))) for where, row in rows]
+    done = [row | _row(_located(where, evaluate, read_case(_spelled_out(row), where))) for where, row in rows]
     added = [name for name in ADDED if name not in names]
     try:
         with target.open("w", newline="", encoding="utf-8") as file:
@@ -249,6 +253,18 @@ def _located(where: str, evaluate: Evaluate, case: Case) -> Answer:
         for flag, column in _FLAG_COLUMNS.items():
             text = text.replace(f"{flag} ", f"{column} ")
         raise ConfigError(f"{where}: {text}") from None
+
+
+_SHORTER = {entry.field: entry.unit for entry in entries_of(_Options) if entry.unit is not None}
+
+
+def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
+    """`row` with numbers such as 128K in digits; what is no number is refused where cells are read."""
+    cells = dict(row)
+    for column, unit in _SHORTER.items():
+        with contextlib.suppress(ValueError):
+            cells[column] = str(unit.parse(cells.get(column, "")))
+    return cells
 
 
 def _row(result: Answer) -> dict[str, str]:

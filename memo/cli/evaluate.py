@@ -1,8 +1,4 @@
-"""`memo evaluate`: how well a model foretells each position, and what it finds again over a distance.
-
-memo evaluate --model DIR --data-path P --seq-len 131072 [--needle]
-torchrun --nproc-per-node 8 -m memo evaluate --config runs/a/config.toml --load runs/a --tp 8 --seq-len 131072
-"""
+"""`memo evaluate`: how well a model foretells each position, and what it finds again over a distance."""
 
 import json
 import os
@@ -12,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memo.config import RunConfig
-from memo.config.checks import check
-from memo.config.derived import world_size_from_env
 from memo.config.evaluation import for_evaluation
 from memo.config.flags import parse_command
+from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require
 from memo.data import CorpusFacts, NeedleDataset
 from memo.data.needle import check_needles
@@ -28,6 +23,11 @@ ABOUT = (
     "Loss and perplexity by position, of --model DIR or of the newest checkpoint in --load DIR, over --eval-iters "
     "global batches of --eval-data-path, or else of --data-path. Takes every flag of `memo train`, also under "
     "torchrun; those of checkpoints to write, of logs and of planned memory are not read."
+)
+
+EXAMPLES = (
+    "memo evaluate --model Llama-3.1-8B --data-path data/long-eval --seq-len 128K --needle",
+    "torchrun --nproc-per-node 8 -m memo evaluate --config runs/a/config.toml --load runs/a --tp 8 --seq-len 128K",
 )
 
 
@@ -50,11 +50,11 @@ class _Options:
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
     config, options = parse_command(
-        argv, _Options(), prog="memo evaluate", about=ABOUT, print_errors=is_reporting_rank()
+        argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
     )
-    config = for_evaluation(config, world_size_from_env())
-    check(config, world_size_from_env())
+    config = for_evaluation(config, wanted_ranks(config))
     _check_options(config, options)
+    check_ranks(config, "memo evaluate", argv)
     from memo.train.outputs import check_writable
     from memo.train.trainer import Trainer
 

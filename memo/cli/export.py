@@ -1,21 +1,24 @@
 """`memo export`: a checkpoint of memo as a Hugging Face directory."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-from tyro.conf import Positional, arg
-
+from memo.config.command_line import parse_options
+from memo.config.flag import Flag
+from memo.config.hugging_face import CONFIG_FILE
 from memo.config.require import require
 from memo.units import GIB, format_bytes
+
+EXAMPLES = ("memo export runs/a --out Llama-3.1-8B-mine",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     """Write the newest checkpoint so that AutoModelForCausalLM.from_pretrained loads it."""
 
-    checkpoint: Annotated[Positional[str], arg(metavar="CKPT")]
+    checkpoint: Annotated[str, Flag(metavar="CKPT", is_positional=True)]
     """Directory that --save or `memo import` wrote, or one iter_... in it."""
     out: str
     """Directory to write; it must not exist or be empty."""
@@ -27,19 +30,21 @@ class _Options:
     """Directory with the tokenizer's files, or a tokenizer.json; default: the one the run knows."""
     verify_checkpoint: bool = True
     """Compare the checksums of what is read with those that were written; off: take a damaged one as it is."""
-    config: Annotated[str | None, arg(metavar="RUN.TOML")] = None
+    config: Annotated[str | None, Flag(metavar="RUN.TOML")] = None
     """Configuration of the run that saved it; default: CKPT/config.toml."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a model that no architecture has, and for files that cannot be read or written."""
-    options = tyro.cli(_Options, args=argv, prog="memo export")
+    options = parse_options(_Options, argv, prog="memo export", examples=EXAMPLES)
     require(
         0 < options.max_shard_gib < float("inf"),
         f"--max-shard-gib is {options.max_shard_gib}: give a positive number, such as the default 5",
     )
+    from memo.checkpoint import has_checkpoint
     from memo.checkpoint.hugging_face import export_checkpoint
 
+    _check_checkpoint(options.checkpoint, has_checkpoint(options.checkpoint))
     exported = export_checkpoint(
         options.checkpoint,
         options.out,
@@ -53,4 +58,17 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"{exported.path}: {exported.architecture}, {format_bytes(exported.num_bytes)} in {len(exported.files)} "
         f"file{'s' * (len(exported.files) > 1)}; beside them {tokenizer}"
+    )
+
+
+def _check_checkpoint(path: str, is_one: bool) -> None:
+    require(
+        is_one or not os.path.exists(os.path.join(path, CONFIG_FILE)),
+        f"memo export {path}: that is a model of Hugging Face already: give the directory that a run named with "
+        "--save, or that `memo import` wrote",
+    )
+    require(
+        is_one or os.path.isdir(path),
+        f"memo export {path}: there is no such directory: give the one that a run named with --save, or that "
+        "`memo import` wrote",
     )

@@ -1,17 +1,12 @@
-"""`memo hardware`: the machines that plans and estimates know by name, and how to describe another one.
-
-memo hardware                      all, a line each
-memo hardware h100-80              everything that is assumed of one, and where each number comes from
-memo hardware h100-80 --toml       the same as a file, to be changed and given as --hardware FILE.toml
-"""
+"""`memo hardware`: the machines that plans and estimates know by name, and how to describe another one."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-import tyro
-from tyro.conf import Positional
-
+from memo.config.command_line import parse_options
+from memo.config.flag import Flag
 from memo.config.run import toml_value
 from memo.errors import ConfigError
 from memo.estimate.hardware import Efficiency, Hardware
@@ -37,12 +32,18 @@ _HOW = (
     "the nearest one, mend what differs, and give --hardware mine.toml."
 )
 
+EXAMPLES = (
+    "memo hardware                          # all, a line each",
+    "memo hardware h100-80                  # everything that is assumed of one, and where each number comes from",
+    "memo hardware h100-80 --toml > mine.toml   # the same as a file, to be changed: --hardware mine.toml",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     """The machines that plans and estimates know by name, and how to describe another one."""
 
-    name: Positional[str] = ""
+    name: Annotated[str, Flag(metavar="NAME", is_positional=True)] = ""
     """One machine, or a TOML file of one: everything that is assumed of it, and where each number comes from."""
     toml: bool = False
     """Print that machine as the file that --hardware takes."""
@@ -50,7 +51,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for a machine that is not known, and for --toml without a machine."""
-    options = tyro.cli(_Options, args=argv, prog="memo hardware")
+    options = parse_options(_Options, argv, prog="memo hardware", examples=EXAMPLES)
     if options.name:
         machine = HARDWARE["cpu"] if options.name == "cpu" else named_hardware("memo hardware", options.name)
         print(_as_toml(machine) if options.toml else _described(machine))

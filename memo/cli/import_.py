@@ -1,13 +1,18 @@
 """`memo import`: a Hugging Face directory as a checkpoint of memo."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-from tyro.conf import Positional, arg
-
+from memo.config.command_line import parse_options
+from memo.config.flag import Flag
+from memo.config.hugging_face import download_hint, hub_name
+from memo.config.presets import PRESETS
+from memo.config.require import require
 from memo.units import format_count
+
+EXAMPLES = ("memo import Llama-3.1-8B --out checkpoints/llama",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +23,7 @@ class _Options:
     `memo train --model`.
     """
 
-    directory: Annotated[Positional[str], arg(metavar="DIR")]
+    directory: Annotated[str, Flag(metavar="DIR", is_positional=True)]
     """Directory with config.json and *.safetensors, as `hf download ORG/NAME --local-dir DIR` makes it."""
     out: str
     """Directory for the checkpoint."""
@@ -26,11 +31,26 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a model that memo cannot train, and for files that cannot be read or written."""
-    options = tyro.cli(_Options, args=argv, prog="memo import")
+    options = parse_options(_Options, argv, prog="memo import", examples=EXAMPLES)
+    _check_directory(options.directory)
     from memo.checkpoint.hugging_face import import_checkpoint
 
     imported = import_checkpoint(options.directory, options.out)
     print(
         f"{imported.path}: {format_count(imported.num_weights)} weights; beside them {', '.join(imported.companions)}\n"
         f"train on: memo train --config {options.out}/config.toml --load {options.out} --data-path PREFIX"
+    )
+
+
+def _check_directory(directory: str) -> None:
+    require(
+        directory not in PRESETS or os.path.isdir(directory),
+        f"memo import {directory}: that is a preset, a shape without weights: give the directory of a model, or train "
+        f"new weights with memo train --model {directory}",
+    )
+    name = directory if hub_name(directory) else "ORG/NAME"
+    require(
+        os.path.isdir(directory),
+        f"memo import {directory}: there is no such directory, and memo reads local files: "
+        f"{download_hint(directory, name)}",
     )

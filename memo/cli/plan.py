@@ -1,23 +1,16 @@
-"""`memo plan`: the fastest layout that fits, as a table, as JSON, as a run.toml, as a drawing and as a page.
-
-memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 131072 [--out run.toml] [--html plan.html]
-memo plan --model gpt-7b --gpus 8 --objective max-seq-len [--trace-out step.json]
-memo plan --family llama --gpus 8 --objective max-model-size
-memo plan --model llama-3.1-8b --seq-len 131072 --compare h100-80x8,h200x8,a100-80x16
-"""
-# ruff: noqa: UP045 - of `X | None` tyro asks typeguard, whose import alone takes as long as a small search.
+"""`memo plan`: the fastest layout that fits, as a table, as JSON, as a run.toml, as a drawing and as a page."""
 
 import contextlib
 import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, Optional
-
-import tyro
-from tyro.conf import arg
+from typing import Annotated, Any, Literal
 
 from memo.config import TrainingConfig
+from memo.config.command_line import parse_options
+from memo.config.flag import COUNT, TOKENS, Flag
+from memo.config.model_name import check_planned_model
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
@@ -28,6 +21,20 @@ from memo.search.planning import Objective, answer, base_model
 from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
+
+EXAMPLES = (
+    "memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 128K --out run.toml --html plan.html",
+    "memo plan --model gpt-7b --gpus 8 --objective max-seq-len --trace-out step.json",
+    "memo plan --family llama --gpus 8 --objective max-model-size",
+    "memo plan --model llama-3.1-8b --seq-len 128K --compare h100-80x8,h200x8,a100-80x16",
+)
+_CHOSEN = "memo plan chooses it: --explain 'tp4 cp2 pp1 mbs1' takes one layout apart, memo estimate asks about one"
+NOTES = {
+    **dict.fromkeys(("tp", "cp", "pp", "vpp", "mbs", "tensor_model_parallel_size", "context_parallel_size"), _CHOSEN),
+    **dict.fromkeys(("pipeline_model_parallel_size", "micro_batch_size", "offload_alpha"), _CHOSEN),
+    **dict.fromkeys(("gpu", "num_gpus", "n_gpus", "ngpus"), "did you mean --gpus VALUE?"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "memo plan calls it --global-batch-size: of a step, all GPUs"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +47,31 @@ class _Options:
     Megatron-LM's, print more for the same speed.
     """
 
-    gpus: Optional[int] = None
+    gpus: int | None = None
     """All GPUs."""
-    model: Optional[str] = None
+    model: str | None = None
     """A preset, or the path of a config.json of Hugging Face, also of families that memo can only plan for."""
-    family: Optional[Family] = None
+    family: Family | None = None
     """Instead of --model for --objective max-model-size: the shape that is scaled."""
-    seq_len: Annotated[int, arg(aliases=["--seq-length"])] = DEFAULT_SEQ_LEN
+    seq_len: Annotated[int, TOKENS, Flag(aliases=("seq_length",))] = DEFAULT_SEQ_LEN
     """Tokens of one sequence; fights with --objective max-seq-len."""
-    global_batch_size: Annotated[Optional[int], arg(aliases=["--gbs"])] = None
+    global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one step; default: one for each GPU."""
     hardware: str = ""
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one; default: a800-80."""
-    compare: Optional[str] = None
+    compare: str | None = None
     """Instead of --gpus and --hardware: machines and numbers of GPUs, such as h100-80x8,h200x8, that are ranked for
     this job by dollars for a token, or by speed where a price is not known."""
-    price_per_gpu_hour: Optional[float] = None
+    price_per_gpu_hour: float | None = None
     """Dollars for a GPU and an hour; default: that of a dated table, which `memo hardware` shows."""
-    gpu_memory_gib: Optional[float] = None
+    gpu_memory_gib: float | None = None
     """Nominal memory of one GPU; default: the hardware's."""
-    host_memory_gib: Optional[float] = None
+    host_memory_gib: float | None = None
     """Host memory of one node; default: the hardware's."""
-    nvme_gib: Optional[float] = None
+    nvme_gib: float | None = None
     """Local disks of one node, for activations that its memory does not hold (--offload-nvme-path); default: the
     hardware's, which has none unless its file names them."""
-    nvme_gb_per_s: Optional[float] = None
+    nvme_gb_per_s: float | None = None
     """Their rate in either direction, all together, 10^9 bytes a second; default: 2."""
     nvme_path: str = NVME_PATH
     """Their directory in the run that is written."""
@@ -74,7 +81,7 @@ class _Options:
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
-    min_tgs: Optional[float] = None
+    min_tgs: float | None = None
     """Tokens per GPU and second at which the longest sequence, or the largest model, must still train, under
     --objective max-seq-len or max-model-size."""
     place_states: PlaceStates = "needed"
@@ -90,29 +97,30 @@ class _Options:
     """Rows of the table: the best of each tp x cp x pp."""
     all: bool = False
     """Show every candidate that fits, and the reason for each refusal."""
-    explain: Optional[str] = None
+    explain: str | None = None
     """One layout as the table writes it, such as 'tp4 cp2 pp1 mbs1': every strategy with its memory and time."""
     json: bool = False
     """Print one JSON object instead of a table."""
-    out: Optional[str] = None
+    out: str | None = None
     """File that gets the best run that surely fits, for `memo train --config`; a faster one that may not fit, where the
     table says to try it first, goes beside it: run.first.toml for run.toml."""
-    data_path: Optional[str] = None
+    data_path: str | None = None
     """Corpus to write into that file."""
-    trace_out: Optional[str] = None
+    trace_out: str | None = None
     """File for the simulated step of the best, which https://ui.perfetto.dev opens."""
-    plot: Optional[str] = None
+    plot: str | None = None
     """Drawing (SVG, PNG or PDF) of memory and strategy by sequence length; needs matplotlib."""
-    html: Optional[str] = None
+    html: str | None = None
     """File for one page that needs no other: the table with its errors, memory by length, and the step of the best as
     it is foreseen; needs matplotlib."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, planned for, or written, and where --out has nothing to write."""
-    options = tyro.cli(_Options, args=argv, prog="memo plan")
+    options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES, notes=NOTES)
     _check(options)
     model = base_model(options.model, options.family, options.objective)
+    check_planned_model(model)
     if options.compare is not None:
         _compare(model, options.compare, options)
         return

@@ -7,14 +7,21 @@ from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.derived import resolved_vocab_size
 from memo.config.flags import parse_command
+from memo.config.launching import check_ranks
 from memo.config.require import require
-from memo.config.simulated import run_world_size, with_simulated_axes
+from memo.config.simulated import with_simulated_axes
 from memo.errors import is_reporting_rank
 
 ABOUT = (
     "Measure one layer and the link to host memory, and print the plan that `memo train` would make with the same "
     "flags. Training then starts from what was measured. Takes every flag of `memo train`, also under torchrun; data "
     "are not read and need not be given."
+)
+
+EXAMPLES = (
+    "memo profile --model llama-tiny --seq-len 4K",
+    "torchrun --nproc-per-node 8 -m memo profile --model Llama-3.1-8B --tp 8 --seq-len 128K --attention",
+    "memo profile --model llama-3.1-8b --tp 8 --seq-len 128K --on-paper 8 --trace-out trace.json",
 )
 
 
@@ -46,15 +53,14 @@ class _Options:
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
     config, options = parse_command(
-        argv, _Options(), prog="memo profile", about=ABOUT, print_errors=is_reporting_rank()
+        argv, _Options(), prog="memo profile", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
     )
     require(
         config.memory.layer_profile is None,
         f"--layer-profile {config.memory.layer_profile} is of an earlier measurement, and memo profile measures: "
         "leave it out, or give it to memo train",
     )
-    if config.data.data_path is None:
-        config = config.override({"mock_data": True})
+    config = config.override({"num_epochs": None} | ({} if config.data.data_path else {"mock_data": True}))
     _check_managed(options)
     require(
         not options.attention or (config.memory.profile_cache != "off" and options.on_paper is None),
@@ -66,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
         return
     require(options.stage == 0, f"--stage {options.stage} needs --on-paper: each real rank has its own stage")
     config = with_simulated_axes(config)
-    check(config, run_world_size(config.parallel))
+    check_ranks(config, "memo profile", argv)
     from memo.train.profile import TraceOptions, profile_run
 
     recording = None

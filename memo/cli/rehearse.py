@@ -1,7 +1,4 @@
-"""`memo rehearse`: steps of a run on a GPU that is not there.
-
-memo rehearse --gpu h100-80 --gpus 8 --model gpt-7b --seq-len 262144 --tp 8
-"""
+"""`memo rehearse`: steps of a run on a GPU that is not there."""
 
 import dataclasses
 import json
@@ -25,6 +22,8 @@ ABOUT = (
     "every flag of `memo train`. Needs a CUDA build of torch and no GPU; data need not be given, checkpoints and logs "
     "are not written. docs/rehearse.md says what it knows, and what it cannot know."
 )
+
+EXAMPLES = ("memo rehearse --gpu h100-80 --gpus 8 --model gpt-7b --seq-len 256K --tp 8",)
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class _Options:
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be; one that memory does not suffice for is an answer."""
     config, options = parse_command(
-        argv, _Options(), prog="memo rehearse", about=ABOUT, print_errors=is_reporting_rank()
+        argv, _Options(), prog="memo rehearse", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
     )
     require(options.gpu, "--gpu is not given: name the GPU that the run will have, such as h100-80")
     require(options.gpus is not None, "--gpus is not given: say on how many GPUs the run will be, such as 8")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.run_log import RunLog
+from memo.config.command_line import parse_options
+from memo.config.flag import Flag
 from memo.config.require import require
 from memo.report.addresses import draw_addresses
 from memo.report.run_page import write_report
@@ -18,10 +18,12 @@ ABOUT = (
     "its pictures, or a memory plan as one drawing. Needs matplotlib (pip install 'memo-train[report]')."
 )
 
+EXAMPLES = ("memo report runs/a runs/b --out compared", "memo report --memory plan.json --out plan.svg")
+
 
 @dataclass(frozen=True)
 class _Options:
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    runs: Annotated[tuple[str, ...], Flag(metavar="RUN ...", is_positional=True)] = ()
     """The --save directory of a run, or the file of its --log-jsonl; several runs share their curves."""
     memory: str | None = None
     """Instead: file of `memo solve --out`, whose blocks are drawn as time against address."""
@@ -32,7 +34,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a file that is no log or plan, or where matplotlib is missing."""
-    options = tyro.cli(_Options, args=list(argv), prog="memo report", description=ABOUT)
+    options = parse_options(_Options, argv, prog="memo report", about=ABOUT, examples=EXAMPLES)
     require(
         bool(options.runs) != (options.memory is not None),
         f"memo report got runs {' '.join(options.runs) or None} and --memory {options.memory}, but draws one or the "

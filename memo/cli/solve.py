@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import tyro
+from typing import Annotated
 
 from memo.artifacts.trace import Trace
+from memo.config.command_line import parse_options
+from memo.config.flag import BYTES, TOKENS, Flag
 from memo.config.require import require
 from memo.planner.memory import minimalloc
 from memo.planner.memory.dsa import Problem, Solution
@@ -20,6 +21,10 @@ ABOUT = (
     "Give each memory request of a trace, or each block of a CSV file, a fixed address such that the peak is low. "
     "Exit status: 0; 1 when --capacity is not met (the best addresses are written all the same); 2 for bad input."
 )
+EXAMPLES = (
+    "memo solve --trace trace.json --out plan.json",
+    "memo solve --csv blocks.csv --out placed.csv --capacity 1GiB",
+)
 EXIT_OVER_CAPACITY = 1
 
 
@@ -29,15 +34,15 @@ class _Options:
     """File to write: a memory plan for --trace, a CSV file with offsets for --csv."""
     trace: tuple[str, ...] = ()
     """Memory trace of an iteration; or three or more of the same run at different lengths, for --seq-length."""
-    seq_length: int | None = None
+    seq_length: Annotated[int | None, TOKENS, Flag(aliases=("seq_len",))] = None
     """With several traces: plan this length. Every request must be linear in the length, as the third trace proves."""
     csv: str | None = None
     """Blocks in minimalloc's format: columns id, lower, upper, size."""
     planner: Planner | None = None
     """With --trace. paper: in two levels; flat: all at once; auto (the default): the better of both."""
-    min_bytes: int | None = None
+    min_bytes: Annotated[int | None, BYTES] = None
     """With --trace. Smaller requests are not planned (default: 1 MiB)."""
-    capacity: int | None = None
+    capacity: Annotated[int | None, BYTES] = None
     """With --csv. Bytes that the peak should not exceed; the search ends when it does not."""
     time_limit: float = TIME_LIMIT_S
     """Seconds for all solvers together."""
@@ -45,7 +50,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> int:
     """Exit status. Raises MemoError for input that makes no sense."""
-    options = tyro.cli(_Options, args=argv, prog="memo solve", description=ABOUT)
+    options = parse_options(_Options, argv, prog="memo solve", about=ABOUT, examples=EXAMPLES)
     require(
         bool(options.trace) != (options.csv is not None),
         f"--trace is {' '.join(options.trace) or None} and --csv is {options.csv}, but one of them is what to solve: "

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 from memo.config.flags import load_run
+from memo.data.find import check_corpora
 from memo.train.stop import GracefulStop
 
 
@@ -14,7 +15,7 @@ def main(argv: Sequence[str]) -> int | None:
     """
     with GracefulStop().listening() as stop:
         if os.environ.get("WORLD_SIZE", "1") == "1":
-            load_run(argv, prog="memo train")
+            check_corpora(load_run(argv, prog="memo train"))
         from memo.train.entry import main as train
 
         return train(argv, stop)

@@ -29,8 +29,8 @@ def _check_world(config: RunConfig, world_size: int) -> None:
     require(
         world_size % need == 0,
         f"{world_size} ranks (world size) cannot hold whole copies of the model: --tp {parallel.tp} x --cp "
-        f"{parallel.cp} x --pp {parallel.pp} = {need}: start {neighbours(world_size, need)} ranks, or choose "
-        f"--tp, --cp and --pp whose product is {divisors(world_size)}",
+        f"{parallel.cp} x --pp {parallel.pp} = {need}: start {neighbours(world_size, need)} ranks with torchrun, or "
+        f"choose --tp, --cp and --pp whose product is {divisors(world_size)}",
     )
 
 

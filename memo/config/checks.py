@@ -15,6 +15,7 @@ from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_i
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
 from memo.config.require import require
 from memo.config.run import RunConfig
+from memo.config.training import TrainingConfig
 
 # Which numbers may be zero: every other number of a section must be positive, these must not be negative.
 _MAY_BE_ZERO = frozenset(
@@ -57,6 +58,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> Non
     check_batch(config, world_size)
     check_memory(config)
     _check_optimizer(config)
+    _check_epochs(config)
     _check_data(config, needs_data)
     _check_hardware(config)
 
@@ -86,7 +88,7 @@ def _check_optimizer(config: RunConfig) -> None:
     )
     for name, beta in (("--adam-beta1", training.adam_beta1), ("--adam-beta2", training.adam_beta2)):
         require(0 <= beta < 1, f"{name} is {beta}, but it must be in [0, 1): try 0.9 or 0.95")
-    if training.lr_decay_style != "constant":
+    if training.lr_decay_style != "constant" and training.num_epochs is None:  # else asked again, once steps are known
         decay_iters = resolved_lr_decay_iters(config)
         decay_flag = "--train-iters" if training.lr_decay_iters is None else "--lr-decay-iters"
         require(
@@ -106,6 +108,8 @@ def _check_wsd(config: RunConfig) -> None:
             f"{training.lr_decay_style}, which ignores it: use --lr-decay-style WSD or leave it out",
         )
         return
+    if training.num_epochs is not None:
+        return
     room = resolved_lr_decay_iters(config) - training.lr_warmup_iters
     decay = resolved_lr_wsd_decay_iters(config)
     require(
@@ -113,6 +117,20 @@ def _check_wsd(config: RunConfig) -> None:
         f"--lr-wsd-decay-iters {decay} does not fit between the end of --lr-warmup-iters "
         f"{training.lr_warmup_iters} and step {resolved_lr_decay_iters(config)}: "
         f"give {room} or less, or a shorter warm-up",
+    )
+
+
+def _check_epochs(config: RunConfig) -> None:
+    epochs, iters = config.training.num_epochs, config.training.train_iters
+    if epochs is None:
+        return
+    require(
+        iters == TrainingConfig.train_iters,
+        f"--num-epochs {epochs:g} fights with --train-iters {iters}: each says how long the run is; leave one out",
+    )
+    require(
+        not config.data.mock_data,
+        f"--num-epochs {epochs:g} fights with --mock-data, which never ends: give --train-iters, or --data-path",
     )
 
 

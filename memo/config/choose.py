@@ -4,8 +4,9 @@ import dataclasses
 import os
 from pathlib import Path
 
-from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name, read_config
+from memo.config.hugging_face import CONFIG_FILE, read_config
 from memo.config.model import ModelConfig
+from memo.config.model_name import model_error
 from memo.config.presets import PRESETS, preset
 from memo.config.run import RunConfig
 from memo.errors import ConfigError
@@ -25,11 +26,9 @@ def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig)
             "model the name of a preset, the directory of a model of Hugging Face, or a ModelConfig"
         )
     name = os.fspath(model) if isinstance(model, os.PathLike) else str(model)  # a TOML file may hold anything
-    is_path = isinstance(model, os.PathLike) or os.sep in name or Path(name, CONFIG_FILE).exists()
-    if name in PRESETS or not is_path:
+    if name in PRESETS:
         return dataclasses.replace(config, model=preset(name))
-    if not os.path.isdir(name):  # also False for a name that no file can have
-        hint = download_hint(name, name) if hub_name(name) else download_hint(name)
-        raise ConfigError(f"--model {name} is neither a preset nor a directory here: memo reads local files, so {hint}")
+    if not os.path.lexists(Path(name, CONFIG_FILE)):
+        raise model_error(name)
     chosen = dataclasses.replace(config, model=read_config(name).model)
     return chosen.override({"pretrained_checkpoint": name})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from memo.config.flag import TOKENS, Flag
 
 LongConversations = Literal["truncate", "drop"]
 
@@ -12,7 +12,7 @@ LongConversations = Literal["truncate", "drop"]
 class DataConfig:
     """A Megatron .bin/.idx corpus, or mock data."""
 
-    seq_length: Annotated[int, arg(aliases=["--seq-len"])] = 1024
+    seq_length: Annotated[int, TOKENS, Flag(aliases=("seq_len",))] = 1024
     """Tokens in one training sample."""
     data_path: str | None = None
     """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`)."""

@@ -26,7 +26,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
             memory_planner_min_bytes=MemoryConfig.memory_planner_min_bytes,
         ),
         data=data if data.mock_data else replace(data, data_path=corpus, eval_data_path=corpus),
-        training=replace(config.training, eval_interval=1, global_batch_size=batch),
+        training=replace(config.training, eval_interval=1, global_batch_size=batch, num_epochs=None),
         checkpoint=CheckpointConfig(
             load=checkpoint.load,
             pretrained_checkpoint=checkpoint.pretrained_checkpoint,

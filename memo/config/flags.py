@@ -1,36 +1,65 @@
 """Command-line flags of a run: defaults < preset < TOML < flags.
 
-Every flag is a field name with dashes (underscores work too); tyro makes parser and help from the
-dataclasses. A refused flag, file or configuration ends with one message and exit status 2.
+Every flag is a field name with dashes (underscores work too). A refused flag, file or configuration ends with one
+message and exit status 2.
 """
 
-import contextlib
 import dataclasses
-import difflib
-import io
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-import tyro
-from tyro.conf import OmitArgPrefixes, arg
-
-from memo.config.checks import check
+from memo.config import command_line, help_text
 from memo.config.choose import choose_model
+from memo.config.flag import Flag
+from memo.config.flag_groups import CommandLine, Group, values_of
+from memo.config.launching import check_ranks, torchrun
+from memo.config.other_names import RANKS
 from memo.config.presets import PRESETS
-from memo.config.run import SHORT_NAMES, RunConfig, read_toml
-from memo.config.simulated import run_world_size, with_simulated_axes
+from memo.config.run import RunConfig, read_toml, section_of, with_one_length
+from memo.config.simulated import with_simulated_axes
 from memo.errors import ConfigError, exit_on_error, is_reporting_rank
 
 MEGATRON_SPELLINGS = {
     "--bf16": ("--params-dtype", "bf16"),
     "--swiglu": ("--activation", "swiglu"),
     "--disable-bias-linear": ("--no-add-bias-linear",),
+    "--recompute-activations": ("--recompute-granularity", "selective"),
+    "--use-rotary-position-embeddings": ("--position-embedding-type", "rope"),
 }
 """Flags of Megatron-LM's pretrain_gpt.py that say the same as one of ours."""
 
-ALWAYS_ON = ("--sequence-parallel", "--use-distributed-optimizer", "--use-flash-attn", "--use-mcore-models")
+ALWAYS_ON = (
+    "--sequence-parallel",
+    "--use-distributed-optimizer",
+    "--use-flash-attn",
+    "--use-mcore-models",
+    "--group-query-attention",
+)
 """Flags of Megatron-LM for what memo does in any case; refused with that hint."""
+
+EVERYONE_NEEDS = (
+    "model",
+    "data_path",
+    "seq_length",
+    "global_batch_size",
+    "train_iters",
+    "lr",
+    "tensor_model_parallel_size",
+    "context_parallel_size",
+    "save",
+    "load",
+)
+"""The flags that --help of a run explains; of the others it has the names."""
+
+ABOUT = "Train a model, on one rank or under torchrun."
+EXAMPLES = (
+    "memo train --model llama-tiny --mock-data --seq-len 2K --train-iters 20",
+    "memo data demo data/demo",
+    "memo train --model llama-tiny --data-path data/demo --seq-len 2K --train-iters 200 --lr 3e-3 --save runs/a",
+    "torchrun --nproc-per-node 8 -m memo train --model Llama-3.1-8B --tp 4 --cp 2 --seq-len 128K --data-path data/mine",
+    "torchrun --nproc-per-node 8 -m memo train --config run.toml --save runs/b   # run.toml: memo plan --out run.toml",
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +68,10 @@ class _Sources:
 
     model: Annotated[
         str | None,
-        arg(metavar="NAME|DIR", help=f"One of {', '.join(PRESETS)}; or a Hugging Face directory, with its weights."),
+        Flag(metavar="NAME|DIR", help=f"One of {', '.join(PRESETS)}; or a Hugging Face directory, with its weights."),
     ] = None
     config: Annotated[
-        str | None, arg(metavar="RUN.TOML", help="Any fields, such as the config.toml of an earlier run.")
+        str | None, Flag(metavar="RUN.TOML", help="Any fields, such as the config.toml of an earlier run.")
     ] = None
 
 
@@ -54,20 +83,12 @@ class _NoOptions:
 Options = TypeVar("Options")
 
 
-@dataclass(frozen=True)
-class _CommandLine(Generic[Options]):
-    # Empty names: help says "model options", not "run.model options".
-    run: Annotated[RunConfig, arg(name="")]
-    options: Annotated[Options, arg(name="")]
-    sources: _Sources = field(default_factory=_Sources)
-
-
 def load_run(argv: Sequence[str], *, prog: str = "memo train") -> RunConfig:
     """Parse the flags and check them against the world's size; on any error a message and exit status 2."""
     config = parse_run(argv, prog=prog, print_errors=is_reporting_rank())
     with exit_on_error(is_reporting_rank()):
         config = with_simulated_axes(config)
-        check(config, run_world_size(config.parallel))
+        check_ranks(config, prog, argv)
     return config
 
 
@@ -77,44 +98,89 @@ def parse_run(argv: Sequence[str], *, prog: str, print_errors: bool = True) -> R
     Raises SystemExit: status 2 for a bad flag, value, preset or TOML file, with one message on
     standard error if `print_errors`; status 0 after --help.
     """
-    about = "Train a model, on one rank or under torchrun."
-    return parse_command(argv, _NoOptions(), prog=prog, about=about, print_errors=print_errors)[0]
+    examples: tuple[str, ...] = EXAMPLES
+    if not prog.startswith("memo "):  # a script that trains as `memo train` does
+        script = (each.replace("-m memo train", prog) for each in EXAMPLES)
+        examples = tuple(each.replace("memo train", f"python {prog}", each.startswith("memo")) for each in script)
+    return parse_command(argv, _NoOptions(), prog=prog, about=ABOUT, examples=examples, print_errors=print_errors)[0]
 
 
 def parse_command(
-    argv: Sequence[str], options: Options, *, prog: str, about: str, print_errors: bool = True
+    argv: Sequence[str],
+    options: Options,
+    *,
+    prog: str,
+    about: str,
+    examples: Sequence[str] = (),
+    notes: Mapping[str, str] | None = None,
+    print_errors: bool = True,
 ) -> tuple[RunConfig, Options]:
     """As `parse_run`, for a command that takes the flags of a run and those of a dataclass of its own.
 
     Args:
         options: its defaults.
-        about: what --help says first.
+        about, examples: what --help says first.
+        notes: as of `CommandLine`.
     """
-    args = [word for given in argv for word in MEGATRON_SPELLINGS.get(given.replace("_", "-"), (given,))]
-    with exit_on_error(print_errors), _console(print_errors):
-        # Two passes: preset and file become the defaults that the flags override and --help shows.
-        sources, _ = tyro.cli(OmitArgPrefixes[_Sources], args=args, prog=prog, add_help=False, return_unknown_args=True)
-        line, unknown = tyro.cli(
-            OmitArgPrefixes[_CommandLine[type(options)]],  # type: ignore[misc]
-            default=_CommandLine(_defaults(sources), options, sources),
-            args=args,
-            prog=prog,
-            description=about,
-            return_unknown_args=True,
-        )
-        if unknown:
-            raise ConfigError(_unknown_flag(unknown[0], prog, vars(options)))
-    return line.run, line.options
+    words = [word for given in argv for word in MEGATRON_SPELLINGS.get(given.replace("_", "-"), (given,))]
+    line = _line(
+        prog, about, tuple(examples), options, RunConfig(), {**_started_by_torchrun(prog, words), **(notes or {})}
+    )
+    wanted = help_text.request(words)
+    if wanted is not None:
+        if print_errors:
+            print(help_text.render(_with_defaults(line, words, options), wanted))
+        raise SystemExit(0)
+    with exit_on_error(print_errors):
+        values = command_line.read_values(line, words)
+        return _merged(values, options, prog)
 
 
-@contextlib.contextmanager
-def _console(is_open: bool) -> Iterator[None]:
-    """tyro prints some errors even when told not to; a closed console swallows help as well."""
-    if is_open:
-        yield
-        return
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
+def _line(
+    prog: str, about: str, examples: tuple[str, ...], options: Any, run: RunConfig, notes: Mapping[str, str]
+) -> CommandLine:
+    sections = [Group(kind, name, values_of(getattr(run, name))) for name, kind in get_type_hints(RunConfig).items()]
+    own = [Group(type(options), "", values_of(options))] if dataclasses.fields(options) else []
+    always = dict.fromkeys((flag[2:].replace("-", "_") for flag in ALWAYS_ON), "memo always does this: leave it out")
+    groups = (*own, Group(_Sources, "start"), *sections)
+    return CommandLine(prog, about, groups, examples, EVERYONE_NEEDS, {**always, **notes})
+
+
+def _started_by_torchrun(prog: str, words: Sequence[str]) -> dict[str, str]:
+    """What to do instead of a flag such as --gpus 8: the command line without it, started so many times."""
+    notes = {}
+    for name in RANKS:
+        at = next((at for at, word in enumerate(words) if word.split("=")[0].replace("-", "_") == f"__{name}"), None)
+        if at is not None:
+            text = words[at].partition("=")[2]
+            rest = [*words[:at], *words[at + (1 if text else 2) :]]
+            number = text or next(iter(words[at + 1 :]), "")
+            ranks = int(number) if number.isdecimal() and int(number) > 0 else 1
+            notes[name] = f"torchrun starts a process for each GPU: {torchrun(prog, rest, ranks)}"
+    return notes
+
+
+def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> CommandLine:
+    """For help: with the values of the preset and the file that are named beside --help, if they can be read."""
+    at = next(at for at, word in enumerate(words) if word in help_text.REQUESTS)
+    try:
+        sources = command_line.read_values(line, words[:at])
+        run = _merged({name: sources[name] for name in ("model", "config") if name in sources}, options, line.prog)[0]
+    except ConfigError:
+        return line
+    return _line(line.prog, line.about, line.examples, options, run, line.notes)
+
+
+def _merged(values: dict[str, Any], options: Options, prog: str) -> tuple[RunConfig, Options]:
+    """Of what the flags give. Raises ConfigError."""
+    values = dict(values)
+    run = _defaults(_Sources(values.pop("model", None), values.pop("config", None)))
+    own = {name: values.pop(name) for name in values_of(options) if name in values}
+    by_section: dict[str, dict[str, Any]] = {}
+    for name, value in with_one_length(values).items():
+        by_section.setdefault(section_of(name, prog), {})[name] = value
+    sections = {name: dataclasses.replace(getattr(run, name), **given) for name, given in by_section.items()}
+    return dataclasses.replace(run, **sections), dataclasses.replace(options, **own)  # type: ignore[type-var]
 
 
 def _defaults(sources: _Sources) -> RunConfig:
@@ -125,23 +191,3 @@ def _defaults(sources: _Sources) -> RunConfig:
     if name is not None:
         config = choose_model(config, name)
     return config.override(values, source=f"--config {sources.config}")
-
-
-def _unknown_flag(word: str, prog: str, options: Iterable[str]) -> str:
-    """The message about a word that no flag takes, with the nearest flag."""
-    flag = word.split("=")[0].replace("_", "-")
-    if not flag.startswith("--"):
-        return f"'{word}' belongs to no flag: give flags as --name value, see `{prog} --help`"
-    if flag in ALWAYS_ON:
-        return f"there is no flag {flag}, because memo always does this: leave it out"
-    near = difflib.get_close_matches(flag[2:], _known_names(options), n=1, cutoff=0.5)
-    hint = f"did you mean --{near[0]}?" if near else f"see `{prog} --help`"
-    return f"there is no flag {flag}: {hint}"
-
-
-def _known_names(options: Iterable[str]) -> list[str]:
-    names = ["model", "config", "layernorm_epsilon", *SHORT_NAMES, *options]
-    for section in dataclasses.fields(RunConfig):
-        for entry in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]
-            names += [entry.name, f"no_{entry.name}"] if entry.type is bool else [entry.name]
-    return [name.replace("_", "-") for name in names] + [flag[2:] for flag in MEGATRON_SPELLINGS]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from memo.config.flag import BYTES, Flag
 
 OffloadAlpha = Literal["off", "auto"] | float
 OffloadPolicy = Literal["auto", "paper"]
@@ -24,13 +24,13 @@ class MemoryConfig:
     recompute-granularity, which turns auto off."""
     offload_policy: OffloadPolicy = "auto"
     """auto: a share per tensor, by recompute time saved per byte; paper: one share of all tensors, as MEMO does."""
-    offload_host_memory_gib: Annotated[float | None, arg(aliases=["--offload-host-memory-gb"])] = None
+    offload_host_memory_gib: Annotated[float | None, Flag(aliases=("offload_host_memory_gb",))] = None
     """GiB of host memory of one node for activations and states, shared by its ranks, states first; never more than
     is free, and nine tenths of that by default."""
     offload_nvme_path: str | None = None
     """Directory on a local disk for the activations that host memory does not hold, in a file without a name that is
     gone when the run ends, however it ends; those that wait longest go there. Its rate is measured before training."""
-    offload_nvme_gib: Annotated[float | None, arg(aliases=["--offload-nvme-gb"])] = None
+    offload_nvme_gib: Annotated[float | None, Flag(aliases=("offload_nvme_gb",))] = None
     """GiB of that disk for one node, shared by its ranks; default: nine tenths of what is free there."""
     offload_backend: OffloadBackend = "auto"
     """How copies run: cuda (streams), virtual (in a fixed order, CPU), threads (CPU); auto: by device."""
@@ -76,7 +76,7 @@ class MemoryConfig:
     offload_weight_copy: bool = True
     """Stream weights from a copy in --params-dtype in host memory; without it from the masters: 2 bytes a parameter
     less in host memory, twice the bytes over the link."""
-    device_memory_gib: Annotated[float | None, arg(aliases=["--device-memory-gb"])] = None
+    device_memory_gib: Annotated[float | None, Flag(aliases=("device_memory_gb",))] = None
     """GiB of the device that a rank may use; default: what is free. States and activations of a run that may use less
     are placed under it, or it is refused."""
     recompute_granularity: RecomputeGranularity = "none"
@@ -87,7 +87,7 @@ class MemoryConfig:
     one; off: torch's own allocator; default: auto on CUDA unless documents are packed, else off. Where CUDA's part
     cannot be built, torch's own serves all. On CUDA it has expandable_segments, unless PYTORCH_ALLOC_CONF says
     something else or off is given."""
-    memory_planner_min_bytes: int = 1 << 20
+    memory_planner_min_bytes: Annotated[int, BYTES] = 1 << 20
     """Smaller requests are left to torch's allocator."""
 
     @property

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from memo.config.flag import TOKENS, Flag
 
 PositionEmbedding = Literal["rope", "learned_absolute"]
 Normalization = Literal["LayerNorm", "RMSNorm"]
@@ -41,13 +41,13 @@ class ModelConfig:
     """Tokens in the vocabulary; default: the tokenizer's."""
     normalization: Normalization = "LayerNorm"
     """Norm before attention, before the MLP and at the end."""
-    norm_epsilon: Annotated[float, arg(aliases=["--layernorm-epsilon"])] = 1e-5
+    norm_epsilon: Annotated[float, Flag(aliases=("layernorm_epsilon",))] = 1e-5
     """Added to the variance inside every norm."""
     activation: Activation = "gelu"
     """gelu (exact erf), gelu_tanh (GPT-2's) or swiglu (gated; two input projections)."""
     position_embedding_type: PositionEmbedding = "rope"
     """Rotary, or a learned table of max-position-embeddings rows."""
-    max_position_embeddings: int | None = None
+    max_position_embeddings: Annotated[int | None, TOKENS] = None
     """Rows of the learned table, and the length a RoPE model was made for; default: seq-length."""
     rotary_base: float = 10000.0
     """RoPE's theta."""
@@ -55,7 +55,7 @@ class ModelConfig:
     """How RoPE frequencies are stretched for longer sequences."""
     rope_scaling_factor: float = 1.0
     """New length / old length."""
-    rope_original_max_position_embeddings: int = 8192
+    rope_original_max_position_embeddings: Annotated[int, TOKENS] = 8192
     """The length before stretching; fights with rope-scaling-type none, which ignores it."""
     rope_low_freq_factor: float = 1.0
     """llama3 scaling: wavelengths above original / this are stretched in full."""

@@ -5,14 +5,18 @@ import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from memo.artifacts.reading import Source, shown
 from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
+from memo.config.flag import COUNT
+from memo.config.flag_table import entries_of
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
+from memo.config.other_names import advice
 from memo.config.parallel import ParallelConfig
 from memo.config.training import TrainingConfig
 from memo.config.values import checked_value
@@ -33,7 +37,7 @@ class CheckpointConfig:
     names, such as seq_length,rotary_base; any other difference is refused."""
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
-    save_interval: int = 0
+    save_interval: Annotated[int, COUNT] = 0
     """Save every so many steps besides the end of the run; 0 only at the end."""
     async_save: bool = False
     """Write checkpoints in a thread while training goes on; the next update of the weights waits until this rank's
@@ -48,7 +52,7 @@ class CheckpointConfig:
 class LoggingConfig:
     """What a run logs, and where."""
 
-    log_interval: int = 1
+    log_interval: Annotated[int, COUNT] = 1
     """Steps between two log lines, and between two steps whose copies are timed where activations are swapped."""
     log_jsonl: str | None = None
     """File that gets one JSON object an iteration, at full precision; what `memo report` draws. Default: log.jsonl in
@@ -107,7 +111,7 @@ class RunConfig:
         given twice under two names, and for a value of the wrong type.
         """
         by_section: dict[str, dict[str, Any]] = {}
-        for given, value in values.items():
+        for given, value in with_one_length(values).items():
             section, name = section_of(given, source), canonical_name(given)
             chosen = by_section.setdefault(section, {})
             if name in chosen:
@@ -128,20 +132,25 @@ class RunConfig:
         return "\n".join(lines)
 
 
+def _sections() -> dict[str, type]:
+    """{name: dataclass} of the sections of a run."""
+    return {section.name: section.default_factory for section in dataclasses.fields(RunConfig)}  # type: ignore[misc]
+
+
 SHORT_NAMES = {
-    "seq_len": "seq_length",
-    "tp": "tensor_model_parallel_size",
-    "cp": "context_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vpp": "num_virtual_stages_per_pipeline_rank",
-    "mbs": "micro_batch_size",
-    "gbs": "global_batch_size",
-    "dtype": "params_dtype",
-    "offload_host_memory_gb": "offload_host_memory_gib",
-    "offload_nvme_gb": "offload_nvme_gib",
-    "device_memory_gb": "device_memory_gib",
+    alias: entry.field for kind in _sections().values() for entry in entries_of(kind) for alias in entry.mark.aliases
 }
 """The short form of each flag, or an earlier name of it, for Python keywords and TOML keys as well."""
+
+
+def with_one_length(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` by field, with the default of train_iters where they give num_epochs alone, and vice versa.
+
+    So a length that is given later takes the place of one that a file gives in the other unit.
+    """
+    lengths = ("train_iters", "num_epochs")
+    has_one = len([name for name in lengths if name in values]) == 1
+    return {**{name: getattr(TrainingConfig, name) for name in lengths if has_one}, **values}
 
 
 def canonical_name(name: str) -> str:
@@ -149,12 +158,9 @@ def canonical_name(name: str) -> str:
     return SHORT_NAMES.get(name, name)
 
 
+@cache
 def _field_sections() -> dict[str, str]:
-    return {
-        entry.name: section.name
-        for section in dataclasses.fields(RunConfig)
-        for entry in dataclasses.fields(section.default_factory)  # type: ignore[arg-type]
-    }
+    return {entry.field: name for name, kind in _sections().items() for entry in entries_of(kind)}
 
 
 def section_of(name: str, source: str) -> str:
@@ -165,6 +171,7 @@ def section_of(name: str, source: str) -> str:
         return sections[canonical]
     near = difflib.get_close_matches(canonical, [*sections, *SHORT_NAMES], n=1, cutoff=0.4)
     hint = f"did you mean '{near[0]}'?" if near else "see `memo train --help` for the names"
+    hint = advice(canonical, {*sections, *SHORT_NAMES, "model"}, str) or hint
     raise ConfigError(f"{source}: there is no field {shown(name)}: {hint}")
 
 

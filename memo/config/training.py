@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from memo.config.flag import COUNT, TOKENS, Flag
 
 Dtype = Literal["bf16", "fp32", "fp64"]
 LrDecayStyle = Literal["constant", "linear", "cosine", "WSD"]
@@ -13,13 +13,15 @@ LrDecayStyle = Literal["constant", "linear", "cosine", "WSD"]
 class TrainingConfig:
     """AdamW under Megatron's schedule."""
 
-    micro_batch_size: Annotated[int, arg(aliases=["--mbs"])] = 1
+    micro_batch_size: Annotated[int, Flag(aliases=("mbs",))] = 1
     """Sequences in one forward and backward pass of one model copy."""
-    global_batch_size: Annotated[int | None, arg(aliases=["--gbs"])] = None
+    global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one optimizer step over all ranks; default: micro-batch-size x dp."""
-    train_iters: int = 100
+    train_iters: Annotated[int, COUNT] = 100
     """Optimizer steps of the run."""
-    params_dtype: Annotated[Dtype | None, arg(aliases=["--dtype"])] = None
+    num_epochs: float | None = None
+    """Instead of train-iters: passes over data-path, in steps of global-batch-size; the last step is a whole one."""
+    params_dtype: Annotated[Dtype | None, Flag(aliases=("dtype",))] = None
     """Weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients add up in fp32 or wider."""
     lr: float = 3e-4
     """Peak learning rate."""
@@ -27,11 +29,11 @@ class TrainingConfig:
     """Learning rate at the end of the decay."""
     lr_decay_style: LrDecayStyle = "cosine"
     """WSD: warm-up, stable, then a linear decay over the last lr-wsd-decay-iters."""
-    lr_warmup_iters: int = 0
+    lr_warmup_iters: Annotated[int, COUNT] = 0
     """Steps of linear warm-up from zero."""
-    lr_decay_iters: int | None = None
+    lr_decay_iters: Annotated[int | None, COUNT] = None
     """Step at which min-lr is reached; default: train-iters."""
-    lr_wsd_decay_iters: int | None = None
+    lr_wsd_decay_iters: Annotated[int | None, COUNT] = None
     """WSD: length of the final decay; default: a tenth of lr-decay-iters."""
     weight_decay: float = 0.1
     """Decoupled decay of matrices; norms and biases are exempt."""
@@ -45,16 +47,16 @@ class TrainingConfig:
     """Bound on the global gradient norm; 0 turns clipping off."""
     seed: int = 1234
     """Weights and sample order; the same for every layout."""
-    loss_chunk_size: int = 1024
+    loss_chunk_size: Annotated[int, TOKENS] = 1024
     """Tokens whose logits exist at one time on one rank."""
     max_consecutive_skips: int = 10
     """End the run, with an error and without a checkpoint, once so many steps in a row were skipped because their
     gradient norm was not finite; 0 never."""
-    check_replicas_interval: int = 0
+    check_replicas_interval: Annotated[int, COUNT] = 0
     """Every so many steps compare the copies of the weights that dp x cp and tp ranks hold, bit for bit; 0 never."""
-    eval_interval: int = 0
+    eval_interval: Annotated[int, COUNT] = 0
     """Evaluate every so many steps; 0 never."""
-    eval_iters: int = 10
+    eval_iters: Annotated[int, COUNT] = 10
     """Global batches in one evaluation."""
     eval_positions: bool = False
     """Tell the loss of each evaluation by position as well: in the document with --packing, else in the sample."""

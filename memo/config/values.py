@@ -5,6 +5,7 @@ from typing import Any, get_type_hints
 
 from memo.artifacts.fields import checked
 from memo.artifacts.reading import Source
+from memo.config.flag_table import entries_of
 from memo.errors import ConfigError
 
 
@@ -14,8 +15,11 @@ def _hints(section: type) -> dict[str, Any]:
 
 
 def checked_value(section: type, name: str, value: object, source: str) -> object:
-    """`value` for a field of a section's dataclass; an int becomes a float where a float is due.
+    """`value` for a field of a section's dataclass; an int becomes a float where a float is due, "512K" a number.
 
     Raises ConfigError that names the source, the field, the value and what would be accepted.
     """
+    entry = next(entry for entry in entries_of(section) if entry.field == name)
+    if isinstance(value, str) and entry.unit is not None:
+        return entry.read(value, f"{source}: {name}")
     return checked(_hints(section)[name], value, name, Source(source, ConfigError, ""))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memo.artifacts.reading import Source, kind_of, listed, parse_json, read_lines, read_text
+from memo.config.hugging_face import hub_name
 from memo.errors import DataError
 
 JSON_LINES_SUFFIX = ".jsonl"
@@ -49,7 +50,10 @@ def list_files(
         elif path.is_file():
             files.append(path)
         else:
-            raise DataError(f"input {path} does not exist; give files or directories")
+            hub = f", or fetch a data set: `hf download {path} --repo-type dataset --local-dir {path}`"
+            raise DataError(
+                f"input {path} does not exist; give files or directories{hub if hub_name(str(path)) else ''}"
+            )
     return files
 
 

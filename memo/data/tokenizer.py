@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_bytes
+from memo.config.hugging_face import hub_name
+from memo.config.presets import PRESETS
 from memo.errors import ConfigError, DataError
 
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -186,8 +188,20 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     if path.is_dir():
         path = model_file(path, "tokenizer.json") or path / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"tokenizer = {spec}: {path} does not exist; give `byte`, a tokenizer.json or its directory")
+        raise ConfigError(f"tokenizer = {spec}: {path} does not exist; {_remedy(str(spec))}")
     return BPETokenizer(path)
+
+
+def _remedy(spec: str) -> str:
+    """For a tokenizer that is not there."""
+    if spec in PRESETS:
+        return f"{spec} is a preset, a shape without a tokenizer: give the directory of the model, or `byte`"
+    if hub_name(spec):
+        return (
+            f"memo reads local files: `hf download {spec} tokenizer.json tokenizer_config.json --local-dir {spec}` "
+            "fetches it; or give `byte`, a tokenizer.json or its directory"
+        )
+    return "give `byte`, a tokenizer.json or its directory"
 
 
 def _checked_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.int64]:

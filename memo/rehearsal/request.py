@@ -85,7 +85,8 @@ def checked_run(config: RunConfig, gpus: int) -> RunConfig:
         started == 1,
         f"memo rehearse runs alone, but {started} processes were started (WORLD_SIZE): start one, without torchrun",
     )
-    config = config.override({"device": "cuda"} | ({} if config.data.data_path else {"mock_data": True}))
+    mock = {} if config.data.data_path else {"mock_data": True}
+    config = config.override({"device": "cuda", "num_epochs": None, **mock})
     check(config, gpus, needs_data=False)
     return config
 

@@ -10,15 +10,16 @@ from memo.train.stop import GracefulStop
 from memo.train.trainer import Trainer
 
 
-def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None) -> int:
+def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None, prog: str = "memo train") -> int:
     """Train as the flags say; returns the exit status.
 
     What memo refuses, or cannot do later on (a full disk, a step that memory does not hold), ends with one message
     and the exit status that memo.errors says. `stop` may listen already; from here on, to the end of close(), it does.
+    `prog` is how this program is started, for help and messages.
     """
     with exit_on_error(is_reporting_rank()), (stop or GracefulStop()).listening() as stop:
         with refusals_are_heard():
-            config = load_run(sys.argv[1:] if argv is None else argv)
+            config = load_run(sys.argv[1:] if argv is None else argv, prog=prog)
         with Trainer(config=config, stop=stop) as trainer:
             trainer.print_header()
             trainer.train()

@@ -25,6 +25,8 @@ from memo.data import (
     load_tokenizer,
     open_corpus,
 )
+from memo.data.epochs import with_epochs
+from memo.data.find import check_corpora
 from memo.errors import ConfigError, ResourceError, is_first_of_node
 from memo.estimate.admission import admit
 from memo.executor.disk_budget import disk_free_bytes
@@ -88,8 +90,13 @@ def prepare(
         "memory_planner": resolved_memory_planner(config, device_type),
     }
     config = config.override(resolved)
-    has_own_data = train_data is not None and not isinstance(train_data, str | os.PathLike)
-    check(config, world_size, needs_data=not has_own_data)
+    own_data = None if isinstance(train_data, str | os.PathLike) else train_data
+    check(config, world_size, needs_data=own_data is None)
+    if own_data is None:
+        check_corpora(config)
+    if config.training.num_epochs is not None:
+        config = with_epochs(config, world_size, own_data)
+        check(config, world_size, needs_data=own_data is None)
     tokenizer = tokenizer or _tokenizer(config)
     vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:

@@ -62,7 +62,7 @@ def test_refusals(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     missing = str(tmp_path / "missing")
     assert f"hf download ORG/NAME --local-dir {missing}" in refusal(["import", missing, "--out", "x"], capsys)
     assert "--out" in refusal(["import", missing], capsys)
-    assert "--load" in refusal(["export", missing, "--out", "x"], capsys)
+    assert "that a run named with --save" in refusal(["export", missing, "--out", "x"], capsys)
     for size in ("0", "-1", "inf", "nan"):
         message = refusal(["export", missing, "--out", "x", "--max-shard-gib", size], capsys)
         assert f"--max-shard-gib is {float(size)}" in message

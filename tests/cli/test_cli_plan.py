@@ -330,13 +330,35 @@ def test_in_python() -> None:
         memo.plan("gpt-7b", 8, objective="mfu")  # type: ignore[arg-type]
 
 
-def test_it_loads_nothing_that_it_does_not_need() -> None:
-    """Half of the time of a plan is imports: torch takes seconds, typeguard (tyro's) and psutil 0.1 s.
+@pytest.mark.parametrize(
+    ("keywords", "says"),
+    [
+        (
+            {"learning_rate": 1e-4},
+            "there is no argument 'learning_rate': memo.plan does not need it; for memo train, memo",
+        ),
+        ({"max_seq_length": 4096}, "there is no argument 'max_seq_length': memo calls it seq_length"),
+        ({"num_gpus": 8}, "there is no argument 'num_gpus': memo calls it gpus"),
+        ({"tensor_model_parallel_size": 8}, "there is no argument 'tensor_model_parallel_size': memo.plan chooses it"),
+        ({"lora_r": 8}, "memo trains all weights"),
+        ({"hardwar": "h200"}, "there is no argument 'hardwar': did you mean 'hardware'?"),
+        ({"seq_len": "long"}, "seq_len is 'long': give a whole number of tokens, such as 131072 or 128K"),
+    ],
+)
+def test_names_of_other_trainers_in_python(keywords: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        memo.plan("gpt-7b", 8, **keywords)  # type: ignore[arg-type]
+    assert says in str(refused.value)
 
-    With Python 3.11.2 tyro asks typeguard of Optional as well; with 3.11.7 it does not.
-    """
+
+def test_lengths_in_python_may_be_written_as_on_the_command_line() -> None:
+    found = memo.plan("gpt-7b", 8, seq_length="32K", gbs=8, top=1)  # type: ignore[call-arg]
+    assert (found.question.seq_len, found.question.global_batch_size) == (32768, 8)
+
+
+def test_it_loads_nothing_that_it_does_not_need() -> None:
+    """Half of the time of a plan is imports: torch takes seconds, psutil 0.1 s."""
     unwanted = {"torch", "numpy", "pulp", "matplotlib", "psutil"}
-    unwanted |= {"typeguard"} if sys.version_info >= (3, 11, 7) else set()
     code = (
         "import sys\nfrom memo.cli.main import main\nmain(['plan', '--model', 'gpt-7b', '--gpus', '8'])\n"
         f"assert not {unwanted} & set(sys.modules)"

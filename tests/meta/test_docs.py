@@ -4,16 +4,17 @@ import ast
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
 from memo import errors
 from memo.cli import evaluate, profile, rehearse, train
 from memo.cli.main import main
+from memo.config import command_line
+from memo.config.flag_groups import CommandLine
 from memo.config.flags import parse_run
 
 ROOT = Path(__file__).parents[2]
@@ -59,20 +60,20 @@ class _Parsed(Exception):
 @pytest.fixture
 def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands stop once their flags are parsed, by the parsers that they always have."""
-    real = tyro.cli
+    real = command_line.read_values
 
-    def parse(*args: Any, **options: Any) -> Any:
-        parsed = real(*args, **options)
-        if options.get("return_unknown_args"):
-            return parsed  # parse_command still looks at what is left
+    def read(line: CommandLine, argv: Sequence[str]) -> dict[str, Any]:
+        values = real(line, argv)
+        if len(line.groups) > 1:
+            return values  # parse_command still looks at the model and the file that are named
         raise _Parsed
 
     def stop(*args: Any, **options: Any) -> Any:
         raise _Parsed
 
-    monkeypatch.setattr(tyro, "cli", parse)
-    monkeypatch.setattr(profile, "check", stop)
-    monkeypatch.setattr(evaluate, "check", stop)
+    monkeypatch.setattr(command_line, "read_values", read)
+    monkeypatch.setattr(profile, "check_ranks", stop)
+    monkeypatch.setattr(evaluate, "check_ranks", stop)
     monkeypatch.setattr(profile, "_trace_on_paper", stop)
     monkeypatch.setattr(rehearse, "checked_run", stop)
 
@@ -95,7 +96,7 @@ def test_commands_parse(page: Path, line: str, tmp_path: Path, monkeypatch: pyte
     elif arguments[0].endswith(".py"):
         assert (ROOT / arguments[0]).exists(), line
     elif arguments[0] == "train":
-        mock = ["--mock-data"] if not {"--data-path", "--mock-data"} & set(arguments) else []
+        mock = ["--mock-data"] if not {"--data-path", "--mock-data", "--config"} & set(arguments) else []
         (parse_run if shortened else _load_run)([*arguments[1:], *mock], prog=f"{page.name}: {line}")
     else:
         with pytest.raises(_Parsed):
@@ -107,7 +108,7 @@ _load_run = train.load_run
 
 def _some_files(folder: Path) -> Path:
     """What the pages' commands read before they start: a run's file and a model's directory."""
-    (folder / "run.toml").write_text("train_iters = 100\n")
+    (folder / "run.toml").write_text('train_iters = 100\ndata_path = "data/mine"\n')
     for model in ("Llama-3.1-8B", "Llama-3.1-8B-512K"):
         (folder / model).mkdir()
         (folder / model / "config.json").write_text(

@@ -88,7 +88,7 @@ def example() -> Any:
     spec = importlib.util.spec_from_file_location("extend_context", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["extend_context"] = module  # tyro looks its dataclass up there
+    sys.modules["extend_context"] = module  # types of its dataclass are looked up there
     spec.loader.exec_module(module)
     return module
 

@@ -16,6 +16,7 @@ from processes import alone, by_hand
 
 from memo.config import RunConfig
 from memo.data import IndexedDataset, build_chat, load_tokenizer
+from memo.data.epochs import with_epochs
 from memo.errors import ConfigError
 from memo.train.plan_run import gpu_machine, has_own_layout, plan_run
 
@@ -71,7 +72,7 @@ def finetune(model: Path, save: Path, *flags: str, epochs: int = 30, ranks: int 
         str(save),
         *FLAGS,
         *flags,
-        "--epochs",
+        "--num-epochs",
         str(epochs),
     ]
     program: tuple[Kind, str] = ("file", str(SCRIPT))
@@ -162,7 +163,10 @@ def script() -> ModuleType:
             "name the machine to plan for with --plan-hardware",
         ),
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
-        (["--train-data", "IN", "--save", "OUT", "--epoch", "2"], "there is no flag --epoch: did you mean --epochs?"),
+        (
+            ["--train-data", "IN", "--save", "OUT", "--epoch", "2"],
+            "no flag --epoch: memo calls it --num-epochs",
+        ),
     ],
 )
 def test_refusals(
@@ -189,11 +193,12 @@ def test_a_corpus_that_is_already_there(model: Path, tmp_path: Path, script: Mod
     """Without --train-data, --data-path is used as it is; epochs count its samples."""
     prefix = tmp_path / "chat"
     build_chat([model.parent / "chat.jsonl"], prefix, tokenizer=str(model), split_eval=0.1)
-    config = RunConfig().override({"data_path": str(prefix), "seq_length": 64, "global_batch_size": 4})
-    options = script.Options(epochs=2.5)
-    assert script.build_corpus(config, options, str(model), str(tmp_path / "save")) == str(prefix)
+    config = RunConfig().override(
+        {"data_path": str(prefix), "seq_length": 64, "global_batch_size": 4, "num_epochs": 2.5}
+    )
+    assert script.build_corpus(config, script.Options(), str(model), str(tmp_path / "save")) == str(prefix)
     samples = json.loads(Path(f"{prefix}.json").read_text())["num_tokens"] / 65
-    steps = script.with_epochs(config, options).training.train_iters
+    steps = with_epochs(config, world_size=1).training.train_iters
     assert samples * 2.5 / 4 <= steps <= 1.3 * samples * 2.5 / 4 + 1
 
 

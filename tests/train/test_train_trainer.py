@@ -179,9 +179,12 @@ def test_an_id_that_the_model_has_no_row_for_is_told_by_every_rank_that_reads_it
     ("overrides", "message"),
     [
         ({"tp": 2}, r"1 ranks \(world size\) cannot hold whole copies"),
-        ({"sequence_length": 64}, "there is no field 'sequence_length': did you mean 'seq_length'"),
+        ({"sequence_length": 64}, "there is no field 'sequence_length': memo calls it seq_length"),
         ({"load": "/nowhere/at/all"}, "latest_checkpointed_iteration.txt is not there"),
-        ({"train_data": "/nowhere/corpus"}, r"--data-path /nowhere/corpus has no /nowhere/corpus.json"),
+        (
+            {"train_data": "/nowhere/corpus"},
+            r"--data-path /nowhere/corpus: there is no /nowhere/corpus.bin and /nowhere/corpus.idx",
+        ),
         ({"save": __file__}, r"--save .*: .*\.py is no directory that can be written: give another path"),
         ({"save": f"{__file__}/x/y"}, r"--save .*/x/y: .*\.py is no directory that can be written"),
         ({"log_jsonl": str(Path(__file__).parent)}, r"--log-jsonl .* is no file that can be written"),

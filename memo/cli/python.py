@@ -1,0 +1,49 @@
+"""`memo.plan` as Python calls it: names of other trainers are answered, and lengths may be written as "128K"."""
+
+import difflib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from memo.config.flag import COUNT, TOKENS
+from memo.config.other_names import advice
+from memo.errors import ConfigError
+from memo.search import planning
+
+if TYPE_CHECKING:
+    from memo.search import Plan
+
+_KEYWORDS = tuple(inspect.signature(planning.plan).parameters)
+_SAME = {"seq_length": "seq_len", "gbs": "global_batch_size"}
+_UNITS = {"seq_len": TOKENS, "gpus": COUNT, "global_batch_size": COUNT}
+_LAYOUT = "memo.plan chooses it, and `plan.best.layout` says which; `memo estimate` asks about one layout"
+_AXES = ("tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size")
+_NOTES = {
+    **dict.fromkeys(("tp", "cp", "pp", "vpp", "mbs", "dp", "micro_batch_size", "offload_alpha", *_AXES), _LAYOUT),
+    **dict.fromkeys(("gpu", "num_gpus", "n_gpus", "ngpus"), "memo calls it gpus"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "memo calls it global_batch_size: of a step, over all GPUs"),
+}
+
+
+@functools.wraps(planning.plan)
+def plan(*args: Any, **keywords: Any) -> "Plan":
+    given: dict[str, Any] = {}
+    for name, value in keywords.items():
+        ours = _SAME.get(name, name)
+        if ours not in _KEYWORDS:
+            raise ConfigError(f"memo.plan: there is no argument '{name}': {_remedy(name)}")
+        given[ours] = _number(ours, value) if isinstance(value, str) and ours in _UNITS else value
+    return planning.plan(*args, **given)
+
+
+def _remedy(name: str) -> str:
+    found = _NOTES.get(name) or advice(name, {*_KEYWORDS, *_SAME}, str, "memo.plan")
+    near = difflib.get_close_matches(name, _KEYWORDS, n=1, cutoff=0.5)
+    return found or (f"did you mean '{near[0]}'?" if near else f"use {', '.join(_KEYWORDS)}")
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return _UNITS[name].parse(text)
+    except ValueError:
+        raise ConfigError(f"memo.plan: {name} is '{text}': give {_UNITS[name].wanted}") from None

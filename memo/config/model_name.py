@@ -1,0 +1,84 @@
+"""What a model may be called, and what to do about a name that is none."""
+
+import difflib
+import os
+from pathlib import Path
+
+from memo.config.hugging_face import CONFIG_FILE, hub_name
+from memo.config.presets import PRESETS
+from memo.errors import ConfigError
+
+_CHECKPOINT_MARKS = ("latest_checkpointed_iteration.txt", "run_state.json")
+_ACCEPTED = f"a preset, one of {', '.join(PRESETS)}, or a directory with {CONFIG_FILE}"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
+
+
+def model_error(name: str, *, flag: str = "--model", config_is_enough: bool = False) -> ConfigError:
+    """The error about `name`, which is no preset and no directory with a config.json.
+
+    Args:
+        config_is_enough: whether only the shape is asked for, which config.json has, and not the weights.
+    """
+    return ConfigError(f"{flag} {name}: {_problem(name, config_is_enough)}")
+
+
+def check_planned_model(name: str) -> None:
+    """Raises ConfigError for what is no preset, no config.json and no directory with one."""
+    if name not in PRESETS and not name.endswith(".json") and not os.path.lexists(Path(name, CONFIG_FILE)):
+        raise model_error(name, config_is_enough=True)
+
+
+def _problem(name: str, config_is_enough: bool) -> str:
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return _of_directory(path)
+        if path.is_file():
+            return _of_file(path)
+    except (OSError, ValueError):  # a name that no file can have
+        pass
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), PRESETS, n=1, cutoff=0.5)
+    if hub_name(name):
+        what = f"{name} {CONFIG_FILE}" if config_is_enough else name
+        preset = f"; or take the shape alone, with new weights, from the preset {near[0]}" if near else ""
+        return (
+            "neither a preset nor a directory here, and memo reads local files: download it with `hf download "
+            f"{what} --local-dir {name}` and give the same command again{preset}"
+        )
+    if os.sep in name or name in (".", ".."):
+        return (
+            f"there is no such directory: download it with `hf download ORG/NAME --local-dir {name}`, or give a "
+            f"directory with {CONFIG_FILE}"
+        )
+    near = near or difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.3)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return (
+        f"no such preset: {hint}use one of {', '.join(PRESETS)}; or the directory of a model, which `hf download "
+        "ORG/NAME --local-dir DIR` fetches"
+    )
+
+
+def _of_directory(path: Path) -> str:
+    """A directory without a config.json."""
+    if any((path / mark).exists() for mark in _CHECKPOINT_MARKS):
+        return (
+            f"that is a checkpoint of memo, not a model of Hugging Face: go on from it with "
+            f"--config {path}/config.toml --load {path}, or write it as one with `memo export {path} --out DIR`"
+        )
+    inside = sorted(child.parent for child in path.glob(f"*/{CONFIG_FILE}"))
+    if inside:
+        return f"it has no {CONFIG_FILE}, but {inside[0]} has: give --model {inside[0]}"
+    return f"it has no {CONFIG_FILE}: give {_ACCEPTED}, which `hf download ORG/NAME --local-dir DIR` makes"
+
+
+def _of_file(path: Path) -> str:
+    if path.suffix == ".toml":
+        return f"that is a file of flags: give it as --config {path}"
+    if path.name == CONFIG_FILE or path.suffix in _WEIGHTS:
+        beside = path.parent
+        if path.suffix in _WEIGHTS[1:]:
+            return f"memo reads *.safetensors with their {CONFIG_FILE}: save the model so, and give its directory"
+        return f"that is one file of a model: give its directory, --model {beside}"
+    if path.suffix in (".jsonl", ".txt", ".idx"):
+        return f"that is data, not a model: it belongs to --data-path, and --model takes {_ACCEPTED}"
+    return f"that is a file: give {_ACCEPTED}"

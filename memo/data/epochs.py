@@ -1,0 +1,33 @@
+"""How many optimizer steps so many passes over a corpus are."""
+
+import math
+
+from memo.config import RunConfig
+from memo.config.derived import global_batch_size
+from memo.config.require import require
+from memo.data.corpus import open_corpus
+from memo.data.sample import SampleDataset
+
+
+def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | None = None) -> RunConfig:
+    """`config` with train_iters in the place of num_epochs, rounded up to a whole step; as it is without the latter.
+
+    Args:
+        config: checked.
+        dataset: what is read in the place of --data-path.
+
+    Raises ConfigError for a dataset that does not say how many samples an epoch has, and as `open_corpus`.
+    """
+    epochs, data = config.training.num_epochs, config.data
+    if epochs is None:
+        return config
+    corpus = dataset if dataset is not None else open_corpus(str(data.data_path), data, config.training.seed)
+    samples = getattr(corpus, "samples_per_epoch", None)
+    require(
+        samples is not None,
+        f"--num-epochs {epochs:g} needs the number of samples, but the given dataset has no samples_per_epoch: add it, "
+        "or give --train-iters",
+    )
+    assert samples is not None
+    steps = math.ceil(epochs * samples / global_batch_size(config, world_size))
+    return config.override({"train_iters": steps, "num_epochs": None})

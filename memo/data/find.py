@@ -1,0 +1,121 @@
+"""What --data-path can be mistaken for, each with the command that mends it."""
+
+import difflib
+import os
+from pathlib import Path
+
+from memo.config import RunConfig
+from memo.config.hugging_face import hub_name
+from memo.data.conversations import read_conversations
+from memo.data.documents import JSON_LINES_SUFFIX, TEXT_SUFFIXES
+from memo.data.facts import mask_prefix
+from memo.errors import DataError
+
+_PAIR = (".bin", ".idx")
+_TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".zst", ".gz")
+
+
+def check_corpora(config: RunConfig) -> None:
+    """Raises DataError for a corpus of the configuration that is not there, with what to do instead."""
+    data = config.data
+    for flag, prefix in (("--data-path", data.data_path), ("--eval-data-path", data.eval_data_path)):
+        if prefix is not None:
+            check_prefix(flag, prefix, config.checkpoint.pretrained_checkpoint)
+
+
+def check_prefix(flag: str, prefix: str, model: str | None = None) -> None:
+    """Raises DataError unless PREFIX.bin and PREFIX.idx are there.
+
+    Args:
+        model: the directory of the model that is to be trained, whose tokenizer a new corpus is built with.
+    """
+    missing = [suffix for suffix in _PAIR if not os.path.isfile(f"{prefix}{suffix}")]
+    if not missing:
+        return
+    problem = _half(prefix, missing) if len(missing) == 1 else _problem(flag, prefix, model)
+    raise DataError(f"{flag} {prefix}: {problem}")
+
+
+def _half(prefix: str, missing: list[str]) -> str:
+    (suffix,) = missing
+    other = next(each for each in _PAIR if each != suffix)
+    return f"{prefix}{other} is there, but {prefix}{suffix} is not: bring both, or build the corpus again"
+
+
+def _problem(flag: str, prefix: str, model: str | None) -> str:
+    path, suffix = Path(prefix), Path(prefix).suffix.lower()
+    if suffix in _PAIR and os.path.isfile(path.with_suffix(".idx")) and os.path.isfile(path.with_suffix(".bin")):
+        return f"that is one file of a corpus, which is named by what its files have in common: {flag} {prefix[:-4]}"
+    if suffix in _PAIR:
+        found = "is not there" if not path.exists() else f"has no {path.with_suffix(_other(suffix)).name} beside it"
+        remedy = _build(flag, "texts.jsonl", prefix[:-4], model)
+        return f"a corpus is a .bin and an .idx file, and this one {found}: {remedy}"
+    if path.is_dir():
+        return _of_folder(flag, path, model)
+    if suffix in _TABLES and path.exists():
+        return (
+            f"that is no corpus, and memo builds one of {JSON_LINES_SUFFIX} and text files: convert it to lines such "
+            f'as {{"text": "..."}}, then {_build(flag, f"{path.stem}.jsonl", f"data/{path.stem}", model)}'
+        )
+    if path.exists():
+        command = "chat" if suffix == JSON_LINES_SUFFIX and _holds_conversations(path) else "build"
+        return f"that is text, not a corpus of tokens: {_build(flag, prefix, f'data/{path.stem}', model, command)}"
+    if suffix in (JSON_LINES_SUFFIX, *TEXT_SUFFIXES, *_TABLES):
+        remedy = _build(flag, prefix, prefix[: -len(suffix)], model)
+        return f"there is no such file, and a corpus is named without endings: {remedy}"
+    return _of_nothing(flag, prefix, model)
+
+
+def _of_folder(flag: str, path: Path, model: str | None) -> str:
+    pairs = sorted(str(each)[:-4] for each in path.glob("*.idx") if each.with_suffix(".bin").exists())
+    masks = {str(mask_prefix(pair)) for pair in pairs}
+    names = [pair for pair in pairs if pair not in masks]
+    if names:
+        more = f" (there are also {', '.join(names[1:4])})" if names[1:] else ""
+        return f"that is a folder, and a corpus is named without its endings: {flag} {names[0]}{more}"
+    texts = any(each.suffix.lower() in {JSON_LINES_SUFFIX, *TEXT_SUFFIXES} for each in path.rglob("*"))
+    if texts:
+        return (
+            f"that is a folder of texts, not a corpus of tokens: {_build(flag, f'{path}', f'data/{path.name}', model)}"
+        )
+    return f"that is a folder without a corpus (PREFIX.bin and PREFIX.idx): {_demo(flag, 'data/demo')}"
+
+
+def _of_nothing(flag: str, prefix: str, model: str | None) -> str:
+    folder = Path(prefix).parent
+    there = sorted(str(each)[:-4] for each in folder.glob("*.idx")) if folder.is_dir() else []
+    near = difflib.get_close_matches(prefix, there, n=1, cutoff=0.6)
+    if near:
+        return f"there is no {prefix}.bin and {prefix}.idx: did you mean {flag} {near[0]}?"
+    if hub_name(prefix) and not folder.is_dir():
+        return (
+            f"there is no {prefix}.bin and {prefix}.idx, and memo reads local files: a data set of Hugging Face comes "
+            f"with `hf download {prefix} --repo-type dataset --local-dir {prefix}`; of its texts as .jsonl, "
+            f"{_build(flag, prefix, f'data/{Path(prefix).name}', model)}"
+        )
+    return (
+        f"there is no {prefix}.bin and {prefix}.idx: {_build(flag, 'texts.jsonl', prefix, model)}; or for a first try, "
+        f"{_demo(flag, prefix)}"
+    )
+
+
+def _other(suffix: str) -> str:
+    return _PAIR[1 - _PAIR.index(suffix)]
+
+
+def _holds_conversations(path: Path) -> bool:
+    """Whether the first line of a file is one of `memo data chat`."""
+    try:
+        next(read_conversations([path]), None)
+    except DataError:
+        return False
+    return True
+
+
+def _build(flag: str, source: str, prefix: str, model: str | None, command: str = "build") -> str:
+    tokenizer = f" --tokenizer {model}" if model is not None else " --tokenizer MODEL" if command == "chat" else ""
+    return f"`memo data {command} {source} {prefix}{tokenizer}` makes one, for {flag} {prefix}"
+
+
+def _demo(flag: str, prefix: str) -> str:
+    return f"`memo data demo {prefix}` makes one of Python's sources, for {flag} {prefix}"

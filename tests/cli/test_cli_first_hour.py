@@ -1,0 +1,198 @@
+"""What somebody types in the first hour with memo, right and wrong, and what must happen each time.
+
+Every wrong line ends with status 2 and one line on standard error, which says what to type instead. All run in this
+process: a person waits for each of them.
+"""
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memo.cli.main import main
+
+LLAMA = (
+    '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256,'
+    ' "num_key_value_heads": 2, "intermediate_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 1024}'
+)
+PARAGRAPHS = ["The quick brown fox jumps over the lazy dog. " * 8] * 8
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What lies in the folder of somebody who begins."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in ("empty", "texts", "Llama/checkpoint-7"):
+        (folder / name).mkdir(parents=True)
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS))
+    (folder / "chats.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    )
+    (folder / "texts" / "a.txt").write_text("some text")
+    (folder / "table.parquet").write_bytes(b"PAR1")
+    (folder / "run.toml").write_text('seq_length = "128"\ntrain_iters = 2\n')
+    (folder / "Llama" / "checkpoint-7" / "config.json").write_text(LLAMA)
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "latest_checkpointed_iteration.txt").write_text("2")
+    assert main(["data", "build", str(folder / "texts.jsonl"), str(folder / "data" / "mine")]) == 0
+    shutil.copy(folder / "data" / "mine.bin", folder / "data" / "half.bin")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(home)
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+
+
+SMALL = "--seq-len 128 --dtype fp32 --num-threads 1 --no-progress"
+
+RIGHT = [
+    ("help", "memo COMMAND --help"),
+    ("help train", "the flags that everyone needs:"),
+    ("train --help", "torchrun --nproc-per-node 8 -m memo train"),
+    ("train --help memory", "--offload-alpha off|auto|NUMBER"),
+    ("train --help-all", "--numa-binding"),
+    ("plan --help", "--seq-len 128K"),
+    ("data build --help", "memo data build texts.jsonl data/mine --tokenizer Llama-3.1-8B"),
+    ("plan --model llama-3.1-8b --gpus 8 --seq-len 32K --hardware h100-80 --top 1", "32,768 tokens x 8 sequences"),
+    ("estimate --model llama-3.1-8b --tp 8 --seq-len 64k", "65,536 tokens"),
+    ("estimate --model Llama/checkpoint-7 --seq_len=1K", "1,024 tokens"),
+    ("hardware h100-80", "peak_tflops"),
+    ("data chat chats.jsonl data/chat --tokenizer byte --chat-template chat.jinja", "data/chat: 1 conversations"),
+    (f"train --model llama-tiny --mock-data --train-iters 2 {SMALL}", "iteration        2/       2"),
+    (f"train --model llama-tiny --data-path data/mine --num-epochs 1 --gbs 8 {SMALL}", "iteration        3/       3"),
+]
+
+
+@pytest.mark.parametrize(("line", "shows"), RIGHT, ids=[line for line, _ in RIGHT])
+def test_what_works(line: str, shows: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("chat.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    try:
+        status = main(shlex.split(line))
+    except SystemExit as stopped:
+        status = stopped.code if isinstance(stopped.code, int) else 1
+    captured = capfd.readouterr()
+    assert status == 0, captured.err
+    assert shows in captured.out
+
+
+WRONG = [
+    # Names of commands and flags.
+    ("trian --model llama-tiny", "did you mean 'memo train'?"),
+    ("train --model lama-tiny --mock-data", "--model lama-tiny: no such preset: did you mean 'llama-tiny'?"),
+    ("train --learning-rate 1e-4 --mock-data", "there is no flag --learning-rate: memo calls it --lr"),
+    ("train --learning_rate=1e-4 --mock-data", "there is no flag --learning-rate: memo calls it --lr"),
+    ("train --num_train_epochs 3", "memo calls it --num-epochs: passes over --data-path"),
+    ("train --per_device_train_batch_size 4", "memo's --micro-batch-size is the sequences of one forward"),
+    ("train --max_seq_length 4096", "memo calls it --seq-length"),
+    ("train --gradient-accumulation-steps 4", "give --global-batch-size, which is --micro-batch-size x"),
+    ("train --lora-r 8", "memo trains all weights and has no adapters"),
+    ("train --tensor-parallel-size 2", "memo calls it --tensor-model-parallel-size, in short --tp"),
+    ("train --fp16", "give --params-dtype bf16"),
+    ("train --output_dir out", "memo calls it --save"),
+    ("train --gpus 8 --model llama-tiny", "torchrun --nproc-per-node 8 -m memo train --model llama-tiny"),
+    ("plan --gpu 8 --model gpt-7b", "did you mean --gpus 8?"),
+    ("plan --tp 8 --model gpt-7b --gpus 8", "memo plan chooses it"),
+    (
+        "plan --learning-rate 1 --model gpt-7b --gpus 8",
+        "memo plan does not need it; for memo train, memo calls it --lr",
+    ),
+    # Values.
+    ("train -tp 2", "'-tp' is no flag: flags have two dashes, such as --tp"),
+    ("train --tp two --mock-data", "--tp is 'two': give a whole number, such as the default 1"),
+    (
+        "train --seq-len 128KB --mock-data",
+        "--seq-len is '128KB': give a whole number of tokens, such as 131072 or 128K",
+    ),
+    ("train --vocab-size 32K --mock-data", "--vocab-size is '32K', which may be 32000 or 32768"),
+    ("train --lr --mock-data", "--lr is given without a value: give a number"),
+    ("train --packing false --mock-data", "a switch takes no value"),
+    ("train --activation relu --mock-data", "--activation is 'relu': give one of gelu, gelu_tanh, swiglu"),
+    ("plan --model gpt-7b --gpus eight", "--gpus is 'eight': give a whole number, such as 8"),
+    ("plan --model gpt-7b --gpus 8 --hardware H1000", "did you mean 'h100-"),
+    # Ranks and lengths.
+    (
+        "train --mock-data --tp 2",
+        "this is one process: start them: torchrun --nproc-per-node 2 -m memo train --mock-data --tp 2",
+    ),
+    (
+        "train --mock-data --tp 4 --cp 4",
+        "torchrun --nnodes 2 --nproc-per-node 8 -m memo train --mock-data --tp 4 --cp 4",
+    ),
+    (
+        "evaluate --model Llama/checkpoint-7 --data-path data/mine --tp 2",
+        "torchrun --nproc-per-node 2 -m memo evaluate",
+    ),
+    ("train --num-epochs 2 --mock-data", "--num-epochs 2 fights with --mock-data, which never ends"),
+    ("train --num-epochs 2 --train-iters 5 --data-path data/mine", "--num-epochs 2 fights with --train-iters 5"),
+    # Data.
+    ("train", "`memo data demo PREFIX` makes a corpus"),
+    ("train --data-path texts.jsonl", "`memo data build texts.jsonl data/texts` makes one, for --data-path data/texts"),
+    ("train --data-path chats.jsonl", "`memo data chat chats.jsonl data/chats --tokenizer MODEL` makes one"),
+    ("train --data-path data/mine.bin", "named by what its files have in common: --data-path data/mine"),
+    ("train --data-path data/mine.idx", "named by what its files have in common: --data-path data/mine"),
+    ("train --data-path data/half", "data/half.bin is there, but data/half.idx is not"),
+    ("train --data-path data", "that is a folder, and a corpus is named without its endings: --data-path data/"),
+    ("train --data-path texts", "`memo data build texts data/texts` makes one"),
+    (
+        "train --data-path empty",
+        "that is a folder without a corpus (PREFIX.bin and PREFIX.idx): `memo data demo data/demo`",
+    ),
+    ("train --data-path data/mind", "did you mean --data-path data/mine?"),
+    ("train --data-path elsewhere/corpus", "hf download elsewhere/corpus --repo-type dataset"),
+    ("train --data-path table.parquet", 'convert it to lines such as {"text": "..."}'),
+    ("train --data-path missing.jsonl", "there is no such file"),
+    ("train --model Llama/checkpoint-7 --data-path texts.jsonl", "--tokenizer Llama/checkpoint-7` makes one"),
+    ("data build texts.jsonl", "needs two paths or more, but got texts.jsonl: give IN... and then OUT"),
+    (
+        "data build texts.jsonl x --tokenizer meta-llama/Llama-3.1-8B",
+        "hf download meta-llama/Llama-3.1-8B tokenizer.json",
+    ),
+    ("data build texts.jsonl x --tokenizer llama-3.1-8b", "a preset, a shape without a tokenizer"),
+    ("data build org/texts x", "hf download org/texts --repo-type dataset --local-dir org/texts"),
+    # Models.
+    ("train --model . --mock-data", "--model .: it has no config.json"),
+    ("train --model Llama --mock-data", "give --model Llama/checkpoint-7"),
+    ("train --model texts.jsonl --mock-data", "that is data, not a model: it belongs to --data-path"),
+    ("train --model run.toml --mock-data", "give it as --config run.toml"),
+    ("train --model Llama/checkpoint-7/config.json --mock-data", "give its directory, --model Llama/checkpoint-7"),
+    ("train --model model.gguf --mock-data", "memo reads *.safetensors"),
+    ("train --model runs --mock-data", "go on from it with --config runs/config.toml --load runs"),
+    (
+        "train --model meta-llama/Llama-3.1-8B --mock-data",
+        "`hf download meta-llama/Llama-3.1-8B --local-dir meta-llama",
+    ),
+    ("plan --model meta-llama/Llama-3.1-8B --gpus 8", "`hf download meta-llama/Llama-3.1-8B config.json --local-dir"),
+    ("estimate --model llama3", "did you mean 'llama-3.1-8b'?"),
+    (
+        "import meta-llama/Llama-3.1-8B --out x",
+        "`hf download meta-llama/Llama-3.1-8B --local-dir meta-llama/Llama-3.1-8B`",
+    ),
+    ("import gpt-7b --out x", "that is a preset, a shape without weights"),
+    ("export Llama/checkpoint-7 --out x", "that is a model of Hugging Face already"),
+    ("export nowhere --out x", "there is no such directory"),
+    ("export runs", "memo export: --out is not given: give it (directory to write; it must not exist or be empty)"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), WRONG, ids=[line for line, _ in WRONG])
+def test_what_is_refused(line: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(shlex.split(line))
+    captured = capfd.readouterr()
+    assert refused.value.code == 2 and captured.out == ""
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, "one line, no box, no traceback"
+    assert says in captured.err
+    assert len(captured.err) < 700
+
+
+def test_there_are_enough_of_them_and_nothing_was_left_behind() -> None:
+    assert len(RIGHT) + len(WRONG) > 40 and not os.path.exists("x.bin")
