@@ -21,6 +21,7 @@ COMMANDS = (
     Command("rehearse", "memory of a run and whether it fits, by its own steps, without a GPU", "memo.cli.rehearse"),
     Command("solve", "fixed addresses for the memory requests of an iteration", "memo.cli.solve"),
     Command("report", "draw training runs and memory plans", "memo.cli.report"),
+    Command("doctor", "what this machine has for a run, what is missing, and what to do", "memo.cli.doctor"),
     Command("data", "build a corpus to train on", "memo.cli.data"),
     Command("import", "a Hugging Face model as a checkpoint of memo", "memo.cli.import_"),
     Command("export", "a checkpoint of memo as a Hugging Face model", "memo.cli.export"),
