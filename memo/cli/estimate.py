@@ -60,7 +60,7 @@ class _Options:
     trace_out: str | None = None
     """File for the simulated step, which https://ui.perfetto.dev opens; methods memo and megatron-lm."""
     method: str | None = None
-    """Whose runs: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem."""
+    """Whose runs: memo (default) or megatron-lm; or a paper's formulas: eq18, llmem, dnnmem, paper-alpha."""
     model: str | None = None
     """A preset, or the path of a config.json of Hugging Face."""
     seq_len: Annotated[int | None, TOKENS, Flag(aliases=("seq_length",))] = None

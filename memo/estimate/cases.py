@@ -25,7 +25,7 @@ from memo.spec.shapes import ModelShape, shape_of
 
 COUNTED = ("memo", "megatron-lm")
 """Programs whose runs are counted, and timed."""
-METHODS = (*COUNTED, "eq18", "llmem", "dnnmem")
+METHODS = (*COUNTED, "eq18", "llmem", "dnnmem", "paper-alpha")
 RECOMPUTE = ("none", "selective", "full")
 _COUNT = re.compile("[0-9]{1,15}")
 

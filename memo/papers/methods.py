@@ -1,25 +1,31 @@
-"""Answers a case by the method of a paper: eq18, llmem or dnnmem; bytes by component, and the verdict.
+"""Answers a case by the method of a paper: eq18, llmem, dnnmem or paper-alpha; bytes by component, and the verdict.
 
 eq18              fits <= 80 % of the capacity, oom > 100 %, unsure between (the paper's zones)
 llmem, dnnmem     fits up to the capacity, as LLMem's Algorithm 1 has it
+paper-alpha       MEMO's system: the calibrated verdict on its GPU and host memory, with alpha by its equations 1 to 3
 """
 
 from dataclasses import replace
 
+from memo.config.derived import resolved_dtype
 from memo.errors import ConfigError
-from memo.estimate.answer import Answer
+from memo.estimate.answer import Answer, run_config
 from memo.estimate.cases import Case
-from memo.estimate.verdict import Capacity, Verdict, judge_capacity
-from memo.papers import llmem
+from memo.estimate.rank_memory import components
+from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
+from memo.papers import llmem, memo_paper
 from memo.papers.dnnmem import dnnmem
 from memo.papers.eq18 import Layout, Zone, eq18, zone
+from memo.planner.alpha import solve_paper
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer import swapped_layer
 from memo.units import GIB
 
 _VERDICTS = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Verdict.OOM}
 
 
 def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
-    """By `case.method`, which is not "memo". Raises ConfigError for a layout that the paper does not know.
+    """By `case.method`, which is not "memo". Raises ConfigError for a case that the paper does not know.
 
     Args:
         llmem_corrected: llmem with the formulas that select every row that its paper prints.
@@ -29,6 +35,8 @@ def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
         return _by_eq18(case, capacity)
     if case.method == "llmem":
         return _by_llmem(case, capacity, llmem_corrected)
+    if case.method == "paper-alpha":
+        return _by_paper_alpha(case, capacity)
     return _by_dnnmem(case, capacity)
 
 
@@ -64,6 +72,47 @@ def _by_llmem(case: Case, capacity: Capacity, corrected: bool) -> Answer:
         verdict=judge_capacity(peak.total_bytes, capacity),
         parts={"states": peak.states_bytes, "activations": peak.activation_bytes, "base": peak.base_bytes},
         bound=f"{method}{', corrected' if corrected else ''}: fits up to the capacity, as Algorithm 1",
+    )
+
+
+def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
+    """Alpha as given, else what the paper's program allows, of simulated times, down to eighths, as its tables have it,
+    and to what a node holds once each pinned block is rounded up to a power of two."""
+    if case.hardware.device == "cpu" or case.recompute != "none":
+        named = "--hardware cpu" if case.hardware.device == "cpu" else f"recompute {case.recompute}"
+        raise ConfigError(f"{named} fights with --method paper-alpha, whose system swaps on GPUs: use --method memo")
+    config = run_config(replace(case, alpha=case.alpha or "auto", nvme_gib=0.0))
+    config = replace(config, memory=replace(config.memory, offload_policy="paper"))
+    tokens, ranks = case.seq_len * case.mbs, min(case.gpus, case.hardware.gpus_per_node)
+
+    def node_bytes(alpha: float) -> float:
+        rank = memo_paper.host_bytes(config.model, tokens, alpha, case.tp, case.cp, powers_of_two=True)
+        return ranks * rank / case.pp
+
+    if isinstance(case.alpha, float):
+        alpha, why = case.alpha, "as given"
+    else:
+        found = solve_paper(
+            memo_paper.always_bytes(config.model, tokens, case.tp, case.cp),
+            memo_paper.other_bytes(config.model, tokens, case.tp, case.cp),
+            swapped_layer(config, Kernels(case.hardware, resolved_dtype(config, "cuda"))).forward.total_s,
+            case.hardware.offload_gb_per_s * 1e9,
+            case.shape.layers // case.pp,
+            case.host_memory_gib * GIB / ranks,
+        )
+        eighths = [count / 8 for count in range(9) if count / 8 <= found.alpha]
+        alpha = next((share for share in reversed(eighths) if node_bytes(share) <= capacity.host_bytes), 0.0)
+        why = f"equations 1 to 3 allow {found.alpha:.3f}, limited by {found.limit}"
+    rank = memo_paper.gpu_memory(config, case.gpus, alpha)
+    host = node_bytes(alpha)
+    return Answer(
+        states_bytes=rank.states,
+        activation_bytes=rank.activations,
+        total_bytes=rank.total,
+        host_bytes=host,
+        verdict=judge(rank.total, host, capacity),
+        parts={**components(rank)},
+        bound=f"alpha {alpha:g}, {why}; an account that tells 62 of 64 marks of the paper's tables 4 and 7",
     )
 
 

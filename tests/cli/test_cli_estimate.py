@@ -144,7 +144,10 @@ def test_one_case_as_json_and_as_a_table(capsys: Capture) -> None:
         ({"gpu_memory_gib": "80GB"}, "line 3: gpu_memory_gib is '80GB': give GiB above 0, such as 80"),
         ({"gpu_memory_gib": "0"}, "line 3: gpu_memory_gib is '0': give GiB above 0"),
         ({"host_memory_gib": "inf"}, "line 3: host_memory_gib is 'inf': give GiB above 0"),
-        ({"method": "eq17"}, "line 3: method is 'eq17': use one of memo, megatron-lm, eq18, llmem, dnnmem"),
+        (
+            {"method": "eq17"},
+            "line 3: method is 'eq17': use one of memo, megatron-lm, eq18, llmem, dnnmem, paper-alpha",
+        ),
         ({"model": "gpt-8b"}, "line 3: model is 'gpt-8b': no such preset: did you mean 'gpt-7b'?"),
         ({"model": ""}, "line 3: model is '': no model is named: give a preset"),
         ({"model": "nowhere.json"}, "line 3: model is 'nowhere.json': nowhere.json: the file does not exist"),

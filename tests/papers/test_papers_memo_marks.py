@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from memo.config import preset
+from memo.errors import ConfigError
+from memo.estimate.cases import Case, read_case
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.verdict import Verdict
 from memo.papers import memo_paper
 from memo.papers.memo_paper import host_bytes
+from memo.papers.methods import answer_by_paper
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 
@@ -84,3 +87,41 @@ def test_host_memory_runs_out_before_the_loss(marks: ModuleType) -> None:
     swapped = next(m for m in marks.table4() if m.source == "full_swap+plan" and m.seq_k == 896)
     verdict, gpu, host = swapped.of_the_paper()
     assert verdict == Verdict.OOHM and gpu > 80 * GIB and host > 2e12
+
+
+def case(seq_k: int, **cells: str) -> Case:
+    """7B on 8 A800 with tp 4 and cp 2, as most of table 7 has it."""
+    given = {"method": "paper-alpha", "model": "gpt-7b", "seq_len": str(seq_k << 10), "hardware": "a800-80"}
+    return read_case({**given, "tp": "4", "cp": "2", "gpus": "8", **cells}, "here")
+
+
+def test_a_printed_alpha_gives_the_marks_account(marks: ModuleType) -> None:
+    mark = next(mark for mark in marks.table7() if (mark.model, mark.seq_k) == ("7B", 384))
+    said = answer_by_paper(case(384, alpha=str(mark.alpha), global_batch_size="16"))
+    _, gpu_bytes, host = mark.of_the_paper()
+    assert (said.total_bytes, said.host_bytes) == (gpu_bytes, host) and "alpha 0.5, as given" in said.bound
+
+
+@pytest.mark.parametrize(
+    ("seq_k", "alpha", "limit"),
+    [
+        (64, "0.25", "link (offload)"),
+        (256, "1", "nothing"),
+        (768, "0.375", "host memory"),
+        (1024, "0.25", "host memory"),
+    ],
+)
+def test_alpha_by_the_papers_equations(seq_k: int, alpha: str, limit: str) -> None:
+    """Short sequences wait for the link, long ones for host memory, whose pinned blocks are powers of two."""
+    said = answer_by_paper(case(seq_k))
+    assert said.bound.startswith(f"alpha {alpha}") and f"limited by {limit}" in said.bound
+    assert said.host_bytes <= 2048 * GIB
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [({"hardware": "cpu", "gpus": "8"}, "--hardware cpu fights"), ({"recompute": "full"}, "recompute full fights")],
+)
+def test_cases_that_the_papers_system_does_not_run_are_refused(cells: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        answer_by_paper(case(64, **cells))
