@@ -8,6 +8,7 @@ first choice was within 5 % of the best in ten columns of eleven; in the other t
 """
 
 from memo.search.question import Question, ask
-from memo.search.ranking import Choice, Plan, Refusal, search
+from memo.search.ranking import Choice, Plan, search
+from memo.search.sifting import Refusal
 
 __all__ = ["Choice", "Plan", "Question", "Refusal", "ask", "search"]

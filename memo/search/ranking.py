@@ -11,35 +11,18 @@ what fits under no strategy  -> ZeRO-2, ZeRO-3 and states in host memory, if not
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from itertools import chain
+from dataclasses import dataclass, replace
 from math import inf
 
-from memo.config.derived import SWEPT_TOKENS
 from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
-from memo.search.candidates import (
-    AUTO,
-    FULL,
-    GRID,
-    KEEP,
-    SELECTIVE,
-    Layout,
-    Strategy,
-    batches,
-    can_tile,
-    config_of,
-    exchanges,
-    grids,
-    pipelines,
-    refusal,
-)
+from memo.search.candidates import AUTO, GRID, KEEP, Layout, Strategy, can_tile, config_of, refusal
 from memo.search.largest import Largest
 from memo.search.longest import Longest
 from memo.search.oversized import PlacedChoice, PlacedLayouts, place_oversized, placed, strategies
 from memo.search.question import Question
+from memo.search.sifting import STRATEGIES, Reason, Refusal, sift
 from memo.search.sizing import Sized, size
 from memo.search.swap_choice import SwapChoice, choose_swap
 from memo.search.sweeping import sweeps
@@ -50,27 +33,6 @@ NUM_UNSURE = 3
 TRIAL_GAIN = TIE_SHARE
 """Of the best one's speed: what a start that may fail is worth. Less would be a tie."""
 NOTHING_BINDS = "nothing: all activations stay on the GPU"
-
-
-_STRATEGIES = (KEEP, SELECTIVE, FULL, AUTO)
-
-
-class Reason(StrEnum):
-    """Why a layout is refused."""
-
-    LAYOUT = "cannot be laid out"
-    GPU = "out of GPU memory"
-    HOST = "out of host memory"
-    UNSURE = "unsure whether it fits"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A layout that no strategy makes fit; `text` is of the strategy that needs least."""
-
-    layout: Layout
-    reason: Reason
-    text: str
 
 
 @dataclass(frozen=True)
@@ -141,34 +103,24 @@ class Plan:
         return {reason: reasons.count(reason) for reason in Reason if reason in reasons}
 
 
-@dataclass
-class _Pools:
-    strategies: tuple[Strategy, ...]
-    fits: list[tuple[Layout, Strategy]] = field(default_factory=list)
-    unsure: list[tuple[Layout, Strategy]] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
-    oversized: list[Layout] = field(default_factory=list)
-    num_candidates: int = 0
-
-
 def search(question: Question, *, top: int = 10, everything: bool = False) -> Plan:
     """The `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16."""
-    pools = _sorted_by_memory(question, everything)
+    sifted = sift(question, with_shares=everything)
     race = _Race(question, everything)
-    fastest = race.run(pools.fits, max(1, len(pools.fits)) if everything else top)
+    fastest = race.run(sifted.fits, max(1, len(sifted.fits)) if everything else top)
     if not everything:
         fastest = sorted(map(race.refined, fastest), key=_step_s)
     choices = tuple(_sized(question, timed) for timed in fastest)
     below_s = _step_s(choices[0]) if choices else inf
     wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
-    placed_layouts = place_oversized(question, pools.oversized if wanted else (), race.bounds, top, below_s)
+    placed_layouts = place_oversized(question, sifted.oversized if wanted else (), race.bounds, top, below_s)
     placed_choices = [_choice_of(question, found) for found in placed_layouts.choices]
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
-    faster = race.run(pools.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
+    faster = race.run(sifted.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
     unsure = tuple(_sized(question, timed) for timed in faster)
-    refusals = _after_placing(pools.refused, placed_layouts)
-    num_fitting = len(pools.fits) + len(placed_layouts.choices)
-    return Plan(question, choices, unsure, refusals, pools.num_candidates + placed_layouts.num_candidates, num_fitting)
+    refusals = _after_placing(sifted.refused, placed_layouts)
+    num_fitting = len(sifted.fits) + len(placed_layouts.choices)
+    return Plan(question, choices, unsure, refusals, sifted.num_candidates + placed_layouts.num_candidates, num_fitting)
 
 
 @dataclass(frozen=True)
@@ -241,7 +193,7 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
     why = refusal(question, layout)
     if why:
         return why, []
-    ways = [*_STRATEGIES, *sweeps(question, layout), *(share for share in GRID if can_tile(question, layout))]
+    ways = [*STRATEGIES, *sweeps(question, layout), *(share for share in GRID if can_tile(question, layout))]
     choices = [evaluate(question, layout, way) for way in ways]
     if not any(choice.sized.verdict == Verdict.FITS for choice in choices):
         found = [placed(question, layout, strategy) for strategy in strategies(question, layout)]
@@ -251,106 +203,6 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
 
 def _step_s(choice: Choice | _Timed) -> float:
     return choice.step.step_time_s
-
-
-def _sorted_by_memory(question: Question, everything: bool) -> _Pools:
-    pools = _Pools(strategies=(*_STRATEGIES, *GRID) if everything else _STRATEGIES)
-    for grid, why in grids(question):
-        if why:
-            pools.refused.append(Refusal(grid, Reason.LAYOUT, why))
-            pools.num_candidates += 1
-            continue
-        too_large = _TooLarge()
-        for pipeline in pipelines(question, grid):
-            for batch in batches(question, pipeline):
-                for layout in exchanges(question, batch):
-                    _place(question, layout, pools, too_large)
-    return pools
-
-
-def _alike(one: Strategy, other: Strategy) -> bool:
-    """Whether both sweep layers in the same way but for the size of tiles, and either may be faster: smaller ones leave
-    room for activations that are recomputed otherwise.
-    """
-    return replace(one, tiles=other.tiles) == other and one.tiles > 0
-
-
-class _TooLarge:
-    """What surely does not fit on one grid, so that what needs more is not counted.
-
-    Memory grows with the micro-batch, and stages of several chunks hold more than those of one.
-    """
-
-    def __init__(self) -> None:
-        self._smallest: dict[tuple[str, Strategy, int], int] = {}  # micro-batch that does not fit
-        self._refusals: dict[tuple[str, int], Refusal] = {}  # of all strategies, for the smallest such micro-batch
-
-    def add(self, layout: Layout, strategy: Strategy) -> None:
-        self._smallest.setdefault((layout.cp_comm_type, strategy, layout.vpp), layout.mbs)
-
-    def has(self, layout: Layout, strategy: Strategy) -> bool:
-        known = (self._smallest.get((layout.cp_comm_type, strategy, chunks)) for chunks in {1, layout.vpp})
-        return any(mbs is not None and mbs <= layout.mbs for mbs in known)
-
-    def refuse(self, refused: Refusal) -> None:
-        """No strategy fits, not even perhaps."""
-        self._refusals.setdefault((refused.layout.cp_comm_type, refused.layout.vpp), refused)
-
-    def refusal(self, layout: Layout, chunks: int) -> Refusal | None:
-        """Of a layout that needs no more than this one, in stages of so many chunks."""
-        known = self._refusals.get((layout.cp_comm_type, chunks))
-        return replace(known, layout=layout) if known is not None and known.layout.mbs <= layout.mbs else None
-
-
-def _place(question: Question, layout: Layout, pools: _Pools, too_large: _TooLarge) -> None:
-    """Put a layout's strategies into the pools. Where keeping everything fits, nothing else can be faster."""
-    refused = too_large.refusal(layout, layout.vpp)
-    if refused is not None:
-        pools.oversized += [layout] if layout.vpp == 1 else []
-        pools.refused.append(refused)
-        pools.num_candidates += 1
-        return
-    tried: list[tuple[Strategy, Sized]] = []
-    known: list[Strategy] = []
-    ways = pools.strategies if can_tile(question, layout) else _STRATEGIES
-    for strategy in chain(ways, sweeps(question, layout, sizes=SWEPT_TOKENS[::-1])):
-        # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
-        if strategy.tiles and any(sized.verdict == Verdict.FITS and not _alike(way, strategy) for way, sized in tried):
-            break
-        # Larger tiles take more memory.
-        smaller = [way for way, sized in tried if sized.verdict != Verdict.FITS]
-        if any(_alike(way, strategy) for way in chain(known, smaller)):
-            continue
-        if too_large.has(layout, strategy):
-            known.append(strategy)
-            continue
-        tried.append((strategy, size(question, layout, strategy)))
-        verdict = tried[-1][1].verdict
-        if verdict in (Verdict.OOM, Verdict.OOHM):
-            too_large.add(layout, strategy)
-        if strategy == KEEP and verdict == Verdict.FITS:
-            break
-    pools.num_candidates += len(tried) + len(known)
-    fitting = [strategy for strategy, sized in tried if sized.verdict == Verdict.FITS]
-    unsure = [strategy for strategy, sized in tried if sized.verdict == Verdict.UNSURE]
-    pools.fits += [(layout, strategy) for strategy in fitting]
-    pools.unsure += [(layout, strategy) for strategy in unsure]
-    if fitting:
-        return
-    pools.oversized += [layout] if layout.vpp == 1 else []
-    refused = None if tried else too_large.refusal(layout, 1)
-    if refused is None or refused.reason != Reason.GPU:  # with more chunks, GPU memory may be scarcer than the host's
-        tried += [(strategy, size(question, layout, strategy)) for strategy in known]  # one of them may need least
-        refused = _refusal(question, layout, [sized for _, sized in tried])
-    pools.refused.append(refused)
-    if not unsure:
-        too_large.refuse(refused)
-
-
-def _refusal(question: Question, layout: Layout, tried: list[Sized]) -> Refusal:
-    least = min(tried, key=lambda sized: sized.excess)
-    reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
-    return Refusal(layout, reasons[least.verdict], least.shortage(question))
 
 
 class _Race:

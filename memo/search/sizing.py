@@ -63,7 +63,7 @@ def size(
     *,
     exactly: bool = False,
 ) -> Sized:
-    """Memory of a layout under a strategy: counted in full where its bounds leave the verdict open.
+    """Memory of a layout under a strategy: counted in full where its bounds leave the verdict open, or it is unsure.
 
     Args:
         moved: tiles by group, for alpha auto; default: none, the least that a swap plan can do with.
@@ -78,9 +78,11 @@ def size(
     if what is not None or strategy.placement is not None:
         host, disk = node_bytes(config, question.gpus, question.hardware, what, capacity.host_bytes)
     memory, most = question.account.bounds(config, what)
-    if most != memory.total and (exactly or judge(memory.total, host, capacity) != judge(most, host, capacity)):
+    verdict = judge(memory.total, host, capacity)
+    is_open = verdict == Verdict.UNSURE or verdict != judge(most, host, capacity)
+    if most != memory.total and (exactly or is_open):
         memory = question.account.worst(config, what)
-        most = memory.total
+        most, verdict = memory.total, judge(memory.total, host, capacity)
     gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes)
     host_excess = host / max(1, node_budget_bytes(capacity.host_bytes, None))
-    return Sized(memory, most == memory.total, host, judge(memory.total, host, capacity), gpu_excess, host_excess, disk)
+    return Sized(memory, most == memory.total, host, verdict, gpu_excess, host_excess, disk)

@@ -13,8 +13,9 @@ from memo.search.costs import billion_tokens_s, dollars_text, durations
 from memo.search.largest import Largest
 from memo.search.longest import shortage_of
 from memo.search.question import Question
-from memo.search.ranking import Choice, Plan, Reason, explain
+from memo.search.ranking import Choice, Plan, explain
 from memo.search.remedies import remedies
+from memo.search.sifting import Reason
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count

@@ -23,7 +23,8 @@ from memo.search.candidates import (
     pipelines,
 )
 from memo.search.question import Question, ask
-from memo.search.ranking import NOTHING_BINDS, Choice, Plan, Reason, _TooLarge, evaluate, explain, search
+from memo.search.ranking import NOTHING_BINDS, Choice, Plan, evaluate, explain, search
+from memo.search.sifting import Reason, _TooLarge
 from memo.search.sizing import size
 from memo.search.sweeping import sweeps
 from memo.simulate import StepPrediction, predict_step

@@ -309,8 +309,7 @@ def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, B
     out = ledger.make("attention_out", call.queries * z.q * z.narrow)
     lse = ledger.make("lse", _lse_bytes(z, call.queries))
     queries, keys = _block(z, call)
-    per_thread = queries * (keys + 2 + z.head_dim)
-    ledger.pulse(*_scratch(z, per_thread * z.wide, queries * keys * z.narrow))
+    _pulse_scratch(ledger, z, queries * (keys + 2 + z.head_dim), queries * keys)
     return out, lse
 
 
@@ -321,8 +320,7 @@ def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
     copied = z.batch > 1 or z.a2a > 1
     copy = ledger.make("output gradient", grads[0].num_bytes) if copied else None
     queries, keys = _block(z, call)
-    per_thread = queries * (2 * keys + 1)
-    ledger.pulse(*_scratch(z, per_thread * z.wide, 2 * queries * keys * z.narrow))
+    _pulse_scratch(ledger, z, queries * (2 * keys + 1), 2 * queries * keys)
     ledger.free(copy)
     return grads
 
@@ -334,11 +332,10 @@ def _block(z: LayerSizes, call: Call) -> tuple[int, int]:
     return min(largest, queries), min(_KEY_BLOCK, keys)
 
 
-def _scratch(z: LayerSizes, wide_bytes: int, narrow_bytes: int) -> Iterator[tuple[str, int]]:
-    """Scores in the wide dtype, and also in the narrow one if the two differ."""
-    yield "attention scratch", z.threads * wide_bytes
-    if z.mixed:
-        yield "attention scratch", z.threads * narrow_bytes
+def _pulse_scratch(ledger: Ledger, z: LayerSizes, wide: int, narrow: int) -> None:
+    """Scratch memory of all threads: elements of each in the wide dtype, and scores also in a narrower one."""
+    sizes = (wide * z.wide, narrow * z.narrow if z.mixed else 0)
+    ledger.pulse(*(("attention scratch", z.threads * num_bytes) for num_bytes in sizes))
 
 
 def _q_bytes(z: LayerSizes) -> int:

@@ -1,7 +1,7 @@
 """Bounds of the peak of a step, which a search asks for first, at a twentieth of the cost of the walk.
 
     at least   states, buffers, batches, what is in flight at the first backward, and the worst moment of that backward
-    at most    the same with every message, output and transient that might live then, and all reduced gradients
+    at most    the same with every message, output and transient that might live then, and with reduced gradients
 
 The walk of memo.estimate.program.step gives the exact peak; tests check that it lies between the two.
 """
@@ -67,42 +67,60 @@ def memory_bounds(
         states = placed_bytes(units, placement, sizes)
         swap = _NO_SWAP if slots is None else laid_out_bytes(config, world_size, stage, slots)
         base = states.device + swap.rounding_buffers + lasting.live_bytes
-        reduced = _reduced_bytes(first, units, sizes.shards)
-        found[stage] = _of_stage(config, sizes.microbatches, stage, layers, ends, states, swap, base, reduced)
+        end = _end_of_step(first, units, sizes.shards)
+        least = most = kept = 0
+        for layer in layers:
+            flights = _flights(config, sizes.microbatches, stage, layer, ends.rope_bytes)
+            kept = flights.kept  # the same for all ranks of a ring
+            least = max(least, base + _least(config, sizes.microbatches, stage, layer, ends, flights))
+            most = max(most, base + _most(config, stage, layer, ends, flights, end))
+        found[stage] = MemoryBounds(states, swap, kept, least, most)
     return found
 
 
-def _of_stage(
-    config: RunConfig,
-    microbatches: int,
-    stage: int,
-    layers: list[LayerPasses],
-    ends: EndPasses,
-    states: StateBytes,
-    swap: SwapBytes,
-    base: int,
-    reduced: int,
-) -> MemoryBounds:
-    """`layers`: of the places of a ring that may need most; `base`: bytes that live during all of a step."""
-    has_loss = stage == config.parallel.pp - 1
+def _least(
+    config: RunConfig, microbatches: int, stage: int, layer: LayerPasses, ends: EndPasses, flights: "_Flights"
+) -> int:
+    """What lives for certain at the worst moment of the first backward."""
+    pp, has_loss = config.parallel.pp, stage == config.parallel.pp - 1
     loss, waiting = (ends.loss_backward.peak.num_bytes, ends.of_head_bytes) if has_loss else (0, 0)
-    others = [ends.rope, ends.embedding, ends.embedding_backward, *([ends.loss] if has_loss else [])]
-    passes = layers_in_flight(config, microbatches, stage)
-    least = most = 0
-    for layer in layers:
-        flights = _flights(config, passes, stage, layer, ends.rope_bytes)
-        backwards = [layer.backward.transient_bytes]
-        if config.parallel.pp > 1:  # only a gradient that was received is kept alive during the backward
-            backwards.append(layer.held_backward.transient_bytes)
-        # The loss keeps and overwrites the output of a sweep, which is what the chunk received, so in flight already.
-        shared = layer.hidden_bytes if has_loss and layer.in_place and config.parallel.pp > 1 else 0
-        at_work = max(layer.hidden_bytes + waiting + min(backwards), loss) - shared
-        beside = waiting + (_MESSAGES if config.parallel.pp > 1 else 1) * layer.hidden_bytes
-        beside += max(*backwards, layer.forward.transient_bytes, loss, *(each.peak.num_bytes for each in others))
-        messages = _certain_messages(config, microbatches, stage, layer.in_place) * layer.hidden_bytes
-        least = max(least, base + flights.in_flight + messages + at_work)
-        most = max(most, base + beside + max(flights.in_flight_at_most, flights.last + reduced))
-    return MemoryBounds(states, swap, flights.kept, least, most)  # the same for all ranks of a ring
+    backwards = [layer.backward.transient_bytes]
+    if pp > 1:  # only a gradient that was received is kept alive during the backward
+        backwards.append(layer.held_backward.transient_bytes)
+    # The loss keeps and overwrites the output of a sweep, which is what the chunk received, so in flight already.
+    shared = layer.hidden_bytes if has_loss and layer.in_place and pp > 1 else 0
+    at_work = max(layer.hidden_bytes + waiting + min(backwards), loss) - shared
+    messages = _certain_messages(config, microbatches, stage, layer.in_place) * layer.hidden_bytes
+    return flights.in_flight + messages + at_work
+
+
+def _most(
+    config: RunConfig, stage: int, layer: LayerPasses, ends: EndPasses, flights: "_Flights", end: "_EndOfStep"
+) -> int:
+    """What may live at once: beside what is in flight the largest pass that runs then, and messages.
+
+    The gradients of the last microbatch are reduced as the layers of its chunks leave, from the last chunk on. Both
+    go on evenly, so most lives when the first or the last of its chunks begins, or ends. The loss precedes them.
+    """
+    parallel = config.parallel
+    pp, vpp, has_loss = parallel.pp, parallel.vpp, stage == parallel.pp - 1
+    of_loss = max(ends.loss.peak.num_bytes, ends.loss_backward.peak.num_bytes) if has_loss else 0
+    of_layers = [layer.forward.transient_bytes, layer.backward.transient_bytes, ends.rope.peak.num_bytes]
+    of_layers += [layer.held_backward.transient_bytes] if pp > 1 else []
+    of_embedding = max(ends.embedding.peak.num_bytes, ends.held_embedding_backward.peak.num_bytes) if stage == 0 else 0
+    at_once = flights.at_once
+    begins, leaves = (
+        [flights.count * flights.each],
+        [(flights.count - at_once) * flights.each + at_once * flights.around],
+    )
+    for chunk in {0, vpp - 1}:
+        others, reduced = pp * chunk * flights.each, end.ends + (vpp - 1 - chunk) * flights.layers * end.layer
+        begins.append(others + at_once * flights.each + reduced)
+        leaves.append(others + at_once * flights.around + reduced + flights.layers * end.layer)
+    # A layer's reduced gradients are there before its last tensors have left.
+    beside = end.layer + (ends.of_head_bytes if has_loss else 0) + (_MESSAGES if pp > 1 else 1) * layer.hidden_bytes
+    working = max(max(*begins, *leaves) + max(of_layers), max(leaves) + of_embedding, begins[0] + of_loss)
+    return end.beside + max(beside + working, end.weights)
 
 
 def _certain_messages(config: RunConfig, microbatches: int, stage: int, in_place: bool) -> int:
@@ -124,26 +142,29 @@ def _certain_messages(config: RunConfig, microbatches: int, stage: int, in_place
 
 @dataclass(frozen=True)
 class _Flights:
-    """Bytes that wait for their backward.
+    """What waits for its backward: `count` microbatches, each in a chunk of so many `layers`, and their bytes.
 
     Attributes:
         kept: what all layers in flight but one keep.
         in_flight: everything in flight.
-        in_flight_at_most: the same, with hidden states that some chunks do not hold.
-        last: what is in flight while the gradients of the last microbatch are reduced.
+        each: of one microbatch in one chunk at most, as some chunks hold no hidden states.
+        around: the same without what its layers keep.
+        at_once: microbatches that enter and leave a chunk's layers together.
     """
 
+    count: int
+    layers: int
     kept: int
     in_flight: int
-    in_flight_at_most: int
-    last: int
+    each: int
+    around: int
+    at_once: int
 
 
-def _flights(config: RunConfig, passes: int, stage: int, layer: LayerPasses, rope: int) -> _Flights:
-    """`passes`: layers x microbatches in flight."""
+def _flights(config: RunConfig, microbatches: int, stage: int, layer: LayerPasses, rope: int) -> _Flights:
     parallel, hidden = config.parallel, layer.hidden_bytes
     pp, vpp = parallel.pp, parallel.vpp
-    layers = layers_per_chunk(config)
+    passes, layers, at_once = layers_in_flight(config, microbatches, stage), layers_per_chunk(config), 1
     count = passes // layers
     kept = layer.kept_bytes + (hidden if layer.keeps_input else 0)
     # Each microbatch in a chunk keeps the chunk's input, which the lowest layer may keep already.
@@ -151,14 +172,12 @@ def _flights(config: RunConfig, passes: int, stage: int, layer: LayerPasses, rop
     at_ends = 0
     if stage == 0:  # the model's first chunk receives nothing
         at_ends = _of_chunk(count, pp, vpp, 0) * around
-    # While the last microbatch's gradients are reduced, only the chunks of the last group are in flight.
-    last = min(count, pp * (vpp - 1) + 1)
     if parallel.gradient_accumulation_order == "breadth_first":
         # The hidden states of all microbatches, or their gradients, wait between two layers; those of the microbatch
         # that runs are counted with its layer.
-        last, around, at_ends = count, hidden, hidden
+        at_once, around, at_ends = count, hidden, hidden
     each = layers * kept + rope + around
-    return _Flights((passes - 1) * kept, count * each - at_ends, count * each, last * each)
+    return _Flights(count, layers, (passes - 1) * kept, count * each - at_ends, each, rope + around, at_once)
 
 
 def _of_chunk(forwards: int, pp: int, vpp: int, chunk: int) -> int:
@@ -168,12 +187,27 @@ def _of_chunk(forwards: int, pp: int, vpp: int, chunk: int) -> int:
     return rounds * pp + min(max(rest - chunk * pp, 0), pp)
 
 
-def _reduced_bytes(z: LayerSizes, units: RankUnits, shards: int) -> int:
-    """Bytes of everything that is reduced and gathered at the end of a step, all at once."""
+@dataclass(frozen=True)
+class _EndOfStep:
+    """Bytes of what ends a step.
+
+    Attributes:
+        layer, ends: reduced gradients of one layer, and of embedding and head together.
+        beside: what reductions take beside them, and the norm.
+        weights: what is gathered and sent at the very end, when nothing is in flight.
+    """
+
+    layer: int
+    ends: int
+    beside: int
+    weights: int
+
+
+def _end_of_step(z: LayerSizes, units: RankUnits, shards: int) -> _EndOfStep:
     norm = 8 * NORM_CHUNK
     if shards == 1:
-        return norm
-    sizes = [units.layer.size] * units.layers + [end.size for end in units.ends]
-    copies = 0 if z.on_cuda else sum(sizes) * z.wide  # gloo's
+        return _EndOfStep(0, 0, norm, 0)
+    layer, ends = units.layer.size * z.wide, sum(end.size for end in units.ends) * z.wide
+    copies = 0 if z.on_cuda else units.layers * layer + ends  # gloo's
     largest = max(units.layer.largest, *(end.largest for end in units.ends)) if units.ends else units.layer.largest
-    return norm + sum(sizes) * z.wide // shards + copies + 2 * largest * z.narrow
+    return _EndOfStep(layer // shards, ends // shards, norm + copies, 2 * largest * z.narrow)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
@@ -41,7 +41,7 @@ class Moment:
         return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Ledger:
     """Requests of a piece of code, in their order. Bytes are those that are asked for, without rounding.
 
@@ -79,6 +79,10 @@ class Ledger:
         if self._late:
             self._free_late_ones()
         return block
+
+    def copy(self) -> "Ledger":
+        """Another ledger with the same blocks and the same past, to which other requests may follow."""
+        return replace(self, _events=[*self._events], _late=[*self._late])
 
     def restart(self) -> None:
         """Forget the peak so far."""
@@ -124,8 +128,11 @@ class Ledger:
 
     def pulse(self, *sizes: tuple[str, int]) -> None:
         """Make blocks one after the other and free them in reverse order, as kernels do with scratch memory."""
-        blocks = [self.make(name, num_bytes) for name, num_bytes in sizes if num_bytes and name not in self.never]
-        self.free(*reversed(blocks))
+        blocks = [
+            self._add(Block(name, num_bytes)) for name, num_bytes in sizes if num_bytes and name not in self.never
+        ]
+        if blocks:
+            self.free(*reversed(blocks))
 
     @property
     def peak(self) -> Moment:

@@ -29,7 +29,9 @@ class Matrix(NamedTuple):
 
 def multiply(ledger: Ledger, z: LayerSizes, product: Product) -> None:
     """The scratch memory of a matrix product; its result is the caller's."""
-    ledger.pulse(("matrix scratch", z.scratch(product)))
+    num_bytes = z.scratch(product)
+    if num_bytes:
+        ledger.pulse(("matrix scratch", num_bytes))
 
 
 def add_gradient(

@@ -18,7 +18,7 @@ from memo.estimate.program.embedding_and_loss import (
     loss_forward,
     rope_table,
 )
-from memo.estimate.program.layer import Kept, layer_backward, layer_forward, recomputed_backward, unkept_forward
+from memo.estimate.program.layer import layer_backward, layer_forward, recomputed_backward, unkept_forward
 from memo.estimate.program.ledger import Block, Ledger, Moment
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.sweep import swept_backward, swept_forward
@@ -83,12 +83,12 @@ class LayerPasses:
     keeps_input: bool
     in_place: bool
     hidden_bytes: int
-    _execution: "_Execution"
+    _record_held: Callable[[], Pass]
 
     @cached_property
     def held_backward(self) -> Pass:
         """The backward if the caller keeps the gradient of the output alive."""
-        return _record_passes(self._execution, held=True).backward
+        return self._record_held()
 
     @cached_property
     def kept(self) -> dict[str, int]:
@@ -109,10 +109,10 @@ def layer_passes(config: RunConfig, z: LayerSizes, groups: KeptGroups | None) ->
 @lru_cache(maxsize=4096)
 def _layer_passes(z: LayerSizes, groups: KeptGroups | None, recomputes: bool) -> LayerPasses:
     """Cached, because a search asks for the same few passes many times."""
-    return _record_passes(_Execution(z, groups, recomputes), held=False)
+    return _record_passes(_Execution(z, groups, recomputes))
 
 
-def _record_passes(execution: "_Execution", held: bool) -> LayerPasses:
+def _record_passes(execution: "_Execution") -> LayerPasses:
     z = execution.z
     hidden = z.between_layers
     ledger = Ledger(at="layer forward", never=z.never)
@@ -122,14 +122,24 @@ def _record_passes(execution: "_Execution", held: bool) -> LayerPasses:
     forward = Pass(before, ledger.peak)
     ledger.free(y)
     between = ledger.now
-    grad = ledger.make("gradient", hidden)
-    ledger.at = "layer backward"
-    ledger.restart()
-    start = ledger.now
-    back(grad, held)
-    tail = ledger.tail if execution.groups is None else None  # on tiles all gradients are done at the end
-    backward = Pass(start, ledger.peak, tail, ledger.now)
-    return LayerPasses(forward, backward, between, keeps_input, y is x, hidden, execution)
+
+    def record_backward(ledger: Ledger, held: bool) -> Pass:
+        grad = ledger.make("gradient", hidden)
+        ledger.at = "layer backward"
+        ledger.restart()
+        start = ledger.now
+        back(ledger, grad, held)
+        tail = ledger.tail if execution.groups is None else None  # on tiles all gradients are done at the end
+        return Pass(start, ledger.peak, tail, ledger.now)
+
+    again = ledger.copy()
+    backward = record_backward(ledger, held=False)
+
+    def record_held() -> Pass:
+        # On tiles the gradient of the output is never added to, so that nothing depends on who keeps it.
+        return backward if execution.groups is not None else record_backward(again, held=True)
+
+    return LayerPasses(forward, backward, between, keeps_input, y is x, hidden, record_held)
 
 
 @dataclass(frozen=True)
@@ -206,7 +216,7 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
 
 
 _Made = TypeVar("_Made")
-_Back = Callable[[Block, bool], Block]
+_Back = Callable[[Ledger, Block, bool], object]
 
 
 @dataclass(frozen=True)
@@ -222,25 +232,12 @@ class _Execution:
         z, groups = self.z, self.groups
         if groups is not None and z.sections:
             swept_forward(ledger, z, groups)
-            return x, self._swept_back(ledger, groups), False
+            return x, lambda ledger, grad, held: swept_backward(ledger, z, groups), False
         if groups is not None:
-            return (
-                tiled_forward(ledger, z, groups, x),
-                lambda grad, held: tiled_backward(ledger, z, groups, grad),
-                False,
-            )
+            y = tiled_forward(ledger, z, groups, x)
+            return y, lambda ledger, grad, held: tiled_backward(ledger, z, groups, grad), False
         if self.recomputes:
             y = unkept_forward(ledger, z)
-            return y, lambda grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
+            return y, lambda ledger, grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
         y, kept = layer_forward(ledger, z, x)
-        return y, self._plain_back(ledger, kept), kept.x is not None
-
-    def _swept_back(self, ledger: Ledger, groups: KeptGroups) -> _Back:
-        def back(grad: Block, held: bool) -> Block:
-            swept_backward(ledger, self.z, groups)
-            return grad
-
-        return back
-
-    def _plain_back(self, ledger: Ledger, kept: Kept) -> _Back:
-        return lambda grad, held: layer_backward(ledger, self.z, kept, grad, held=held)
+        return y, lambda ledger, grad, held: layer_backward(ledger, z, kept, grad, held=held), kept.x is not None

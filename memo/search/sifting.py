@@ -1,0 +1,215 @@
+"""Which candidates fit: memory of every strategy of every layout, or what another one's memory says of it.
+
+    micro-batch    1        2        4        8
+    fits           <--------------- yes
+    is too large                              no ----->
+
+Memory grows with the micro-batch, so what fits with one fits with every smaller one, and what surely does not fit with
+one does not with any larger one. Stages of several chunks hold more than those of one.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import chain
+
+from memo.config.derived import SWEPT_TOKENS
+from memo.estimate.verdict import Verdict
+from memo.search.candidates import (
+    AUTO,
+    FULL,
+    GRID,
+    KEEP,
+    SELECTIVE,
+    Layout,
+    Strategy,
+    batches,
+    can_tile,
+    exchanges,
+    grids,
+    pipelines,
+)
+from memo.search.question import Question
+from memo.search.sizing import Sized, size
+from memo.search.sweeping import sweeps
+
+STRATEGIES = (KEEP, SELECTIVE, FULL, AUTO)
+"""That are tried on every layout."""
+
+
+class Reason(StrEnum):
+    """Why a layout is refused."""
+
+    LAYOUT = "cannot be laid out"
+    GPU = "out of GPU memory"
+    HOST = "out of host memory"
+    UNSURE = "unsure whether it fits"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A layout that no strategy makes fit; `text` is of the strategy that needs least."""
+
+    layout: Layout
+    reason: Reason
+    text: str
+
+
+@dataclass
+class Sifted:
+    """All candidates by their memory.
+
+    Attributes:
+        oversized: layouts of which nothing fits, with stages of one chunk.
+        num_candidates: layouts x strategies that were judged.
+    """
+
+    fits: list[tuple[Layout, Strategy]] = field(default_factory=list)
+    unsure: list[tuple[Layout, Strategy]] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    oversized: list[Layout] = field(default_factory=list)
+    num_candidates: int = 0
+
+
+def sift(question: Question, *, with_shares: bool = False) -> Sifted:
+    """Judge all layouts that memo can run under all strategies; `with_shares`: also under given alphas."""
+    sifted, sizes = Sifted(), _Sizes(question)
+    strategies = (*STRATEGIES, *GRID) if with_shares else STRATEGIES
+    for grid, why in grids(question):
+        if why:
+            sifted.refused.append(Refusal(grid, Reason.LAYOUT, why))
+            sifted.num_candidates += 1
+            continue
+        too_large = _TooLarge()
+        for pipeline in pipelines(question, grid):
+            each = list(batches(question, pipeline))
+            for batch in each:
+                for layout in exchanges(question, batch):
+                    ways = strategies if can_tile(question, layout) else STRATEGIES
+                    _place(sizes, layout, each[-1].mbs, ways, sifted, too_large)
+    return sifted
+
+
+class _Sizes:
+    """Sizes candidates. The largest micro-batch that may fit is counted first: where it does, no smaller one is.
+
+    Which may fit is guessed from what was counted last, on another layout; a wrong guess only costs time.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self._sized: dict[tuple[Layout, Strategy], Sized] = {}
+        self._fitting: dict[tuple[Layout, Strategy], int] = {}  # by the layout with a micro-batch of 1: the largest one
+        self._guesses: dict[Strategy, int] = {}
+
+    def of(self, layout: Layout, strategy: Strategy) -> Sized:
+        key = layout, strategy
+        if key not in self._sized:
+            self._sized[key] = size(self.question, layout, strategy)
+        return self._sized[key]
+
+    def verdict(self, layout: Layout, strategy: Strategy, most: int) -> Verdict:
+        """`most`: the largest micro-batch that the layout may have, a power of two times its own."""
+        if strategy.tiles:  # which sweeps there are depends on the micro-batch
+            return self.of(layout, strategy).verdict
+        alike = replace(layout, mbs=1), strategy
+        if layout.mbs <= self._fitting.get(alike, 0):
+            return Verdict.FITS
+        guess = min(most, self._guesses.get(strategy, most))
+        found = Verdict.OOM
+        for mbs in (guess, layout.mbs) if guess > layout.mbs else (layout.mbs,):
+            found = self.of(replace(layout, mbs=mbs), strategy).verdict
+            if found == Verdict.FITS:
+                self._fitting[alike] = self._guesses[strategy] = mbs
+                if mbs == most:  # perhaps because there is no larger one
+                    del self._guesses[strategy]
+                break
+            self._guesses[strategy] = mbs // 2
+        return found
+
+
+class _TooLarge:
+    """What surely does not fit on one grid, so that what needs more is not counted."""
+
+    def __init__(self) -> None:
+        self._smallest: dict[tuple[str, Strategy, int], int] = {}  # micro-batch that does not fit
+        self._refusals: dict[tuple[str, int], Refusal] = {}  # of all strategies, for the smallest such micro-batch
+
+    def add(self, layout: Layout, strategy: Strategy) -> None:
+        self._smallest.setdefault((layout.cp_comm_type, strategy, layout.vpp), layout.mbs)
+
+    def has(self, layout: Layout, strategy: Strategy) -> bool:
+        known = (self._smallest.get((layout.cp_comm_type, strategy, chunks)) for chunks in {1, layout.vpp})
+        return any(mbs is not None and mbs <= layout.mbs for mbs in known)
+
+    def refuse(self, refused: Refusal) -> None:
+        """No strategy fits, not even perhaps."""
+        self._refusals.setdefault((refused.layout.cp_comm_type, refused.layout.vpp), refused)
+
+    def refusal(self, layout: Layout, chunks: int) -> Refusal | None:
+        """Of a layout that needs no more than this one, in stages of so many chunks."""
+        known = self._refusals.get((layout.cp_comm_type, chunks))
+        return replace(known, layout=layout) if known is not None and known.layout.mbs <= layout.mbs else None
+
+
+def _place(
+    sizes: _Sizes, layout: Layout, most: int, ways: tuple[Strategy, ...], sifted: Sifted, too_large: _TooLarge
+) -> None:
+    """Put the strategies of a layout where they belong; `most`: the largest micro-batch that it may have.
+
+    Where keeping everything fits, nothing else can be faster.
+    """
+    question = sizes.question
+    refused = too_large.refusal(layout, layout.vpp)
+    if refused is not None:
+        sifted.oversized += [layout] if layout.vpp == 1 else []
+        sifted.refused.append(refused)
+        sifted.num_candidates += 1
+        return
+    tried: dict[Strategy, Verdict] = {}
+    known: list[Strategy] = []
+    for strategy in chain(ways, sweeps(question, layout, sizes=SWEPT_TOKENS[::-1])):
+        # Layers that are swept move more bytes, in smaller kernels: they are for what does not fit otherwise.
+        if strategy.tiles and any(
+            verdict == Verdict.FITS and not _alike(way, strategy) for way, verdict in tried.items()
+        ):
+            break
+        # Larger tiles take more memory.
+        smaller = [way for way, verdict in tried.items() if verdict != Verdict.FITS]
+        if any(_alike(way, strategy) for way in chain(known, smaller)):
+            continue
+        if too_large.has(layout, strategy):
+            known.append(strategy)
+            continue
+        verdict = tried[strategy] = sizes.verdict(layout, strategy, most)
+        if verdict in (Verdict.OOM, Verdict.OOHM):
+            too_large.add(layout, strategy)
+        if strategy == KEEP and verdict == Verdict.FITS:
+            break
+    sifted.num_candidates += len(tried) + len(known)
+    fitting = [strategy for strategy, verdict in tried.items() if verdict == Verdict.FITS]
+    unsure = [strategy for strategy, verdict in tried.items() if verdict == Verdict.UNSURE]
+    sifted.fits += [(layout, strategy) for strategy in fitting]
+    sifted.unsure += [(layout, strategy) for strategy in unsure]
+    if fitting:
+        return
+    sifted.oversized += [layout] if layout.vpp == 1 else []
+    refused = None if tried else too_large.refusal(layout, 1)
+    if refused is None or refused.reason != Reason.GPU:  # with more chunks, GPU memory may be scarcer than the host's
+        # One of those that are known to be too large may need least.
+        refused = _refusal(question, layout, [sizes.of(layout, strategy) for strategy in (*tried, *known)])
+    sifted.refused.append(refused)
+    if not unsure:
+        too_large.refuse(refused)
+
+
+def _alike(one: Strategy, other: Strategy) -> bool:
+    """Whether both sweep layers in the same way but for the size of tiles, and either may be faster: smaller ones leave
+    room for activations that are recomputed otherwise.
+    """
+    return one.tiles > 0 and replace(one, tiles=other.tiles) == other
+
+
+def _refusal(question: Question, layout: Layout, tried: list[Sized]) -> Refusal:
+    least = min(tried, key=lambda sized: sized.excess)
+    reasons = {Verdict.OOM: Reason.GPU, Verdict.OOHM: Reason.HOST, Verdict.UNSURE: Reason.UNSURE}
+    return Refusal(layout, reasons[least.verdict], least.shortage(question))
