@@ -112,15 +112,15 @@ def solve_at(problem: SwapProblem, alpha: float) -> SwapSolution:
 
 def _require_memory(problem: SwapProblem) -> None:
     nothing = problem.uniform(0)
-    broken = problem.violated(nothing)
+    broken, least_bytes = problem.violated(nothing), problem.moved_bytes(nothing)
     if Limit.HOST in broken:
         if problem.disk is not None:
-            raise no_staging(problem.host_bytes - problem.hidden.total_bytes, problem.record_kinds(nothing))
-        *beside, others = problem.record_kinds(nothing)
+            raise no_staging(problem.host_bytes - problem.hidden.total_bytes, problem.record_kinds(least_bytes))
+        *beside, others = problem.record_kinds(least_bytes)
         left_bytes = problem.host_bytes - sum(kind.total_bytes for kind in (*beside, problem.hidden))
         raise _no_host_memory(others.number, others.num_bytes, max(0, left_bytes), problem.sections > 1)
     if Limit.DISK in broken:
-        split, disk = problem.split(nothing), problem.disk
+        split, disk = problem.split(least_bytes), problem.disk
         assert split is not None and disk is not None
         raise DiskError(
             f"{Limit.DISK}: even at alpha = 0 a rank keeps {format_bytes(split.disk_bytes)} on the disk of "

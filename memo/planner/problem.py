@@ -10,6 +10,7 @@ the slot of its neighbour is copied: to the host in forward, back in backward.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from math import inf
 
 from memo.config.memory import OffloadPolicy
@@ -149,7 +150,7 @@ class SwapProblem:
                 "give positive seconds"
             )
 
-    @property
+    @cached_property
     def always_bytes(self) -> int:
         return sum(self.always.values())
 
@@ -166,36 +167,38 @@ class SwapProblem:
         """Bytes of one copy when `tiles[group]` of the T tiles move."""
         return self.always_bytes + sum(-(-g.num_bytes * tiles[g.name] // self.tiles) for g in self.groups)
 
-    def copied_bytes(self, tiles: dict[str, int]) -> int:
-        """What one pass that moves copies each way: what slots hold, and a section of hidden states.
+    def copied_bytes(self, moved_bytes: int) -> int:
+        """What one pass copies each way of which so much moves: what slots hold, and a section of hidden states.
 
         These are read in forwards and written in backwards as well, against the direction of all else, which takes
         longer.
         """
-        return self.moved_bytes(tiles) + self.hidden.num_bytes
+        return moved_bytes + self.hidden.num_bytes
 
-    def record_bytes(self, tiles: dict[str, int]) -> int:
-        """Of all records."""
-        return sum(kind.total_bytes for kind in self.record_kinds(tiles)) + self.hidden.total_bytes
+    def record_bytes(self, moved_bytes: int) -> int:
+        """Of all records of passes of which so much moves."""
+        return sum(kind.total_bytes for kind in self.record_kinds(moved_bytes)) + self.hidden.total_bytes
 
     def buffer_bytes(self, tiles: dict[str, int]) -> int:
         """Device memory of the rounding buffers."""
         proportional = sum(-(-g.buffer_bytes * tiles[g.name] // self.tiles) for g in self.groups)
         return self.fixed_buffer_bytes + proportional + sum(g.entry_bytes for g in self.groups if tiles[g.name])
 
-    def split(self, tiles: dict[str, int]) -> Split | None:
-        """Which records are on disk; None where host memory, with a disk its staging buffers, does not suffice."""
+    def split(self, moved_bytes: int) -> Split | None:
+        """Which records of passes of which so much moves are on disk; None where host memory, with a disk its staging
+        buffers, does not suffice.
+        """
         if self.disk is None:
-            whole = self.record_bytes(tiles)
+            whole = self.record_bytes(moved_bytes)
             return Split((0, 0, 0), whole, 0) if whole <= self.host_bytes else None
         stays = self.hidden.total_bytes
-        split = split_records(self.record_kinds(tiles), self.host_bytes - stays)
+        split = split_records(self.record_kinds(moved_bytes), self.host_bytes - stays)
         return None if split is None else split._replace(host_bytes=split.host_bytes + stays)
 
-    def record_kinds(self, tiles: dict[str, int]) -> list[RecordKind]:
+    def record_kinds(self, moved_bytes: int) -> list[RecordKind]:
         """Host records that may go to a disk: of keys and values, of inputs, and all others."""
         key_value_bytes = self.keys.num_bytes // self.keys.parts
-        return [self.keys, self.inputs, RecordKind(self.num_records, self.moved_bytes(tiles) - key_value_bytes)]
+        return [self.keys, self.inputs, RecordKind(self.num_records, moved_bytes - key_value_bytes)]
 
     def recompute_s(self, tiles: dict[str, int]) -> float:
         """Seconds that the backward of one layer spends on recomputing groups."""
@@ -204,7 +207,8 @@ class SwapProblem:
     def violated(self, tiles: dict[str, int]) -> list[Limit]:
         """The limits that these tiles violate, those of memory first; whatever more tiles do, it is at least these."""
         broken = []
-        moved, split = self.moved_bytes(tiles), self.split(tiles)
+        moved = self.moved_bytes(tiles)
+        split, copied = self.split(moved), self.copied_bytes(moved)
         if split is None:
             broken.append(Limit.HOST)
         elif self.disk is not None and split.disk_bytes > self.disk.num_bytes:
@@ -218,7 +222,7 @@ class SwapProblem:
             (Limit.OFFLOAD, self.offload, self.forward_s),
             (Limit.PREFETCH, self.prefetch, backward_s),
         ):
-            if link.copy_s(self.copied_bytes(tiles), compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
+            if link.copy_s(copied, compute_s) > compute_s * (1 + _SECONDS_TOLERANCE):
                 broken.append(limit)
         if self.disk is not None and split is not None and split.disk_bytes:
             if moved > self.forward_s * self.disk.write_bytes_per_s * (1 + _SECONDS_TOLERANCE):
@@ -230,15 +234,15 @@ class SwapProblem:
     def use(self, limit: Limit, tiles: dict[str, int]) -> float:
         """What these tiles take of a limit of memory or of a link, as a share of what there is."""
         moved, backward_s = self.moved_bytes(tiles), self.backward_s + self.recompute_s(tiles)
-        split, disk = self.split(tiles), self.disk or Disk(0, 0.0, 0.0)
+        split, copied, disk = self.split(moved), self.copied_bytes(moved), self.disk or Disk(0, 0.0, 0.0)
         taken, available = {
-            Limit.HOST: (self.record_bytes(tiles), self.host_bytes),
+            Limit.HOST: (self.record_bytes(moved), self.host_bytes),
             Limit.DISK: (0 if split is None else split.disk_bytes, disk.num_bytes),
             Limit.DISK_WRITE: (moved, self.forward_s * disk.write_bytes_per_s),
             Limit.DISK_READ: (moved, backward_s * disk.read_bytes_per_s),
             Limit.DEVICE: (self.buffer_bytes(tiles), self.device_bytes),
-            Limit.OFFLOAD: (self.offload.copy_s(self.copied_bytes(tiles), self.forward_s), self.forward_s),
-            Limit.PREFETCH: (self.prefetch.copy_s(self.copied_bytes(tiles), backward_s), backward_s),
+            Limit.OFFLOAD: (self.offload.copy_s(copied, self.forward_s), self.forward_s),
+            Limit.PREFETCH: (self.prefetch.copy_s(copied, backward_s), backward_s),
         }[limit]
         return taken / available if available else inf
 
@@ -288,12 +292,12 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
     backward_s = problem.backward_s + recompute_s
     copies_s = exposed_s = 0.0
     if problem.num_moves:
-        copied = problem.copied_bytes(tiles)
+        copied = problem.copied_bytes(moved)
         offload_s = problem.offload.copy_s(copied, problem.forward_s)
         prefetch_s = problem.prefetch.copy_s(copied, backward_s)
         copies_s = problem.offload.copy_s(copied, 0.0) + problem.prefetch.copy_s(copied, 0.0)
         exposed_s = max(0.0, offload_s - problem.forward_s) + max(0.0, prefetch_s - backward_s)
-    split = problem.split(tiles)
+    split = problem.split(moved)
     if split is not None and split.disk_bytes and problem.disk is not None:
         on_disk = split.disk_bytes / (split.disk_bytes + split.host_bytes)
         write_s, read_s = moved / problem.disk.write_bytes_per_s, moved / problem.disk.read_bytes_per_s
@@ -305,7 +309,7 @@ def predict(problem: SwapProblem, tiles: dict[str, int], alphas: dict[str, float
         alphas=alphas,
         limit=limit,
         moved_bytes=moved,
-        host_bytes=problem.record_bytes(tiles) if split is None else split.host_bytes,
+        host_bytes=problem.record_bytes(moved) if split is None else split.host_bytes,
         device_bytes=problem.buffer_bytes(tiles),
         hidden_share=(max(0.0, 1.0 - exposed_s / copies_s) if copies_s else 1.0) if is_known else 0.0,
         exposed_s=exposed_s,

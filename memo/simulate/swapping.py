@@ -117,7 +117,7 @@ def on_disk(
         return times
     states = state_bytes(replace(config, hardware=replace(config.hardware, device=hardware.device)), world_size, 0)
     host_bytes = max(0, host_bytes_of_rank(config, world_size, hardware) - states.host)
-    split = replace(problem, host_bytes=host_bytes, disk=disk).split(solution.tiles)
+    split = replace(problem, host_bytes=host_bytes, disk=disk).split(problem.moved_bytes(solution.tiles))
     if split is not None and not any(split.on_disk):
         return times
     # Sections of slots and of inputs, one of which each section of a layer has.

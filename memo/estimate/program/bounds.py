@@ -67,7 +67,7 @@ def memory_bounds(
         states = placed_bytes(units, placement, sizes)
         swap = _NO_SWAP if slots is None else laid_out_bytes(config, world_size, stage, slots)
         base = states.device + swap.rounding_buffers + lasting.live_bytes
-        end = _end_of_step(first, units, sizes.shards)
+        end = _end_of_step(first, units, sizes.shards, has_head=stage == config.parallel.pp - 1)
         least = most = kept = 0
         for layer in layers:
             flights = _flights(config, sizes.microbatches, stage, layer, ends.rope_bytes)
@@ -109,17 +109,19 @@ def _most(
     of_layers += [layer.held_backward.transient_bytes] if pp > 1 else []
     of_embedding = max(ends.embedding.peak.num_bytes, ends.held_embedding_backward.peak.num_bytes) if stage == 0 else 0
     at_once = flights.at_once
-    begins, leaves = (
-        [flights.count * flights.each],
-        [(flights.count - at_once) * flights.each + at_once * flights.around],
-    )
+    each, around, at_once = flights.each, flights.around, flights.at_once
+    begins, leaves = [flights.count * each], [(flights.count - at_once) * each + at_once * around]
     for chunk in {0, vpp - 1}:
-        others, reduced = pp * chunk * flights.each, end.ends + (vpp - 1 - chunk) * flights.layers * end.layer
-        begins.append(others + at_once * flights.each + reduced)
-        leaves.append(others + at_once * flights.around + reduced + flights.layers * end.layer)
+        others, reduced = pp * chunk * each, end.head + (vpp - 1 - chunk) * flights.layers * end.layer
+        begins.append(others + at_once * each + reduced)
+        leaves.append(others + at_once * around + reduced + flights.layers * end.layer)
     # A layer's reduced gradients are there before its last tensors have left.
     beside = end.layer + (ends.of_head_bytes if has_loss else 0) + (_MESSAGES if pp > 1 else 1) * layer.hidden_bytes
-    working = max(max(*begins, *leaves) + max(of_layers), max(leaves) + of_embedding, begins[0] + of_loss)
+    working = max(
+        flights.count * each + of_loss,
+        max(*begins, *leaves) + max(of_layers),
+        max(leaves) + max(of_embedding, end.embedding),
+    )
     return end.beside + max(beside + working, end.weights)
 
 
@@ -192,22 +194,26 @@ class _EndOfStep:
     """Bytes of what ends a step.
 
     Attributes:
-        layer, ends: reduced gradients of one layer, and of embedding and head together.
+        head, layer, embedding: reduced gradients, in the order in which they are there; those of one layer.
         beside: what reductions take beside them, and the norm.
         weights: what is gathered and sent at the very end, when nothing is in flight.
     """
 
+    head: int
     layer: int
-    ends: int
+    embedding: int
     beside: int
     weights: int
 
 
-def _end_of_step(z: LayerSizes, units: RankUnits, shards: int) -> _EndOfStep:
+def _end_of_step(z: LayerSizes, units: RankUnits, shards: int, *, has_head: bool) -> _EndOfStep:
     norm = 8 * NORM_CHUNK
     if shards == 1:
-        return _EndOfStep(0, 0, norm, 0)
-    layer, ends = units.layer.size * z.wide, sum(end.size for end in units.ends) * z.wide
-    copies = 0 if z.on_cuda else units.layers * layer + ends  # gloo's
+        return _EndOfStep(0, 0, 0, norm, 0)
+    sizes = [end.size * z.wide for end in units.ends]
+    head = sizes[-1] if has_head and sizes else 0
+    layer, embedding = units.layer.size * z.wide, sum(sizes) - head
+    copies = 0 if z.on_cuda else units.layers * layer + embedding + head  # gloo's
     largest = max(units.layer.largest, *(end.largest for end in units.ends)) if units.ends else units.layer.largest
-    return _EndOfStep(layer // shards, ends // shards, norm + copies, 2 * largest * z.narrow)
+    reduced = (head // shards, layer // shards, embedding // shards)
+    return _EndOfStep(*reduced, norm + copies, 2 * largest * z.narrow)

@@ -1,18 +1,18 @@
 """Requests to an allocator, as names and bytes, and the moment at which the live tensors take most bytes."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
 
 class Block:
-    """One tensor while it lives, or several with the same lifespan; `parts` are then their bytes by name."""
+    """One tensor while it lives, or several with the same lifespan; `parts` then gives their bytes by name."""
 
     __slots__ = ("name", "num_bytes", "parts")
 
-    def __init__(self, name: str, num_bytes: int, parts: Mapping[str, int] | None = None) -> None:
+    def __init__(self, name: str, num_bytes: int, parts: Callable[[], Mapping[str, int]] | None = None) -> None:
         self.name, self.num_bytes, self.parts = name, num_bytes, parts
 
 
@@ -36,7 +36,7 @@ class Moment:
         """Bytes by name; those of equal names add up. Computed on demand, as most callers only need `num_bytes`."""
         alive: Counter[str] = Counter()
         for block, sign in islice(self._events, self.num_events):
-            for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts.items():
+            for name, num_bytes in ((block.name, block.num_bytes),) if block.parts is None else block.parts().items():
                 alive[name] += sign * num_bytes
         return {name: num_bytes for name, num_bytes in alive.items() if num_bytes}
 
@@ -67,9 +67,9 @@ class Ledger:
             return Block(name, 0)
         return self._add(Block(name, num_bytes))
 
-    def make_all(self, parts: Mapping[str, int]) -> Block:
-        """Several tensors as one block, which is freed at once."""
-        return self._add(Block("", sum(parts.values()), parts))
+    def make_all(self, num_bytes: int, parts: Callable[[], Mapping[str, int]]) -> Block:
+        """Several tensors as one block, which is freed at once; `parts` gives their bytes by name if it is asked."""
+        return self._add(Block("", num_bytes, parts))
 
     def _add(self, block: Block) -> Block:
         self._events.append((block, 1))

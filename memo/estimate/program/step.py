@@ -177,11 +177,11 @@ class Step:
         """The output for `count` microbatches; x is freed or becomes part of what the layer keeps, added to `kept`."""
         self._play(self.passes.forward, "layer forward")
         self.ledger.at = "layer forward"
-        of_one, keeps_input = self.passes.kept, self.passes.keeps_input
+        keeps_input = self.passes.keeps_input
         # With several microbatches, the input of each is freed before the output of the next one is made.
         takes_its_place = self.passes.in_place or (count > 1 and not keeps_input)
         output = x if takes_its_place else self.ledger.make("input", count * self.passes.hidden_bytes)
-        kept.append([self.ledger.make_all({name: count * num_bytes for name, num_bytes in of_one.items()})])
+        kept.append([self._keep(count)])
         if keeps_input:
             kept[-1].append(x)
         elif output is not x:
@@ -218,7 +218,7 @@ class Step:
             self._play(self.passes.forward, "layer forward")
             ledger.at = "layer forward"
             output = x if self.passes.in_place else ledger.make("input", hidden_bytes)
-            blocks = [ledger.make_all(self._kept(count))]
+            blocks = [self._keep(count, num_inputs=count - 1)]  # without that of the first, which x is
             if x not in (received, output):
                 if self.passes.keeps_input:
                     blocks.append(x)
@@ -278,7 +278,7 @@ class Step:
     def _loss(self) -> Block:
         """What the loss keeps besides the hidden states."""
         self._play(self.ends.loss, "loss forward")
-        return self.ledger.make_all(self.ends.loss_kept)
+        return self.ledger.make_all(sum(self.ends.loss_kept.values()), lambda: self.ends.loss_kept)
 
     def _loss_backward(self, kept: Block) -> Block | None:
         """The head's gradient if a tied embedding adds its own to it."""
@@ -293,28 +293,30 @@ class Step:
         self._play(backward, "embedding backward")
         self.ledger.free(None if is_held else grad, of_head)
 
-    def _kept(self, count: int) -> dict[str, int]:
-        """What a group of `count` layers keeps, by name, without the input of the first one, which the caller adds."""
-        if count == 1:
-            return self.passes.kept
-        kept = {name: count * num_bytes for name, num_bytes in self.passes.kept.items()}
-        if self.passes.keeps_input:
-            kept["input"] = kept.get("input", 0) + (count - 1) * self.passes.hidden_bytes
-        return kept
+    def _keep(self, count: int, num_inputs: int = 0) -> Block:
+        """What `count` layers or microbatches keep between forward and backward, with so many inputs if they stay."""
+        passes = self.passes
+        of_inputs = num_inputs * passes.hidden_bytes if passes.keeps_input else 0
+
+        def parts() -> dict[str, int]:
+            kept = {name: count * num_bytes for name, num_bytes in passes.kept.items()}
+            return kept | {"input": of_inputs} if of_inputs else kept
+
+        return self.ledger.make_all(count * passes.kept_bytes + of_inputs, parts)
 
     def _play(self, recorded: Pass, at: str) -> None:
         """Add the worst moment of a pass; the tensors that it starts from are in the ledger already."""
         ledger = self.ledger
         if ledger.live_bytes + recorded.transient_bytes > ledger.peak_bytes:
             ledger.at = at
-            ledger.free(ledger.make_all(recorded.transient))
+            ledger.free(ledger.make_all(recorded.transient_bytes, lambda: recorded.transient))
 
     def _reduce(self, owner: int, is_last_microbatch: bool, backward: Pass) -> None:
         """What `Reductions` starts after the backward of a module, beside the backward's tail."""
         if not self._reductions.after_backward(owner, is_last_microbatch):
             return
         if self.ledger.live_bytes + backward.late_bytes > self.ledger.peak_bytes:
-            self.ledger.free(self.ledger.make_all(backward.late))
+            self.ledger.free(self.ledger.make_all(backward.late_bytes, lambda: backward.late))
 
     # Messages, and what keeps a tensor alive.
 
