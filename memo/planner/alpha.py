@@ -196,30 +196,42 @@ class _Search:
         self._best_gain, self._best_bytes = 0.0, (problem.buffer_bytes(self.best), problem.moved_bytes(self.best))
         self._try(0, self.best, 0.0)
 
-    def _try(self, depth: int, tiles: dict[str, int], gain: float) -> None:
-        """`gain`: seconds that the bundles before `depth` save, in tiles."""
+    def _try(self, depth: int, tiles: dict[str, int], gain: float, fitting: int | None = None) -> int:
+        """Try the bundles from `depth` on; the most tiles of the first of them that break no limit beside `tiles`.
+
+        Args:
+            gain: seconds that the bundles before `depth` save, in tiles.
+            fitting: as many tiles as fit beside more of another bundle; None: not known.
+        """
         if depth == len(self._bundles):
             self._keep_better(tiles, gain)
-            return
+            return 0
         bundle, rest = self._bundles[depth], sum(self._gains[depth + 1 :]) * self._problem.tiles
-        for count in range(self._most(tiles, bundle), -1, -1):
+        most, of_next = self._most(tiles, bundle, fitting), None
+        for count in range(most, -1, -1):
             reached = gain + self._gains[depth] * count
             if (reached + rest) * _CLEARLY_MORE < self._best_gain:
-                return
-            self._try(depth + 1, _with(tiles, bundle, count), reached)
+                break
+            of_next = self._try(depth + 1, _with(tiles, bundle, count), reached, of_next)
+        return most
 
-    def _most(self, tiles: dict[str, int], bundle: Bundle) -> int:
+    def _most(self, tiles: dict[str, int], bundle: Bundle, fitting: int | None) -> int:
         """The largest number of tiles of `bundle` that breaks no limit beside `tiles`, which break none."""
-        fitting, broken = 0, self._problem.tiles + 1
-        if not self._problem.violated(_with(tiles, bundle, self._problem.tiles)):
-            return self._problem.tiles
+        most = self._problem.tiles
+        if fitting is not None:  # as a rule only a few more do
+            while fitting < most and self._fits(tiles, bundle, fitting + 1):
+                fitting += 1
+            return fitting
+        if self._fits(tiles, bundle, most):
+            return most
+        fitting, broken = 0, most
         while broken - fitting > 1:
             middle = (fitting + broken) // 2
-            if self._problem.violated(_with(tiles, bundle, middle)):
-                broken = middle
-            else:
-                fitting = middle
+            fitting, broken = (middle, broken) if self._fits(tiles, bundle, middle) else (fitting, middle)
         return fitting
+
+    def _fits(self, tiles: dict[str, int], bundle: Bundle, count: int) -> bool:
+        return not self._problem.violated(_with(tiles, bundle, count))
 
     def _keep_better(self, tiles: dict[str, int], gain: float) -> None:
         taken = self._problem.buffer_bytes(tiles), self._problem.moved_bytes(tiles)

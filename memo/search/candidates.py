@@ -104,17 +104,32 @@ GRID = tuple(Strategy(share) for share in (0.0, 0.25, 0.5, 0.75, 1.0))
 
 
 def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> RunConfig:
-    """The run, not yet checked."""
-    base = question.base
-    config = replace(
-        base,
-        parallel=replace(
-            base.parallel,
+    """The run, not yet checked; made once, as a search asks for it at each of its steps."""
+    made, key = question.runs, (layout, strategy)
+    if key not in made:
+        if strategy not in made:
+            made[strategy] = _under(question, strategy)
+        config = made[strategy]
+        parallel = replace(
+            config.parallel,
             tensor_model_parallel_size=layout.tp,
             context_parallel_size=layout.cp,
             cp_comm_type=layout.cp_comm_type,
             pipeline_model_parallel_size=layout.pp,
             num_virtual_stages_per_pipeline_rank=layout.vpp,
+        )
+        training = replace(config.training, micro_batch_size=layout.mbs)
+        made[key] = replace(config, parallel=parallel, training=training)
+    return made[key]
+
+
+def _under(question: Question, strategy: Strategy) -> RunConfig:
+    """The run of a strategy without a layout."""
+    base = question.base
+    config = replace(
+        base,
+        parallel=replace(
+            base.parallel,
             data_parallel_sharding_strategy=strategy.sharding,
             gradient_accumulation_order=strategy.order,
         ),
@@ -124,7 +139,6 @@ def config_of(question: Question, layout: Layout, strategy: Strategy = KEEP) -> 
             recompute_granularity=strategy.recompute,
             offload_nvme_path=question.nvme_path if strategy.swaps and question.hardware.nvme_gib else None,
         ),
-        training=replace(base.training, micro_batch_size=layout.mbs),
     )
     config = with_sweep(config, strategy.sweep)
     return config if strategy.placement is None else with_placement(config, strategy.placement)

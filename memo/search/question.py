@@ -98,6 +98,11 @@ class Question:
             hardware=HardwareConfig(device="cuda"),
         )
 
+    @cached_property
+    def runs(self) -> dict[object, RunConfig]:
+        """What `memo.search.candidates.config_of` has made of it, by what was asked for."""
+        return {}
+
     @property
     def tokens(self) -> int:
         """Of one step."""
