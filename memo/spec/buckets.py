@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import data_parallel_size, layers_per_chunk
+from memo.config.derived import data_parallel_size, layers_per_chunk, num_position_embeddings
 from memo.spec.parameters import end_weights, shape_of_run
 from memo.spec.shapes import shape_of
 from memo.spec.weights import Replicated, Weight
@@ -125,15 +125,24 @@ def rank_units(config: RunConfig, world_size: int, stage: int) -> RankUnits:
     """Units of a rank of pipeline stage `stage`, to the element."""
     parallel = config.parallel
     shards = data_parallel_size(config, world_size) * parallel.cp
-    layer = layer_unit(config.model, parallel.tp, parallel.ddp_bucket_size, shards)
-    ends = [end for end in end_weights(shape_of_run(config), parallel.pp, stage) if end]
-    units = tuple(_unit(module_buckets(end, parallel.tp, parallel.ddp_bucket_size, shards)) for end in ends)
-    return RankUnits(layer, config.model.num_layers // parallel.pp, units)
+    parts = (parallel.tp, parallel.pp, parallel.ddp_bucket_size, shards)
+    return _rank_units(config.model, num_position_embeddings(config), stage, *parts)
+
+
+@lru_cache(maxsize=1024)
+def _rank_units(
+    model: ModelConfig, positions: int, stage: int, tp: int, pp: int, bucket_size: int, shards: int
+) -> RankUnits:
+    """Cached, as are its parts: a search asks for the same few again and again."""
+    shape = shape_of(model, "", positions)
+    ends = [end for end in end_weights(shape, pp, stage) if end]
+    units = tuple(_unit(module_buckets(end, tp, bucket_size, shards)) for end in ends)
+    return RankUnits(layer_unit(model, tp, bucket_size, shards), model.num_layers // pp, units)
 
 
 @lru_cache(maxsize=256)
 def layer_unit(model: ModelConfig, tp: int, bucket_size: int, num_shards: int) -> Unit:
-    """One transformer layer; a search asks for the same few again and again."""
+    """One transformer layer."""
     return _unit(module_buckets(shape_of(model, "", 0).layer_weights, tp, bucket_size, num_shards))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from memo.config import RunConfig
+from memo.config.derived import layers_per_chunk
 from memo.errors import PlanError
 from memo.spec.schedule import Action, Kind, Pipeline, most_in_flight, stage_actions
 
@@ -123,4 +124,4 @@ def layers_in_flight(config: RunConfig, microbatches: int, stage: int) -> int:
     if config.parallel.gradient_accumulation_order == "breadth_first":
         return microbatches * config.model.num_layers
     pipeline = Pipeline(config.parallel.pp, config.parallel.vpp, microbatches)
-    return most_in_flight(pipeline, stage) * len(pipeline.layers(stage, 0, config.model.num_layers))
+    return most_in_flight(pipeline, stage) * layers_per_chunk(config)

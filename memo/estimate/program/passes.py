@@ -167,12 +167,19 @@ class EndPasses:
     loss_kept: dict[str, int]
 
 
-@lru_cache(maxsize=4096)
 def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     """The passes of a stage that has both embedding and head.
 
     `head_waits`: the gradient of a tied head is kept until that of the embedding is added to it.
     """
+    # They do not depend on attention, nor on tiles but where layers are swept.
+    alike = z._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False, recomputes_attention=False)
+    return _end_passes(alike if z.sections else alike._replace(tiles=1), ends, head_waits)
+
+
+@lru_cache(maxsize=4096)
+def _end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
+    """Cached, as `_layer_passes`."""
     hidden = z.between_layers
 
     def record(work: Callable[[Ledger], _Made]) -> tuple[Pass, _Made]:
