@@ -86,7 +86,7 @@ def largest(
     scaled = _scaling(question, family)
     count, found = _most(scaled, 0, question.clip_grad)
     limit = ""
-    if count and speed is not None and speed(found) < min_tgs:
+    if count and speed is not None and speed(found, min_tgs) < min_tgs:
         count, found, limit = _fast_enough(scaled, found, count, speed, min_tgs)
     unclipped = found if limit else _most(scaled, count, 0.0)[1]
     model = found.model.sizes
@@ -109,14 +109,17 @@ def _fast_enough(scaled: Scaled, slow: Question, high: int, speed: Speed, min_tg
     It is below `high` steps, where `slow` fits but does not; 0 steps if none does. Larger models are taken to be
     slower.
     """
-    low, best, tgs = 0, scaled(1)[0], speed(slow)
+    low, best = 0, scaled(1)[0]
+    too_slow: tuple[Question, ...] = (slow,)
     while high - low > _FAST_STEPS:
         middle = (low + high) // 2
-        fastest, question = max(((speed(question), question) for question in scaled(middle)), key=lambda pair: pair[0])
+        each = scaled(middle)
+        fastest, question = max(((speed(question, min_tgs), question) for question in each), key=lambda pair: pair[0])
         if fastest >= min_tgs:
             low, best = middle, question
         else:
-            high, slow, tgs = middle, question, fastest
+            high, too_slow = middle, each
+    tgs, slow = max(((speed(question), question) for question in too_slow), key=lambda pair: pair[0])
     parameters = format_count(slow.model.shape.parameters)
     return (
         low,

@@ -5,9 +5,10 @@ and the longest one is found by bisection. Long ones are multiples of more, whic
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol
 
 from memo.config.derived import DEFAULT_TILES, SWEPT_TOKENS
 from memo.config.require import LARGEST
@@ -43,8 +44,12 @@ class Longest:
     limit: str
 
 
-Speed = Callable[[Question], float]
-"""Tokens per GPU and second of the fastest layout that fits; 0 where none does."""
+class Speed(Protocol):
+    def __call__(self, question: Question, least_tgs: float = 0.0) -> float:
+        """Tokens per GPU and second of the fastest layout that fits; 0 where none does.
+
+        Where that is less than `least_tgs`, the answer is quicker, and may be 0 as well.
+        """
 
 
 def longest(question: Question, speed: Speed | None = None, min_tgs: float = 0.0) -> Longest:
@@ -69,11 +74,12 @@ def longest(question: Question, speed: Speed | None = None, min_tgs: float = 0.0
 
 def _fast_enough(question: Question, unit: int, found: Longest, speed: Speed, min_tgs: float) -> Longest:
     """The longest sequence up to the one that fits whose fastest layout trains at `min_tgs`."""
-    tgs: dict[int, float] = {}
+    slow: list[int] = []
 
     def is_fast(units: int) -> bool:
-        tgs[units] = speed(question.at_length(units * unit))
-        return tgs[units] >= min_tgs
+        is_enough = speed(question.at_length(units * unit), min_tgs) >= min_tgs
+        slow.extend([] if is_enough else [units])
+        return is_enough
 
     high = found.seq_len // unit
     if not high or is_fast(high):
@@ -86,7 +92,8 @@ def _fast_enough(question: Question, unit: int, found: Longest, speed: Speed, mi
     while high - low > step and low:
         middle = (low + high) // (2 * step) * step
         low, high = (middle, high) if is_fast(middle) else (low, middle)
-    what, most = (f"{high * unit:,} tokens train", tgs[high]) if low else ("all lengths train", max(tgs.values()))
+    what, lengths = (f"{high * unit:,} tokens train", [high]) if low else ("all lengths train", slow)
+    most = max(speed(question.at_length(units * unit)) for units in lengths)
     limit = f"{what} at no more than {most:,.0f} tokens per GPU and second, fewer than --min-tgs {min_tgs:g}"
     return Longest(low * unit, step * unit, limit)
 

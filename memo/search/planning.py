@@ -16,6 +16,9 @@ from memo.search.ranking import Plan, search
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]
 
+_ROUNDING = 1e-9
+"""A speed that is exactly reached counts."""
+
 
 def plan(
     model: str | None,
@@ -129,6 +132,9 @@ def answer(
     return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)
 
 
-def _speed(question: Question) -> float:
-    best = search(question, top=1).best
+def _speed(question: Question, least_tgs: float = 0.0) -> float:
+    below_s = math.inf
+    if least_tgs:
+        below_s = (1.0 + _ROUNDING) * question.tokens / question.gpus / least_tgs
+    best = search(question, top=1, below_s=below_s).best
     return 0.0 if best is None else best.step.tgs

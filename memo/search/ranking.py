@@ -103,15 +103,18 @@ class Plan:
         return {reason: reasons.count(reason) for reason in Reason if reason in reasons}
 
 
-def search(question: Question, *, top: int = 10, everything: bool = False) -> Plan:
-    """The `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16."""
+def search(question: Question, *, top: int = 10, everything: bool = False, below_s: float = inf) -> Plan:
+    """The `top` best grids that fit, or `everything` that fits. Raises ConfigError for a machine without bf16.
+
+    `below_s`: where states must move, only steps that take less are looked for, which is quicker.
+    """
     sifted = sift(question, with_shares=everything)
     race = _Race(question, everything)
     fastest = race.run(sifted.fits, max(1, len(sifted.fits)) if everything else top)
     if not everything:
         fastest = sorted(map(race.refined, fastest), key=_step_s)
     choices = tuple(_sized(question, timed) for timed in fastest)
-    below_s = _step_s(choices[0]) if choices else inf
+    below_s = min(below_s, _step_s(choices[0])) if choices else below_s
     wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
     placed_layouts = place_oversized(question, sifted.oversized if wanted else (), race.bounds, top, below_s)
     placed_choices = [_choice_of(question, found) for found in placed_layouts.choices]

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memo.planner.state_plan import StatePlan, placed_state_plan
-from memo.spec.layer_ops import stage_ops
+from memo.spec.layer_ops import LayerOp, stage_ops
 from memo.spec.placement import StatePlacement
 from memo.spec.schedule import Pipeline
 from memo.spec.steady import of_all_microbatches, repeats_after
@@ -32,21 +32,43 @@ class StateTraffic(NamedTuple):
 
 
 def state_traffic(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
-    """Of a stage whose layers have the places of `placement`."""
-    placement = replace(placement, weight_copy=True)  # where weights come from changes no count
+    """Of a stage whose layers have the places of `placement`.
+
+    Weights and gradients have slots of their own, so each is counted with the other on the device: a search asks for
+    many placements, but for few of either. Where weights come from changes no count.
+    """
+    weights = replace(placement, gradients=0, shards_gradients=False, weight_copy=True)
+    if not placement.shards_weights:  # all that are fetched are of layers whose optimizer is in host memory
+        weights = replace(weights, optimizer=placement.weights)
+    gradients = replace(placement, weights=0, shards_weights=False, weight_copy=True)
+    counted = _of_all_microbatches(pipeline, stage, gradients)
+    fetched = _of_all_microbatches(pipeline, stage, weights)
+    return counted._replace(fills=fetched.fills, gathers=fetched.gathers)
+
+
+@lru_cache(maxsize=1 << 14)
+def _of_all_microbatches(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
+    def count(short: Pipeline) -> StateTraffic:
+        return count_traffic(_stage_state_plan(short, stage, placement), placement)
+
     least = pipeline.stages + 1 + repeats_after(pipeline)
-    return StateTraffic(*of_all_microbatches(pipeline, least, lambda short: _counted(short, stage, placement)))
+    return StateTraffic(*of_all_microbatches(pipeline, least, count))
 
 
 @lru_cache(maxsize=1024)
 def stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
     """The plan that `memo.executor.states` obeys on a rank of a stage."""
-    return placed_state_plan(stage_ops(pipeline, stage, placement.layers * pipeline.stages), placement)
+    return _stage_state_plan(pipeline, stage, placement)
 
 
-@lru_cache(maxsize=1 << 14)
-def _counted(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StateTraffic:
-    return count_traffic(stage_state_plan(pipeline, stage, placement), placement)
+def _stage_state_plan(pipeline: Pipeline, stage: int, placement: StatePlacement) -> StatePlan:
+    return placed_state_plan(_stage_ops(pipeline, stage, placement.layers * pipeline.stages), placement)
+
+
+@lru_cache(maxsize=256)
+def _stage_ops(pipeline: Pipeline, stage: int, num_layers: int) -> tuple[LayerOp, ...]:
+    """Which all placements share."""
+    return tuple(stage_ops(pipeline, stage, num_layers))
 
 
 def count_traffic(plan: StatePlan, placement: StatePlacement) -> StateTraffic:
