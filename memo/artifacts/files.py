@@ -13,7 +13,7 @@ from memo.errors import ArtifactError
 def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> None:
     """Write `body` with its schema; a reader never sees half a file. Raises ArtifactError."""
     target = Path(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    partial = target.parent / f"{target.name}.{os.getpid()}.partial"  # with_name would fail where `path` names no file
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps({"schema": schema, "version": version, **body}) + "\n", encoding="utf-8")

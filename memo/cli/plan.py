@@ -5,6 +5,7 @@ import gc
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from memo.config import TrainingConfig
@@ -255,6 +256,8 @@ def _check(options: _Options) -> None:
         raise ConfigError(
             f"--data-path {options.data_path} goes into the run's file, but --out is not given: give both"
         )
+    if options.out is not None and not Path(options.out).name:
+        raise ConfigError(f"--out {options.out!r} names no file: give the path of one, such as run.toml")
     if options.explain is not None:
         others = {"--all": options.all, "--json": options.json, "--out": options.out}
         others |= {"--trace-out": options.trace_out, "--plot": options.plot, "--html": options.html}

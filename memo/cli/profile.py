@@ -8,7 +8,7 @@ from memo.config.checks import check
 from memo.config.derived import resolved_vocab_size
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks
-from memo.config.require import require
+from memo.config.require import require, require_count
 from memo.config.simulated import with_simulated_axes
 from memo.errors import is_reporting_rank
 
@@ -94,6 +94,7 @@ def _check_managed(options: _Options) -> None:
 
 
 def _trace_on_paper(config: RunConfig, options: _Options, num_gpus: int) -> None:
+    require_count("--on-paper", num_gpus)
     require(
         options.trace_out is not None and options.out is None,
         f"--on-paper {num_gpus} measures nothing and writes a trace: give --trace-out, and leave --out out",

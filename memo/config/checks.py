@@ -13,7 +13,7 @@ from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
-from memo.config.require import require
+from memo.config.require import LARGEST, require
 from memo.config.run import RunConfig
 from memo.config.training import TrainingConfig
 
@@ -73,6 +73,8 @@ def _check_ranges(config: RunConfig) -> None:
             flag = "--" + entry.name.replace("_", "-")
             default = "" if entry.default is None else f", such as the default {entry.default}"
             require(isfinite(value), f"{flag} is {value}: give a finite number{default}")
+            is_count = isinstance(value, int) and entry.name != "seed"
+            require(not is_count or value <= LARGEST, f"{flag} is {value}: give {LARGEST} or less")
             if entry.name in _MAY_BE_ZERO:
                 require(value >= 0, f"{flag} is {value}, but it must not be below 0: give 0 or more{default}")
             else:

@@ -150,7 +150,8 @@ def resolved_offload_tiles(config: RunConfig) -> int:
     if memory.offload_alpha != "auto" or memory.sweeps:
         return tiles
     step = sequence_step(config.parallel.tp, config.parallel.cp)
-    return next(count for count in range(tiles, 0, -1) if config.data.seq_length % (step * count) == 0)
+    most = min(tiles, max(1, config.data.seq_length // step))
+    return next(count for count in range(most, 0, -1) if config.data.seq_length % (step * count) == 0)
 
 
 def swept_tiles(config: RunConfig, tokens: int, in_slot: int) -> int:

@@ -91,6 +91,8 @@ class Entry:
         """The value that `text` stands for; `given` is the flag as it was written. Raises ConfigError."""
         if text == "None" and self.is_optional:
             return None
+        if not text:  # a variable of the shell that is not set, most of the time
+            raise ConfigError(f"{given} is given an empty value: give {self.wanted}, or leave it out")
         for kind in self.alternatives:
             if get_origin(kind) is Literal and text in get_args(kind):
                 return text

@@ -1,5 +1,7 @@
 """Helpers of the checks: raise with one message, and name values that would work."""
 
+from math import gcd, isqrt
+
 from memo.errors import ConfigError
 
 LARGEST = 1 << 40
@@ -25,8 +27,9 @@ def require_gib(flag: str, size: float) -> None:
 
 def divisors(*numbers: int) -> str:
     """The common divisors for people: `divisors(12, 8)` -> '1, 2 or 4'."""
-    common = [d for d in range(1, min(numbers) + 1) if all(n % d == 0 for n in numbers)]
-    return either(common)
+    greatest = gcd(*numbers)
+    low = [d for d in range(1, isqrt(greatest) + 1) if greatest % d == 0]
+    return either(sorted({*low, *(greatest // d for d in low)}))
 
 
 def neighbours(value: int, step: int) -> str:

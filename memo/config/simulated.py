@@ -5,7 +5,7 @@ import re
 
 from memo.config.derived import world_size_from_env
 from memo.config.parallel import ParallelConfig
-from memo.config.require import require
+from memo.config.require import LARGEST, require
 from memo.config.run import RunConfig
 
 _AXES = ("tp", "cp", "pp", "dp")
@@ -58,6 +58,7 @@ def run_world_size(parallel: ParallelConfig) -> int:
         f"--simulate-world {text} runs one rank alone, but {started} processes were started: start one, without "
         "torchrun",
     )
+    require(world_size <= LARGEST, f"--simulate-world {text} has {world_size} ranks: give {LARGEST} or fewer")
     require(
         0 <= rank < world_size,
         f"--simulate-rank {rank} is not among the {world_size} ranks of --simulate-world {text}: give 0 to "

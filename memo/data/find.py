@@ -1,7 +1,9 @@
 """What --data-path can be mistaken for, each with the command that mends it."""
 
 import difflib
+import itertools
 import os
+import shlex
 from pathlib import Path
 
 from memo.config import RunConfig
@@ -12,6 +14,8 @@ from memo.data.facts import mask_prefix
 from memo.errors import DataError
 
 _PAIR = (".bin", ".idx")
+_MOST_FILES = 10_000
+"""Of a folder that are looked at for a hint: it may be the root of a file system."""
 _TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".zst", ".gz")
 
 
@@ -73,11 +77,10 @@ def _of_folder(flag: str, path: Path, model: str | None) -> str:
     if names:
         more = f" (there are also {', '.join(names[1:4])})" if names[1:] else ""
         return f"that is a folder, and a corpus is named without its endings: {flag} {names[0]}{more}"
-    texts = any(each.suffix.lower() in {JSON_LINES_SUFFIX, *TEXT_SUFFIXES} for each in path.rglob("*"))
-    if texts:
-        return (
-            f"that is a folder of texts, not a corpus of tokens: {_build(flag, f'{path}', f'data/{path.name}', model)}"
-        )
+    first = itertools.islice(path.rglob("*"), _MOST_FILES)
+    if any(each.suffix.lower() in {JSON_LINES_SUFFIX, *TEXT_SUFFIXES} for each in first):
+        remedy = _build(flag, str(path), f"data/{path.resolve().name or 'texts'}", model)
+        return f"that is a folder of texts, not a corpus of tokens: {remedy}"
     return f"that is a folder without a corpus (PREFIX.bin and PREFIX.idx): {_demo(flag, 'data/demo')}"
 
 
@@ -113,9 +116,13 @@ def _holds_conversations(path: Path) -> bool:
 
 
 def _build(flag: str, source: str, prefix: str, model: str | None, command: str = "build") -> str:
-    tokenizer = f" --tokenizer {model}" if model is not None else " --tokenizer MODEL" if command == "chat" else ""
+    tokenizer = (
+        f" --tokenizer {shlex.quote(model)}" if model is not None else " --tokenizer MODEL" if command == "chat" else ""
+    )
+    source, prefix = shlex.quote(source), shlex.quote(prefix)
     return f"`memo data {command} {source} {prefix}{tokenizer}` makes one, for {flag} {prefix}"
 
 
 def _demo(flag: str, prefix: str) -> str:
+    prefix = shlex.quote(prefix)
     return f"`memo data demo {prefix}` makes one of Python's sources, for {flag} {prefix}"

@@ -251,7 +251,7 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, capsys: Capture) -> No
     ],
 )
 def test_machines_by_the_names_people_use(name: str, memory_gib: str, found: str, capsys: Capture) -> None:
-    argv = ["--hardware", name, "--gpu-memory-gib", memory_gib]
+    argv = [f"{flag}={text}" for flag, text in (("--hardware", name), ("--gpu-memory-gib", memory_gib)) if text]
     assert main(["estimate", "--model", "gpt-tiny", "--json", *argv]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["hardware"] == found

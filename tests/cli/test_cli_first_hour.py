@@ -33,6 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     )
     (folder / "texts" / "a.txt").write_text("some text")
+    (folder / "my texts.txt").write_text("some text")
     (folder / "table.parquet").write_bytes(b"PAR1")
     (folder / "run.toml").write_text('seq_length = "128"\ntrain_iters = 2\n')
     (folder / "Llama" / "checkpoint-7" / "config.json").write_text(LLAMA)
@@ -118,6 +119,9 @@ WRONG = [
     ("train --activation relu --mock-data", "--activation is 'relu': give one of gelu, gelu_tanh, swiglu"),
     ("plan --model gpt-7b --gpus eight", "--gpus is 'eight': give a whole number, such as 8"),
     ("plan --model gpt-7b --gpus 8 --hardware H1000", "did you mean 'h100-"),
+    ("train --save '' --mock-data", "--save is given an empty value: give a string, or leave it out"),
+    ("train --model= --mock-data", "--model is given an empty value"),
+    ("profile --on-paper 0 --trace-out trace.json", "--on-paper is 0: give a whole number above 0"),
     # Ranks and lengths.
     (
         "train --mock-data --tp 2",
@@ -133,6 +137,16 @@ WRONG = [
     ),
     ("train --num-epochs 2 --mock-data", "--num-epochs 2 fights with --mock-data, which never ends"),
     ("train --num-epochs 2 --train-iters 5 --data-path data/mine", "--num-epochs 2 fights with --train-iters 5"),
+    (
+        "train --mock-data --tp 999999999999999999",
+        "--tensor-model-parallel-size is 999999999999999999: give 1099511627776",
+    ),
+    (
+        "train --mock-data --simulate-world tp=9999999,cp=9999999",
+        "has 99999980000001 ranks: give 1099511627776 or fewer",
+    ),
+    ("plan --model gpt-tiny --gpus 1 --out .", "--out '.' names no file: give the path of one, such as run.toml"),
+    ("estimate --model gpt-tiny --trace-out .", "give a path that can be written"),
     # Data.
     ("train", "`memo data demo PREFIX` makes a corpus"),
     ("train --data-path texts.jsonl", "`memo data build texts.jsonl data/texts` makes one, for --data-path data/texts"),
@@ -142,6 +156,10 @@ WRONG = [
     ("train --data-path data/half", "data/half.bin is there, but data/half.idx is not"),
     ("train --data-path data", "that is a folder, and a corpus is named without its endings: --data-path data/"),
     ("train --data-path texts", "`memo data build texts data/texts` makes one"),
+    (
+        "train --data-path 'my texts.txt'",
+        "`memo data build 'my texts.txt' 'data/my texts'` makes one, for --data-path 'data/my texts'",
+    ),
     (
         "train --data-path empty",
         "that is a folder without a corpus (PREFIX.bin and PREFIX.idx): `memo data demo data/demo`",

@@ -94,8 +94,6 @@ WRONG = [
         "--recompute-granularity full --layer-profile p.json",
         ("--layer-profile p.json", "--recompute-granularity full", "ignores"),
     ),
-    ("--profile-cache=", ("--profile-cache", "empty", "leave it out")),
-    ("--layer-profile=", ("--layer-profile", "empty", "leave it out")),
     ("--offload-alpha off --offload-check-races", ("--offload-check-races True", "--offload-alpha off")),
     ("--memory-planner auto --memory-planner-min-bytes 0", ("--memory-planner-min-bytes is 0", "above 0")),
     (
@@ -138,6 +136,12 @@ def test_wrong_flags_are_refused_by_name_values_and_remedy(flags: str, says: tup
         check(config, config.parallel.model_ranks)
     for part in says:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["profile_cache", "layer_profile"])
+def test_paths_that_are_empty_are_refused_in_files_and_python_too(name: str) -> None:
+    with pytest.raises(ConfigError, match="--profile-cache and --layer-profile are paths, but one of them is empty"):
+        check(RunConfig().override({name: "", "mock_data": True}), 1)
 
 
 @pytest.mark.parametrize("flags", RIGHT)

@@ -114,16 +114,17 @@ def export_checkpoint(
     _check_model(final, state, config)
     source = _Source(final, index, verify)
     tensors = _their_tensors(source, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
-    partial = target.with_name(f"{target.name}.partial")
+    place = Path(os.path.abspath(target))  # of ".", too, which has no name
+    partial = place.with_name(f"{place.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         files = _write_weights(source, partial, tensors, max_shard_bytes)
         companions = _copy_tokenizer(final, config, tokenizer, partial)
         _write_json(partial / CONFIG_FILE, theirs.content)
-        if target.exists():
-            target.rmdir()
-        os.rename(partial, target)
+        if place.exists():
+            place.rmdir()
+        os.rename(partial, place)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"--out {target} could not be written ({error}): free disk space or choose another directory"
