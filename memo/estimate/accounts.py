@@ -67,6 +67,13 @@ class Account:
         memory = self.worst(config, moved)
         return memory, memory.total
 
+    def stage_bounds(self, config: RunConfig, moved: Moved | None = None) -> dict[int, tuple[int, int]] | None:
+        """Bounds of the total that `stage` returns, least and most, for each stage that may need most; None for
+        Megatron-LM, whose account is cheap."""
+        if self.program != "memo":
+            return None
+        return {stage: (each.least.total, each.most) for stage, each in self._own_bounds(config, moved).items()}
+
     def _own_bounds(self, config: RunConfig, moved: Moved | None) -> dict[int, OwnBounds]:
         return _own_bounds(config, self.world_size, _key(moved))
 

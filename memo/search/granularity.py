@@ -86,7 +86,8 @@ def _placed(way: RunConfig, machine: Machine) -> RunConfig | None:
     """The run with the placement of its states; None if it does not fit."""
     costs = Costs(way, machine.world_size, machine.hardware, machine.limits)
     if way.memory.offload_states != "auto":
-        return way if _nearest(way, costs).excess <= 1 else None
+        at = placement_of(way, costs.world_size)
+        return way if any(costs.holds(at, use) for use in costs.frugal_uses) else None
     found = place(costs) if fits(costs) else None
     return None if found is None else with_placement(way, found.placement)
 

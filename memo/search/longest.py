@@ -18,6 +18,7 @@ from memo.search.candidates import FULL, GRID, SELECTIVE, Layout, Strategy, exch
 from memo.search.oversized import costs_of, strategies
 from memo.search.question import Question
 from memo.search.sizing import size
+from memo.search.states import fits as can_be_placed
 from memo.search.states import nearest, shortage
 from memo.search.sweeping import sweeps
 
@@ -142,7 +143,7 @@ def shortage_of(question: Question) -> str:
 
 def _holds(question: Question, layout: Layout, strategy: Strategy, places: bool) -> bool:
     if places:
-        return nearest(costs_of(question, layout, strategy)).excess <= 1
+        return can_be_placed(costs_of(question, layout, strategy))
     return size(question, layout, strategy).verdict == Verdict.FITS
 
 

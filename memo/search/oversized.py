@@ -107,7 +107,8 @@ def place_oversized(
         placed_layouts.num_candidates += 1
         costs = costs_of(question, layout, strategy)
         if not fits(costs):
-            placed_layouts.too_large.setdefault(layout, shortage(costs))
+            if layout not in placed_layouts.too_large:
+                placed_layouts.too_large[layout] = shortage(costs)
             dead |= {(smaller, size) for size in _larger(question, layout.mbs)}
             continue
         choice = placed(question, layout, strategy, costs)

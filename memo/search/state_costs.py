@@ -10,7 +10,7 @@ The costs of placements and of uses of activations are computed separately, beca
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from math import ceil, inf
 
 from memo.config import RunConfig
@@ -37,6 +37,9 @@ _MOST_USES = 8
 """Number of shares of the activations that are tried."""
 
 
+DeviceBytes = Callable[[StatePlacement], int]
+
+
 @dataclass
 class ActivationUse:
     """A use of activations: kept, recomputed, or swapped in part.
@@ -45,12 +48,14 @@ class ActivationUse:
         config: the run, with --offload-alpha off if nothing moves under auto.
         moved: tiles by group under --offload-alpha auto; None: nothing moves, or what the configuration says.
         device_bytes: bytes of a rank's device under a given placement, on the stage that needs most.
+        device_bounds: two that they lie between, which take less time; None where that is not so.
         host_bytes: by stage, bytes of host memory of one rank without its states.
     """
 
     config: RunConfig
     moved: Mapping[str, int] | None
-    device_bytes: Callable[[StatePlacement], int]
+    device_bytes: DeviceBytes
+    device_bounds: tuple[DeviceBytes, DeviceBytes] | None
     host_bytes: dict[int, int]
     simulate: Callable[[RunConfig, Mapping[str, int] | None], StepPrediction]
 
@@ -67,13 +72,12 @@ class ActivationUse:
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """Costs of the states alone: bytes of one rank by stage, and seconds of the busiest stage.
+    """Costs of the states alone: seconds of the busiest stage.
 
     Attributes:
         last_d2h_s: the part of d2h_s that belongs to the backward of the last microbatch.
     """
 
-    host_bytes: dict[int, int]
     h2d_s: float
     d2h_s: float
     last_d2h_s: float
@@ -102,6 +106,7 @@ class Costs:
         self.none = placement_of(self.config, self.world_size)
         self.kernels = Kernels(self.hardware, resolved_dtype(self.config, self.hardware.device))
         self._known: dict[StatePlacement, PlacementCosts] = {}
+        self._on_host: dict[StatePlacement, dict[int, int]] = {}  # bytes of states of a rank, by stage
         self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}
         last = self.config.parallel.pp - 1
         self._ends, self._kinds = sorted({0, last}), worst_stages(self.config)  # the second is like all between
@@ -157,7 +162,7 @@ class Costs:
         if placement in self._best:
             return self._best[placement]
         for use in self.uses:
-            if max(self.excess(placement, use)) <= 1:
+            if self.holds(placement, use):
                 found = min(found, (self.rough_s(placement, use), use), key=lambda pair: pair[0])
         self._best[placement] = found
         return found
@@ -169,17 +174,38 @@ class Costs:
 
     def needed(self, placement: StatePlacement, use: ActivationUse) -> tuple[int, int]:
         """Bytes of a rank's device, on the stage that needs most, and bytes of host memory of a node."""
-        costs, parallel = self.of(placement), self.config.parallel
-        device = use.device_bytes(placement)
+        return use.device_bytes(placement), self._host_bytes(placement, use)
+
+    def _host_bytes(self, placement: StatePlacement, use: ActivationUse) -> int:
+        """Of a node."""
+        if placement not in self._on_host:
+            found = (placed_bytes(self._units[stage], placement, self.sizes) for stage in self._kinds)
+            self._on_host[placement] = {stage: each.host for stage, each in zip(self._kinds, found, strict=True)}
+        states, parallel = self._on_host[placement], self.config.parallel
         last = parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
-        ranks = [costs.host_bytes[kind] + use.host_bytes[stage] for stage, kind in enumerate(kinds)]
-        return device, most_of_a_node(ranks, self.world_size // parallel.pp, self.limits.local_ranks)
+        ranks = [states[kind] + use.host_bytes[stage] for stage, kind in enumerate(kinds)]
+        return most_of_a_node(ranks, self.world_size // parallel.pp, self.limits.local_ranks)
 
     def excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
         """(device, host): what is needed, divided by what there is."""
         device, host = self.needed(placement, use)
         return device / max(1.0, self.limits.device_bytes), host / max(1.0, self.limits.host_bytes)
+
+    def holds(self, placement: StatePlacement, use: ActivationUse) -> bool:
+        """Whether both are at most 1; the memory of the device is counted in full only where its bounds do not tell."""
+        return self._host_bytes(placement, use) <= max(1.0, self.limits.host_bytes) and self.fits_device(placement, use)
+
+    def fits_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
+        """Whether the first of both is at most 1."""
+        limit = max(1.0, self.limits.device_bytes)
+        if use.device_bounds is not None:
+            least, most = use.device_bounds
+            if least(placement) > limit:
+                return False
+            if most(placement) <= limit:
+                return True
+        return use.device_bytes(placement) <= limit
 
     def of(self, placement: StatePlacement) -> PlacementCosts:
         if placement not in self._known:
@@ -187,14 +213,11 @@ class Costs:
         return self._known[placement]
 
     def _of(self, placement: StatePlacement) -> PlacementCosts:
-        bytes_of = {stage: placed_bytes(self._units[stage], placement, self.sizes) for stage in self._kinds}
-        host = {stage: found.host for stage, found in bytes_of.items()}
         if not placement.streams:
-            return PlacementCosts(host, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return PlacementCosts(0.0, 0.0, 0.0, 0.0, 0.0)
         found = (state_times(self.config, self.kernels, self.world_size, stage, placement) for stage in self._ends)
         times = [stage for stage in found if stage is not None]
         return PlacementCosts(
-            host,
             max(stage.h2d_s for stage in times),
             max(stage.d2h_s for stage in times),
             max(stage.last_d2h_s for stage in times),
@@ -224,7 +247,7 @@ class Costs:
             return placed_bytes(self._units[stage], placement, self.sizes).device
         return placed_device_bytes(self._units[stage], placement, self.sizes)
 
-    def _device_bytes(self, config: RunConfig, moved: Moved | None) -> Callable[[StatePlacement], int]:
+    def _device_bytes(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
         """See ActivationUse."""
         if self.hardware.device == "cpu":
             return cache(
@@ -233,37 +256,63 @@ class Costs:
                     for stage in self._kinds
                 )
             )
-        rests = {stage: self._rests(config, stage, moved) for stage in self._kinds}
+
+        def totals(run: RunConfig) -> dict[int, int]:
+            return {stage: self._account.stage(run, stage, moved).total for stage in self._kinds}
+
+        return self._beside_states(config, totals)
+
+    def _device_bounds(self, config: RunConfig, moved: Moved | None) -> tuple[DeviceBytes, DeviceBytes] | None:
+        """See ActivationUse."""
+        if self.hardware.device == "cpu" or self._account.stage_bounds(config, moved) is None:
+            return None
+
+        def totals(run: RunConfig, bound: int) -> dict[int, int]:
+            return {stage: both[bound] for stage, both in (self._account.stage_bounds(run, moved) or {}).items()}
+
+        return (
+            self._beside_states(config, partial(totals, bound=0)),
+            self._beside_states(config, partial(totals, bound=1)),
+        )
+
+    def _beside_states(self, config: RunConfig, totals: Callable[[RunConfig], dict[int, int]]) -> DeviceBytes:
+        """`totals`: bytes of a rank of each stage that may need most, for a run with a placement."""
+        rests = cache(lambda: self._rests(config, totals))
 
         def needed(placement: StatePlacement) -> int:
             driven = placement.layers if placement.shards_gradients else placement.optimizer
             share = driven / placement.layers
             return max(
                 self._placed(placement, stage) + ceil(none + share * (every - none))
-                for stage, (none, every) in rests.items()
+                for stage, (none, every) in rests().items()
             )
 
         return cache(needed)
 
-    def _rests(self, config: RunConfig, stage: int, moved: Moved | None) -> tuple[int, int]:
+    def _rests(self, config: RunConfig, totals: Callable[[RunConfig], dict[int, int]]) -> dict[int, tuple[int, int]]:
         """Bytes of a rank besides its states: with all states on the device, and with all optimizers in host memory.
 
         For placements between the two, memo's own account decreases with the number of reduced gradients that wait on
         the device for their update. At each moment of a step these are as many as there are layers left on the device,
         or none; so the peak lies below the straight line between the two values.
         """
-        none = self._account.stage(config, stage, moved).total - self._placed(self.none, stage)
+
+        def rest(run: RunConfig, placement: StatePlacement) -> dict[int, int]:
+            return {stage: total - self._placed(placement, stage) for stage, total in totals(run).items()}
+
+        none = rest(config, self.none)
         if self._account.program != "memo" or self.none.shards_gradients:
-            return none, none
+            return {stage: (num_bytes, num_bytes) for stage, num_bytes in none.items()}
         placement = replace(self.none, optimizer=self.none.layers)
-        every = self._account.stage(with_placement(config, placement), stage, moved).total
-        return none, every - self._placed(placement, stage)
+        every = rest(with_placement(config, placement), placement)
+        return {stage: (none[stage], every[stage]) for stage in none}
 
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
         return ActivationUse(
             config,
             tiles,
             self._device_bytes(config, moved),
+            self._device_bounds(config, moved),
             dict(enumerate(host_bytes(config, self.world_size, moved, self.limits.disk_bytes_of_rank))),
             lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
         )

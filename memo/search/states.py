@@ -103,7 +103,7 @@ def resolve_states(
 
 def place(costs: Costs) -> Placed | None:
     """The fastest placement; None where nothing fits."""
-    if max(costs.excess(costs.none, costs.uses[0])) <= 1:  # everything stays
+    if costs.holds(costs.none, costs.uses[0]):  # everything stays
         return _simulated(costs, costs.none, costs.uses[0])
     ranked = sorted(starts(costs), key=partial(_rank, costs))
     ends = dict.fromkeys(_climb(costs, start) for start in ranked[:_CLIMBS])
@@ -120,8 +120,8 @@ def place(costs: Costs) -> Placed | None:
 
 
 def fits(costs: Costs) -> bool:
-    """Whether any placement fits, whatever its speed."""
-    return nearest(costs).excess <= 1
+    """Whether any placement fits, whatever its speed: that which comes nearest."""
+    return any(costs.holds(start, use) for start in _least(costs) for use in costs.frugal_uses)
 
 
 def shortage(costs: Costs, found: Nearest | None = None) -> str:
@@ -145,12 +145,16 @@ def nearest(costs: Costs) -> Nearest:
     keeping a copy. Gradients that are summed whole in host memory take space of their own there; for these, the
     placement that leaves gradients on the device is tried as well.
     """
+    tried = [Nearest(max(costs.excess(start, use)), start, use) for start in _least(costs) for use in costs.frugal_uses]
+    return min(tried, key=lambda found: (found.excess, sum(costs.excess(found.placement, found.use))))
+
+
+def _least(costs: Costs) -> list[StatePlacement]:
+    """The placements of `nearest`."""
     shapes = [_shape(costs, 1, 1, False)]
     if accumulates_whole(costs.none, costs.sizes):
         shapes.append(_shape(costs, 0, 1, False))
-    least = [_with_optimizers(shape, _fewest(costs, shape, costs.frugal_uses)) for shape in shapes]
-    tried = [Nearest(max(costs.excess(start, use)), start, use) for start in least for use in costs.frugal_uses]
-    return min(tried, key=lambda found: (found.excess, sum(costs.excess(found.placement, found.use))))
+    return [_with_optimizers(shape, _fewest(costs, shape, costs.frugal_uses)) for shape in shapes]
 
 
 def starts(costs: Costs) -> list[StatePlacement]:
@@ -193,7 +197,7 @@ def _fewest(costs: Costs, shape: StatePlacement, uses: list[ActivationUse]) -> i
     while high - low > 1:
         middle = (low + high) // 2
         placement = _with_optimizers(shape, middle)
-        is_enough = any(costs.excess(placement, use)[0] <= 1 for use in uses)
+        is_enough = any(costs.fits_device(placement, use) for use in uses)
         low, high = (low, middle) if is_enough else (middle, high)
     return high
 
