@@ -14,8 +14,8 @@ microbatches it goes to host memory and comes back, unless no other layer takes 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from memo.spec.layer_ops import LayerOp
 from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces, StatePlacement
@@ -109,9 +109,9 @@ def state_plan(
     gradient_fetches = {
         g.fetch_at: Fetch("gradient", g.layer, g.slot) for g in gradients.values() if g.slot is not None
     }
-    steps = []
+    steps, nothing = [], _Gradient()
     for index, op in enumerate(ops):
-        own = gradients.get(index, _Gradient())
+        own = gradients.get(index, nothing)
         fetches = weight_fetches.get(index, ())
         if index in gradient_fetches:
             fetches = (*fetches, gradient_fetches[index])
@@ -174,8 +174,7 @@ def _victim(content: list[int | None], wanted: Sequence[int]) -> int:
     return next(slot for slot, layer in enumerate(content) if layer not in wanted)
 
 
-@dataclass(frozen=True)
-class _Gradient:
+class _Gradient(NamedTuple):
     """The gradient slot of a backward and its use; `fetch_at` is the step that issues the fetch into it."""
 
     slot: int | None = None
@@ -211,7 +210,7 @@ def _gradients(
                 slot, start = users.index(before[layer]), "kept"
             else:
                 start, fetch_at = "fetched", index if len(users) == 1 else max(users)
-                found[before[layer]] = replace(found[before[layer]], end="offload")
+                found[before[layer]] = found[before[layer]]._replace(end="offload")
         found[index] = _Gradient(slot, start, end, is_first, is_last, fetch_at, layer)
         users[slot] = before[layer] = index
     return found
