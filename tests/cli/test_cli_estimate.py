@@ -81,6 +81,13 @@ def test_host_memory_and_verdict_oohm(tmp_path: Path) -> None:
     assert found[3]["host_gib"] == "0.000000"
 
 
+def test_lengths_of_a_table_may_be_written_as_on_the_command_line(tmp_path: Path) -> None:
+    base = {"model": "gpt-7b", "tp": "4"}
+    short, long = table(tmp_path, [{**base, "seq_len": "64K"}, {**base, "seq_len": "65536"}])
+    assert short.pop("seq_len") == "64K" and long.pop("seq_len") == "65536", "cells stay as they were written"
+    assert short == long
+
+
 def test_out_may_be_the_same_file(tmp_path: Path) -> None:
     source = write(tmp_path / "a.csv", [{"model": "gpt-7b", "verdict": "perhaps"}])
     assert main(["estimate", "--cases", str(source), "--out", str(source)]) == 0

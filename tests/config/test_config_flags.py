@@ -42,6 +42,36 @@ def test_flags_and_keys_that_said_gb_and_meant_gib_still_work(tmp_path: Path) ->
     assert (memory.offload_host_memory_gib, memory.device_memory_gib) == (64.0, 40.0)
 
 
+def test_numbers_in_files_and_python_may_be_written_as_on_the_command_line(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'seq_length = "128K"\ntrain_iters = "2K"\nmemory_planner_min_bytes = "64KiB"\n')
+    config = parse_run(["--config", str(path), "--gbs", "1K"], prog="memo train")
+    assert (config.data.seq_length, config.training.train_iters, config.training.global_batch_size) == (
+        131072,
+        2000,
+        1000,
+    )
+    assert config.memory.memory_planner_min_bytes == 65536
+    assert RunConfig().override({"seq_len": "1M"}).data.seq_length == 1 << 20
+    with pytest.raises(ConfigError, match=r"Trainer: tensor_model_parallel_size is '2' \(a string\): give a whole"):
+        RunConfig().override({"tp": "2"}, source="Trainer")
+
+
+def test_names_of_other_trainers_in_files_and_python(tmp_path: Path) -> None:
+    path = toml(tmp_path, "learning_rate = 1e-4\n")
+    with pytest.raises(SystemExit):
+        parse_run(["--config", str(path)], prog="memo train")
+    with pytest.raises(ConfigError, match="Trainer: there is no field 'learning_rate': memo calls it lr"):
+        RunConfig().override({"learning_rate": 1e-4}, source="Trainer")
+    with pytest.raises(ConfigError, match="memo calls it tensor_model_parallel_size, in short tp"):
+        RunConfig().override({"tensor_parallel_size": 2}, source="Trainer")
+
+
+def test_a_flag_takes_the_place_of_a_length_in_the_other_unit(tmp_path: Path) -> None:
+    path = toml(tmp_path, "train_iters = 350\n")
+    training = parse_run(["--config", str(path), "--num-epochs", "2"], prog="memo train").training
+    assert (training.num_epochs, training.train_iters) == (2, 100)
+
+
 def test_preset_named_in_toml_yields_to_the_flag(tmp_path: Path) -> None:
     path = toml(tmp_path, 'model = "gpt-7b"\nseq-length = 64\n')
     assert parse_run(["--config", str(path)], prog="memo train").model == preset("gpt-7b")
