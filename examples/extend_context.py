@@ -12,17 +12,18 @@ from pathlib import Path
 from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
 from memo.config import RunConfig
-from memo.config.checks import check
 from memo.config.derived import world_size_from_env
 from memo.config.evaluation import for_evaluation
 from memo.config.extend import ExtensionMethod, extend_context
 from memo.config.flags import parse_command
+from memo.config.launching import check_ranks
 from memo.config.require import require
 from memo.errors import exit_on_error, is_reporting_rank
 from memo.train.evaluation import LossByPosition, compare_positions
 from memo.train.outputs import check_files
 from memo.train.stop import GracefulStop
 
+PROGRAM = "examples/extend_context.py"
 LONGER_THAN_ANY_RUN = 1 << 40
 """Steps."""
 EXAMPLES = (
@@ -46,9 +47,9 @@ class Options:
 def main() -> None:
     """Evaluate, stretch, evaluate, train, evaluate, export."""
     about = __doc__.splitlines()[0]
-    prog, speaks = "examples/extend_context.py", is_reporting_rank()
+    speaks = is_reporting_rank()
     config, options = parse_command(
-        sys.argv[1:], Options(), prog=prog, about=about, examples=EXAMPLES, print_errors=speaks
+        sys.argv[1:], Options(), prog=PROGRAM, about=about, examples=EXAMPLES, print_errors=speaks
     )
     with exit_on_error(speaks), GracefulStop().listening() as stop:
         config = checked(config, options)
@@ -78,7 +79,7 @@ def checked(config: RunConfig, options: Options) -> RunConfig:
         require(not Path(options.out).exists(), f"--out {options.out} exists: give another directory, or remove it")
     if not config.training.eval_interval:  # only before and after
         config = config.override({"eval_interval": LONGER_THAN_ANY_RUN})
-    check(config, world_size_from_env())
+    check_ranks(config, PROGRAM, sys.argv[1:])
     check_files(config)
     return config
 

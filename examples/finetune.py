@@ -19,6 +19,7 @@ from memo import RunConfig, Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
 from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command
+from memo.config.launching import require_started
 from memo.config.parallel import ParallelConfig
 from memo.data import build_chat
 from memo.data.chat import TEMPLATE_SUFFIX
@@ -60,6 +61,8 @@ def main() -> None:
         sys.argv[1:], Options(), prog="examples/finetune.py", about=ABOUT, examples=EXAMPLES, print_errors=reports
     )
     with exit_on_error(reports), GracefulStop().listening() as stop:
+        if options.plan != "auto":  # which refuses flags of layout
+            require_started(config, "examples/finetune.py", sys.argv[1:])
         model, save = config.checkpoint.pretrained_checkpoint, config.checkpoint.save
         if model is None or save is None:
             raise ConfigError("--model DIR and --save OUT are needed: a Hugging Face directory, and where to write")

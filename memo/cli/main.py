@@ -29,6 +29,8 @@ COMMANDS = (
 ABOUT = f"memo {__version__}: train and extend LLMs at 64K to millions of tokens on few GPUs."
 
 
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""The status that a shell shows of a program that Ctrl-C has ended."""
 _EXIT_PIPE = 128 + signal.SIGPIPE
 """The status that a shell shows of a program such as `cat` when the reader of its output goes away."""
 
@@ -44,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:  # Ctrl-C; `memo train` listens for it itself, and saves
+        print("interrupted", file=sys.stderr)
+        return _EXIT_INTERRUPTED
     except BrokenPipeError:
         left = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
         if not left:  # it is another pipe that broke
@@ -54,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str]) -> int:
-    if args[:1] == ["--version"]:
+    if args[:1] in (["--version"], ["version"]):
         print(f"memo {__version__}")
         return 0
     with exit_on_error(is_reporting_rank()):

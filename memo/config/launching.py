@@ -2,15 +2,21 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 
 from memo.config.checks import check
+from memo.config.require import require
 from memo.config.run import RunConfig
 from memo.config.simulated import run_world_size
-from memo.errors import ConfigError
 
 GPUS_PER_NODE = 8
 """Of the machines that most clusters have; a command for more GPUs names several nodes."""
+
+
+def this_script() -> str:
+    """The Python file that runs, for `torchrun`; a stand-in for it where there is none."""
+    return sys.argv[0] if sys.argv[:1] and sys.argv[0].endswith(".py") else "SCRIPT.py"
 
 
 def torchrun(prog: str, argv: Sequence[str], ranks: int) -> str:
@@ -28,18 +34,23 @@ def wanted_ranks(config: RunConfig) -> int:
     return ranks if ranks != 1 or "WORLD_SIZE" in os.environ else config.parallel.model_ranks
 
 
-def check_ranks(config: RunConfig, prog: str, argv: Sequence[str]) -> None:
-    """Checks a run against its ranks.
+def check_ranks(config: RunConfig, prog: str, argv: Sequence[str], *, needs_data: bool = True) -> None:
+    """Checks a run against its ranks. Raises ConfigError as `check` and `require_started`."""
+    check(config, wanted_ranks(config), needs_data=needs_data)
+    require_started(config, prog, argv)
 
-    Raises ConfigError as `check`; where one copy of the model needs several ranks and nothing has started this process,
-    with the command that does.
+
+def require_started(config: RunConfig, prog: str, argv: Sequence[str]) -> None:
+    """Raises ConfigError, with the torchrun command, where one copy of the model needs several ranks and nothing has
+    started this process.
+
+    Args:
+        prog, argv: of this program, as `torchrun` takes them.
     """
     needed, parallel = wanted_ranks(config), config.parallel
-    check(config, needed)
-    if needed == run_world_size(parallel):
-        return
     where = "" if needed <= GPUS_PER_NODE else ", on each node, with --rdzv-endpoint as in docs/launching.md"
-    raise ConfigError(
+    require(
+        needed == run_world_size(parallel),
         f"--tp {parallel.tp} x --cp {parallel.cp} x --pp {parallel.pp} = {needed} ranks hold one copy of the model, "
-        f"but this is one process: start them{where}: {torchrun(prog, argv, needed)}"
+        f"but this is one process: start them{where}: {torchrun(prog, argv, needed)}",
     )

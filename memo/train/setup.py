@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from memo.config.derived import (
     resolved_memory_planner,
     resolved_vocab_size,
 )
+from memo.config.launching import check_ranks, this_script
 from memo.config.simulated import run_world_size, with_simulated_axes
 from memo.data import (
     CorpusFacts,
@@ -91,7 +93,7 @@ def prepare(
     }
     config = config.override(resolved)
     own_data = None if isinstance(train_data, str | os.PathLike) else train_data
-    check(config, world_size, needs_data=own_data is None)
+    check_ranks(config, this_script(), sys.argv[1:], needs_data=own_data is None)
     if own_data is None:
         check_corpora(config)
     if config.training.num_epochs is not None:

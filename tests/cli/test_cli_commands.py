@@ -147,6 +147,15 @@ def test_output_that_nobody_reads_ends_a_command_quietly(args: list[str]) -> Non
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memo.cli.main.dispatch", interrupted)
+    assert main(["plan"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
 def test_another_pipe_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> int:
         raise BrokenPipeError(32, "Broken pipe")

@@ -162,6 +162,10 @@ def script() -> ModuleType:
             ["--train-data", "IN", "--save", "OUT", "--plan", "auto"],
             "name the machine to plan for with --plan-hardware",
         ),
+        (
+            ["--train-data", "IN", "--save", "OUT", "--tp", "2"],
+            "torchrun --nproc-per-node 2 examples/finetune.py --model",
+        ),
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
         (
             ["--train-data", "IN", "--save", "OUT", "--epoch", "2"],
