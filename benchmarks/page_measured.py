@@ -176,6 +176,19 @@ ON_CPU = [
         planners,
     ),
     Table(
+        "scaled_longest",
+        "Longest sequence in 134 MiB, on the scaled node's model",
+        {
+            "way": text("way"),
+            "tokens": number("seq_length", ",d"),
+            "peak, MiB": mib("peak_bytes"),
+            "bytes a token": number("bytes_a_token", ",.0f"),
+            "in sizes of a layer's input": number("in_input_sizes", ".1f"),
+        },
+        text="memo-least keeps nothing but a layer's input and attention's output for backward, in host memory; "
+        "memo-swept sweeps layers along the sequence, with hidden states in host memory.",
+    ),
+    Table(
         "swap_convergence",
         "Losses with and without swapping",
         {

@@ -43,6 +43,14 @@ SCALED_WAYS = {
     "memo-paper": Way({"offload_alpha": "auto", "offload_policy": "paper", **_MEMO}),
     "memo": Way({"offload_alpha": "auto", **_MEMO}),
 }
+_LEAST = {"offload_alpha": 0.0, **_MEMO}
+LEAST_MEMORY_WAYS = {
+    "memo-least": Way(_LEAST),
+    "memo-swept": Way(
+        {**_LEAST, "offload_granularity": "tile", "offload_slot_tiles": 1, "offload_hidden_states": True}
+    ),
+}
+"""What memo takes where memory binds: layers whole, and swept along the sequence."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,15 @@ class Work:
     pieces: bool = False
 
     @property
+    def way(self) -> Way:
+        return {**SCALED_WAYS, **LEAST_MEMORY_WAYS}[self.case.way]
+
+    @property
     def flags(self) -> dict[str, Any]:
         """The trainer's."""
         flags: dict[str, Any] = {"mock_data": True, "profile_cache": "off", "num_threads": 1, "progress": False}
         flags |= {"seq_length": self.case.seq_length, "train_iters": 1 << 20, "device": "cpu", "params_dtype": "fp32"}
-        flags |= SCALED_WAYS[self.case.way].flags
+        flags |= self.way.flags | self.case.flags
         if flags["offload_alpha"] == "auto":
             flags["layer_profile"] = self.profile
             if self.device_bytes is not None:
@@ -113,7 +125,7 @@ def paced(copy: Callable[[], Result], num_bytes: int, bytes_per_s: float) -> Res
 def take(work: Work) -> dict[str, Any]:
     """Steps of one way."""
     case, copies = work.case, PacedCopies(work.bytes_per_s)
-    way = SCALED_WAYS[case.way]
+    way = work.way
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             mock.patch.object(build, "make_backend", lambda *args, **more: PacedStreams(work.bytes_per_s))
