@@ -7,7 +7,7 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def findings(save: str, nvme_path: str | None) -> list[Finding]:
         checks.check_disk("disk of --save", save, *_writable_bytes(save)),
     ]
     if nvme_path is not None:
-        found.append(checks.check_disk("disk of records", nvme_path, *_record_bytes(nvme_path)))
+        found.append(checks.check_records(nvme_path, *_record_bytes(nvme_path), file_system(nvme_path)))
     return [*found, checks.check_environment(os.environ)]
 
 
@@ -96,24 +96,32 @@ def _gpus() -> tuple[list[Gpu], str | None, int | None]:
     """What the driver sees, its version, and the newest CUDA that it serves; nothing without a driver."""
     import pynvml
 
+    def asked(name: str, *of: Any) -> Any:
+        try:
+            found = getattr(pynvml, name)(*of)
+        except pynvml.NVMLError:  # a driver that is older than the question, or a container that hides the answer
+            return None
+        return found.decode() if isinstance(found, bytes) else found
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return [], None, None
-    gpus = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory, pci = pynvml.nvmlDeviceGetMemoryInfo(handle), pynvml.nvmlDeviceGetPciInfo(handle)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        node = numa_node(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
-        gpus.append(Gpu(_text_of(pynvml.nvmlDeviceGetName(handle)), (major, minor), memory.total, memory.used, node))
-    driver = _text_of(pynvml.nvmlSystemGetDriverVersion())
-    return gpus, driver, int(pynvml.nvmlSystemGetCudaDriverVersion())
+    handles = [asked("nvmlDeviceGetHandleByIndex", index) for index in range(asked("nvmlDeviceGetCount") or 0)]
+    gpus = [_gpu(asked, handle) for handle in handles if handle is not None]
+    return gpus, asked("nvmlSystemGetDriverVersion"), asked("nvmlSystemGetCudaDriverVersion")
 
 
-def _text_of(found: Any) -> str:
-    """Older bindings answer in bytes."""
-    return found.decode() if isinstance(found, bytes) else str(found)
+def _gpu(asked: Callable[..., Any], handle: Any) -> Gpu:
+    memory, pci = asked("nvmlDeviceGetMemoryInfo", handle), asked("nvmlDeviceGetPciInfo", handle)
+    capability = asked("nvmlDeviceGetCudaComputeCapability", handle)
+    return Gpu(
+        asked("nvmlDeviceGetName", handle) or "a GPU without a name",
+        None if capability is None else (capability[0], capability[1]),
+        0 if memory is None else memory.total,
+        0 if memory is None else memory.used,
+        None if pci is None else numa_node(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"),
+    )
 
 
 def _tools(torch: Any) -> tuple[str | None, str | None]:
@@ -161,3 +169,18 @@ def _record_bytes(path: str) -> tuple[int | None, str]:
         return disk_free_bytes(path), ""
     except DiskError as error:
         return None, str(error)
+
+
+def file_system(path: str, mounts: Path = Path("/proc/mounts")) -> str:
+    """The kind of the file system that holds `path`, such as ext4; empty where the system does not say.
+
+    A line of `mounts`, which is an argument for tests, is: device, where it is mounted (\\040 for a blank), kind, ...
+    """
+    try:
+        lines = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    found = [(words[1].replace("\\040", " "), words[2]) for words in lines if len(words) > 2]
+    inside = [(folder, kind) for folder, kind in found if Path(real).is_relative_to(folder)]
+    return max(inside, key=lambda each: len(each[0]), default=("", ""))[1]

@@ -13,10 +13,13 @@ CAPABILITY_NEEDED = (8, 0)
 """Of a GPU: attention on CUDA takes bf16, which GPUs compute from Ampere on."""
 SHM_NEEDED_BYTES = GIB
 """Of /dev/shm where several GPUs talk through it: what NCCL's guide gives containers (--shm-size=1g)."""
-HOST_NEEDED_BYTES = 4 * GIB
-"""Free host memory below which torch and its libraries alone may not start on every rank."""
+HOST_NEEDED_BYTES = 2 * GIB
+"""Free host memory of a rank below which torch and CUDA's libraries alone may not start."""
 DISK_NOTED_BYTES = 50 * GIB
 """Free disk space below which two checkpoints of a model of two billion parameters do not fit."""
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+OVER_THE_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.s3fs")
+"""File systems by their names in /proc/mounts."""
 CPUS_OF_A_GPU = 4
 """CPUs for each GPU below which launching kernels, reading data and updating states in host memory wait for them."""
 
@@ -45,10 +48,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as its driver reports it; `numa_node` is None where the system hides it."""
+    """One GPU, as its driver reports it; None and 0 stand for what it does not tell."""
 
     name: str
-    capability: tuple[int, int]
+    capability: tuple[int, int] | None
     total_bytes: int
     used_bytes: int
     numa_node: int | None = None
@@ -95,7 +98,12 @@ def check_cuda(
             "look at CUDA_VISIBLE_DEVICES and at python -c 'import torch; torch.zeros(1).cuda()'",
         )
     state, remedy = (State.OK, "") if usable == present else (State.NOTE, "CUDA_VISIBLE_DEVICES hides the others")
-    return Finding("CUDA", state, f"{torch_cuda}, driver {driver}, {usable} of {present} GPUs", remedy)
+    return Finding(
+        "CUDA",
+        state,
+        f"{torch_cuda}, driver {driver or 'of a version that it hides'}, {usable} of {present} GPUs",
+        remedy,
+    )
 
 
 def check_gpus(gpus: Sequence[Gpu], known: Collection[str]) -> Finding:
@@ -107,9 +115,11 @@ def check_gpus(gpus: Sequence[Gpu], known: Collection[str]) -> Finding:
     if not gpus:
         return Finding("GPUs", State.OK, "none")
     found = ", ".join(f"{name} x {count}" for name, count in _counted([gpu.name for gpu in gpus]))
-    old = next((gpu for gpu in gpus if gpu.capability < CAPABILITY_NEEDED), None)
+    old = next(
+        (each for each in (gpu.capability for gpu in gpus) if each is not None and each < CAPABILITY_NEEDED), None
+    )
     if old is not None:
-        capability = ".".join(map(str, old.capability))
+        capability = ".".join(map(str, old))
         remedy = "take GPUs from Ampere (8.0) on, or train on the CPU with --device cpu"
         return Finding("GPUs", State.STOPS, f"{found}: compute capability {capability} has no bf16", remedy)
     busy = [index for index, gpu in enumerate(gpus) if gpu.used_bytes > gpu.total_bytes / 20]
@@ -208,6 +218,17 @@ def check_disk(name: str, path: str, free_bytes: int | None, problem: str = "") 
         remedy = "a checkpoint takes 12 bytes a parameter, and a run needs room for two: free some, or save elsewhere"
         return Finding(name, State.NOTE, found, remedy)
     return Finding(name, State.OK, found)
+
+
+def check_records(path: str, free_bytes: int | None, problem: str, file_system: str) -> Finding:
+    """Where records of activations would go: a disk of this machine. `file_system` is as /proc/mounts names it."""
+    found = check_disk("disk of records", path, free_bytes, problem)
+    if found.state == State.STOPS or file_system not in (*IN_MEMORY, *OVER_THE_NETWORK):
+        return found
+    why = "is host memory itself" if file_system in IN_MEMORY else "is on the network, which all ranks would wait for"
+    return Finding(
+        found.name, State.NOTE, f"{found.found}, which {why} ({file_system})", "name a folder on a local disk"
+    )
 
 
 def check_environment(environment: Mapping[str, str]) -> Finding:

@@ -19,6 +19,7 @@ from memo.cli.doctor_checks import (
     check_host_memory,
     check_locked_memory,
     check_numa,
+    check_records,
     check_shared_memory,
     check_torch,
 )
@@ -49,6 +50,7 @@ OK, NOTE, STOPS = State.OK, State.NOTE, State.STOPS
         (check_cuda("12.8", "580", 13000, 8, 8), OK, "8 of 8 GPUs"),
         (check_gpus([], KNOWN), OK, "none"),
         (check_gpus([H100] * 8, KNOWN), OK, "NVIDIA H100 80GB HBM3 x 8"),
+        (check_gpus([Gpu(H100.name, None, 0, 0)], KNOWN), OK, "NVIDIA H100"),
         (check_gpus([H100, V100], KNOWN), STOPS, "compute capability 7.0 has no bf16"),
         (check_gpus([H100, BUSY], KNOWN), NOTE, "up to 30.00 GiB are taken on 1"),
         (check_gpus([H100], set()), NOTE, "memo hardware"),
@@ -73,12 +75,16 @@ OK, NOTE, STOPS = State.OK, State.NOTE, State.STOPS
         (check_numa({0: {0}, 1: {1}}, {0, 1}, [V100]), NOTE, "--numa-binding"),
         (check_host_memory(1000 * GIB, 1024 * GIB, [H100] * 8), OK, "1,000.00 GiB free"),
         (check_host_memory(500 * GIB, 1024 * GIB, [H100] * 8), NOTE, "less than the GPUs' 640.00 GiB"),
-        (check_host_memory(16 * GIB, 1024 * GIB, [H100] * 8), STOPS, "--mem=0"),
+        (check_host_memory(15 * GIB, 1024 * GIB, [H100] * 8), STOPS, "--mem=0"),
         (check_host_memory(16 * GIB, 16 * GIB, []), OK, "16.00 GiB"),
-        (check_host_memory(2 * GIB, 16 * GIB, []), STOPS, "end other programs"),
+        (check_host_memory(1 * GIB, 16 * GIB, []), STOPS, "end other programs"),
         (check_disk("disk", "/data", None, "Permission denied"), STOPS, "/data cannot be written (Permission denied)"),
         (check_disk("disk", "/data", 10 * GIB), NOTE, "12 bytes a parameter"),
         (check_disk("disk", "/data", 500 * GIB), OK, "500.00 GiB free in /data"),
+        (check_records("/nvme", 500 * GIB, "", "ext4"), OK, "500.00 GiB free in /nvme"),
+        (check_records("/dev/shm", 500 * GIB, "", "tmpfs"), NOTE, "is host memory itself (tmpfs)"),
+        (check_records("/home", 500 * GIB, "", "nfs4"), NOTE, "name a folder on a local disk"),
+        (check_records("/none", None, "no such directory", ""), STOPS, "no such directory"),
         (check_environment({}), OK, "none"),
         (check_environment(TORCHRUN), OK, "torchrun's variables"),
         (check_environment({"WORLD_SIZE": "8"}), STOPS, "WORLD_SIZE are set, but RANK, LOCAL_RANK"),
@@ -120,3 +126,28 @@ def test_what_stops_a_run_is_the_exit_status_and_the_last_line(
 def test_a_disk_that_cannot_hold_records_is_told(tmp_path: Path) -> None:
     names = {each.name: each for each in doctor.findings(str(tmp_path), str(tmp_path / "none"))}
     assert names["disk of records"].state == STOPS and "--offload-nvme-path" in names["disk of records"].found
+
+
+def test_a_driver_that_does_not_know_a_question_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    pynvml = pytest.importorskip("pynvml")
+
+    def unknown(*_: object) -> object:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPciInfo", "nvmlDeviceGetCudaComputeCapability"):
+        monkeypatch.setattr(pynvml, name, unknown)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", unknown)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "535")
+    assert doctor._gpus() == ([Gpu("NVIDIA H100 80GB HBM3", None, 0, 0)] * 2, "535", None)
+
+
+def test_the_innermost_mount_holds_a_path(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("a / ext4 rw 0 0\nb /data nfs4 rw 0 0\nc /data/fast\\040disk xfs rw 0 0\nbroken\n")
+    kinds = [doctor.file_system(path, mounts) for path in ("/home", "/data/runs", "/data/fast disk/a", "/database")]
+    assert kinds == ["ext4", "nfs4", "xfs", "ext4"]
+    assert doctor.file_system("/", tmp_path / "none") == ""
