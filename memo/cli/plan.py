@@ -147,7 +147,7 @@ def main(argv: Sequence[str]) -> None:
     if options.explain is not None:
         print(explanation(question, parse_layout(options.explain)))
         return
-    with _without_collector():
+    with _collecting_rarely():
         plan = answer(
             question,
             options.objective,
@@ -178,24 +178,27 @@ def _asked(options: _Options) -> dict[str, Any]:
 def _compare(model: str, machines: str, options: _Options) -> None:
     from memo.search.comparing import compare, comparison, comparison_object, parse_machines
 
-    with _without_collector():
+    with _collecting_rarely():
         plans = compare(model, parse_machines(machines), options.global_batch_size, **_asked(options))
     print(json.dumps(comparison_object(plans), indent=1) if options.json else comparison(plans))
 
 
+_RARELY = 1_000_000
+"""Objects that a search may make before cycles are looked for: more than most searches make."""
+
+
 @contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """A search makes many objects and hardly a cycle: looking for cycles would take a tenth of its time, and looking
-    through all that is left when the process ends as long as a search.
+def _collecting_rarely() -> Iterator[None]:
+    """A search makes many objects and few cycles: looking for cycles as often as Python does would take a tenth of its
+    time, and looking through all that is left when the process ends as long as a search.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    before = gc.get_threshold()
+    gc.set_threshold(_RARELY, *before[1:])
     try:
         yield
     finally:
         gc.freeze()
-        if was_enabled:
-            gc.enable()
+        gc.set_threshold(*before)
 
 
 _OF_LLMEM = {"gpus", "model", "seq_len", "hardware", "gpu_memory_gib", "method", "llmem_corrected", "json"}
