@@ -9,6 +9,7 @@ from memo.config import RunConfig
 from memo.config.memory import OffloadStates
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
+from memo.estimate.program.passes import _Execution, _record_passes
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
@@ -125,6 +126,30 @@ def breadth_first_runs(microbatches: int, strategy: Strategy) -> Iterator[RunCon
 
 def moved_of(config: RunConfig) -> Moved | None:
     return config.memory.offload_alpha if isinstance(config.memory.offload_alpha, float) else None
+
+
+@pytest.mark.parametrize("strategy", [KEEP, SELECTIVE, FULL, AUTO])
+@pytest.mark.parametrize("model", ["gpt-7b", "llama-3.1-8b"])
+def test_steps_of_a_ring_that_are_alike_change_no_peak(
+    model: str, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Walking through all of them finds the same: of every rank of a ring, forward and backward, and by name."""
+    question = ask(model, 16, seq_len=65536)
+    first = layer_sizes(config_of(question, Layout(cp=16), strategy), 0, threads=2)
+    groups = kept_groups({}, first.tiles) if strategy.swaps else None
+    for device_sizes in (first, first._replace(on_cuda=False, narrow=4)):
+        for rank in range(16):
+            execution = _Execution(device_sizes._replace(ring_rank=rank), groups, strategy == FULL)
+            found = peaks(execution)
+            with monkeypatch.context() as patch:
+                patch.setattr("memo.estimate.program.attention._different_steps", lambda z: list(range(z.ring)))
+                assert peaks(execution) == found
+
+
+def peaks(execution: _Execution) -> list[tuple[int, dict[str, int]]]:
+    passes = _record_passes(execution)
+    each = (passes.forward, passes.backward, passes.held_backward)
+    return [(one.peak.num_bytes, one.peak.alive) for one in each]
 
 
 def test_no_rank_of_a_ring_and_no_stage_needs_more_than_the_account_says() -> None:

@@ -170,7 +170,7 @@ def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | 
         return out, lse
     kv = ledger.make("k and v", 2 * _kv_bytes(z))
     merger = _start_merger(ledger, z, placed)
-    for step in range(z.ring):
+    for step in _different_steps(z):
         incoming = ledger.make("k and v", 2 * _kv_bytes(z)) if step < z.ring - 1 else None
         _merge_calls(ledger, z, [_ring_call(z, step)])
         if incoming is not None:
@@ -228,7 +228,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     met: Block | None = None  # the k and v of the last step, which live until those of the next step are used
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
     shift: tuple[Block, ...] = ()
-    for step in range(z.ring):
+    for step in _different_steps(z):
         incoming = ledger.make("k and v", kv_bytes) if step < z.ring - 1 else None
         dkv = ledger.make("dk and dv sum", wide_kv_bytes)
         ledger.free(met)
@@ -286,6 +286,11 @@ def _gather(ledger: Ledger, z: LayerSizes) -> Block:
     ordered = ledger.make("k and v gathered", z.ring * packed.num_bytes)
     ledger.free(whole)
     return ordered
+
+
+def _different_steps(z: LayerSizes) -> list[int]:
+    """Steps of a ring: the last, and of those that are alike two, which show how much lives at once."""
+    return [step for step in range(z.ring) if step < 3 or 0 < step - z.ring_rank < 3 or step == z.ring - 1]
 
 
 def _ring_call(z: LayerSizes, step: int) -> Call:
