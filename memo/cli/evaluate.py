@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memo.config import RunConfig
+from memo.config.checks import check_ranges
 from memo.config.evaluation import for_evaluation
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks
@@ -52,6 +53,7 @@ def main(argv: Sequence[str]) -> None:
     config, options = parse_command(
         argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
     )
+    check_ranges(config)
     config = for_evaluation(config, wanted_ranks(config))
     _check_options(config, options)
     check_ranks(config, "memo evaluate", argv)

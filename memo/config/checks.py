@@ -52,7 +52,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> Non
     With --device auto the rules about devices wait: call again once the device is known. A caller that
     brings datasets of its own passes needs_data=False; then nothing has to name any.
     """
-    _check_ranges(config)
+    check_ranges(config)
     check_model(config)
     check_layout(config, world_size)
     check_batch(config, world_size)
@@ -63,7 +63,8 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> Non
     _check_hardware(config)
 
 
-def _check_ranges(config: RunConfig) -> None:
+def check_ranges(config: RunConfig) -> None:
+    """Raises ConfigError for a number that is too small, too large or not finite; the first of all rules."""
     for section in fields(config):
         values = getattr(config, section.name)
         for entry in fields(values):

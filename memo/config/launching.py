@@ -31,7 +31,7 @@ def wanted_ranks(config: RunConfig) -> int:
     """Ranks of this run: as started, or as --simulate-world names them; of one copy of the model where nothing has
     started this process."""
     ranks = run_world_size(config.parallel)
-    return ranks if ranks != 1 or "WORLD_SIZE" in os.environ else config.parallel.model_ranks
+    return ranks if ranks != 1 or "WORLD_SIZE" in os.environ else max(1, config.parallel.model_ranks)
 
 
 def check_ranks(config: RunConfig, prog: str, argv: Sequence[str], *, needs_data: bool = True) -> None:

@@ -147,6 +147,11 @@ WRONG = [
     ),
     ("plan --model gpt-tiny --gpus 1 --out .", "--out '.' names no file: give the path of one, such as run.toml"),
     ("estimate --model gpt-tiny --trace-out .", "give a path that can be written"),
+    (
+        "evaluate --model Llama/checkpoint-7 --mock-data --tp 0",
+        "--tensor-model-parallel-size is 0, but it must be",
+    ),
+    ("train --mock-data --pp -2", "--pipeline-model-parallel-size is -2, but it must be above 0"),
     # Data.
     ("train", "`memo data demo PREFIX` makes a corpus"),
     ("train --data-path texts.jsonl", "`memo data build texts.jsonl data/texts` makes one, for --data-path data/texts"),

@@ -11,9 +11,23 @@ from typing import Any
 import pytest
 
 from memo import errors
-from memo.cli import evaluate, profile, rehearse, train
+from memo.cli import (
+    data,
+    doctor,
+    estimate,
+    evaluate,
+    export,
+    hardware,
+    import_,
+    plan,
+    profile,
+    rehearse,
+    report,
+    solve,
+    train,
+)
 from memo.cli.main import main
-from memo.config import command_line
+from memo.config import command_line, flags
 from memo.config.flag_groups import CommandLine
 from memo.config.flags import parse_run
 
@@ -79,6 +93,10 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LINES = [(page, line) for page in PAGES if page != GENERATED for line in commands(page)]
+EXAMPLES = [*flags.EXAMPLES, *data.BUILD_EXAMPLES, *data.CHAT_EXAMPLES]
+for module in (doctor, estimate, evaluate, export, hardware, import_, plan, profile, rehearse, report, solve):
+    EXAMPLES += module.EXAMPLES
+LINES += [(Path("help"), line) for line in EXAMPLES]
 
 
 @pytest.mark.parametrize(("page", "line"), LINES, ids=[f"{page.stem}-{i}" for i, (page, _) in enumerate(LINES)])
@@ -109,6 +127,8 @@ _load_run = train.load_run
 def _some_files(folder: Path) -> Path:
     """What the pages' commands read before they start: a run's file and a model's directory."""
     (folder / "run.toml").write_text('train_iters = 100\ndata_path = "data/mine"\n')
+    (folder / "runs" / "a").mkdir(parents=True)
+    (folder / "runs" / "a" / "config.toml").write_text("num_attention_heads = 8\n")
     for model in ("Llama-3.1-8B", "Llama-3.1-8B-512K"):
         (folder / model).mkdir()
         (folder / model / "config.json").write_text(
