@@ -26,7 +26,9 @@ COMMANDS = (
     Command("import", "a Hugging Face model as a checkpoint of memo", "memo.cli.import_"),
     Command("export", "a checkpoint of memo as a Hugging Face model", "memo.cli.export"),
 )
-ABOUT = f"memo {__version__}: train and extend LLMs at 64K to millions of tokens on few GPUs."
+ABOUT = f"""memo {__version__}: train and extend LLMs at 64K to millions of tokens on few GPUs.
+
+Begin with `memo doctor`, which says what this machine lacks, and `memo train --help`, which shows whole commands."""
 
 
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
