@@ -20,7 +20,7 @@ from memo.estimate.device_memory import device_bytes
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import worst_stages
 from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, shape_units
-from memo.estimate.state_memory import placed_bytes, state_sizes
+from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
 from memo.search.limits import MemoryLimits
 from memo.simulate.kernels import Kernels
@@ -106,7 +106,7 @@ class Costs:
         self.none = placement_of(self.config, self.world_size)
         self.kernels = Kernels(self.hardware, resolved_dtype(self.config, self.hardware.device))
         self._known: dict[StatePlacement, PlacementCosts] = {}
-        self._on_host: dict[StatePlacement, dict[int, int]] = {}  # bytes of states of a rank, by stage
+        self._counted: dict[tuple[StatePlacement, int], StateBytes] = {}  # by stage
         self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}
         last = self.config.parallel.pp - 1
         self._ends, self._kinds = sorted({0, last}), worst_stages(self.config)  # the second is like all between
@@ -178,13 +178,10 @@ class Costs:
 
     def _host_bytes(self, placement: StatePlacement, use: ActivationUse) -> int:
         """Of a node."""
-        if placement not in self._on_host:
-            found = (placed_bytes(self._units[stage], placement, self.sizes) for stage in self._kinds)
-            self._on_host[placement] = {stage: each.host for stage, each in zip(self._kinds, found, strict=True)}
-        states, parallel = self._on_host[placement], self.config.parallel
+        parallel = self.config.parallel
         last = parallel.pp - 1
         kinds = [0, *[1] * (last - 1), last] if last else [0]
-        ranks = [states[kind] + use.host_bytes[stage] for stage, kind in enumerate(kinds)]
+        ranks = [self._states(placement, kind).host + use.host_bytes[stage] for stage, kind in enumerate(kinds)]
         return most_of_a_node(ranks, self.world_size // parallel.pp, self.limits.local_ranks)
 
     def excess(self, placement: StatePlacement, use: ActivationUse) -> tuple[float, float]:
@@ -244,8 +241,14 @@ class Costs:
 
     def _placed(self, placement: StatePlacement, stage: int) -> int:
         if self._account.program == "memo":
-            return placed_bytes(self._units[stage], placement, self.sizes).device
+            return self._states(placement, stage).device
         return placed_device_bytes(self._units[stage], placement, self.sizes)
+
+    def _states(self, placement: StatePlacement, stage: int) -> StateBytes:
+        key = placement, stage
+        if key not in self._counted:
+            self._counted[key] = placed_bytes(self._units[stage], placement, self.sizes)
+        return self._counted[key]
 
     def _device_bytes(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
         """See ActivationUse."""
