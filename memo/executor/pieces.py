@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from memo.parallel.collectives import all_gather_async, reduce_scatter, reduce_scatter_async
+from memo.parallel.weight_gradients import add_weight_gradient
 
 
 class GradientSink(Protocol):
@@ -59,7 +60,7 @@ def column_backward(
 ) -> Tensor:
     """Gradient [n, b, in] of the sharded input of a column-parallel matrix; `gathering` gathers that input."""
     grad_x, work = reduce_scatter_async(grad_out @ linear.weight, group)
-    add_weight_gradient(sink, linear, grad_out, gathering.wait())
+    add_weight_gradient(sink.main_gradient(linear.weight), grad_out, gathering.wait())
     if linear.bias is not None:
         sink.main_gradient(linear.bias).add_(grad_out.flatten(0, 1).sum(0))
     if work is not None:
@@ -78,17 +79,5 @@ def row_backward(grad: Tensor, gathering: Gathering, x: Tensor, linear: Linear, 
     if linear.bias is not None:
         sink.main_gradient(linear.bias).add_(grad.flatten(0, 1).sum(0))
     gathered = gathering.wait()
-    add_weight_gradient(sink, linear, gathered, x)
+    add_weight_gradient(sink.main_gradient(linear.weight), gathered, x)
     return gathered @ linear.weight
-
-
-def add_weight_gradient(sink: GradientSink, linear: Linear, grad_out: Tensor, x: Tensor) -> None:
-    """Add dW [out, in] of y = x W^T, summed over all leading dims, to the main gradient."""
-    main = sink.main_gradient(linear.weight)
-    left, right = grad_out.flatten(0, -2).t(), x.flatten(0, -2)
-    if main.dtype == grad_out.dtype:
-        main.addmm_(left, right)
-    elif main.is_cuda:  # narrow factors, and a sum in fp32 that neither is rounded nor passes through memory on its way
-        torch.addmm(main, left, right, out_dtype=main.dtype, out=main)
-    else:
-        main.add_(left @ right)

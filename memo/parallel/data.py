@@ -16,7 +16,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -125,15 +125,10 @@ class ShardedDataParallel:
         self._next_bucket = 0
         # The garbage collector does not see the references that autograd's hooks hold. A hook with a strong reference
         # to this object would keep the model, its gradients and the process groups alive for ever.
-        accumulate = weakref.WeakMethod(self._accumulate)
-
-        def on_gradient(parameter: Tensor) -> None:
-            method = accumulate()
-            assert method is not None, "a backward after its ShardedDataParallel is gone"
-            method(parameter)
-
+        accumulate, added = _weakly(self._accumulate), _weakly(self.gradient_done)
         for parameter in self.parameters.values():
-            parameter.register_post_accumulate_grad_hook(on_gradient)
+            parameter.register_post_accumulate_grad_hook(accumulate)
+            parameter.on_added = added
 
     def initialize(self, seed: int) -> None:
         """Set the initial weights and their masters, which are the same for every layout and placement."""
@@ -182,7 +177,8 @@ class ShardedDataParallel:
     def begin_step(self, num_microbatches: int, used_twice: ShardedParameter | None = None) -> None:
         """Zero the main gradients, and expect `num_microbatches` contributions to the gradient of every parameter.
 
-        `used_twice`: a parameter that contributes twice in a microbatch, because its two uses are in different graphs.
+        `used_twice`: a parameter that contributes twice in a microbatch, because its two uses are in different graphs,
+        or because backwards add the gradients of both themselves (memo.parallel.weight_gradients).
         """
         for bucket in self.buckets:
             if bucket.gradients is not None:
@@ -335,7 +331,9 @@ class ShardedDataParallel:
 
     def _accumulate(self, parameter: Tensor) -> None:
         """Hook of autograd: add .grad to the main gradient, and free it."""
-        assert parameter.grad is not None and isinstance(parameter, nn.Parameter)
+        assert isinstance(parameter, nn.Parameter)
+        if parameter.grad is None:
+            return  # a backward has added it itself, and has said so (memo.parallel.weight_gradients)
         self.main_gradient(parameter).add_(parameter.grad)
         parameter.grad = None
         self.gradient_done(parameter)
@@ -360,6 +358,18 @@ class ShardedDataParallel:
         if bucket.plan.replicated == "embedding":
             return self.mesh.is_first_stage
         return True
+
+
+def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The method, without a strong reference to its object."""
+    weak = weakref.WeakMethod(method)
+
+    def call(parameter: Tensor) -> None:
+        strong = weak()
+        assert strong is not None, "a backward after its ShardedDataParallel is gone"
+        strong(parameter)
+
+    return call
 
 
 def _resident_or_zeros(resident: Tensor | None, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.hidden import Hidden, Section, in_one_section
+from memo.parallel.weight_gradients import gradient_added, own_sum
 
 _CHUNK = 8192
 """Number of tokens whose unsharded embeddings exist at one time."""
@@ -72,7 +73,7 @@ class _Embedding(torch.autograd.Function):
         ctx: Any, weight: Tensor, of_positions: Tensor | None, tokens: Tensor, positions: Tensor | None, how: _How
     ) -> Tensor:
         ctx.save_for_backward(tokens, positions)
-        ctx.how, ctx.weight, ctx.of_positions = how, _Like.of(weight), _Like.of(of_positions)
+        ctx.how, ctx.weight, ctx.of_positions = how, weight, of_positions
         hidden, group = how.hidden, how.group
         y = hidden.begin((tokens.shape[0] // group_size(group), tokens.shape[1], weight.shape[1]), weight)
         for section in hidden.sections:
@@ -90,39 +91,35 @@ class _Embedding(torch.autograd.Function):
         tokens, positions = ctx.saved_tensors
         how, hidden = ctx.how, ctx.how.hidden
         grad = hidden.whole(grads[0])
-        total = ctx.weight.zeros(grad.device)
-        of_positions = None if ctx.of_positions is None else ctx.of_positions.zeros(grad.device)
+        total = _sum_of(ctx.weight)
+        of_positions = None if ctx.of_positions is None else _sum_of(ctx.of_positions)
         for section in hidden.sections:
             part = hidden.take(grad, section.index)
-            for chunk in _chunks(section, tokens, ctx.weight.rows, how):
+            for chunk in _chunks(section, tokens, ctx.weight.shape[0], how):
                 own = part[chunk.of_section]
                 if of_positions is not None:
                     _add_rows(of_positions, own, positions[chunk.of_rank])
                 gathered = all_gather(own, how.group).masked_fill_(chunk.foreign.unsqueeze(-1), 0.0)
                 _add_rows(total, gathered, chunk.rows)
                 del gathered
-        return (
-            total.to(ctx.weight.dtype),
-            None if of_positions is None else of_positions.to(ctx.of_positions.dtype),
-            *(None, None, None),
-        )
+        of_weight = _given(ctx.weight, total)
+        return of_weight, None if of_positions is None else _given(ctx.of_positions, of_positions), None, None, None
 
 
-@dataclass(frozen=True)
-class _Like:
-    """Shape and dtype of a table, of whose gradient sums over chunks are not in bf16."""
+def _sum_of(table: Tensor) -> Tensor:
+    """Where the gradients of chunks are added up: not in bf16."""
+    main = own_sum(table)
+    if main is not None:
+        return main
+    return torch.zeros_like(table, dtype=torch.float64 if table.dtype == torch.float64 else torch.float32)
 
-    rows: int
-    width: int
-    dtype: torch.dtype
 
-    @classmethod
-    def of(cls, table: Tensor | None) -> "_Like | None":
-        return None if table is None else cls(table.shape[0], table.shape[1], table.dtype)
-
-    def zeros(self, device: torch.device) -> Tensor:
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        return torch.zeros(self.rows, self.width, dtype=wide, device=device)
+def _given(table: Tensor, total: Tensor) -> Tensor | None:
+    """What autograd gets of `_sum_of(table)` once it is complete."""
+    if own_sum(table) is None:
+        return total.to(table.dtype)
+    gradient_added(table)
+    return None
 
 
 def _add_rows(total: Tensor, grad: Tensor, rows: Tensor) -> None:

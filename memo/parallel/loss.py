@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size, reduce_scatter
 from memo.parallel.hidden import Hidden, Section, in_one_section
 from memo.parallel.replayed import Replayed
-from memo.parallel.tensor import weight_gradient
+from memo.parallel.weight_gradients import add_weight_gradient, gradient_added, own_sum
 from memo_kernels import Ops, select_ops
 
 
@@ -139,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         losses, log_sum_exp = _forward(hidden, weight, labels, how, weights)
         ctx.save_for_backward(hidden, weight, labels, log_sum_exp, weights)
-        ctx.how, ctx.of_norm = how, of_norm
+        ctx.how, ctx.owner, ctx.of_norm = how, weight, of_norm
         return losses
 
     @staticmethod
@@ -149,7 +149,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_losses = grads[0].contiguous() if weights is None else weights
         # Sums over chunks are not in bf16.
         sums = {parameter: torch.zeros_like(parameter, dtype=wide) for parameter in ctx.of_norm}
-        grad_weight = torch.zeros_like(weight, dtype=wide)
+        main = own_sum(ctx.owner)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if main is None else main
         for section in how.parts.sections:
             part = how.parts.take(hidden, section.index)
             for own, rows in _row_ranges(section, part.shape[1], how):
@@ -160,7 +161,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 del of_chunk
             how.parts.put(part, section.index)
         of_norm = [total.to(parameter.dtype) for parameter, total in sums.items()]
-        return hidden.detach(), grad_weight.to(weight.dtype), None, None, None, *of_norm
+        of_weight = grad_weight.to(weight.dtype) if main is None else None
+        if main is not None:
+            gradient_added(ctx.owner)
+        return hidden.detach(), of_weight, None, None, None, *of_norm
 
 
 def _backward(
@@ -186,7 +190,7 @@ def _backward(
         grad_logits, _local_labels(labels, how.vocab), log_sum_exp, grad_losses, how.vocab.num_valid
     )
     grad_normed = reduce_scatter((grad_logits @ weight).view_as(gathered), how.group)
-    grad_weight += weight_gradient(grad_logits, gathered.flatten(0, 1))
+    add_weight_gradient(grad_weight, grad_logits, gathered.flatten(0, 1))
     del gathered, grad_logits
     hidden.copy_(norm.backward(sums.__getitem__, grad_normed))
 

@@ -6,6 +6,7 @@ read this one description, so none of them needs to know how a layer fuses or sp
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,15 +59,19 @@ class ShardedParameter(nn.Parameter):
     Attributes:
         local_name: in the model of this rank, if memo.parallel.data gives it memory.
         main_grad: the main gradient, in its shape and in the wide dtype, while that has memory.
+        on_added: called by a backward that has added its contribution to main_grad itself
+            (memo.parallel.weight_gradients); None while nobody owns a main gradient.
     """
 
     shard: Shard
     local_name: str
     main_grad: Tensor | None
+    on_added: "Callable[[ShardedParameter], None] | None"
 
     def __new__(cls, data: Tensor, shard: Shard, local_name: str = "") -> "ShardedParameter":
         parameter = super().__new__(cls, data)
-        parameter.shard, parameter.local_name, parameter.main_grad = shard, local_name, None
+        parameter.shard, parameter.local_name = shard, local_name
+        parameter.main_grad = parameter.on_added = None
         return parameter
 
 

@@ -21,11 +21,7 @@ from memo.parallel.collectives import (
     reduce_scatter,
     reduce_scatter_async,
 )
-
-
-def weight_gradient(grad_out: Tensor, x: Tensor) -> Tensor:
-    """dW [out, in] of y = x W^T, summed over all leading dims."""
-    return grad_out.flatten(0, -2).t() @ x.flatten(0, -2)
+from memo.parallel.weight_gradients import gradient_added, weight_gradient
 
 
 class _ColumnParallel(torch.autograd.Function):
@@ -38,7 +34,8 @@ class _ColumnParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.group, ctx.has_bias = group, bias is not None
+        # torch.utils.checkpoint gives back a copy of what was saved, which has no main gradient.
+        ctx.owner, ctx.group, ctx.has_bias = weight, group, bias is not None
         return F.linear(all_gather(x, group), weight, bias)
 
     @staticmethod
@@ -50,10 +47,12 @@ class _ColumnParallel(torch.autograd.Function):
         if gather is not None:
             gather.wait()
         grad_x, scatter = reduce_scatter_async(grad_gathered, ctx.group)
-        grad_weight = weight_gradient(grad_out, gathered)
+        grad_weight = weight_gradient(ctx.owner, grad_out, gathered)
         grad_bias = grad_out.flatten(0, -2).sum(0) if ctx.has_bias else None
         if scatter is not None:
             scatter.wait()
+        if grad_weight is None:
+            gradient_added(ctx.owner)
         return grad_x, grad_weight, grad_bias, None
 
 
@@ -63,14 +62,18 @@ class _RowParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, group: ProcessGroup | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.group = group
+        ctx.owner, ctx.group = weight, group
         return reduce_scatter(F.linear(x, weight), group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_out = all_gather(grads[0], ctx.group)
-        return grad_out @ weight, weight_gradient(grad_out, x), None
+        grad_x = grad_out @ weight
+        grad_weight = weight_gradient(ctx.owner, grad_out, x)
+        if grad_weight is None:
+            gradient_added(ctx.owner)
+        return grad_x, grad_weight, None
 
 
 class ColumnParallelLinear(nn.Module):

@@ -62,7 +62,7 @@ def run_breadth_first(
 
 
 def tied_weight(chunk: TransformerChunk) -> ShardedParameter | None:
-    """What embedding and head share: here each gives it a gradient of its own."""
+    """What embedding and head of one chunk share: here each gives it a gradient of its own."""
     embedding, head = unmarked(chunk.embedding), unmarked(chunk.head)
     if embedding is None or head is None or embedding.tokens.weight is not head.weight:
         return None

@@ -33,6 +33,7 @@ from memo.parallel.hidden import HiddenInPlan
 from memo.parallel.pipeline import Enter, PipelineStage
 from memo.parallel.stage_messages import Wire
 from memo.parallel.units import wide_dtype
+from memo.parallel.weight_gradients import own_sum
 from memo.planner.state_plan import placed_state_plan
 from memo.spec.layer_ops import LayerOp, stage_ops
 from memo.spec.placement import StatePlacement, placement_of
@@ -91,7 +92,9 @@ class ParallelModel:
         """
         if self.states is not None:
             self.states.next_step(update)
-        self.data_parallel.begin_step(len(batches), tied_weight(self.chunks[0]) if self.is_breadth_first else None)
+        tied = tied_weight(self.chunks[0])
+        adds_twice = tied is not None and (self.is_breadth_first or own_sum(tied) is not None)
+        self.data_parallel.begin_step(len(batches), tied if adds_twice else None)
         if self.swap is not None:
             self.swap.next_step()
         if self.is_breadth_first:

@@ -32,8 +32,9 @@ def trace_on_paper(config: RunConfig, world_size: int, stage: int = 0) -> Trace:
 
     Of each chunk RECORDED_LAYERS layers are run and stand for all. Starts a process group of its own kind, so
     call it in a process that has none. Known error: scratch memory inside kernels is missing, and a CUDA device's
-    kernels may ask for other scratch than the CPU's. So are the copies that gloo makes of what it gathers and
-    scatters, which NCCL does not: with tp on CPUs, where memo.estimate.program knows them, some per cent of the peak.
+    kernels may ask for other scratch than the CPU's. Weight gradients, which products on a CUDA device add to the main
+    gradients, are there as on a CPU. The copies that gloo makes of what it gathers and scatters, which NCCL does not,
+    are missing: with tp on CPUs, where memo.estimate.program knows them, some per cent of the peak.
 
     Args:
         config: checked, with a vocabulary, params_dtype, and --offload-alpha off or a number.

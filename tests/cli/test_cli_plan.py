@@ -66,7 +66,7 @@ def test_the_table(tmp_path: Path, capsys: Capture) -> None:
     assert config.data.data_path == "data/mine" and config.memory.offload_alpha == "auto"
 
 
-EDGE = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "a100-40", "--gbs", "1024", "--gpu-memory-gib", "36"]
+EDGE = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "a100-40", "--gbs", "1024", "--gpu-memory-gib", "35.5"]
 
 
 def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Path, capsys: Capture) -> None:
@@ -75,30 +75,30 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2=", "3="]
     assert lines[6].startswith("= as good as the fastest that surely fits: less than 5% slower")
-    speeds = ["speeds ±18%: nine of ten of 85 ", "speeds ±5%: nine of ten of 30 ", ""]
+    speeds = ["speeds ±26%: nine of ten of 85 ", "speeds ±4%: nine of ten of 30 ", ""]
     assert all(line.startswith(speed) for line, speed in zip(lines[7:10], speeds, strict=True))
     del lines[6:9]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
-    risk = "7.0% faster than what surely fits, but it may not fit: GPU memory: 35.26 GiB needed, 34.75 GiB sure to fit"
+    risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 34.81 GiB needed, 34.27 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
-    assert lines[11].startswith("surely fits: tp4 cp1 pp1 mbs32: --offload-alpha auto")
-    assert lines[15].startswith("a step takes 5.8 minutes, a billion tokens ")
+    assert lines[11].startswith("surely fits: tp4 cp1 pp2 vpp8 mbs1: keep everything on the GPU")
+    assert lines[15].startswith("a step takes 5.6 minutes, a billion tokens ")
     assert lines[16] == f"{start} {run} --data-path DATA --save RUN"
     assert not any(line.startswith("best:") for line in lines)
     others = lines[lines.index("would be faster, but may not fit:") + 2 : -2]
-    assert len(others) == 1 and "tp4 cp2 pp1 mbs2 p2p" in others[0]  # not what is to be tried first, again
+    assert len(others) == 2 and "tp4 cp2 pp1 mbs2 p2p" in others[0]  # not what is to be tried first, again
     assert "# It may not fit: GPU memory: " in first.read_text() and "may not fit" not in run.read_text()
     runs = [parse_run(["--config", str(file)], prog="memo train") for file in (first, run)]
-    assert [run.training.micro_batch_size for run in runs] == [1, 32]
+    assert [run.parallel.pp for run in runs] == [1, 2]
 
 
 def test_json_of_what_to_try_first(capsys: Capture) -> None:
     found = json.loads(printed([*EDGE, "--top", "2", "--json"], capsys))
     assert found["trial"]["verdict"] == "unsure" and found["trial"] == found["unsure"][0]
     assert found["choices"][0]["verdict"] == "fits"
-    assert " --tp 4 --offload-alpha off " in found["trial_command"] and " --mbs 32 " in found["command"]
+    assert " --tp 4 --offload-alpha off " in found["trial_command"] and " --pp 2 " in found["command"]
     without = json.loads(printed([*LONG, "--json", "--top", "3"], capsys))
     assert without["trial"] is without["trial_command"] is None
 
@@ -139,7 +139,7 @@ def test_json(capsys: Capture) -> None:
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
     assert sum(best["seconds"].values()) == pytest.approx(best["step_time_s"])
-    assert 1 <= found["ties"] <= 3 and best["tgs_error_percent"] == 5
+    assert 1 <= found["ties"] <= 3 and best["tgs_error_percent"] == 4
     assert best["tgs"] == pytest.approx(262144 * 16 / 8 / best["step_time_s"])
     assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
 
@@ -214,7 +214,7 @@ def test_the_largest_model(capsys: Capture) -> None:
     argv = ["--family", "gpt", "--gpus", "1", "--hardware", "h200", "--host-memory-gib", "128", "--seq-len", "4096"]
     shown = printed([*argv, "--objective", "max-model-size"], capsys)
     assert (
-        "largest gpt that fits: 15.0" in shown and "parameters with masters in fp32 (47 layers, width 5,120)" in shown
+        "largest gpt that fits: 15.1" in shown and "parameters with masters in fp32 (39 layers, width 5,632)" in shown
     )
     assert "\nbeyond it: host memory binds" in shown and "--clip-grad 0 would add 2." in shown
     assert " --offload-states all --optimizer-offload-fraction 0." in shown and "\nbusiest: " in shown

@@ -211,7 +211,7 @@ def test_what_may_not_fit_is_tried_first_where_that_is_worth_a_start() -> None:
     assert plan.trial == plan.unsure[0] and plan.trial not in plan.choices
     assert plan.trial.sized.verdict == Verdict.UNSURE and plan.best.sized.verdict == Verdict.FITS
     gain = plan.best.step.step_time_s / plan.trial.step.step_time_s - 1
-    assert gain == pytest.approx(0.068, abs=5e-4)
+    assert gain == pytest.approx(0.074, abs=1e-3)
 
 
 def test_what_is_not_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,10 +232,10 @@ def test_what_is_not_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("table", "hardware", "tried"),
-    [("p4d_table03_measured", "a100-40", [8, 128, 256]), ("p4d_table04_measured", "h100-94", [])],
+    [("p4d_table03_measured", "a100-40", [8]), ("p4d_table04_measured", "h100-94", [])],
 )
 def test_the_first_choice_among_measured_layouts(table: str, hardware: str, tried: list[int]) -> None:
-    """It ran, and was measured within 5 % of the best one, in all eleven columns: 3.4 % at most."""
+    """It ran, and was measured within 3 % of the best one, in all eleven columns."""
     rows = [row for row in golden_rows(table) if row["status"] != "not_run"]
     found = []
     for gpus in sorted({int(row["gpus"]) for row in rows}):
@@ -251,7 +251,7 @@ def test_the_first_choice_among_measured_layouts(table: str, hardware: str, trie
         first = measured[(plan.trial or fits[0]).layout]
         assert first["status"] == "ok"
         best = max(float(row["tflops_per_gpu"]) for row in measured.values() if row["status"] == "ok")
-        assert float(first["tflops_per_gpu"]) >= (1 - 0.034) * best, (gpus, first)
+        assert float(first["tflops_per_gpu"]) >= (1 - 0.03) * best, (gpus, first)
     assert found == tried
 
 

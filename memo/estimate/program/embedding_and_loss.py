@@ -99,7 +99,8 @@ def embedding_backward(
         tables = [table]
     else:
         sizes = [size, of_positions] if of_positions and z.sections else [size]
-        sums = [ledger.make("embedding gradient", each * z.wide) for each in sizes]
+        # On GPUs the parts are added to the main gradients at once.
+        sums = [] if z.on_cuda else [ledger.make("embedding gradient", each * z.wide) for each in sizes]
         chunk = _embedding_chunk(z)
         rows = [ledger.make("rows", chunk * _TOKEN_BYTES), ledger.make("foreign", chunk)]
         for each in sizes[1:]:
@@ -108,7 +109,7 @@ def embedding_backward(
         _add_rows(ledger, z, chunk, size)
         ledger.free(gathered, *rows)
         tables = sums
-        if z.mixed:
+        if z.mixed and sums:
             tables = [ledger.make("embedding gradient", each * z.narrow) for each in sizes]
             ledger.free(*sums)
         ledger.free(grad)
@@ -177,8 +178,9 @@ def loss_forward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> Block:
 
 def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> Block | None:
     """The head's gradient, if a tied embedding adds its own to it. The gradient of the last layer's output takes the
-    place of that output."""
-    size, of_norm = ends.rows * z.hidden, (1 if z.rms else 2) * z.hidden
+    place of that output. On GPUs products add to the head's main gradient themselves."""
+    size, of_norm = 0 if z.on_cuda else ends.rows * z.hidden, (1 if z.rms else 2) * z.hidden
+    waits = ends.tied and not z.on_cuda
     sums = ledger.make("norm weight gradients", of_norm * z.wide)
     total = ledger.make("head gradient", size * z.wide)
     _loss_chunk_backward(ledger, z, ends)
@@ -188,17 +190,17 @@ def loss_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes, lse: Block) -> 
         gradient = ledger.make("head gradient", size * z.narrow)
         ledger.free(sums, total)
     ledger.free(lse)
-    if not ends.tied:
+    if not waits:
         if z.mixed:
             ledger.pulse(("wide head gradient", size * z.wide))
         ledger.free(gradient)
     ledger.free(gradients)
     ledger.begin_tail()
-    return gradient if ends.tied else None
+    return gradient if waits else None
 
 
 def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
-    size = ends.rows * z.hidden
+    size = ends.rows * z.hidden if z.mixed and not z.on_cuda else 0  # else the product adds to the sum itself
     copied = _TOKEN_BYTES + z.wide if z.tp > 1 else 0  # label and log-sum-exp
     of_tokens = ledger.make("tokens of a chunk", ends.chunk * (copied + z.wide))
     norm = norm_forward(ledger, z, "final norm", ends.chunk // z.tp, z.hidden, graph=True)

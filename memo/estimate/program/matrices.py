@@ -37,7 +37,7 @@ def multiply(ledger: Ledger, z: LayerSizes, product: Product) -> None:
 def add_gradient(
     ledger: Ledger, z: LayerSizes, size: int, product: Product | None = None, freed: Sequence[Block | None] = ()
 ) -> None:
-    """A weight gradient of `size` elements, which is added to the main gradient and cast first if that is wider.
+    """A gradient of `size` elements, which autograd's hook adds to the main gradient, cast first if that is wider.
 
     It is computed by `product` if that is given. `freed` are blocks that are freed once it is computed.
     """
@@ -51,8 +51,12 @@ def add_gradient(
 
 
 def weight_gradient(ledger: Ledger, z: LayerSizes, product: Product, *freed: Block | None) -> None:
-    """The weight gradient that `product` computes, as `add_gradient`."""
-    add_gradient(ledger, z, product.rows * product.columns, product, freed)
+    """The weight gradient that `product` computes, as `add_gradient`; on GPUs `product` itself adds to the main one."""
+    if z.on_cuda:
+        multiply(ledger, z, product)
+        ledger.free(*freed)
+    else:
+        add_gradient(ledger, z, product.rows * product.columns, product, freed)
 
 
 def hidden_bytes(z: LayerSizes, tokens: int) -> int:

@@ -184,4 +184,4 @@ def _column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tile: int) -
 
 def _weight_gradient(ledger: Ledger, z: LayerSizes, product: Product) -> None:
     """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
-    (weight_gradient if z.mixed and not z.on_cuda else multiply)(ledger, z, product)
+    (weight_gradient if z.mixed else multiply)(ledger, z, product)

@@ -1,0 +1,52 @@
+"""Gradients of weights, added to main gradients by the matrix product that computes them, where it can.
+
+On GPUs cuBLAS adds a product of narrow factors to a wide sum. The gradient is then neither rounded to the dtype of the
+model nor written, read and added afterwards, which takes 12 bytes of memory traffic an element and microbatch in bf16.
+A backward that has added a gradient itself gives autograd none, and calls `gradient_added`: whether hooks of autograd
+run without a gradient depends on the version of torch, and they take no notice of it.
+"""
+
+import torch
+from torch import Tensor
+
+from memo.parallel.shards import ShardedParameter
+
+_ADDING_DEVICES = ("cuda",)
+"""Whose backwards under autograd add weight gradients themselves."""
+
+
+def own_sum(weight: Tensor) -> Tensor | None:
+    """The main gradient to which backwards under autograd add the gradient of `weight` themselves.
+
+    None on CPUs, which have no product of narrow factors that adds to a wide sum, and for a weight without a main
+    gradient: then autograd takes the gradient, and whoever has its hook adds it.
+    """
+    main = weight.main_grad if isinstance(weight, ShardedParameter) else None
+    return main if main is not None and main.device.type in _ADDING_DEVICES else None
+
+
+def gradient_added(weight: Tensor) -> None:
+    """Tell the owner of the main gradient that a backward has added its contribution to `own_sum(weight)`."""
+    assert isinstance(weight, ShardedParameter) and weight.on_added is not None, "no owner of a main gradient"
+    weight.on_added(weight)
+
+
+def add_weight_gradient(main: Tensor, grad_out: Tensor, x: Tensor) -> None:
+    """Add dW [out, in] of y = x W^T, summed over all leading dims, to `main`."""
+    left, right = grad_out.flatten(0, -2).t(), x.flatten(0, -2)
+    if main.dtype == grad_out.dtype:
+        main.addmm_(left, right)
+    elif main.is_cuda:  # narrow factors, and a sum in fp32 that neither is rounded nor passes through memory on its way
+        torch.addmm(main, left, right, out_dtype=main.dtype, out=main)
+    else:
+        main.add_(left @ right)
+
+
+def weight_gradient(weight: Tensor, grad_out: Tensor, x: Tensor) -> Tensor | None:
+    """The same dW, for a backward to give to autograd as the gradient of `weight`; None if it is in `own_sum(weight)`,
+    of which `gradient_added` is to be told."""
+    main = own_sum(weight)
+    if main is None:
+        return grad_out.flatten(0, -2).t() @ x.flatten(0, -2)
+    add_weight_gradient(main, grad_out, x)
+    return None
