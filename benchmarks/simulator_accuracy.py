@@ -179,11 +179,11 @@ def share_within(measurements: Sequence[Measurement], efficiency: Efficiency | N
     return errors[math.ceil(0.9 * len(errors)) - 1]
 
 
-def leads(measurements: Sequence[Measurement]) -> list[tuple[float, bool]]:
+def leads(measurements: Sequence[Measurement], efficiency: Efficiency | None = None) -> list[tuple[float, bool]]:
     """Of each pair of layouts on as many GPUs: the lead foreseen of the faster one, and whether it was the faster."""
     found = []
     for gpus in sorted({m.gpus for m in measurements}):
-        column = [(m.predicted().tflops_per_gpu, m.tflops_per_gpu) for m in measurements if m.gpus == gpus]
+        column = [(m.predicted(efficiency).tflops_per_gpu, m.tflops_per_gpu) for m in measurements if m.gpus == gpus]
         for first, second in combinations(sorted(column, reverse=True), 2):
             found.append((first[0] / second[0] - 1.0, first[1] >= second[1]))
     return found
@@ -208,7 +208,7 @@ def summary(table: str, measurements: Sequence[Measurement], efficiency: Efficie
         "nine_of_ten_within_percent": 100 * share_within(measurements, efficiency),
     }
     if table.startswith("p4d"):
-        row["rightly_ordered_share"] = rightly_ordered(leads(measurements))
+        row["rightly_ordered_share"] = rightly_ordered(leads(measurements, efficiency))
         row["regret_percent"] = {gpus: 100 * lost for gpus, lost in regrets(measurements, efficiency).items()}
     return row
 

@@ -19,20 +19,20 @@ AMPERE = Efficiency(
     attention_half_head=32,
     memory=0.85,
     node=0.75,
-    network=0.5,
+    network=0.3,
     host_memory=0.7,
     kernel_s=20e-6,
-    collective_s=40e-6,
+    collective_s=60e-6,
     host_core_gb_per_s=8,
     source="fitted, then rounded, on the 4D paper's table 3 and MEMO's tables 3 (rows of MEMO, 7B and 13B) and 4: "
     "matmul, matmul_half_size, attention_forward, attention_backward, kernel_s, collective_s, network; assumed: "
     "memory, node, host_memory, host_core_gb_per_s; attention_half_head: FlashAttention-2 (arXiv 2307.08691), figures "
-    "4 to 6",
+    "4 to 6; network and collective_s anew, without the rest, since products add weight gradients as Megatron-LM's do",
 )
 
 HOPPER = replace(
     AMPERE,
-    matmul=0.60,
+    matmul=0.54,
     matmul_half_size=128,
     attention_forward=0.5,
     attention_backward=0.4,
@@ -40,9 +40,10 @@ HOPPER = replace(
     network=0.7,
     kernel_s=2e-6,
     collective_s=60e-6,
-    source="fitted, then rounded, on the 4D paper's table 4: matmul, node, network, kernel_s, collective_s; assumed: "
-    "memory, matmul_half_size, host_memory, host_core_gb_per_s; attention: between FlashAttention-2 and -3 on "
-    "H100 (arXiv 2407.08608, figures 5 and 6)",
+    source="fitted, then rounded, on the 4D paper's table 4: matmul, node, network, kernel_s, collective_s (matmul "
+    "anew, alone, since products add weight gradients as Megatron-LM's do); assumed: memory, matmul_half_size, "
+    "host_memory, host_core_gb_per_s; attention: between FlashAttention-2 and -3 on H100 (arXiv 2407.08608, figures 5 "
+    "and 6)",
 )
 
 A100_40 = Hardware(
@@ -177,6 +178,7 @@ CPU = Hardware(
         attention_backward=0.3,
         memory=0.7,
         node=0.5,
+        network=0.5,
         collective_s=1e-4,
         source="assumed: an order of magnitude for trying things out",
     ),

@@ -40,6 +40,11 @@ class Kernels:
         """Bytes of an element of sums and gradients: fp32, and fp64 for fp64."""
         return max(4, self.narrow)
 
+    @property
+    def adds_in_products(self) -> bool:
+        """Whether a product can add a weight gradient to the main gradient itself (memo.parallel.weight_gradients)."""
+        return self.hardware.device == "cuda" or self.narrow == self.wide
+
     @cached_property
     def kernel_s(self) -> float:
         return self.hardware.efficiency.kernel_s
@@ -57,6 +62,15 @@ class Kernels:
         half = self.hardware.efficiency.matmul_half_size
         # 2 m n k FLOPs over the product of the three factors.
         return 2.0 * (m + half) * (n + half) * (k + half) / self._matmul_flops + self.kernel_s
+
+    def adding_matmul_s(self, m: float, n: float, k: float) -> float:
+        """The same product, added to a sum in the wide dtype: reading and writing the sum hides behind the FLOPs, or
+        these behind it if k is small."""
+        return max(self.matmul_s(m, n, k), self.memory_s(2 * m * n * self.wide))
+
+    def sum_s(self, m: float, n: float) -> float:
+        """[m, n] added to a sum in the wide dtype after its product, which has written it in the dtype of the model."""
+        return self.memory_s(2 * m * n * (self.narrow + self.wide))
 
     def attention_s(self, flops: float, head_dim: int, backward: bool) -> float:
         """`flops` without recomputation: what backward computes again is accounted for in its efficiency."""

@@ -51,9 +51,8 @@ class LayerModel:
     """Parts of the sequence that are computed at a time (memo.executor.layer)."""
     sweeps: bool = False
     """Whether attention too is computed tile by tile (memo.executor.sweep)."""
-    adds_in_products: bool = False
-    """Whether the products that compute weight gradients add to the main gradients themselves (memo.executor.pieces):
-    that takes 8 bytes of memory traffic an element, which hide behind its two FLOPs for each of a tile's tokens."""
+    swaps: bool = False
+    """Whether the layer runs under a swap plan, which adds weight gradients in products wherever these can."""
 
     @cached_property
     def tokens(self) -> float:
@@ -95,17 +94,20 @@ class LayerModel:
         """Seconds of the product of all tokens with one matrix, tile by tile."""
         return self.tiles * self.kernels.matmul_s(self.tokens / self.tiles, n, k)
 
+    @property
+    def adds_in_products(self) -> bool:
+        """Whether the product of a weight gradient adds to the main gradient. On CPUs autograd's hook does it for
+        layers that do not run under a swap plan."""
+        return self.kernels.adds_in_products and (self.swaps or self.kernels.hardware.device == "cuda")
+
     def weight_product(self, n: float, k: float) -> float:
         """Seconds of a weight gradient, which is summed over all tokens, tile by tile."""
-        return self.tiles * self.kernels.matmul_s(n, k, self.tokens / self.tiles)
+        of_tile = self.kernels.adding_matmul_s if self.adds_in_products else self.kernels.matmul_s
+        return self.tiles * of_tile(n, k, self.tokens / self.tiles)
 
     def weight_sum(self, n: float, k: float) -> float:
-        """Seconds to add a weight gradient to the main gradient, if the product does not; it is written and read in the
-        dtype of the model, and the sum is read and written in the wide dtype."""
-        kernels = self.kernels
-        if self.adds_in_products:
-            return 0.0
-        return self.tiles * kernels.memory_s(n * k * 2 * (kernels.narrow + kernels.wide), 1)
+        """Seconds to add a weight gradient to the main gradient, if the product does not."""
+        return 0.0 if self.adds_in_products else self.tiles * self.kernels.sum_s(n, k)
 
     def hidden_s(self, passes: float, num_kernels: int = 1) -> float:
         """Passes over [n, h]."""
@@ -238,8 +240,7 @@ def plain_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
 
 def swapped_layer(config: RunConfig, kernels: Kernels) -> LayerCost:
     """A layer under a swap plan, in tiles; `recompute` by group."""
-    adds_in_products = kernels.hardware.device == "cuda" or kernels.narrow == kernels.wide
-    model = LayerModel(config, kernels, resolved_offload_tiles(config), config.memory.sweeps, adds_in_products)
+    model = LayerModel(config, kernels, resolved_offload_tiles(config), config.memory.sweeps, swaps=True)
     recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_again}
     if config.memory.offload_policy == "paper":
         recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved

@@ -53,16 +53,17 @@ class UpdateCost:
 
 
 def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
-    """The embedding: look-up and scatter over tp; backward adds to a dense gradient of the table."""
+    """The embedding: look-up and scatter over tp; backward makes a dense gradient of the table and adds it to the main
+    gradient, on every device: rows are scattered, and no product could do it."""
     tokens = _tokens(config)
     tp = Group(config.parallel.tp, 1)
     hidden_bytes = tokens * config.model.hidden_size * kernels.narrow
     scatter_s = kernels.gather_s(hidden_bytes, tp)
-    table = _head_rows(config) * config.model.hidden_size
     return EndCost(
         Cost(elementwise=kernels.memory_s(2 * hidden_bytes, 2), tensor=scatter_s),
         Cost(
-            elementwise=kernels.memory_s(2 * hidden_bytes + table * (2 * kernels.narrow + 2 * kernels.wide), 3),
+            elementwise=kernels.memory_s(2 * hidden_bytes, 2)
+            + kernels.sum_s(_head_rows(config), config.model.hidden_size),
             tensor=scatter_s,
         ),
     )
@@ -74,13 +75,15 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     tp = Group(config.parallel.tp, 1)
     chunk = min(config.training.loss_chunk_size, tokens)
     count = math.ceil(tokens / chunk)
-    logits, table = chunk * rows, rows * hidden
+    logits = chunk * rows
     chunk_bytes = chunk * hidden * kernels.narrow
     product_s = kernels.matmul_s(chunk, rows, hidden)
     gather_s = kernels.gather_s(chunk_bytes, tp)
     # Logits are written by their product, read once, and in backward overwritten by their gradient.
     forward_bytes, backward_bytes = logits * kernels.narrow, 2 * logits * kernels.narrow
-    weight_bytes = table * (2 * kernels.narrow + 2 * kernels.wide)
+    adds = kernels.adds_in_products
+    weight_s = kernels.adding_matmul_s(rows, hidden, chunk) if adds else kernels.matmul_s(rows, hidden, chunk)
+    sum_s = 0.0 if adds else kernels.sum_s(rows, hidden)
     # The norm reads its input and writes its output; its backward does so twice, and the gradient is copied in place.
     norm_s = kernels.memory_s(2 * chunk_bytes / tp.size)
     forward = Cost(
@@ -89,8 +92,8 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
         tensor=gather_s + 2 * kernels.all_reduce_s(chunk * kernels.wide, tp),
     )
     backward = Cost(
-        matmul=2 * product_s + kernels.matmul_s(rows, hidden, chunk),
-        elementwise=kernels.memory_s(backward_bytes + weight_bytes, 3) + 4 * norm_s,
+        matmul=2 * product_s + weight_s,
+        elementwise=kernels.memory_s(backward_bytes, 2) + sum_s + 4 * norm_s,
         tensor=2 * gather_s,
     )
     return EndCost(forward * count, backward * count)

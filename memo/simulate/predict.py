@@ -19,6 +19,10 @@ from memo.spec.steady import steady_microbatches, steady_period_s
 _MOST_BREADTH_FIRST = 64
 """Microbatches that are run breadth first before the rest is added as multiples of the last one."""
 
+_LAG = 6
+"""Microbatches for each stage that are run besides where actions wait for copies: these fall behind little by little,
+until their rate alone counts."""
+
 
 @dataclass(frozen=True)
 class StepPrediction:
@@ -126,7 +130,7 @@ def _time_pipeline(model: StepModel) -> _Timed:
     if full.breadth_first:
         found = _breadth_first(model, timed)
     else:
-        steady = steady_microbatches(full) + (2 * full.stages if any(model.states) else 0)  # copies lag behind
+        steady = steady_microbatches(full) + (_LAG * full.stages if timed is _simulated else 0)
         found = timed(model, replace(full, microbatches=min(full.microbatches, steady)))
     if not (model.times.offload_s or model.times.prefetch_s):
         return found

@@ -36,7 +36,21 @@ def test_the_layout_chosen_is_nearly_the_best_measured(accuracy: ModuleType, num
     """Of the layouts that did not run out of memory, at every number of GPUs."""
     regrets = accuracy.regrets(accuracy.p4d(number))
     assert list(regrets) == {3: [8, 16, 32, 64, 128, 256], 4: [4, 8, 16, 32, 64]}[number]
-    assert max(regrets.values()) <= 0.05
+    assert max(regrets.values()) <= 0.01
+
+
+def test_context_parallelism_is_foreseen_to_be_faster_than_tensor_parallelism_where_it_was_measured_so(
+    accuracy: ModuleType,
+) -> None:
+    """On H100, cp 2 beside tp 2 on as many GPUs: products add weight gradients, so that cp, which does not divide them,
+    pays no pass over them."""
+    by_layout = {(m.gpus, m.layout): m for m in accuracy.p4d(4)}
+    pairs = [(m, by_layout.get((gpus, (1, 2, 1, 1)))) for (gpus, at), m in by_layout.items() if at == (2, 1, 1, 1)]
+    met = [(tensor, context) for tensor, context in pairs if context is not None]
+    assert len(met) >= 3
+    for tensor, context in met:
+        assert context.tflops_per_gpu > tensor.tflops_per_gpu
+        assert context.predicted().tflops_per_gpu > tensor.predicted().tflops_per_gpu
 
 
 def test_mfu_of_memo(accuracy: ModuleType) -> None:
@@ -74,8 +88,8 @@ def test_ties_are_pairs_that_nobody_could_order(accuracy: ModuleType) -> None:
     """What the module of TIE_SHARE states of its pairs of published runs."""
     pairs = [*accuracy.leads(accuracy.p4d(3)), *accuracy.leads(accuracy.p4d(4))]
     shares = accuracy.rightly_ordered(pairs)
-    assert 1 - shares["ties"] == pytest.approx(1 / 3, abs=0.02)
-    assert 1 - shares["others"] == pytest.approx(1 / 15, abs=0.01)
+    assert 1 - shares["ties"] == pytest.approx(3 / 10, abs=0.02)
+    assert 1 - shares["others"] == pytest.approx(1 / 17, abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["gh200", "a100-80-pcie", "rtx-4090", "b200", "cpu"])
