@@ -93,7 +93,7 @@ def test_breadth_first_lies_between_its_bounds(microbatches: int, strategy: Stra
     """Also with so many microbatches that their hidden states between two layers are most of a step's memory."""
     for config in breadth_first_runs(microbatches, strategy):
         peak, bounds = program_memory(config, 8, 0).total, memory_bounds(config, 8, [0], moved_of(config))[0]
-        assert 0.8 * peak <= bounds.least <= peak <= bounds.most
+        assert 0.78 * peak <= bounds.least <= peak <= bounds.most
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
