@@ -46,6 +46,18 @@ HOPPER = replace(
     "and 6)",
 )
 
+BLACKWELL = replace(
+    HOPPER,
+    matmul=0.48,
+    matmul_half_size=16,
+    attention_forward=0.5,
+    attention_backward=0.33,
+    memory=0.69,
+    collective_s=40e-6,
+    source="round figures from the kernels on B200 that SimuMax v1.2 measured (github.com/MooreThreads/SimuMax, commit "
+    "4dcaae5, configs/system/b200_bf16_ceperm.json), attention counted as here; no step was fitted; others as on H100",
+)
+
 A100_40 = Hardware(
     name="a100-40",
     device="cuda",
@@ -150,8 +162,9 @@ B200 = replace(
     memory_gb_per_s=7700,
     node_gb_per_s=900,
     host_memory_gb_per_s=716.8,
-    source="NVIDIA HGX and DGX B200 data sheets (two Xeon 8570, eight channels of DDR5-5600 each); copies "
-    "as on h100-94; shares not measured here",
+    efficiency=BLACKWELL,
+    source="NVIDIA HGX and DGX B200 data sheets (two Xeon 8570, eight channels of DDR5-5600 each); copies as on "
+    "h100-94",
 )
 
 CPU = Hardware(

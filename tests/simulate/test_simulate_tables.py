@@ -77,7 +77,7 @@ def test_the_errors_that_plans_show_are_those_of_the_tables(accuracy: ModuleType
         time_error(HARDWARE["a100-40"], swaps=False): (85, accuracy.share_within(accuracy.p4d(3))),
         time_error(HARDWARE["h100-94"], swaps=True): (60, accuracy.share_within(accuracy.p4d(4))),
         time_error(HARDWARE["a800-80"], swaps=True): (len(swapped), accuracy.share_within(swapped)),
-        time_error(HARDWARE["b200"], swaps=True): (60, others),
+        time_error(HARDWARE["mi300x"], swaps=True): (60, others),
     }
     assert len(found) == 4
     for shown, (runs, share) in found.items():
@@ -92,7 +92,7 @@ def test_ties_are_pairs_that_nobody_could_order(accuracy: ModuleType) -> None:
     assert 1 - shares["others"] == pytest.approx(1 / 17, abs=0.005)
 
 
-@pytest.mark.parametrize("name", ["gh200", "a100-80-pcie", "rtx-4090", "b200", "cpu"])
+@pytest.mark.parametrize("name", ["gh200", "a100-80-pcie", "rtx-4090", "mi300x", "cpu"])
 def test_a_machine_without_published_runs_has_the_error_of_a_guess(name: str) -> None:
     guess = time_error(HARDWARE[name], swaps=True)
     assert guess == time_error(HARDWARE[name], swaps=False)
