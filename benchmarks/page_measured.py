@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from page_gpu import TABLES
 from page_scaled import mib
 from page_tables import Row, Table, number, text
 
@@ -188,19 +189,7 @@ ON_CPU = [
         text="memo-least keeps nothing but a layer's input and attention's output for backward, in host memory; "
         "memo-swept sweeps layers along the sequence, with hidden states in host memory.",
     ),
-    Table(
-        "swap_convergence",
-        "Losses with and without swapping",
-        {
-            "run": text("run"),
-            "dtype": text("dtype"),
-            "s": number("seq_length", ",d"),
-            "steps": lambda row: str(len(row["losses"])),
-            "last loss": lambda row: f"{row['losses'][-1]:.6f}",
-            "largest difference among alphas": number("max_difference_among_alphas", "g"),
-            "from the plain model": number("max_difference_from_plain", "g"),
-        },
-    ),
+    Table("swap_convergence", *TABLES["convergence"]),
     Table(
         "kill_campaign",
         "Ranks that are killed, hang or fail",
@@ -316,9 +305,9 @@ FORESEEN = [
             "tp, cp, pp": lambda row: ", ".join(map(str, row["tp_cp_pp"])),
             "sequences a step": number("sequences", "d"),
             "measured, s": number("step_s", ",.2f"),
-            "foreseen, s": number("error", "+.1%"),
-            "SimuMax's, s": number("other_error", "+.1%"),
-            "memory reserved": number("memory_error", "+.1%"),
+            "memo's step off by": number("error", "+.1%"),
+            "SimuMax's": number("other_error", "+.1%"),
+            "memory off by": number("memory_error", "+.1%"),
         },
         lambda row: "summary" not in row,
         text="Megatron-LM on 8 B200 as SimuMax measured it, and TRL on 8 H100 at a million tokens. Memory is foreseen "

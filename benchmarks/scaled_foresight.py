@@ -20,6 +20,7 @@ from memo.simulate.outside_layers import EndCost, UpdateCost
 from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, modelled_problem
 from memo.simulate.trace import simulate
+from memo.units import DTYPE_BYTES
 
 _NOTHING_AFTER = UpdateCost(0.0, 0.0, 0.0, False, 0.0, 0.0)
 
@@ -64,7 +65,7 @@ def _without_plan(work: Work, config: RunConfig, node: Hardware, found: Pieces) 
         again_s = found.attention_s
     forward_s, backward_s = found.forward_s, found.backward_s + again_s
     if work.case.way == "layer-input-offload":  # on the stream that computes
-        input_bytes = work.case.seq_length * config.model.hidden_size * 4
+        input_bytes = work.case.seq_length * config.model.hidden_size * DTYPE_BYTES["fp32"]
         host_bytes = config.model.num_layers * input_bytes
         forward_s += input_bytes / work.bytes_per_s
         backward_s += found.forward_s + input_bytes / work.bytes_per_s

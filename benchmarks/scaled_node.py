@@ -60,16 +60,17 @@ def link_bytes_per_s(flops: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--over-hidden", nargs="+", type=int, default=[16, 32, 48, 64, 128])
-    parser.add_argument("--ways", nargs="+", choices=SCALED_WAYS, default=list(SCALED_WAYS))
+    parser.add_argument("--ways", nargs="+", choices=SCALED_WAYS, default=list(SCALED_WAYS), help="beside the ideal")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps-s", type=float, default=8.0, help="a process runs steps for so long, and at least two")
     options = parser.parse_args()
+    ways = list(dict.fromkeys(["ideal", *options.ways]))  # of which all others are shares, and which sets the limit
     torch.set_num_threads(1)
     flops = max(device_peak(HardwareConfig(), torch.device("cpu"), torch.float32).flops for _ in range(5))
     rate, journal = link_bytes_per_s(flops), Journal("scaled_node")
     for over in options.over_hidden:
         about = {"length_over_hidden": over, "peak_gflops": flops / 1e9, "link_mb_per_s": rate / 1e6}
-        for row in at_length(over, rate, options.ways, options.repeats, options.steps_s):
+        for row in at_length(over, rate, ways, options.repeats, options.steps_s):
             journal.replace({**about, **row}, "length_over_hidden", "way")
 
 

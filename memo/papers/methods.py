@@ -5,10 +5,12 @@ llmem, dnnmem     fits up to the capacity, as LLMem's Algorithm 1 has it
 paper-alpha       MEMO's system: the calibrated verdict on its GPU and host memory, with alpha by its equations 1 to 3
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
-from memo.errors import ConfigError
+from memo.errors import ConfigError, HostMemoryError, PlanError
 from memo.estimate.answer import Answer, run_config
 from memo.estimate.cases import Case
 from memo.estimate.rank_memory import components
@@ -18,7 +20,7 @@ from memo.papers.dnnmem import dnnmem
 from memo.papers.eq18 import Layout, Zone, eq18, zone
 from memo.planner.alpha import solve_paper
 from memo.simulate.kernels import Kernels
-from memo.simulate.layer import swapped_layer
+from memo.simulate.layer import plain_layer
 from memo.units import GIB
 
 _VERDICTS = {Zone.GREEN: Verdict.FITS, Zone.YELLOW: Verdict.UNSURE, Zone.RED: Verdict.OOM}
@@ -76,12 +78,11 @@ def _by_llmem(case: Case, capacity: Capacity, corrected: bool) -> Answer:
 
 
 def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
-    """Alpha as given, else what the paper's program allows, of simulated times, down to eighths, as its tables have it,
-    and to what a node holds once each pinned block is rounded up to a power of two."""
+    """Alpha as given, else as `_paper_alpha`; each pinned block of host memory is rounded up to a power of two."""
     if case.hardware.device == "cpu" or case.recompute != "none":
         named = "--hardware cpu" if case.hardware.device == "cpu" else f"recompute {case.recompute}"
         raise ConfigError(f"{named} fights with --method paper-alpha, whose system swaps on GPUs: use --method memo")
-    config = run_config(replace(case, alpha=case.alpha or "auto", nvme_gib=0.0))
+    config = run_config(replace(case, alpha="auto" if case.alpha is None else case.alpha, nvme_gib=0.0))
     config = replace(config, memory=replace(config.memory, offload_policy="paper"))
     tokens, ranks = case.seq_len * case.mbs, min(case.gpus, case.hardware.gpus_per_node)
 
@@ -89,20 +90,7 @@ def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
         rank = memo_paper.host_bytes(config.model, tokens, alpha, case.tp, case.cp, powers_of_two=True)
         return ranks * rank / case.pp
 
-    if isinstance(case.alpha, float):
-        alpha, why = case.alpha, "as given"
-    else:
-        found = solve_paper(
-            memo_paper.always_bytes(config.model, tokens, case.tp, case.cp),
-            memo_paper.other_bytes(config.model, tokens, case.tp, case.cp),
-            swapped_layer(config, Kernels(case.hardware, resolved_dtype(config, "cuda"))).forward.total_s,
-            case.hardware.offload_gb_per_s * 1e9,
-            case.shape.layers // case.pp,
-            case.host_memory_gib * GIB / ranks,
-        )
-        eighths = [count / 8 for count in range(9) if count / 8 <= found.alpha]
-        alpha = next((share for share in reversed(eighths) if node_bytes(share) <= capacity.host_bytes), 0.0)
-        why = f"equations 1 to 3 allow {found.alpha:.3f}, limited by {found.limit}"
+    alpha, why = (case.alpha, "as given") if isinstance(case.alpha, float) else _paper_alpha(case, config, node_bytes)
     rank = memo_paper.gpu_memory(config, case.gpus, alpha)
     host = node_bytes(alpha)
     return Answer(
@@ -114,6 +102,28 @@ def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
         parts={**components(rank)},
         bound=f"alpha {alpha:g}, {why}; an account that tells 62 of 64 marks of the paper's tables 4 and 7",
     )
+
+
+def _paper_alpha(case: Case, config: RunConfig, node_bytes: Callable[[float], float]) -> tuple[float, str]:
+    """What the paper's program allows, and why: down to eighths, as its tables have it, and to what a node holds.
+
+    T_layer is simulated, of a layer that works on all its tokens at once. 0 where no alpha meets the equations.
+    """
+    tokens, ranks = case.seq_len * case.mbs, min(case.gpus, case.hardware.gpus_per_node)
+    try:
+        found = solve_paper(
+            memo_paper.always_bytes(config.model, tokens, case.tp, case.cp),
+            memo_paper.other_bytes(config.model, tokens, case.tp, case.cp),
+            plain_layer(config, Kernels(case.hardware, resolved_dtype(config, "cuda"))).forward.total_s,
+            case.hardware.offload_gb_per_s * 1e9,
+            case.shape.layers // case.pp,
+            case.host_memory_gib * GIB / ranks,
+        )
+    except (PlanError, HostMemoryError) as error:
+        return 0.0, f"equations 1 to 3 allow none ({error})"
+    eighths = (count / 8 for count in range(8, -1, -1) if count / 8 <= found.alpha)
+    fitting = (share for share in eighths if node_bytes(share) <= case.host_memory_gib * GIB)
+    return next(fitting, 0.0), f"equations 1 to 3 allow {found.alpha:.3f}, limited by {found.limit}"
 
 
 def _by_dnnmem(case: Case, capacity: Capacity) -> Answer:

@@ -114,6 +114,22 @@ def test_alpha_by_the_papers_equations(seq_k: int, alpha: str, limit: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("changed", "verdict", "says"),
+    [
+        ({"offload_gb_per_s": 1.0}, Verdict.FITS, "link (offload)"),
+        ({"host_memory_gib": 64}, Verdict.OOHM, "host memory"),
+    ],
+)
+def test_where_no_alpha_meets_the_equations_it_is_0_and_says_why(
+    changed: dict[str, float], verdict: Verdict, says: str
+) -> None:
+    asked = case(256, **{"host_memory_gib": "64"} if "host_memory_gib" in changed else {})
+    said = answer_by_paper(replace(asked, hardware=replace(asked.hardware, **changed)))
+    assert said.bound.startswith("alpha 0, equations 1 to 3 allow none (") and says in said.bound
+    assert said.verdict == verdict
+
+
+@pytest.mark.parametrize(
     ("cells", "says"),
     [({"hardware": "cpu", "gpus": "8"}, "--hardware cpu fights"), ({"recompute": "full"}, "recompute full fights")],
 )
