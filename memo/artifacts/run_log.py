@@ -126,6 +126,7 @@ class RunHeader:
             matrix products, which is measured there; `memo estimate` leaves it out.
         memory_plan: planner, proof, arena_bytes and lower_bound_bytes of --memory-planner; None without it.
         attention: name of the kernels and the reason for the choice; None in files of older versions.
+        host, command: of rank 0, the latter as a shell reads it; None in files of older versions.
     """
 
     started_at: Time
@@ -139,6 +140,8 @@ class RunHeader:
     swap: SwapForecast | None
     memory_plan: dict[str, Any] | None
     attention: dict[str, str] | None = None
+    host: str | None = None
+    command: str | None = None
 
     def save(self, path: str | Path) -> None:
         """Raises ArtifactError for a path that cannot be written."""

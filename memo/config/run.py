@@ -48,12 +48,17 @@ class CheckpointConfig:
     """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all."""
 
 
+LogFormat = Literal["short", "megatron"]
+
+
 @dataclass(frozen=True)
 class LoggingConfig:
     """What a run logs, and where."""
 
     log_interval: Annotated[int, COUNT] = 1
     """Steps between two log lines, and between two steps whose copies are timed where activations are swapped."""
+    log_format: LogFormat = "short"
+    """short: a line of 120 columns; megatron: Megatron-LM's line, with TGS and MFU added."""
     log_jsonl: str | None = None
     """File that gets one JSON object an iteration, at full precision; what `memo report` draws. Default: log.jsonl in
     --save."""

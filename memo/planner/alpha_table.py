@@ -22,6 +22,30 @@ def describe(solution: SwapSolution, problem: SwapProblem, origin: str | None = 
     )
 
 
+def headline(solution: SwapSolution, problem: SwapProblem, origin: str) -> str:
+    """The same in at most four lines: what moves, what it takes, `origin`, and what people may do about it."""
+    if solution.limit == Limit.RESIDENT:
+        return (
+            f"activations: all {format_bytes(solution.device_bytes)} stay in device memory, so nothing moves "
+            "(--offload-alpha off)"
+        )
+    shares = ", ".join(f"{name} {count}/{problem.tiles}" for name, count in solution.tiles.items() if count)
+    again = f", {format_seconds(solution.recompute_s)} of recomputation a {_part(problem)}"
+    taken = [
+        f"device {format_bytes(solution.device_bytes)} of {format_bytes(problem.device_bytes)}",
+        f"host {format_bytes(solution.host_bytes)} of {format_bytes(problem.host_bytes)}",
+    ]
+    if problem.disk is not None:
+        taken.append(f"disk {format_bytes(solution.disk_bytes)} of {format_bytes(problem.disk.num_bytes)}")
+    moves = f"{', '.join(problem.always)} move" + (f", and of the tokens of the rest {shares}" if shares else "")
+    lines = [
+        f"activations: {moves}{again if solution.recompute_s else ''}",
+        f"  limit: {solution.limit}; copies {_percent(solution.hidden_share)} hidden; {', '.join(taken)}",
+    ]
+    remarks = _remarks(solution, problem)
+    return "\n".join([*lines, f"  profile: {origin}", *(f"  {remark}" for remark in remarks[:1])])
+
+
 def _part(problem: SwapProblem) -> str:
     """What a slot holds, and all numbers are of."""
     return "section" if problem.sections > 1 else "layer"

@@ -25,6 +25,12 @@ def describe_plan(plan: MemoryPlan, trace: Trace) -> str:
     return "\n".join([text_table(rows, left=(0, 2)), f"{counted}{outlive}; {bound}: {_verdict(plan)}"])
 
 
+def plan_headline(plan: MemoryPlan, trace: Trace) -> str:
+    """The same in one line."""
+    others = ", ".join(f"{format_bytes(_reserved(trace, mode))} {name}" for name, mode in _MODES.items())
+    return f"{format_bytes(plan.arena_bytes)} at planned addresses ({_verdict(plan)}); PyTorch would reserve {others}"
+
+
 _MODES: dict[str, Mode] = {"default": "default", "expandable_segments": "expandable"}
 
 

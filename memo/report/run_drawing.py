@@ -40,11 +40,17 @@ class Picture:
 
 
 def draw_loss(runs: Mapping[str, RunLog]) -> Picture:
-    """Loss, validation loss as dots, and the gradient's norm before clipping, over iterations."""
-    panels = [("lm loss, nats a token", "lm_loss", "linear"), ("gradient norm", "grad_norm", "log")]
-    return Picture(
-        "loss", "Loss", "Loss of the global batch, and the gradient's norm before clipping.", _draw(runs, panels)
+    """Loss, validation loss as dots, the gradient's norm before clipping, and the learning rate, over iterations."""
+    panels = [
+        ("lm loss, nats a token", "lm_loss", "linear"),
+        ("gradient norm", "grad_norm", "log"),
+        ("learning rate", "lr", "linear"),
+    ]
+    caption = (
+        "Loss of the global batch, the gradient's norm before clipping, and the learning rate. From "
+        f"{_SMOOTHED_FROM} iterations on, thick lines are smoothed, with the values themselves behind them."
     )
+    return Picture("loss", "Loss", caption, _draw(runs, panels))
 
 
 def draw_speed(runs: Mapping[str, RunLog]) -> Picture:
@@ -178,7 +184,7 @@ def _why_no_copies(run: RunLog) -> str:
 
 def _draw(runs: Mapping[str, RunLog], panels: Sequence[tuple[str, str, str]]) -> bytes:
     """Panels above each other, with a line for each run."""
-    figure = blank_figure("a run", 8.0, 4.8)
+    figure = blank_figure("a run", 8.0, 1.8 + 1.5 * len(panels))
     subplots = figure.subplots(len(panels), 1, sharex=True, height_ratios=[3, *[2] * (len(panels) - 1)])
     for axes, (label, field, scale) in zip(subplots, panels, strict=True):
         _axes(axes, "iteration" if axes is subplots[-1] else "", label)

@@ -92,6 +92,8 @@ def _identity(header: RunHeader) -> list[list[str]]:
     versions = ", ".join(f"{name} {version}" for name, version in header.versions.items())
     return [
         ["last started", header.started_at],
+        ["command", header.command or _UNKNOWN],
+        ["host", header.host or _UNKNOWN],
         ["device", header.device],
         ["peak of one device", f"{header.peak_flops / 1e12:.4g} TFLOP/s"],
         ["parameters", format_count(header.parameters)],

@@ -24,8 +24,8 @@ from memo.model.transformer import Head, Microbatch
 from memo.parallel.collectives import all_reduce
 from memo.text_table import text_table
 from memo.train.build import ParallelModel
+from memo.train.console import perplexity
 from memo.train.feed import Feed
-from memo.train.metrics import perplexity
 
 _FIRST_EDGE = 512
 """All positions below this are one bucket: so close to the beginning of a text, all models are alike."""

@@ -1,4 +1,7 @@
-"""What a run prints before its first step."""
+"""What a run prints before its first step: at most 15 lines, and one of what moves where nothing does.
+
+`memo profile` prints the whole tables of the plans.
+"""
 
 from memo.config import RunConfig
 from memo.data import PackedConversations, PackedDataset
@@ -37,11 +40,11 @@ def describe_start(
         f"MFU refers to {prepared.peak}"
     )
     if parts.chosen_swap is not None:
-        text += f"\n\n{parts.chosen_swap.describe()}\n"
+        text += f"\n{parts.chosen_swap.headline()}"
     if parts.states is not None:
-        text += f"\n{parts.states.describe()}\n"
+        text += f"\n{parts.states.describe()}"
     if parts.transients is not None:
-        text += f"\nmemory that a step allocates on this rank:\n{parts.transients.describe()}\n"
+        text += f"\nmemory of a step: {parts.transients.headline()}"
     return text
 
 

@@ -1,11 +1,9 @@
-"""Writes the record of each step: as Megatron's log line, as JSON lines, and to optional trackers."""
+"""Writes the record of each step: on the console, as JSON lines, and to optional trackers."""
 
 import contextlib
 import dataclasses
-import datetime
 import errno
 import json
-import math
 import os
 import statistics
 import sys
@@ -18,6 +16,7 @@ from memo.artifacts.run_log import RunHeader, default_log, header_path
 from memo.artifacts.run_log import StepRecord as StepRecord
 from memo.config import RunConfig
 from memo.spec.flops import model_flops_per_token
+from memo.train.console import Console
 
 
 @dataclass(frozen=True)
@@ -56,40 +55,6 @@ class Sink(Protocol):
     def write(self, record: StepRecord) -> None: ...
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
-
-
-def perplexity(loss: float) -> float:
-    """The perplexity of a loss in nats per token; infinite if fp64 cannot hold it, nan for nan."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
-
-
-def log_line(record: StepRecord, train_iters: int) -> str:
-    """Megatron's log line, with TGS and MFU added."""
-    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-    fields = [
-        f" [{now}] iteration {record.iteration:8d}/{train_iters:8d}",
-        f"consumed samples: {record.consumed_samples:12d}",
-        f"elapsed time per iteration (ms): {record.step_time_s * 1e3:.1f}",
-        f"throughput per GPU (TFLOP/s/GPU): {record.tflops_per_gpu:.4g}",
-        f"TGS: {record.tgs:.1f}",
-        f"MFU: {record.mfu_percent:.2f}%",
-        f"learning rate: {record.lr:.6E}",
-        f"global batch size: {record.global_batch_size:5d}",
-        f"lm loss: {record.lm_loss:.6E}",
-        f"grad norm: {record.grad_norm:.3f}",
-        f"number of skipped iterations: {record.skipped_iterations:3d}",
-        f"number of nan iterations: {record.nan_iterations:3d}",
-    ]
-    return " | ".join(fields) + " |"
-
-
-def say(text: str) -> None:
-    """Print a line on standard output; if that fails (a full disk, a closed pipe), the run goes on."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, flush=True)
 
 
 class JsonLines:
@@ -155,41 +120,6 @@ class WandB:
         self.run.finish()
 
 
-class Console:
-    """Log lines on standard output, above a progress bar when standard error is a terminal."""
-
-    name = "standard output"
-
-    def __init__(self, train_iters: int, done: int, log_interval: int, progress: bool) -> None:
-        self.train_iters, self.log_interval = train_iters, log_interval
-        self.bar: Any = None
-        if progress and sys.stderr.isatty():
-            from rich.console import Console as RichConsole
-            from rich.progress import Progress
-
-            self.bar = Progress(console=RichConsole(stderr=True), transient=True)
-            self.task = self.bar.add_task("training", total=train_iters, completed=done)
-            self.bar.start()
-
-    def write(self, record: StepRecord) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=record.iteration)
-        if record.iteration % self.log_interval == 0 or record.iteration == self.train_iters:
-            print(log_line(record, self.train_iters), flush=True)
-
-    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
-        loss = found["loss"]
-        print(
-            f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
-            f"lm loss PPL: {perplexity(loss):.6E} |",
-            flush=True,
-        )
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
 class Reporter:
     """All sinks of one run; only rank 0 has any. It is a context manager that closes them."""
 
@@ -208,8 +138,8 @@ class Reporter:
         reporter = cls()
         if not is_main_rank:
             return reporter
-        logging, train_iters = config.logging, config.training.train_iters
-        reporter.sinks.append(Console(train_iters, done, logging.log_interval, logging.progress))
+        logging = config.logging
+        reporter.sinks.append(Console(config, done))
         log = default_log(config.checkpoint.save, logging.log_jsonl)
         if log is not None:
             reporter.add(f"the log {log}", lambda name: JsonLines(name, log, header()))

@@ -266,3 +266,15 @@ def learning_rate(config: RunConfig, iteration: int) -> float:
     done = (iteration - warmup) / (decay_iters - warmup)
     share = 1.0 - done if training.lr_decay_style == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return floor + (peak - floor) * share
+
+
+def schedule_of(config: RunConfig) -> dict[str, object]:
+    """{flag: value} of all that `learning_rate` reads, in words of the command line."""
+    training = config.training
+    schedule: dict[str, object] = {"--lr": training.lr, "--lr-decay-style": training.lr_decay_style}
+    schedule["--lr-warmup-iters"] = training.lr_warmup_iters
+    if training.lr_decay_style != "constant":
+        schedule |= {"--min-lr": training.min_lr, "--lr-decay-iters": resolved_lr_decay_iters(config)}
+    if training.lr_decay_style == "WSD":
+        schedule["--lr-wsd-decay-iters"] = resolved_lr_wsd_decay_iters(config)
+    return schedule

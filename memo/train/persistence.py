@@ -21,9 +21,10 @@ from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh
 from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
+from memo.train.console import say
 from memo.train.feed import Feed
-from memo.train.metrics import say
-from memo.train.saved_config import loaded_sweep, save_config
+from memo.train.optimizer import schedule_of
+from memo.train.saved_config import loaded_config, loaded_sweep, save_config
 
 
 def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
@@ -103,7 +104,20 @@ class Persistence:
         is_lost = not has_pointer(directory) and resolve_checkpoint(directory) != Path(directory)
         lost = f", the newest whole one there: {LATEST} is missing" if is_lost else ""
         self._print(f"loaded checkpoint {directory} at iteration {state.iteration}{lost}{self._other_tiles()}")
+        if schedule := self._other_schedule():
+            self._print(schedule)
         return state
+
+    def _other_schedule(self) -> str:
+        """A sentence where the learning rate followed another schedule until here."""
+        then = loaded_config(self.config) if self.mesh.rank == 0 else None
+        if then is None:
+            return ""
+        old, new = schedule_of(then), schedule_of(self.config)
+        changed = [
+            f"{flag} {new[flag]} (was {old.get(flag, 'not used')})" for flag in new if new[flag] != old.get(flag)
+        ]
+        return f"the learning rate follows another schedule from here on: {', '.join(changed)}" if changed else ""
 
     def _other_tiles(self) -> str:
         """A clause where layers ran in other tiles until here, so that this run is not that one to the bit."""

@@ -19,7 +19,7 @@ from memo.config.memory import MemoryConfig, MemoryPlanner
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.executor.phases import Phases
 from memo.planner.memory.trace_plan import plan_trace
-from memo.planner.memory_table import describe_plan
+from memo.planner.memory_table import describe_plan, plan_headline
 from memo.planner.traces import merge
 from memo.units import format_bytes
 
@@ -89,6 +89,9 @@ class PlannedMemory:
 
     def describe(self) -> str:
         return describe_plan(self.plan, self.trace)
+
+    def headline(self) -> str:
+        return plan_headline(self.plan, self.trace)
 
 
 class Transients:
@@ -180,11 +183,18 @@ class Transients:
 
     def describe(self) -> str:
         """A text that says what is reserved, or why nothing is planned."""
+        return self._told("" if self.planned is None else self.planned.describe(), "\n")
+
+    def headline(self) -> str:
+        """The same in one line."""
+        return self._told("" if self.planned is None else self.planned.headline(), "; ")
+
+    def _told(self, plan: str, between: str) -> str:
         if self.planned is None:
             segments = _segments() if self.on_cuda else ""
             return f"not planned, torch's own allocator serves it{segments}: {self.reason}"
-        note = f"\nsome requests will not be as planned: {self.reason}" if self.reason else ""
-        return self.planned.describe() + note
+        note = f"{between}some requests will not be as planned: {self.reason}" if self.reason else ""
+        return plan + note
 
     def report(self) -> str:
         """One line about how many requests were served as planned."""

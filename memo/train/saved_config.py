@@ -16,13 +16,18 @@ def save_config(config: RunConfig, directory: str) -> None:
     Path(directory, CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
 
 
-def loaded_sweep(config: RunConfig) -> Sweep | None:
-    """How layers ran in the run that --load goes on with; None if there is none, or its configuration is not there."""
+def loaded_config(config: RunConfig) -> RunConfig | None:
+    """That of the run that --load goes on with; None if there is none, or its configuration is not there."""
     load = config.checkpoint.load
     if load is None or not has_checkpoint(load):
         return None
     try:
-        values = read_toml(resolve_checkpoint(load).parent / CONFIG_FILE)
-        return sweep_of(RunConfig().override(values))
+        return RunConfig().override(read_toml(resolve_checkpoint(load).parent / CONFIG_FILE))
     except (ConfigError, CheckpointError):  # of a checkpoint that was moved alone, or of another version of memo
         return None
+
+
+def loaded_sweep(config: RunConfig) -> Sweep | None:
+    """How layers ran in the run that --load goes on with; None as for `loaded_config`."""
+    then = loaded_config(config)
+    return None if then is None else sweep_of(then)

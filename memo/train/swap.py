@@ -22,7 +22,7 @@ from memo.model.transformer import TransformerChunk
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.planner.alpha import no_staging, solve, solve_at
-from memo.planner.alpha_table import describe
+from memo.planner.alpha_table import describe, headline
 from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans, disk_plan
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, SweepPlans, swap_plan, sweep_plans
@@ -61,6 +61,9 @@ class ChosenSwap:
 
     def describe(self) -> str:
         return describe(self.solution, self.problem, self.origin)
+
+    def headline(self) -> str:
+        return headline(self.solution, self.problem, self.origin)
 
 
 def choose(

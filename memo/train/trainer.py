@@ -24,12 +24,13 @@ from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_
 from memo.parallel.replicas import check_replicas
 from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import ParallelModel, build, build_mesh
+from memo.train.console import Outcome, describe_end, say
 from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
 from memo.train.header import describe_start
 from memo.train.memory_choice import agreed
-from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, say, speed
+from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence, own_directory
@@ -303,7 +304,7 @@ class Trainer:
     # How it is done.
 
     def _train(self) -> StepRecord | None:
-        record, saved = None, None
+        record, saved, outcome = None, None, Outcome()
         training, checkpoint = self.config.training, self.config.checkpoint
         self.persistence.write_config()
         reporter = Reporter.for_rank(
@@ -320,22 +321,25 @@ class Trainer:
                 with explained(self.config, self.parts, self.meter, self.iteration + 1):
                     record = self.step()
                 reporter.write(record)
+                outcome.add(record, self.global_batch_size * self.config.data.seq_length)
                 for callback in self.callbacks:
                     callback(record)
                 check_skips(self.config, self.iteration, self.consecutive_skips)
                 if training.check_replicas_interval and self.iteration % training.check_replicas_interval == 0:
                     check_replicas(self.parts.data_parallel, self.iteration)
                 if training.eval_interval and self.iteration % training.eval_interval == 0:
-                    self._report_evaluation(reporter)
+                    outcome.validation_loss = self._report_evaluation(reporter)
                 if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
                     saved, saved_at = self.save(), self.iteration
         if checkpoint.save is not None and saved_at != self.iteration:
             saved = self.save()
         self.persistence.finish()
-        if self.was_stopped:
-            self.print(stopped(self.config, self._stop.signal_name, self.iteration, saved))
         if self.parts.transients is not None:
             self.print(self.parts.transients.report())
+        if self.was_stopped:
+            self.print(stopped(self.config, self._stop.signal_name, self.iteration, saved))
+        else:
+            self.print(describe_end(self.config, outcome, self.iteration, self.parts.device.type == "cpu", saved))
         return record
 
     def _feed(self, dataset: SampleDataset, tiles: int) -> Feed:
@@ -382,13 +386,16 @@ class Trainer:
         with self.parts.optimizer.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
             transients.plan(lambda: self.parts.train_step(batches, 0.0, _open(self._agreement)), run)
 
-    def _report_evaluation(self, reporter: Reporter) -> None:
+    def _report_evaluation(self, reporter: Reporter) -> float:
+        """The loss, in nats a token."""
         if not self.config.training.eval_positions:
-            reporter.write_evaluation(self.iteration, {"loss": self.evaluate()})
-            return
+            loss = self.evaluate()
+            reporter.write_evaluation(self.iteration, {"loss": loss})
+            return loss
         found = self.evaluate_positions()
         reporter.write_evaluation(self.iteration, dataclasses.asdict(found))
         self.print(found.table())
+        return found.loss
 
 
 def _open(part: Part | None) -> Part:

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import platform
 import resource
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -229,6 +231,8 @@ def run_header(
         peak_flops=peak.flops,
         config=dataclasses.asdict(config),
         attention=dataclasses.asdict(attention),
+        host=platform.node(),
+        command=shlex.join(sys.orig_argv),
         memory_forecast=meter.forecast(config, parts),
         swap=None if parts.chosen_swap is None else swap_forecast(parts.chosen_swap),
         memory_plan=None

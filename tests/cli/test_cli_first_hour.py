@@ -68,8 +68,8 @@ RIGHT = [
     ("estimate --model Llama/checkpoint-7 --seq_len=1K", "1,024 tokens"),
     ("hardware h100-80", "peak_tflops"),
     ("data chat chats.jsonl data/chat --tokenizer byte --chat-template chat.jinja", "data/chat: 1 conversations"),
-    (f"train --model llama-tiny --mock-data --train-iters 2 {SMALL}", "iteration        2/       2"),
-    (f"train --model llama-tiny --data-path data/mine --num-epochs 1 --gbs 8 {SMALL}", "iteration        3/       3"),
+    (f"train --model llama-tiny --mock-data --train-iters 2 {SMALL}", "iteration 2/2 | loss "),
+    (f"train --model llama-tiny --data-path data/mine --num-epochs 1 --gbs 8 {SMALL}", "iteration 3/3 | loss "),
 ]
 
 

@@ -20,8 +20,8 @@ from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
 from memo.data.sample import cut_sample
 from memo.errors import ConfigError, DataError
 from memo.parallel.loss import losses_and_greedy_tokens
+from memo.train.console import Console
 from memo.train.evaluation import LossByPosition, NeedleRecall, PositionBucket, compare_positions
-from memo.train.metrics import Console
 
 SEQ_LENGTH, VOCABULARY = 64, 61
 SMALL: dict[str, Any] = {
@@ -314,7 +314,7 @@ def test_every_evaluation_is_told_and_logged(tmp_path: Path, capsys: pytest.Capt
         of.train()
         last = of.evaluate_positions()
     printed = capsys.readouterr().out
-    assert last.table() in printed and "validation loss at iteration 2 |" in printed
+    assert last.table() in printed and "validation loss " in printed and ", at iteration 2" in printed
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     evaluations = [line for line in lines if "evaluation" in line]
     assert [line["iteration"] for line in evaluations] == [2, 4] and len(lines) == 4 + 2
@@ -343,12 +343,18 @@ def test_buckets_are_doublings_of_512(seq_length: int, edges: list[int]) -> None
     assert found == list(zip([0, *edges], [*edges, seq_length], strict=True))
 
 
-@pytest.mark.parametrize(("loss", "told"), [(30.0, "1.068647E+13"), (800.0, "INF"), (float("nan"), "NAN")])
+@pytest.mark.parametrize(
+    ("loss", "short", "megatron"),
+    [(30.0, "1.069e+13", "1.068647E+13"), (800.0, "inf", "INF"), (float("nan"), "nan", "NAN")],
+)
 def test_the_perplexity_that_is_told_is_that_of_the_loss(
-    loss: float, told: str, capsys: pytest.CaptureFixture[str]
+    loss: float, short: str, megatron: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Console(1, 0, 1, progress=False).write_evaluation(1, {"loss": loss})
-    assert f"lm loss PPL: {told} |" in capsys.readouterr().out
+    for form in ("short", "megatron"):
+        config = memo.RunConfig().override({"log_format": form, "progress": False})
+        Console(config, 0).write_evaluation(1, {"loss": loss})
+    lines = capsys.readouterr().out.splitlines()
+    assert f", perplexity {short}, at iteration 1" in lines[0] and f"lm loss PPL: {megatron} |" in lines[1]
 
 
 def test_tables() -> None:

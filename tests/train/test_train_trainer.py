@@ -79,8 +79,8 @@ def test_trains_on_a_corpus_and_tells_every_step(
         assert record.mfu_percent == pytest.approx(100 * record.tflops_per_gpu / 1.0, rel=1e-12)
         assert record.grad_norm > 0 and record.device_peak_bytes > 0 and record.host_peak_bytes > 0
         assert (record.skipped_iterations, record.nan_iterations) == (0, 0)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "iteration" in line]
-    assert len(lines) == 6 and f"lm loss: {records[2].lm_loss:.6E} |" in lines[2]
+    lines = [line for line in capsys.readouterr().out.splitlines() if " iteration " in line]
+    assert len(lines) == 6 and f" iteration 3/6 | loss {records[2].lm_loss:.4f} | " in lines[2]
 
 
 def test_record_has_the_documented_fields() -> None:

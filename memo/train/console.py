@@ -1,0 +1,204 @@
+"""What a run says while it trains: log lines, a progress bar, and what came of it at the end."""
+
+import contextlib
+import datetime
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memo.artifacts.run_log import StepRecord
+from memo.config import RunConfig
+from memo.config.run import LogFormat
+from memo.units import format_bytes, format_duration_s
+
+
+def say(text: str) -> None:
+    """Print a line on standard output; if that fails (a full disk, a closed pipe), the run goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)
+
+
+def perplexity(loss: float) -> float:
+    """The perplexity of a loss in nats per token; infinite if fp64 cannot hold it, nan for nan."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def log_line(record: StepRecord, train_iters: int, form: LogFormat = "short") -> str:
+    """The line of one iteration: at most 120 columns, or Megatron's with TGS and MFU added."""
+    return _megatron_line(record, train_iters) if form == "megatron" else _short_line(record, train_iters)
+
+
+def _short_line(record: StepRecord, train_iters: int) -> str:
+    """A part that only some iterations have, such as of skipped ones, may take it beyond 120 columns."""
+    now, width = datetime.datetime.now().strftime("%m-%d %H:%M:%S"), len(str(train_iters))
+    fields = [
+        f"{now} iteration {record.iteration:{width}d}/{train_iters}",
+        f"loss {record.lm_loss:.4f}",
+        f"grad norm {record.grad_norm:.4g}",
+        f"lr {record.lr:.2e}",
+        _step_time(record.step_time_s),
+        f"TGS {record.tgs:,.0f}",
+        f"MFU {record.mfu_percent:.1f}%",
+    ]
+    skipped = [f"{record.skipped_iterations} skipped"] if record.skipped_iterations else []
+    return " | ".join(fields + skipped)
+
+
+def _step_time(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else format_duration_s(seconds)
+
+
+def _megatron_line(record: StepRecord, train_iters: int) -> str:
+    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+    fields = [
+        f" [{now}] iteration {record.iteration:8d}/{train_iters:8d}",
+        f"consumed samples: {record.consumed_samples:12d}",
+        f"elapsed time per iteration (ms): {record.step_time_s * 1e3:.1f}",
+        f"throughput per GPU (TFLOP/s/GPU): {record.tflops_per_gpu:.4g}",
+        f"TGS: {record.tgs:.1f}",
+        f"MFU: {record.mfu_percent:.2f}%",
+        f"learning rate: {record.lr:.6E}",
+        f"global batch size: {record.global_batch_size:5d}",
+        f"lm loss: {record.lm_loss:.6E}",
+        f"grad norm: {record.grad_norm:.3f}",
+        f"number of skipped iterations: {record.skipped_iterations:3d}",
+        f"number of nan iterations: {record.nan_iterations:3d}",
+    ]
+    return " | ".join(fields) + " |"
+
+
+class Console:
+    """Log lines on standard output, above a progress bar when standard error is a terminal."""
+
+    name = "standard output"
+
+    def __init__(self, config: RunConfig, done: int) -> None:
+        """`done`: iterations that were complete before this start."""
+        logging = config.logging
+        self.train_iters, self.log_interval, self.form = (
+            config.training.train_iters,
+            logging.log_interval,
+            logging.log_format,
+        )
+        self.bar: Any = None
+        if logging.progress and sys.stderr.isatty() and done < self.train_iters:
+            self.bar, self.task = _progress_bar(self.train_iters, done)
+            self.bar.start()
+
+    def write(self, record: StepRecord) -> None:
+        if self.bar is not None:
+            figures = f"loss {record.lm_loss:.4f}  {record.tgs:,.0f} tokens/s/GPU"
+            self.bar.update(self.task, completed=record.iteration, figures=figures)
+        if record.iteration % self.log_interval == 0 or record.iteration == self.train_iters:
+            print(log_line(record, self.train_iters, self.form), flush=True)
+
+    def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
+        loss = found["loss"]
+        if self.form == "megatron":
+            text = f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
+            text += f"lm loss PPL: {perplexity(loss):.6E} |"
+        else:
+            text = f"validation loss {loss:.4f}, perplexity {perplexity(loss):.4g}, at iteration {iteration}"
+        print(text, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def _progress_bar(train_iters: int, done: int) -> tuple[Any, Any]:
+    """A bar on standard error, and its task: iterations, time that is left by the recent ones, loss and speed."""
+    from rich.console import Console as RichConsole
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    bar = Progress(*columns, console=RichConsole(stderr=True), transient=True)
+    return bar, bar.add_task("training", total=train_iters, completed=done, figures="")
+
+
+@dataclass
+class Outcome:
+    """What came of a call of train(), on rank 0.
+
+    Attributes:
+        trained_s: seconds that its steps took.
+        tokens: of all ranks, in these steps.
+        validation_loss: of the last evaluation among them, in nats a token.
+    """
+
+    trained_s: float = 0.0
+    tokens: int = 0
+    iterations: int = 0
+    last: StepRecord | None = None
+    validation_loss: float | None = None
+
+    def add(self, record: StepRecord, tokens: int) -> None:
+        self.trained_s += record.step_time_s
+        self.tokens += tokens
+        self.iterations += 1
+        self.last = record
+
+
+def describe_end(config: RunConfig, outcome: Outcome, iteration: int, is_on_cpu: bool, saved: Path | None) -> str:
+    """What train() did, what it took, where its weights are, and which command comes next.
+
+    Args:
+        iteration: where the run is now.
+        saved: its last checkpoint of this start.
+    """
+    last = outcome.last
+    if last is None:
+        return _nothing_left(config, iteration)
+    loss = f"loss {last.lm_loss:.4f}"
+    if outcome.validation_loss is not None:
+        loss += f", validation loss {outcome.validation_loss:.4f}"
+    lines = [
+        f"trained {outcome.iterations:,} iterations, {outcome.tokens:,} tokens, in "
+        f"{format_duration_s(outcome.trained_s)}: {loss}",
+        f"peak memory of rank 0: {_peaks(last, is_on_cpu)}",
+    ]
+    return "\n".join([*lines, *_next(config, saved)])
+
+
+def _nothing_left(config: RunConfig, iteration: int) -> str:
+    return (
+        f"nothing is left to train: --load {config.checkpoint.load} is at iteration {iteration}, and --train-iters is "
+        f"{config.training.train_iters}: give a larger one to go on"
+    )
+
+
+def _peaks(last: StepRecord, is_on_cpu: bool) -> str:
+    if is_on_cpu:  # one resident set holds everything
+        return format_bytes(last.host_peak_bytes)
+    return f"{format_bytes(last.device_peak_bytes)} of the device, {format_bytes(last.host_peak_bytes)} of the host"
+
+
+def _next(config: RunConfig, saved: Path | None) -> Sequence[str]:
+    if saved is None:
+        return ["nothing is saved: --save was not given"] if config.checkpoint.save is None else []
+    return [
+        f"checkpoint: {saved}",
+        f"next: memo report {config.checkpoint.save} draws this run, memo export {config.checkpoint.save} --out DIR "
+        "writes its weights for Hugging Face",
+    ]
