@@ -148,6 +148,20 @@ ON_CPU = [
         },
     ),
     Table(
+        "quarter_million",
+        "One step of 262,144 tokens in 104 MiB of device memory",
+        {
+            "layers": text("way"),
+            "s": number("seq_length", ",d"),
+            "loss": number("lm_loss", ".15f"),
+            "norm of the gradient": number("grad_norm", ".17f"),
+            "slots, MiB": mib("rounding_buffers_bytes"),
+            "host records, MiB": mib("host_records_bytes"),
+            "step, s": number("step_time_s", ".0f"),
+            "refusal": text("message"),
+        },
+    ),
+    Table(
         "memory_iterations",
         "Memory plans of iterations, GiB",
         {

@@ -33,6 +33,9 @@ Result = TypeVar("Result")
 _PROFILES = 5
 """Of which the quickest times count, as of steps."""
 
+_PIECES_LAYERS = 3
+"""Of one layer alone, too much would still lie in the cache when its backward begins."""
+
 _MEMO = {"offload_backend": "threads"}
 SCALED_WAYS = {
     "ideal": WAYS["none"],
@@ -109,17 +112,26 @@ class PacedCopies(HostCopies):
         self.bytes_per_s = bytes_per_s
 
     def take(self, x: Tensor) -> Tensor:
-        return paced(lambda: super(PacedCopies, self).take(x), x.nbytes, self.bytes_per_s)
+        return paced(lambda: super(PacedCopies, self).take(x), x.nbytes, self.bytes_per_s, spin)
 
     def bring(self, waiting: Tensor, device: torch.device) -> Tensor:
-        return paced(lambda: super(PacedCopies, self).bring(waiting, device), waiting.nbytes, self.bytes_per_s)
+        return paced(lambda: super(PacedCopies, self).bring(waiting, device), waiting.nbytes, self.bytes_per_s, spin)
 
 
-def paced(copy: Callable[[], Result], num_bytes: int, bytes_per_s: float) -> Result:
+def paced(
+    copy: Callable[[], Result], num_bytes: int, bytes_per_s: float, wait: Callable[[float], None] = time.sleep
+) -> Result:
     begin_s = time.perf_counter()
     result = copy()
-    time.sleep(max(0.0, num_bytes / bytes_per_s - (time.perf_counter() - begin_s)))
+    wait(max(0.0, num_bytes / bytes_per_s - (time.perf_counter() - begin_s)))
     return result
+
+
+def spin(seconds: float) -> None:
+    """Wait as the core that computes, which after a sleep would begin with cold caches and a lower clock."""
+    end_s = time.perf_counter() + seconds
+    while time.perf_counter() < end_s:
+        pass
 
 
 def take(work: Work) -> dict[str, Any]:
@@ -161,10 +173,10 @@ def _steps(trainer: Trainer, work: Work) -> list[StepRecord]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Seconds of what steps consist of, without a plan, each the quickest of those of a model with one layer.
+    """Seconds of what steps consist of, without a plan, each of the quickest step of a model with a few layers.
 
     Attributes:
-        forward_s, backward_s, attention_s: of a layer: its passes, and the forward of its attention.
+        forward_s, backward_s, attention_s: of a layer: its passes, and the forward of its attention; the mean of all.
         beside_s: embedding, loss and optimizer.
     """
 
@@ -177,20 +189,27 @@ class Pieces:
 def pieces(work: Work) -> Pieces:
     """Measure them, and write the profile of a layer under a plan, with the rates of a link that it cannot see."""
     _write_profile(work)
-    shape = {**work.case.shape, "num_layers": 1}
+    shape = {**work.case.shape, "num_layers": _PIECES_LAYERS}
     case = dataclasses.replace(work.case, way="ideal", shape=shape)
     with tried(), Trainer(case.model, **dataclasses.replace(work, case=case).flags) as trainer:
-        (layer,) = trainer.parts.chunks[0].layers
-        assert isinstance(layer, TransformerLayer)
-        seconds = _timed(layer)
+        seconds: dict[str, list[float]] = defaultdict(list)
+        for layer in trainer.parts.chunks[0].layers:
+            assert isinstance(layer, TransformerLayer)
+            _time(layer, seconds)
         trainer.step()
         seconds.clear()  # the first step makes the moments
         records = _steps(trainer, work)
+    of_steps = {name: [sum(found) for found in batched(values, _PIECES_LAYERS)] for name, values in seconds.items()}
     beside_s = (
         record.step_time_s - forward_s - backward_s
-        for record, forward_s, backward_s in zip(records, seconds["forward"], seconds["backward"], strict=True)
+        for record, forward_s, backward_s in zip(records, of_steps["forward"], of_steps["backward"], strict=True)
     )
-    return Pieces(*(min(seconds[name]) for name in ("forward", "backward", "attention")), min(beside_s))
+    layers_s = (min(of_steps[name]) / _PIECES_LAYERS for name in ("forward", "backward", "attention"))
+    return Pieces(*layers_s, min(beside_s))
+
+
+def batched(values: list[float], size: int) -> list[list[float]]:
+    return [values[at : at + size] for at in range(0, len(values), size)]
 
 
 def _write_profile(work: Work) -> None:
@@ -213,9 +232,8 @@ def _write_profile(work: Work) -> None:
     dataclasses.replace(found[0], **quickest, **rates).save(work.profile)
 
 
-def _timed(layer: TransformerLayer) -> dict[str, list[float]]:
-    """Seconds of each forward, backward and forward of attention of a layer, from now on."""
-    seconds: dict[str, list[float]] = defaultdict(list)
+def _time(layer: TransformerLayer, seconds: dict[str, list[float]]) -> None:
+    """Add to `seconds` those of each forward, backward and forward of attention of a layer, from now on."""
     began: dict[str, float] = {}
 
     def begin(name: str) -> None:
@@ -241,7 +259,6 @@ def _timed(layer: TransformerLayer) -> dict[str, list[float]]:
     core, layer.attention.core = layer.attention.core, attention
     layer.register_forward_pre_hook(before)
     layer.register_forward_hook(after)
-    return seconds
 
 
 def main() -> None:
