@@ -9,17 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Choice", "Plan", "RunConfig", "StepRecord", "Trainer", "__version__", "plan"]
+__all__ = [
+    "Choice",
+    "CustomLayer",
+    "LayerParts",
+    "Plan",
+    "RunConfig",
+    "StepRecord",
+    "Trainer",
+    "__version__",
+    "plan",
+]
 
 if TYPE_CHECKING:
     from memo.artifacts.run_log import StepRecord
     from memo.config import RunConfig
+    from memo.model.custom import CustomLayer, LayerParts
     from memo.search import Choice, Plan
     from memo.search.planning import plan
     from memo.train.trainer import Trainer
 
 _MODULE_OF = {
     "Choice": "memo.search",
+    "CustomLayer": "memo.model.custom",
+    "LayerParts": "memo.model.custom",
     "Plan": "memo.search",
     "RunConfig": "memo.config",
     "StepRecord": "memo.artifacts.run_log",
@@ -33,3 +46,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'memo' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

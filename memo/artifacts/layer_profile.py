@@ -38,6 +38,7 @@ class ProfileKey:
         num_threads: CPU threads of one rank.
         ranks_per_node: ranks that share memory bandwidth and the link.
         torch, memo: versions.
+        custom_layer: name and digest of a layer that is not memo's; "" for memo's own.
     """
 
     hidden_size: int
@@ -67,6 +68,7 @@ class ProfileKey:
     torch: str
     memo: str
     offload_sections: int = 1
+    custom_layer: str = ""
 
     @property
     def digest(self) -> str:

@@ -15,6 +15,12 @@ def check_model(config: RunConfig) -> None:
     _check_heads(config.model)
     _check_rope_scaling(config.model)
     model = config.model
+    pretrained = config.checkpoint.pretrained_checkpoint
+    require(
+        not model.custom_layer or pretrained is None,
+        f"--custom-layer {model.custom_layer} fights with --pretrained-checkpoint {pretrained}, whose weights are "
+        "those of memo's own layer: leave one of the two out",
+    )
     if model.position_embedding_type == "learned_absolute" and model.max_position_embeddings is not None:
         require(
             config.data.seq_length <= model.max_position_embeddings,

@@ -33,6 +33,7 @@ def model_identity(config: RunConfig) -> dict[str, Fact]:
         "ffn_hidden_size": model.ffn_size,
         "add_qkv_bias": model.qkv_bias,
         "max_position_embeddings": num_position_embeddings(config),
+        "custom_layer": model.custom_layer.rpartition(":")[2],  # a file may have moved
     }
     return {name: value for name, value in values.items() if name not in _unread(model)}
 

@@ -75,6 +75,9 @@ class ModelConfig:
     """Give the head a matrix of its own instead of the embedding's."""
     init_method_std: float = 0.02
     """Standard deviation of the initial weights; output projections get it / sqrt(2 layers)."""
+    custom_layer: str = ""
+    """A layer of your own in the place of memo's, FILE.py:CLASS or MODULE:CLASS (docs/custom_model.md). It reads which
+    of the fields above it likes; heads and their size must be those of its attention."""
 
     @property
     def head_dim(self) -> int:

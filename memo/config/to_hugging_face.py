@@ -26,6 +26,11 @@ def write_config(
 
     Raises ConfigError that names the fields when no family has this model.
     """
+    if model.custom_layer:
+        raise ConfigError(
+            f"--custom-layer {model.custom_layer} is no architecture of Hugging Face, so this model cannot be "
+            "exported: read its checkpoint with --load, or write a model class for transformers"
+        )
     model_type = _family(model, like)
     family = FAMILIES[model_type]
     content: dict[str, Any] = {

@@ -63,7 +63,7 @@ class TokenwiseLayer(TileOperations):
         del q, k, v, out, lse
         y = torch.empty_like(x)
         for tile in self.tiles:
-            torch.add(*self._mlp_forward(kept, tile), out=y[tile.shard])
+            self._finish(kept, tile, y[tile.shard])
         self.memory.end("F", self.index)
         return y
 
@@ -77,7 +77,7 @@ class TokenwiseLayer(TileOperations):
         out = kept["attention_out"]
         grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out)
         for tile in reversed(self.tiles):
-            grad_out[tile.full] = self._mlp_backward(kept, tile, grad, grad_residual)
+            grad_out[tile.full] = self._finish_backward(kept, tile, grad, grad_residual)
         q, k, v = self._attention_inputs(kept["qkv"], context.rope)
         heads = (-1, self.layer.attention.head_dim)
         grads = self.layer.attention.core.backward(

@@ -104,7 +104,7 @@ class SweptLayer(TileOperations):
                 memory.put_input(self.index, section.index, part)
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
-                torch.add(*self._mlp_forward(kept, tile), out=part[tile.shard])
+                self._finish(kept, tile, part[tile.shard])
             hidden.put(part, section.index)
             memory.end_section("F", self.index, section.index)
         return y
@@ -117,8 +117,7 @@ class SweptLayer(TileOperations):
             self.memory.take_input(self.index, section.index, kept["input"])
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
-                if self._keeps_any_of_mlp(tile):
-                    self._mlp_active(kept, tile)
+                self._keep_again(kept, tile)
             self.memory.end_section("F", self.index, section.index)
 
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
@@ -167,7 +166,7 @@ class SweptLayer(TileOperations):
         """
         if not self._is_kept("qkv", tile.full):
             self.compute_qkv(kept, tile, positions)
-        grad_out = self._mlp_backward(kept, tile, grad, grad)
+        grad_out = self._finish_backward(kept, tile, grad, grad)
         grads = self._attention_backward(kept, section, tile, grad_out, positions)
         rows = grad[tile.shard]
         torch.add(self._qkv_backward(kept, tile, grads, positions), rows, out=rows)

@@ -142,10 +142,16 @@ class TileOperations(nn.Module):
         self.layer: Any = layer
         self.memory, self.sink, self.group = memory, sink, tp_group
 
-    def _mlp_forward(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
-        """The residual after attention, and the output of the MLP that is added to it, [n / T, b, h] each."""
+    def _finish(self, kept: dict[str, Tensor], tile: Tile, out: Tensor) -> None:
+        """From attention's output to that of the layer, [n / T, b, h], which is written to `out`."""
         residual, active = self._mlp_active(kept, tile)
-        return residual, row_forward(active, self.layer.mlp.fc2, self.group)
+        torch.add(residual, row_forward(active, self.layer.mlp.fc2, self.group), out=out)
+
+    def _keep_again(self, kept: dict[str, Tensor], tile: Tile) -> None:
+        """What the slot keeps of the tile of all that is made after attention, without the layer's output."""
+        made = ("residual", "mlp_norm", "fc1", "activation")
+        if any(self._is_kept(name, self._rows(name, tile)) for name in made):
+            self._mlp_active(kept, tile)
 
     def _mlp_active(self, kept: dict[str, Tensor], tile: Tile) -> tuple[Tensor, Tensor]:
         """The residual after attention [n / T, b, h], and what the MLP's second matrix takes, [s / T, b, f]."""
@@ -157,12 +163,7 @@ class TileOperations(nn.Module):
         del gathered
         return residual, self._keep("activation", self.layer.mlp.activate(inner), kept, tile)
 
-    def _keeps_any_of_mlp(self, tile: Tile) -> bool:
-        """Whether the slot keeps the tile of any tensor that `_mlp_active` makes."""
-        made = ("residual", "mlp_norm", "fc1", "activation")
-        return any(self._is_kept(name, self._rows(name, tile)) for name in made)
-
-    def _mlp_backward(self, kept: dict[str, Tensor], tile: Tile, grad: Tensor, grad_residual: Tensor) -> Tensor:
+    def _finish_backward(self, kept: dict[str, Tensor], tile: Tile, grad: Tensor, grad_residual: Tensor) -> Tensor:
         """From the layer's output back to the residual and to attention's output, in the rows of one tile.
 
         Messages of a group run one after another, so the message that is needed first is started first.
@@ -239,6 +240,15 @@ class TileOperations(nn.Module):
     def compute_residual(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
         """The sum that `of_sum` computes in forward, to the bit; backward applies the norm to it under a graph."""
         return kept["input"][tile.shard] + self._projected(kept, tile)
+
+    def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
+        """By group, what backward does for a tile of which nothing has moved; to be called after a forward."""
+        normed = self.layer.attention_norm(kept["input"][tile.shard])
+        return {
+            "qkv": lambda: self.compute_qkv(kept, tile, context),
+            "residual": lambda: self.compute_residual(kept, tile),
+            "fc1": lambda: column_forward(all_gather(normed, self.group), self.layer.mlp.fc1),
+        }
 
     def _projected(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
         return row_forward(kept["attention_out"][tile.full], self.layer.attention.projection, self.group)

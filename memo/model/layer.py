@@ -66,28 +66,23 @@ class ModelParts:
         return Norm(weight, bias, self.config.norm_epsilon, self.ops)
 
 
-class SelfAttention(nn.Module):
-    """qkv (column-parallel), norm of heads, RoPE, causal attention, projection (row-parallel)."""
+class Heads(nn.Module):
+    """From q, k and v side by side to the output of attention: norm of heads, RoPE, causal attention."""
 
-    def __init__(self, parts: ModelParts, layer: int) -> None:
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+    def __init__(self, parts: ModelParts) -> None:
         super().__init__()
-        config = parts.config
-        size, tp = config.head_dim, group_size(parts.tp_group)
-        self.head_dim = size
+        config, tp = parts.config, group_size(parts.tp_group)
+        self.head_dim = config.head_dim
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
         self.core, self.ops = parts.attention, parts.ops
-        self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
-        self.q_norm = self.k_norm = None
-        if config.qk_layernorm:
-            self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))
-            self.k_norm = parts.norm(*parts.of_layer(layer, "attention.k_norm"))
-        self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
 
-    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
-        q, k, v = self.prepare(self.qkv(x), None if context.rope is None else context.rope.rows(slice(None)))
-        out = self.core(q, k, v, context.documents)
-        y: Tensor = self.projection(out.flatten(2))
-        return y
+    def attend(self, qkv: Tensor, context: LayerContext) -> Tensor:
+        """[s, b, (a + 2k) d] -> [s, b, a d]."""
+        q, k, v = self.prepare(qkv, None if context.rope is None else context.rope.rows(slice(None)))
+        return self.core(q, k, v, context.documents).flatten(2)
 
     def prepare(self, qkv: Tensor, rope: RopeTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """From the matrix's output [s, b, (a + 2k) d] to what attention takes: heads, normed and rotated."""
@@ -110,6 +105,22 @@ class SelfAttention(nn.Module):
         if rope is not None:
             for heads in (q, k):
                 self.ops.rotate_(heads, rope.cos, rope.sin, back=back)
+
+
+class SelfAttention(Heads):
+    """qkv (column-parallel), norm of heads, RoPE, causal attention, projection (row-parallel)."""
+
+    def __init__(self, parts: ModelParts, layer: int) -> None:
+        super().__init__(parts)
+        self.qkv = ColumnParallelLinear(*parts.of_layer(layer, "attention.qkv"), parts.tp_group)
+        if parts.config.qk_layernorm:
+            self.q_norm = parts.norm(*parts.of_layer(layer, "attention.q_norm"))
+            self.k_norm = parts.norm(*parts.of_layer(layer, "attention.k_norm"))
+        self.projection = RowParallelLinear(*parts.of_layer(layer, "attention.projection"), parts.tp_group)
+
+    def forward(self, x: Tensor, context: LayerContext) -> Tensor:
+        y: Tensor = self.projection(self.attend(self.qkv(x), context))
+        return y
 
 
 class MLP(nn.Module):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memo.model.layer import Documents, LayerContext, ModelParts, TransformerLayer
+from memo.model.custom import make_layer
+from memo.model.layer import Documents, LayerContext, ModelParts
 from memo.model.rope import Rope, RopeRows
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.embedding import VocabParallelEmbedding
@@ -132,7 +133,7 @@ class TransformerChunk(nn.Module):
         self.has_rope_by_rows = False
         """Whether layers ask for the rows of a few tokens at a time, so that no table of all of them is made."""
         self.embedding = Embedding(parts, max_positions) if first else None
-        self.layers = nn.ModuleList(TransformerLayer(parts, index) for index in layers)
+        self.layers = nn.ModuleList(make_layer(parts, index) for index in layers)
         tie = self.embedding is not None and not parts.config.untie_embeddings_and_output_weights
         tied_to = self.embedding.tokens.weight if tie and self.embedding is not None else None
         self.head = Head(parts, loss_chunk_size, tied_to) if last else None

@@ -4,19 +4,17 @@ It is an estimate, because scratch memory inside kernels does not show. The size
 are true, because the same code runs.
 """
 
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
+from memo.parallel.storages import StorageMode
 
 
-class FakeRecorder(TorchDispatchMode):
+class FakeRecorder(StorageMode):
     """Records the beginning and the end of every new storage of fake tensors.
 
     To be used inside of torch's FakeTensorMode; `phase` is called as in memo.executor.phases. Storages that exist
@@ -24,11 +22,8 @@ class FakeRecorder(TorchDispatchMode):
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__(existing)
         self._phases: list[tuple[str, int, int, list[Event]]] = []
-        self._live: dict[int, int] = {}  # address of a storage's handle -> id
-        self._outside = {_handle(tensor) for tensor in existing}
-        self._next_id = 0
 
     def phase(self, kind: str, layer: int, microbatch: int) -> None:
         self._phases.append((kind, layer, microbatch, []))
@@ -39,31 +34,15 @@ class FakeRecorder(TorchDispatchMode):
         )
         return Trace("cpu", "fake", phases, run)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._note(tensor)
-        return out
+    def begin(self, number: int, num_bytes: int) -> None:
+        self._phases[-1][3].append(Malloc(number, num_bytes))
+
+    def end(self, number: int) -> None:
+        self._phases[-1][3].append(Free(number))
 
     def _note(self, tensor: Tensor) -> None:
-        storage, handle = tensor.untyped_storage(), _handle(tensor)
-        if handle in self._outside or handle in self._live or storage.nbytes() == 0 or not self._phases:
-            return
-        name = self._live[handle] = self._next_id
-        self._next_id += 1
-        self._phases[-1][3].append(Malloc(name, storage.nbytes()))
-        weakref.finalize(storage, self._forget, handle, name)
-
-    def _forget(self, handle: int, name: int) -> None:
-        if self._live.get(handle) == name:
-            del self._live[handle]
-            self._phases[-1][3].append(Free(name))
-
-
-def _handle(tensor: Tensor) -> int:
-    handle: int = tensor.untyped_storage()._cdata
-    return handle
+        if self._phases:
+            super()._note(tensor)
 
 
 def fake_mode() -> Any:

@@ -18,10 +18,9 @@ from torch.distributed import ProcessGroup
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.executor.host_pool import HostPool
 from memo.executor.layer import TokenwiseLayer
-from memo.executor.pieces import column_forward
 from memo.executor.sweep import SweptLayer
 from memo.executor.tile_operations import Context
-from memo.parallel.collectives import all_gather, all_reduce
+from memo.parallel.collectives import all_reduce
 
 _REPEATS = 3
 _LONG_S = 1.0
@@ -67,12 +66,8 @@ def profile_layer(
     grad = torch.ones_like(x)
     with torch.no_grad():
         forward_s = seconds(lambda: layer.run_forward(x, context))
-        normed = layer.layer.attention_norm(kept["input"][tile.shard])
-        recompute_s = {
-            "qkv": seconds(lambda: layer.compute_qkv(kept, tile, context)),
-            "residual": seconds(lambda: layer.compute_residual(kept, tile)),
-            "fc1": seconds(lambda: column_forward(all_gather(normed, layer.group), layer.layer.mlp.fc1)),
-        }
+        recomputations = layer.recomputations(kept, tile, context)
+        recompute_s = {group: seconds(work) for group, work in recomputations.items()}
         backward_s = seconds(lambda: layer.run_backward(grad, context))
     whole = {group: tile_s * key.offload_tiles for group, tile_s in recompute_s.items()}
     # The measured backward recomputed every group. As times are noisy, the difference has a lower limit.

@@ -11,7 +11,8 @@ from memo.planner.problem import SwapSolution
 from memo.planner.swap_problem import NO_LIMITS
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.kernels import Group, Kernels
-from memo.simulate.layer import LayerCost, plain_layer, swapped_layer
+from memo.simulate.layer import plain_layer, swapped_layer
+from memo.simulate.layer_model import LayerCost
 from memo.simulate.outside_layers import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes

@@ -30,7 +30,7 @@ from memo.planner.swap_problem import (
     activation_limits,
     swap_problem,
 )
-from memo.simulate.layer import LayerCost
+from memo.simulate.layer_model import LayerCost
 from memo.simulate.streams import LayerTimes
 from memo.spec.disk import Disk
 from memo.spec.layer_ops import stage_ops, swept_ops

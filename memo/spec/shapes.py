@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from memo.config import ModelConfig
+from memo.spec.custom_layer import custom_facts
 from memo.spec.weights import Weight, one
 
 _WIDENING = "embedding_projection.weight"
@@ -31,6 +32,7 @@ class ModelShape:
         embedding_width: width of the embedding's rows where a projection widens them to hidden.
         rotary: whether q and k are rotated.
         extra: parameters of the ends that no other field covers.
+        own_layer: the parameters of a custom layer (memo.spec.custom_layer), which no field above describes.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ModelShape:
     head_bias: bool = False
     rotary: bool = False
     extra: int = 0
+    own_layer: tuple[Weight, ...] = ()
 
     @property
     def q_size(self) -> int:
@@ -74,6 +77,8 @@ class ModelShape:
     @cached_property
     def layer_weights(self) -> tuple[Weight, ...]:
         """Of one layer; norms after attention and MLP, where a family has them, stand at the end."""
+        if self.own_layer:
+            return self.own_layer
         hidden, qkv = self.hidden, (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
         inner = (("gate", self.ffn), ("up", self.ffn)) if self.gated else (("fc1", self.ffn),)
         names = ("attention_norm", "mlp_norm", "attention_out_norm", "mlp_out_norm")[: self.norms_per_layer]
@@ -197,6 +202,7 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         qk_norm=model.qk_layernorm,
         positions=(model.max_position_embeddings or seq_length) if learned else 0,
         rotary=not learned,
+        own_layer=custom_facts(model).weights if model.custom_layer else (),
     )
 
 

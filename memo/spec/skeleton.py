@@ -16,6 +16,9 @@ In this order a layer makes them (h hidden size, a / k query / key-value heads, 
 Attention costs O(s^2) to recompute, so its output always moves to host memory, and so does the input, from
 which all else is rebuilt. Norms and activations cost next to nothing to recompute and never pay for the link;
 the paper moves a share of them all the same (MEMO, section 4.1).
+
+Of a custom layer (memo.spec.custom_layer) memo knows input, qkv, attention_out and lse, and the outputs of the
+column-parallel matrices after attention, token-wise as fc1's. All else is computed again in backward.
 """
 
 from dataclasses import dataclass
@@ -25,10 +28,13 @@ from typing import Literal
 from memo.config.memory import OffloadPolicy
 from memo.config.model import ModelConfig
 from memo.config.training import Dtype
+from memo.spec.custom_layer import custom_facts
 from memo.units import DTYPE_BYTES
 
 Kind = Literal["always", "token_wise", "never"]
-Group = Literal["", "qkv", "residual", "fc1", "norm", "activation"]
+Group = str
+"""In memo's own layer qkv, residual, fc1, norm or activation, or none (""); in a custom layer qkv, or the name of a
+matrix."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,20 @@ def skeletal_tensors(model: ModelConfig) -> tuple[SkeletalTensor, ...]:
     hidden, size = model.hidden_size, model.head_dim
     q_size = model.num_attention_heads * size
     fc1_size = model.ffn_size * (2 if model.gated else 1)
+    qkv = SkeletalTensor("qkv", "token_wise", "qkv", "heads", q_size + 2 * model.kv_heads * size)
+    attended = (
+        SkeletalTensor("attention_out", "always", "", "heads", q_size),
+        SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide"),
+    )
+    if model.custom_layer:
+        recalled = custom_facts(model).recalled
+        matrices = (SkeletalTensor(name, "token_wise", name, "heads", width) for name, width in recalled)
+        return (SkeletalTensor("input", "always", "", "tokens", hidden), qkv, *attended, *matrices)
     return (
         SkeletalTensor("input", "always", "", "tokens", hidden),
         SkeletalTensor("attention_norm", "never", "norm", "tokens", hidden),
-        SkeletalTensor("qkv", "token_wise", "qkv", "heads", q_size + 2 * model.kv_heads * size),
-        SkeletalTensor("attention_out", "always", "", "heads", q_size),
-        SkeletalTensor("lse", "always", "", "heads", model.num_attention_heads, "wide"),
+        qkv,
+        *attended,
         SkeletalTensor("residual", "token_wise", "residual", "tokens", hidden),
         SkeletalTensor("mlp_norm", "never", "norm", "tokens", hidden),
         SkeletalTensor("fc1", "token_wise", "fc1", "heads", fc1_size),

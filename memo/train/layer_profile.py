@@ -18,11 +18,13 @@ from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
 from memo.errors import ArtifactError, ConfigError
 from memo.mesh import Mesh
+from memo.model.custom import CustomLayer
 from memo.model.layer import LayerContext, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.collectives import all_reduce
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.layer import ScratchGradients, profile_layer
+from memo.spec.custom_layer import custom_facts
 from memo.spec.skeleton import bytes_of, skeletal_tensors
 from memo.train.device import device_name
 from memo.train.tiled_layers import on_tiles, scratch_for
@@ -59,6 +61,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         ranks_per_node=0 if config.parallel.simulate_world else local_world_size_from_env(),  # 0: they are not there
         torch=torch.__version__,
         memo=__version__,
+        custom_layer=f"{model.custom_layer} {custom_facts(model).digest}" if model.custom_layer else "",
     )
 
 
@@ -118,7 +121,7 @@ def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
 def measure(
     config: RunConfig,
     mesh: Mesh,
-    layer: TransformerLayer,
+    layer: TransformerLayer | CustomLayer,
     main_gradient: Callable[[nn.Parameter], Tensor],
     device: torch.device,
 ) -> LayerProfile:

@@ -15,7 +15,8 @@ from memo.errors import AllocatorError, ConfigError, is_first_of_node
 from memo.estimate.state_memory import state_bytes
 from memo.executor.host_budget import settle
 from memo.mesh import Mesh, init_distributed, local_device, refusals_are_heard
-from memo.model.layer import ModelParts, TransformerLayer
+from memo.model.custom import make_layer
+from memo.model.layer import ModelParts
 from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
@@ -162,7 +163,7 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     dtype = torch_dtype(str(config.training.params_dtype))
     ops = select_ops(config.hardware.kernels, dtype)
     parts = ModelParts(config.model, dtype, mesh.tp, build_attention(config, mesh, device), ops)
-    layer = TransformerLayer(parts, 0)
+    layer = make_layer(parts, 0)
     bucket_size = config.parallel.ddp_bucket_size
     data_parallel = ShardedDataParallel(
         nn.ModuleList([layer]), mesh, dtype=dtype, device=device, bucket_size=bucket_size, overlap=False

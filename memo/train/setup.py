@@ -34,6 +34,7 @@ from memo.estimate.admission import admit
 from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
+from memo.spec.custom_layer import check_split
 from memo.train.attention import choose_attention
 from memo.train.device import PeakFlops, device_peak, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
@@ -107,6 +108,7 @@ def prepare(
             "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
         )
     config = config.override({"vocab_size": vocab_size})
+    check_split(config.model, config.parallel.tp)
     _check_packages(config)
     check_files(config)
     if config.memory.offload_nvme_path is not None:

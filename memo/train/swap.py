@@ -17,6 +17,7 @@ from memo.executor.host_budget import HostBudget
 from memo.executor.runtime import SwapRuntime, SweepRuntime
 from memo.executor.streams import StreamBackend
 from memo.mesh import Mesh
+from memo.model.custom import CustomLayer
 from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
 from memo.parallel.collectives import all_reduce
@@ -80,7 +81,7 @@ def choose(
     """
     device = data_parallel.device
     layer = chunks[0].layers[0]
-    assert isinstance(layer, TransformerLayer)
+    assert isinstance(layer, TransformerLayer | CustomLayer)
 
     def measured() -> LayerProfile:
         with data_parallel.scratch(data_parallel.layer_units[0]):

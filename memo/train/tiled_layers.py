@@ -7,12 +7,14 @@ from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles, resolved_sections
+from memo.executor.halves import HalvesLayer, SweptHalvesLayer
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
 from memo.executor.runtime import ScratchMemory, SwapRuntime, SweepRuntime, scratch_memory
 from memo.executor.sweep import SweptLayer
 from memo.executor.tile_operations import Tile, make_tiles
 from memo.mesh import Mesh
+from memo.model.custom import CustomLayer
 from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
 from memo.parallel.hidden import Hidden, HiddenOnDevice, Section
@@ -39,14 +41,14 @@ def put_on_tiles(
                 end.hidden = hidden
         for position, layer in enumerate(chunk.layers):
             index = chunk.layer_indices[position]
-            assert isinstance(layer, TransformerLayer)
+            assert isinstance(layer, TransformerLayer | CustomLayer)
             again = position < config.memory.recompute_attention_layers
             chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp, again, hidden)
 
 
 def on_tiles(
     config: RunConfig,
-    layer: TransformerLayer,
+    layer: TransformerLayer | CustomLayer,
     index: int,
     memory: SwapRuntime | ScratchMemory,
     sink: GradientSink,
@@ -59,11 +61,13 @@ def on_tiles(
     `hidden`: gives a swept layer its sections; None: they are on the device.
     """
     sections, tiles = _cuts(config)
+    is_custom = isinstance(layer, CustomLayer)
     if not config.memory.sweeps:
-        return TokenwiseLayer(layer, index, tiles, memory, sink, tp_group)
+        return (HalvesLayer if is_custom else TokenwiseLayer)(layer, index, tiles, memory, sink, tp_group)
     assert isinstance(memory, SweepRuntime | ScratchMemory)
     hidden = HiddenOnDevice(hidden_sections(config)) if hidden is None else hidden
-    return SweptLayer(layer, index, sections, tiles, memory, sink, tp_group, hidden, recomputes_attention)
+    swept = SweptHalvesLayer if is_custom else SweptLayer
+    return swept(layer, index, sections, tiles, memory, sink, tp_group, hidden, recomputes_attention)
 
 
 def hidden_sections(config: RunConfig) -> list[Section]:

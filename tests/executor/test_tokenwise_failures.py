@@ -22,8 +22,8 @@ PASSES = LAYERS * MICROBATCHES
 PLACES: dict[str, tuple[object, str]] = {
     "attention": (ContextAttention, "forward"),
     "attention's backward": (ContextAttention, "backward"),
-    "a tile of the MLP": (TokenwiseLayer, "_mlp_forward"),
-    "a tile of the MLP's backward": (TokenwiseLayer, "_mlp_backward"),
+    "a tile of the MLP": (TokenwiseLayer, "_finish"),
+    "a tile of the MLP's backward": (TokenwiseLayer, "_finish_backward"),
     "a matrix of forward or recompute": (tile_operations, "column_forward"),
 }
 

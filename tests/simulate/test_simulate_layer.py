@@ -8,7 +8,8 @@ from memo.config import RunConfig, preset
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.simulate.kernels import Group, Kernels
-from memo.simulate.layer import LayerModel, attention_cost, plain_layer, swapped_layer
+from memo.simulate.layer import plain_layer, swapped_layer
+from memo.simulate.layer_model import LayerModel, attention_cost
 from memo.spec.flops import model_flops_per_token
 
 IDEAL = replace(

@@ -18,6 +18,7 @@ from memo.estimate.program.embedding_and_loss import (
     loss_forward,
     rope_table,
 )
+from memo.estimate.program.halves import halves_backward, halves_forward, recomputed_halves, unkept_halves
 from memo.estimate.program.layer import layer_backward, layer_forward, recomputed_backward, unkept_forward
 from memo.estimate.program.ledger import Block, Ledger, Moment
 from memo.estimate.program.sizes import LayerSizes
@@ -243,8 +244,23 @@ class _Execution:
         if groups is not None:
             y = tiled_forward(ledger, z, groups, x)
             return y, lambda ledger, grad, held: tiled_backward(ledger, z, groups, grad), False
+        if z.halves is not None:
+            return self._custom(ledger, x)
         if self.recomputes:
             y = unkept_forward(ledger, z)
             return y, lambda ledger, grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
         y, kept = layer_forward(ledger, z, x)
         return y, lambda ledger, grad, held: layer_backward(ledger, z, kept, grad, held=held), kept.x is not None
+
+    def _custom(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
+        z = self.z
+        if self.recomputes:
+            y = unkept_halves(ledger, z)
+            return y, lambda ledger, grad, held: recomputed_halves(ledger, z, x, grad), True
+        y, kept = halves_forward(ledger, z)
+
+        def back(ledger: Ledger, grad: Block, held: bool) -> None:
+            halves_backward(ledger, z, kept, grad)
+            ledger.free(x)
+
+        return y, back, True

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles, resolved_sections
 from memo.estimate.program.products import Scratch, uncounted
+from memo.spec.custom_layer import Half, custom_facts
 from memo.units import DTYPE_BYTES
 
 ON_CPUS_ALONE = frozenset(
@@ -33,6 +34,7 @@ class LayerSizes(NamedTuple):
         recomputes_attention: whether --recompute-granularity is selective.
         scratch: gives the scratch memory of a matrix product.
         on_cuda: whether the device is a GPU.
+        halves: bytes of the halves of a custom layer (memo.spec.custom_layer); None for memo's own.
     """
 
     tokens: int
@@ -63,6 +65,7 @@ class LayerSizes(NamedTuple):
     recomputes_attention: bool
     scratch: Scratch
     on_cuda: bool
+    halves: tuple[Half, Half] | None = None
 
     @property
     def q(self) -> int:
@@ -128,7 +131,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         ffn=model.ffn_size // parallel.tp,
         gated=model.gated,
         rms=model.normalization == "RMSNorm",
-        qk_norm=model.qk_layernorm,
+        qk_norm=model.qk_layernorm and not model.custom_layer,
         qkv_bias=model.qkv_bias,
         linear_bias=model.add_bias_linear,
         rope=model.position_embedding_type == "rope",
@@ -143,4 +146,5 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         recomputes_attention=config.memory.recompute_granularity == "selective",
         scratch=scratch,
         on_cuda=device == "cuda",
+        halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from memo.estimate.program.attention import attention_backward, attention_forward_placed
+from memo.estimate.program.halves import half_again, half_forward
 from memo.estimate.program.layer import matrices, normed_heads_backward, normed_heads_forward
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import Matrix, hidden_bytes, multiply, row_forward, weight_gradient
@@ -75,6 +76,11 @@ def tiled_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, grad: Bloc
 
 
 def compute_qkv(ledger: Ledger, z: LayerSizes, tile: int) -> None:
+    if z.halves is not None:
+        half_forward(ledger, z, z.halves[0], tile)
+        if z.rope:
+            rope_in_place(ledger, z, tile)
+        return
     normed = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=False).out
     gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
     multiply(ledger, z, matrices(z)[0].column(z).forward(tile))  # qkv itself is written into the slot
@@ -94,6 +100,9 @@ def attention_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block 
 
 def mlp_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) -> None:
     """From attention's output to that of the layer, which takes no memory of its own here, for one tile."""
+    if z.halves is not None:
+        half_forward(ledger, z, z.halves[1], tile)
+        return
     _, projection, fc1, fc2 = matrices(z)
     projected = row_forward(ledger, z, projection, tile)
     residual = ledger.make("residual", projected.num_bytes)
@@ -127,6 +136,9 @@ def mlp_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) -
 
     As in the code, local variables live until its end.
     """
+    if z.halves is not None:
+        half_again(ledger, z, z.halves[1], tile)
+        return ledger.make("row gradient", tile * z.q * z.narrow)
     _, projection, fc1, fc2 = matrices(z)
     rows = tile // z.tp
     whole = hidden_bytes(z, tile)
@@ -151,6 +163,13 @@ def mlp_backward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, tile: int) -
 
 
 def qkv_backward(ledger: Ledger, z: LayerSizes, tile: int) -> None:
+    if z.halves is not None:
+        if z.rope:
+            rope_in_place(ledger, z, tile)
+        grad_qkv = ledger.make("qkv gradient", tile * z.qkv * z.narrow)
+        half_again(ledger, z, z.halves[0], tile)
+        ledger.free(grad_qkv)
+        return
     norm = norm_forward(ledger, z, "attention_norm", tile // z.tp, z.hidden, graph=True)
     inputs = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tile))
     if z.rope:

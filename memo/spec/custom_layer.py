@@ -1,0 +1,134 @@
+"""What the rest of memo knows of a layer that is not memo's own: a table of facts that its class tells.
+
+The class is a memo.CustomLayer (memo.model.custom), named by --custom-layer as FILE.py:CLASS or MODULE:CLASS. It has
+two halves, before and after attention, and tells its facts from one run of both on shapes alone. Parameters, FLOPs,
+slots of a swap plan, memory and time of the layer all follow from these facts. This module does not import torch; the
+file that defines the class does.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memo.config.model import ModelConfig
+from memo.errors import ConfigError
+from memo.spec.weights import Weight
+
+
+class Line(NamedTuple):
+    """Bytes that grow with the tokens: `per_token` for each, and `fixed` for any number. Both without any split."""
+
+    per_token: float
+    fixed: float
+
+    def of(self, num_tokens: int, tp: int) -> int:
+        """Bytes on one rank for `num_tokens` gathered tokens: tp splits the tokens or the width, but either by tp."""
+        return round((self.per_token * num_tokens + self.fixed) / tp)
+
+
+class Half(NamedTuple):
+    """Bytes of one half of a layer under autograd, besides its inputs.
+
+    Attributes:
+        kept: what lives between its forward and its backward, with the output of the first half, which attention keeps.
+        forward: the most that lives in the forward, output included.
+        backward: the most that lives in the backward above what was kept, gradients of the inputs included.
+        made: the sum of all tensors that the forward makes.
+    """
+
+    kept: Line
+    forward: Line
+    backward: Line
+    made: Line
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What a custom layer is, as far as planning goes.
+
+    Attributes:
+        weights: its parameters, in the order in which it makes them.
+        recalled: name and width of the output of each column-parallel matrix of the second half. A share of its tokens
+            may move to host memory; the rest is computed again in backward.
+        halves: by bytes of an element (2, 4, 8): the half before attention and the half after it.
+    """
+
+    weights: tuple[Weight, ...]
+    recalled: tuple[tuple[str, int], ...]
+    halves: tuple[tuple[int, tuple[Half, Half]], ...]
+
+    def bytes_of(self, narrow: int) -> tuple[Half, Half]:
+        """Both halves in a dtype of `narrow` bytes."""
+        return dict(self.halves)[narrow]
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits that tell layers with different facts apart."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:8]
+
+
+@functools.lru_cache(maxsize=64)
+def custom_facts(model: ModelConfig) -> LayerFacts:
+    """Of a model with a custom layer. Raises ConfigError for a name that cannot be loaded, and for a class that is no
+    layer."""
+    facts: LayerFacts = load_layer(model.custom_layer).facts(model)
+    return facts
+
+
+def check_split(model: ModelConfig, tp: int) -> None:
+    """Raises ConfigError if tp does not divide the matrices of a custom layer."""
+    if not model.custom_layer:
+        return
+    for weight in custom_facts(model).weights:
+        sizes = {"rows": weight.parts, "columns": ((weight.name, weight.columns or 1),)}.get(weight.split, ())
+        for name, size in sizes:
+            if size % tp:
+                raise ConfigError(
+                    f"--custom-layer {model.custom_layer}: {name} has {size} {weight.split}, which do not divide by "
+                    f"--tp {tp}: use a --tp that divides {size}, or change the size"
+                )
+
+
+@functools.lru_cache(maxsize=64)
+def load_layer(name: str) -> Any:
+    """The class that FILE.py:CLASS or MODULE:CLASS names; a file is run once a process. Raises ConfigError."""
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute.isidentifier():
+        raise _error(name, "is not of the form FILE.py:CLASS or MODULE:CLASS", "give both, such as layers.py:MyLayer")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:  # the file may do anything
+        hint = "give the path of a file that is there, or a module that Python finds (PYTHONPATH)"
+        raise _error(name, f"cannot be loaded ({type(error).__name__}: {error})", hint) from error
+    found = getattr(module, attribute, None)
+    if not callable(getattr(found, "facts", None)):
+        what = f"has no class {attribute}" if found is None else f"names {attribute}, which is no memo.CustomLayer"
+        raise _error(name, what, "name a class that derives from memo.CustomLayer")
+    return found
+
+
+def _from_file(path: Path) -> Any:
+    path = path.resolve()
+    running = getattr(sys.modules.get("__main__"), "__file__", None)
+    if running is not None and Path(running).resolve() == path:
+        return sys.modules["__main__"]  # a script that names a class of its own
+    name = f"memo_custom_layer_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _error(name: str, problem: str, remedy: str) -> ConfigError:
+    return ConfigError(f"--custom-layer {name} {problem}: {remedy}")
