@@ -164,6 +164,7 @@ def test_every_field_of_the_model_counts_unless_it_is_known_not_to(name: str) ->
     """A field that is new is refused here until somebody has thought of it, or counts by itself."""
     ignored = {"init_method_std", "max_position_embeddings", "rope_low_freq_factor", "rope_high_freq_factor"}
     special = {"rope_scaling_type": "llama3", "position_embedding_type": "learned_absolute"}
+    special["custom_layer"] = "layers.py:Mine"
     base = {"vocab_size": 64, "rope_scaling_type": "yarn", "rope_scaling_factor": 2.0}
     model = ModelConfig(**base)  # type: ignore[arg-type]
     changed = dataclasses.replace(model, **{name: special.get(name, _other(getattr(model, name)))})
