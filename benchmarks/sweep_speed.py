@@ -18,8 +18,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -129,6 +130,23 @@ def _rehearse(machine: Machine, run: RunConfig) -> tuple[float, int]:
     return steady["times"]["step_time_s"], steady["allocated_bytes"]
 
 
+@contextmanager
+def offering(sizes: tuple[int, ...]) -> Iterator[None]:
+    """A search that knows tiles of these sizes alone; none: layers are whole."""
+    with ExitStack() as patches:
+        replaced = {"SWEPT_TOKENS": sizes} if sizes else {"sweeps": lambda *_, **__: iter(())}
+        for name, value in replaced.items():
+            for module in _search_modules():
+                if hasattr(module, name):
+                    patches.enter_context(patch.object(module, name, value))
+        yield
+
+
+def _search_modules() -> list[ModuleType]:
+    """Of which each has names of its own for what it imports."""
+    return [module for name, module in sys.modules.items() if name.startswith("memo.search.")]
+
+
 def plan() -> Iterator[dict[str, Any]]:
     length = LENGTHS[-1]
     offers = {"all sizes": SWEPT_TOKENS, "the smallest tiles": SWEPT_TOKENS[-1:], "whole layers": ()}
@@ -137,12 +155,7 @@ def plan() -> Iterator[dict[str, Any]]:
             question = ask(model, gpus, seq_len=length, hardware=hardware, global_batch_size=gpus)
             answers: dict[str, dict[str, Any] | None] = {}
             for offer, sizes in offers.items():
-                with ExitStack() as patches:
-                    for module in ("sweeping", "ranking"):
-                        patches.enter_context(patch(f"memo.search.{module}.SWEPT_TOKENS", sizes))
-                    if not sizes:
-                        for module in ("ranking", "oversized"):
-                            patches.enter_context(patch(f"memo.search.{module}.sweeps", lambda *_, **__: iter(())))
+                with offering(sizes):
                     best = search(question, top=1).best
                 answers[offer] = (
                     None
