@@ -119,13 +119,15 @@ def _rehearse(machine: Machine, run: RunConfig) -> tuple[float, int]:
         "offload-alpha": run.memory.offload_alpha,
         "offload-granularity": run.memory.offload_granularity,
         "offload-tiles": resolved_offload_tiles(run),
-        "offload-slot-tiles": resolved_slot_tiles(run),
+        **({"offload-slot-tiles": resolved_slot_tiles(run)} if run.memory.sweeps else {}),
         "gpu": machine.hardware,
         "gpus": machine.gpus,
     }
     command = [sys.executable, "-m", "memo", "rehearse", "--json"]
     command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=rows.ROOT)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=rows.ROOT)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()}")
     steady = json.loads(done.stdout)[0]["steady"]
     return steady["times"]["step_time_s"], steady["allocated_bytes"]
 
