@@ -14,9 +14,9 @@ NEEDS_WITHOUT_TORCH = import tomllib; project = tomllib.load(open("pyproject.tom
 	print(*(need for need in project["dependencies"] if not need.startswith("torch")), \
 	"pytest", "pytest-timeout", "pytest-xdist", "filelock", "typing-extensions", "sympy", "networkx", "fsspec", "setuptools", sep="\n")
 
-.PHONY: demo test test-full install lint types contracts unit docs benchmark gpu emulated clean
+.PHONY: demo test test-full install lint types contracts unit docs dist benchmark gpu emulated clean
 
-demo: install
+demo: $(VENV)/memo
 	$(BIN)/python examples/demo.py
 
 # Lint, types and contracts run beside the tests, which wait now and then; what any of them finds does not stop the rest.
@@ -40,8 +40,16 @@ unit: install
 test-full: install
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m full
 
+# docs/flags.md, and all pages as a site, of which every link and anchor must lead somewhere.
 docs: install
 	$(BIN)/python docs/make_flags.py
+	$(BIN)/python -m mkdocs build --strict
+
+# Wheel and sdist as they go to an index. pip builds them apart from torch, so that one wheel serves every torch.
+dist: install
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # Smoke size on a CPU, whose rows prove that scripts run and are not kept; full size on CUDA. Writes BENCHMARKS.md.
 benchmark: install
@@ -71,10 +79,16 @@ $(EMULATED)/installed: pyproject.toml constraints.txt
 
 install: $(VENV)/installed
 
+# What runs need, and nothing else: the tools of the tests would take longer to install than the demo runs.
+$(VENV)/memo: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
 $(VENV)/installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(EMULATED) runs
+	rm -rf $(VENV) $(EMULATED) runs dist site
