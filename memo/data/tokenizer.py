@@ -1,8 +1,10 @@
 """Text to token ids and back."""
 
+import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -84,6 +86,24 @@ class ByteTokenizer:
         # A sample may begin in the middle of a character, so broken bytes are shown and not refused.
         return values[values < _NUM_BYTES].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
+    @property
+    def definition(self) -> bytes:
+        """The same as a tokenizer.json: byte-level BPE without a merge, in which the letter of a byte has it as id."""
+        eod = {"id": self.eod, "content": END_OF_DOCUMENT_NAMES[0], "special": True, "normalized": False}
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        content = {
+            "version": "1.0",
+            "added_tokens": [eod | {"single_word": False, "lstrip": False, "rstrip": False}],
+            "pre_tokenizer": byte_level,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "vocab": {letter: byte for byte, letter in enumerate(_byte_letters())},
+                "merges": [],
+            },
+        }
+        return json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n"
+
     def encode_located(self, texts: Sequence[str]) -> list[Located]:
         return [self._located(text) for text in texts]
 
@@ -91,6 +111,14 @@ class ByteTokenizer:
         ids = self.encode(text)
         begins = np.cumsum((ids & 0xC0) != 0x80) - 1  # all bytes but those that continue a character begin one
         return Located(ids, np.stack([begins, begins + 1], axis=1))
+
+
+def _byte_letters() -> Iterator[str]:
+    """The letter that byte-level BPE shows each byte as: its own in Latin-1 where that is one, else the next unused."""
+    unused = count(_NUM_BYTES)
+    for byte in range(_NUM_BYTES):
+        letter = chr(byte)
+        yield letter if letter.isprintable() and not letter.isspace() else chr(next(unused))
 
 
 class BPETokenizer:

@@ -90,6 +90,20 @@ def test_a_tokenizer_goes_along(published: Path, tmp_path: Path) -> None:
     assert theirs.eos_token_id == ours.eod
 
 
+def test_a_run_on_bytes_gets_their_tokenizer(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    small = ["--model", "llama-tiny", "--seq-length", "32", "--train-iters", "1", "--offload-alpha", "off"]
+    assert main(["train", *small, "--data-path", str(published / "bytes"), "--save", run]) == 0
+    assert main(["export", run, "--out", out]) == 0
+    assert "beside them tokenizer.json, tokenizer_config.json" in capsys.readouterr().out
+    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    assert theirs.encode("né\n") == list("né\n".encode()) and theirs.eos_token_id == 256
+    assert theirs.decode(list("né\n".encode())) == "né\n"
+
+
 def start(published: Path, **flags: Any) -> Trainer:
     values = {"seq_length": 32, "device": "cpu", "train_iters": 1, "offload_alpha": "off", **flags}
     return Trainer(published / "llama", RunConfig(), **values)

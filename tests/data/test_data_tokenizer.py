@@ -74,6 +74,20 @@ def test_byte_ids_are_utf8_bytes() -> None:
     assert tokenizer.decode(tokenizer.encode("é")[1:]) == "\N{REPLACEMENT CHARACTER}"
 
 
+def test_bytes_are_the_same_as_a_tokenizer_json(tmp_path: Path) -> None:
+    """Of a text that spells the end-of-document token, too: as text in a corpus, as that token in a conversation."""
+    ours = ByteTokenizer()
+    (tmp_path / "tokenizer.json").write_bytes(ours.definition)
+    theirs = load_tokenizer(tmp_path)
+    assert (theirs.vocab_size, theirs.eod) == (ours.vocab_size, ours.eod)
+    every_byte = "".join(map(chr, range(0x800))) + "\uffff\U0010ffff"
+    for text in [*TEXTS, every_byte]:
+        assert theirs.encode(text).tolist() == ours.encode(text).tolist()
+        assert theirs.decode(ours.encode(text)) == text
+    (located,) = theirs.encode_located(["é<|endoftext|>"])
+    assert located.ids.tolist() == [*"é".encode(), ours.eod]
+
+
 def test_trained_bpe_merges_and_is_deterministic(tmp_path: Path, bpe_path: Path) -> None:
     first = load_tokenizer(bpe_path)
     assert first.vocab_size == 300

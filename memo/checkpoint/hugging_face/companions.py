@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 from memo.artifacts.model_directory import model_file
-from memo.data import BPETokenizer
+from memo.data import BPETokenizer, ByteTokenizer
+from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
 
 COMPANION_DIR = "hugging_face"
 """Where a checkpoint of memo keeps them."""
@@ -47,7 +48,16 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
     if not source.is_file():
         return []
     tokenizer = BPETokenizer(source)
-    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eod_name}
-    shutil.copyfile(source, target / "tokenizer.json")
+    return _write_tokenizer(tokenizer.definition, tokenizer.eod_name, target)
+
+
+def write_byte_tokenizer(target: Path) -> list[str]:
+    """The tokenizer of bytes, in the same two files; returns their names."""
+    return _write_tokenizer(ByteTokenizer().definition, END_OF_DOCUMENT_NAMES[0], target)
+
+
+def _write_tokenizer(definition: bytes, eod: str, target: Path) -> list[str]:
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eod}
+    (target / "tokenizer.json").write_bytes(definition)
     (target / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return ["tokenizer.json", "tokenizer_config.json"]

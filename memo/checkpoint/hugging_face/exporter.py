@@ -16,7 +16,7 @@ from torch import Tensor
 from memo.artifacts.model_directory import model_file, path_within
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
-from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer
+from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer, write_byte_tokenizer
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, places
 from memo.checkpoint.index import Index
@@ -29,7 +29,8 @@ from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, read_config
 from memo.config.identity import differences, model_identity
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
-from memo.data.facts import TOKENIZER_SUFFIX
+from memo.data import ByteTokenizer
+from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.errors import CheckpointError, ConfigError
 from memo.mesh import Mesh, RankGrid
 from memo.units import GIB
@@ -262,7 +263,15 @@ def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, fo
     for candidate in candidates:
         if copied := copy_tokenizer(candidate, folder):
             return copied
-    return []
+    return write_byte_tokenizer(folder) if _learned_bytes(config) else []
+
+
+def _learned_bytes(config: RunConfig) -> bool:
+    """Whether the run's tokenizer is that of bytes, which has no file: by its name, or by the corpus if it is there."""
+    tokenizer, data_path = config.data.tokenizer, config.data.data_path
+    if tokenizer is None and data_path is not None and os.path.exists(f"{data_path}.json"):
+        tokenizer = CorpusFacts.load(data_path).tokenizer
+    return tokenizer == ByteTokenizer.name
 
 
 def _write_json(path: Path, content: object) -> None:
