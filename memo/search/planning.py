@@ -48,12 +48,13 @@ def plan(
         seq_len: tokens of one sequence; not read for the longest.
         global_batch_size: sequences of one step; default: one for each GPU.
         hardware: a machine by name, a TOML file of one, or a `Hardware`; default: MEMO's a800-80.
-        gpu_memory_gib, host_memory_gib: of one GPU and of one node; default: the hardware's.
+        gpu_memory_gib: of one GPU; default: the hardware's.
+        host_memory_gib: of one node; default: the hardware's.
         family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
         place_states: ZeRO-2, ZeRO-3 and states in host memory: where nothing fits without, always, or never.
         min_tgs: tokens per GPU and second at which the longest sequence, or the largest model, must still train.
-        nvme_gib, nvme_gb_per_s: of a node's disks for activations that its memory does not hold, and their rate in
-            either direction; default: the hardware's, which may be none, and 2 GB/s.
+        nvme_gib: of a node's disks for activations that its memory does not hold; default: the hardware's, if any.
+        nvme_gb_per_s: their rate in either direction; default: the hardware's, or 2.
         nvme_path: their directory in a run that needs them.
         clip_grad: 0: gradients need not wait in host memory for their norm.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.

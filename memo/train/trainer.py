@@ -54,8 +54,9 @@ class Trainer:
         model: a preset's name, such as "llama-3.1-8b", a ModelConfig, or a Hugging Face directory, whose
             weights are then the initial ones.
         config: everything else; defaults to RunConfig().
-        train_data, eval_data: prefix of a .bin/.idx corpus, or an object with `seq_length` and
+        train_data: prefix of a .bin/.idx corpus, or an object with `seq_length` and
             `sample(index)`; default: what config.data names.
+        eval_data: the same, for evaluations.
         tokenizer: decides the vocabulary where the corpus does not.
         plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,
             whose default is to plan it from a measured layer; "off"; or a share of the tokens, 0 to 1.

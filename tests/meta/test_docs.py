@@ -33,6 +33,8 @@ from memo.config.flags import parse_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FRONT = [ROOT / name for name in ("AGENTS.md", "BENCHMARKS.md", "CONTRIBUTING.md", "SECURITY.md")]
+"""Pages beside the README."""
 GENERATED = ROOT / "docs" / "flags.md"
 TROUBLES = ROOT / "docs" / "troubleshooting.md"
 
@@ -175,8 +177,29 @@ def test_every_family_of_errors_has_a_section() -> None:
     assert not missing, f"{TROUBLES.name} has no section on {missing}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def anchors(page: Path) -> set[str]:
+    """What `#` may name in a page: its headings, as GitHub and mkdocs.yml spell them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", [*PAGES, *FRONT], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
-    broken = [link for link in links if not (page.parent / link).exists()]
+    broken = []
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+        target = page.parent / link if link else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{link}#{anchor}" if anchor else link)
     assert not broken, f"{page.name}: {broken}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *FRONT], ids=lambda page: page.stem)
+def test_a_list_begins_after_an_empty_line(page: Path) -> None:
+    """GitHub shows one that does not as a list, too, but the site as a part of the paragraph."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^(?![-*>|#\d\s]).+\n(?:[-*]|\d+\.) .+", text, re.MULTILINE)
+    wrong = [each for each in found if not each.startswith(("- ", "* "))]
+    assert not wrong, f"{page.name}: {wrong}"
