@@ -97,10 +97,12 @@ def finetune(trainer: Trainer) -> None:
 def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> str:
     """Prefix of the corpus, which the first rank builds while the others wait; PREFIX-eval is held out."""
     if options.train_data is None:
-        given = config.data.data_path
-        if given is None or not Path(f"{given}{TEMPLATE_SUFFIX}").exists():
-            raise ConfigError(f"--data-path {given} is no corpus of `memo data chat`: give one, or --train-data")
-        return given
+        words = config.data.data_path or ("None",)
+        if len(words) != 1 or not Path(f"{words[0]}{TEMPLATE_SUFFIX}").exists():
+            raise ConfigError(
+                f"--data-path {' '.join(words)} is no corpus of `memo data chat`: give one, or --train-data"
+            )
+        return words[0]
     world = init_distributed(torch.device("cpu"), ParallelConfig(distributed_timeout_minutes=24 * 60.0))
     prefix, tokenizer = f"{save}/data/chat", config.data.tokenizer or model
     if world.rank == 0:

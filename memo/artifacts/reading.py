@@ -68,7 +68,7 @@ def parse_json(content: bytes | str, source: Source, *, max_values: int = MAX_VA
     Raises source.error for text that is not JSON, is nested too deep or has too many values, and for a key with two
     values.
     """
-    text = content if isinstance(content, str) else _decoded(content, source)
+    text = content if isinstance(content, str) else decoded(content, source)
     most_values = 1 + text.count(",") + text.count("[") + text.count("{")
     if most_values > max_values:
         raise source.refusal(f"holds about {most_values} values, but {max_values} is the most that is read")
@@ -84,7 +84,7 @@ def parse_json(content: bytes | str, source: Source, *, max_values: int = MAX_VA
 
 def read_toml(path: str | Path, source: Source) -> dict[str, Any]:
     """The document of a TOML file. Raises source.error for other content or a file that cannot be read."""
-    text = _decoded(read_bytes(path, source, max_bytes=MAX_TOML_BYTES), source)
+    text = decoded(read_bytes(path, source, max_bytes=MAX_TOML_BYTES), source)
     for number, line in enumerate(text.splitlines(), 1):
         if line.count(".") > MAX_DEPTH and not line.lstrip().startswith("#"):
             raise source.refusal(f"line {number} has more than {MAX_DEPTH} dots, which no key or number needs")
@@ -100,12 +100,12 @@ def read_toml(path: str | Path, source: Source) -> dict[str, Any]:
 
 def read_text(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file in UTF-8. Raises source.error for other content or a file that cannot be read."""
-    return _decoded(read_bytes(path, source, max_bytes=max_bytes), source)
+    return decoded(read_bytes(path, source, max_bytes=max_bytes), source)
 
 
 def read_bytes(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file of at most `max_bytes`. Raises source.error for any other file."""
-    with _opened(path, source) as file:
+    with opened(path, source) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise source.refusal(f"has more than {max_bytes} bytes, which is the most that is read")
@@ -114,7 +114,7 @@ def read_bytes(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) 
 
 def read_lines(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
     """The lines of a regular file of any length, each of at most `max_bytes`, with their ends. Raises source.error."""
-    with _opened(path, source) as file:
+    with opened(path, source) as file:
         number = 0
         while line := file.readline(max_bytes + 1):
             number += 1
@@ -124,7 +124,7 @@ def read_lines(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) 
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
+def opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
     """An open regular file; errors of the file system become source.error."""
     try:
         # Opening a named pipe without a writer would wait for ever.
@@ -168,7 +168,7 @@ def kind_of(value: object) -> str:
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
-def _decoded(content: bytes, source: Source) -> str:
+def decoded(content: bytes, source: Source) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -7,20 +7,26 @@ from typing import Annotated
 from memo.cli.commands import Command, dispatch
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
-from memo.data import BuildSummary, CorpusFacts, build_chat, build_corpus, build_demo
+from memo.config.require import require
+from memo.data import BuildSummary, CorpusFacts, Reading, build_chat, build_corpus, build_demo
+from memo.data.conversations import ChatForm
+from memo.data.progress import speed_line
 from memo.errors import ConfigError, DataError
 from memo.units import format_count
 
 COMMANDS = (
     Command("demo", "a corpus that every machine has: Python's standard library", "memo.cli.data", "demo"),
-    Command("build", "a corpus of .jsonl files, text files and directories", "memo.cli.data", "build"),
+    Command("build", "a corpus of lines and tables of JSON, Parquet or CSV, and of texts", "memo.cli.data", "build"),
     Command("chat", "a corpus of conversations, whose answers alone are learned", "memo.cli.data", "chat"),
 )
 BUILD_EXAMPLES = (
     "memo data build texts.jsonl data/mine --tokenizer Llama-3.1-8B",
     "memo data build books/ more.txt data/mine --tokenizer bpe --vocab-size 32768 --eval-fraction 0.01",
+    "memo data build fineweb/ data/web --tokenizer Llama-3.1-8B --json-key text --skip-unreadable   # *.parquet in it",
 )
 CHAT_EXAMPLES = ("memo data chat chats.jsonl data/chat --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
+_SPEED_FROM_BYTES = 1 << 20
+"""Of texts: the speed of less tells nothing."""
 ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
 
 
@@ -38,6 +44,15 @@ class _Split:
     # memo.data calls it split_eval, also in its messages.
     eval_fraction: Annotated[float, Flag(aliases=("split_eval",))] = 0.0
     """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
+    progress: bool = True
+    """Progress bar, with bytes a second and the time that is left, when standard error is a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files(_Split):
+    skip_unreadable: bool = False
+    """Leave out what cannot be read, a record or a file, count it and tell the first five; else the first ends the
+    build."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +61,8 @@ class _Options(_Split):
     """byte, a tokenizer.json or its directory, or bpe to train one on the corpus (set vocab-size)."""
     vocab_size: int | None = None
     """Tokens of a bpe tokenizer that is trained."""
+    workers: int = 0
+    """Processes that tokenize; 0: one a core. They change nothing of the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,28 +74,34 @@ class _Demo(_Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Build(_Options):
+class _Build(_Options, _Files):
     """Build a corpus of your own documents."""
 
     paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
-    """.jsonl files (a document a line), other text files (a document a file) and directories; last the
-    prefix of the files to write."""
-    json_key: str = "text"
-    """Key of a .jsonl record that holds the text."""
+    """.jsonl, .json (lists), .csv, .tsv, .parquet and .arrow files (a document a record), other text files (a document
+    a file), any of them as .gz, .zst, .bz2 or .xz, directories of them, and what `save_to_disk` of Hugging Face's
+    datasets wrote; last the prefix of the files to write."""
+    json_key: Annotated[str, Flag(aliases=("text_column",))] = "text"
+    """Key of a record, or column of a table, that holds the text."""
     append_eod: bool = True
     """End each document with the tokenizer's end-of-document token."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chat(_Split):
-    """Build a corpus of conversations: lines of messages, of instruction and output, or of prompt and completion."""
+class _Chat(_Files):
+    """Build a corpus of conversations: records of messages, of conversations, of instruction and output, or of prompt
+    and completion."""
 
     paths: Annotated[tuple[str, ...], Flag(metavar="IN... OUT", is_positional=True)]
-    """.jsonl files (a conversation a line) and directories that hold some; last the prefix of the files to write."""
+    """.jsonl, .json (lists), .parquet and .arrow files (a conversation a record) and directories that hold some; last
+    the prefix of the files to write."""
     tokenizer: str
     """Directory of the model, or its tokenizer.json; byte for bytes."""
     chat_template: str | None = None
     """File of Jinja, or a directory of a model that has a chat template; default: the tokenizer's own."""
+    chat_form: ChatForm | None = None
+    """Form of all records: messages (OpenAI's), conversations (ShareGPT's), instruction (Alpaca's) or prompt; default:
+    the one whose fields a record has."""
 
 
 def demo(argv: Sequence[str]) -> None:
@@ -89,6 +112,7 @@ def demo(argv: Sequence[str]) -> None:
         tokenizer=options.tokenizer,
         vocab_size=options.vocab_size,
         split_eval=options.eval_fraction,
+        reading=Reading(workers=_workers(options), progress=options.progress),
     )
     _print_summary(summary)
 
@@ -105,6 +129,7 @@ def build(argv: Sequence[str]) -> None:
         json_key=options.json_key,
         append_eod=options.append_eod,
         split_eval=options.eval_fraction,
+        reading=Reading(_workers(options), options.skip_unreadable, options.progress),
     )
     _print_summary(summary)
 
@@ -118,9 +143,16 @@ def chat(argv: Sequence[str]) -> None:
         out,
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
+        chat_form=options.chat_form,
         split_eval=options.eval_fraction,
+        reading=Reading(skip_unreadable=options.skip_unreadable, progress=options.progress),
     )
     _print_summary(summary)
+
+
+def _workers(options: _Options) -> int:
+    require(options.workers >= 0, f"--workers is {options.workers}: give 1 or more, or 0 for one a core")
+    return options.workers
 
 
 def _inputs_and_output(paths: Sequence[str], command: str) -> tuple[list[str], str]:
@@ -137,6 +169,10 @@ def _print_summary(summary: BuildSummary) -> None:
         print(_line(f"{summary.prefix}-eval", summary.evaluation))
     if summary.num_empty_documents:
         print(f"left out {summary.num_empty_documents} documents without text")
+    for line in summary.left_out:
+        print(line)
+    if summary.num_text_bytes >= _SPEED_FROM_BYTES:
+        print(speed_line(summary.num_text_bytes, summary.seconds))
     print(f"train on it: memo train --data-path {summary.prefix}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memo.config import RunConfig
+from memo.config.blend import read_blend
 from memo.config.checks import check_ranges
 from memo.config.evaluation import for_evaluation
 from memo.config.flags import parse_command
@@ -92,18 +93,19 @@ def _check_options(config: RunConfig, options: _Options) -> None:
 
 
 def _needles(trainer: "Trainer", options: _Options) -> NeedleDataset:
-    from memo.train.setup import open_dataset
+    from memo.train.data_sources import open_dataset
 
     config = trainer.config
-    corpus = config.data.eval_data_path
-    ends = [CorpusFacts.load(corpus).eod] if corpus is not None and os.path.exists(f"{corpus}.json") else []
+    words = config.data.eval_data_path
+    prefixes = () if words is None else read_blend("--eval-data-path", words).prefixes
+    ends = {CorpusFacts.load(prefix).eod for prefix in prefixes if os.path.exists(f"{prefix}.json")}
     return NeedleDataset(
-        open_dataset(config, corpus, stream=1),
+        open_dataset(config, words, stream=1),
         config.training.seed,
         num_needles=options.num_needles,
         key_length=options.key_length,
         value_length=options.value_length,
-        avoid=ends,
+        avoid=sorted(ends),
     )
 
 

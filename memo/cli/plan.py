@@ -105,8 +105,8 @@ class _Options:
     out: str | None = None
     """File that gets the best run that surely fits, for `memo train --config`; a faster one that may not fit, where the
     table says to try it first, goes beside it: run.first.toml for run.toml."""
-    data_path: str | None = None
-    """Corpus to write into that file."""
+    data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
+    """Corpus, or corpora and their weights, to write into that file."""
     trace_out: str | None = None
     """File for the simulated step of the best, which https://ui.perfetto.dev opens."""
     plot: str | None = None
@@ -257,7 +257,7 @@ def _check(options: _Options) -> None:
         )
     if options.data_path is not None and options.out is None:
         raise ConfigError(
-            f"--data-path {options.data_path} goes into the run's file, but --out is not given: give both"
+            f"--data-path {' '.join(options.data_path)} goes into the run's file, but --out is not given: give both"
         )
     if options.out is not None and not Path(options.out).name:
         raise ConfigError(f"--out {options.out!r} names no file: give the path of one, such as run.toml")

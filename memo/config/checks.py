@@ -8,6 +8,7 @@ broken rule ends the check.
 from dataclasses import fields
 from math import isfinite
 
+from memo.config.blend import read_blend
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
@@ -139,28 +140,29 @@ def _check_epochs(config: RunConfig) -> None:
 
 def _check_data(config: RunConfig, needs_data: bool) -> None:
     data, training, checkpoint = config.data, config.training, config.checkpoint
+    for flag, words in (("--data-path", data.data_path), ("--eval-data-path", data.eval_data_path)):
+        if words is not None:
+            read_blend(flag, words)
+    path, eval_path = " ".join(data.data_path or ()), " ".join(data.eval_data_path or ())
+    require(not (data.mock_data and path), f"--mock-data and --data-path {path} fight: leave one of the two out")
     require(
-        not (data.mock_data and data.data_path),
-        f"--mock-data and --data-path {data.data_path} fight: leave one of the two out",
-    )
-    require(
-        data.mock_data or data.data_path or not needs_data,
+        data.mock_data or path or not needs_data,
         "there is nothing to train on, as --data-path is not given and --mock-data is off: give "
         "--data-path PREFIX (`memo data demo PREFIX` makes a corpus) or --mock-data",
     )
     require(
-        not (data.mock_data and data.eval_data_path),
-        f"--mock-data and --eval-data-path {data.eval_data_path} fight: mock data is evaluated on mock data; "
+        not (data.mock_data and eval_path),
+        f"--mock-data and --eval-data-path {eval_path} fight: mock data is evaluated on mock data; "
         f"leave one of the two out",
     )
     require(
-        not training.eval_interval or data.mock_data or data.eval_data_path or not needs_data,
+        not training.eval_interval or data.mock_data or eval_path or not needs_data,
         f"--eval-interval {training.eval_interval} needs evaluation data, but --eval-data-path is not given: "
         f"give --eval-data-path PREFIX or --eval-interval 0",
     )
     require(
-        not data.eval_data_path or training.eval_interval,
-        f"--eval-data-path {data.eval_data_path} is never read, as --eval-interval is 0: "
+        not eval_path or training.eval_interval,
+        f"--eval-data-path {eval_path} is never read, as --eval-interval is 0: "
         f"give --eval-interval, such as 100, or leave --eval-data-path out",
     )
     require(

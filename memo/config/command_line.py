@@ -52,7 +52,7 @@ def read_values(line: CommandLine, argv: Sequence[str]) -> dict[str, Any]:
             values[entry.field] = not given.startswith("--no-")
         else:
             read = tuple(entry.read(text, given) for text in texts)
-            values[entry.field] = read if entry.is_list else read[0]
+            values[entry.field] = read if entry.is_list and read != (None,) else read[0]
     values |= _positionals(line, alone)
     for entry in line.entries:
         if entry.is_required and entry.field not in values:

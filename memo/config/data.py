@@ -14,9 +14,10 @@ class DataConfig:
 
     seq_length: Annotated[int, TOKENS, Flag(aliases=("seq_len",))] = 1024
     """Tokens in one training sample."""
-    data_path: str | None = None
-    """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`)."""
-    eval_data_path: str | None = None
+    data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
+    """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`). Of
+    several, a weight before each: 0.7 data/a 0.3 data/b; without weights each counts by its size."""
+    eval_data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
     """The same for evaluation."""
     tokenizer: str | None = None
     """`byte`, or a tokenizer.json; default: the one that the corpus was built with."""

@@ -221,4 +221,6 @@ def toml_value(value: object) -> str:
     if isinstance(value, str):
         # JSON's escapes are TOML's; TOML also wants DEL escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
     return repr(value)

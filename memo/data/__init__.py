@@ -1,11 +1,12 @@
 """Corpora, tokenizers, samples and their order. Pure numpy: `memo data ...` must start without torch."""
 
 from memo.data.batch import Batch, collate
-from memo.data.build import BuildSummary, build_corpus, build_demo
+from memo.data.blend import BlendedDataset
+from memo.data.build import BuildSummary, Reading, build_corpus, build_demo
 from memo.data.chat import build_chat
 from memo.data.chat_packing import PackedConversations
 from memo.data.checked import checked_sample
-from memo.data.corpus import open_corpus
+from memo.data.corpus import open_corpora, open_corpus
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.mock import MockDataset
@@ -18,6 +19,7 @@ from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tok
 __all__ = [
     "BPETokenizer",
     "Batch",
+    "BlendedDataset",
     "BuildSummary",
     "ByteTokenizer",
     "CorpusFacts",
@@ -28,6 +30,7 @@ __all__ = [
     "NeedleDataset",
     "PackedConversations",
     "PackedDataset",
+    "Reading",
     "Sample",
     "SampleDataset",
     "Tokenizer",
@@ -38,6 +41,7 @@ __all__ = [
     "collate",
     "load_corpus_tokenizer",
     "load_tokenizer",
+    "open_corpora",
     "open_corpus",
     "train_bpe",
 ]

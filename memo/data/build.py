@@ -1,20 +1,26 @@
 """From text to an indexed corpus: `memo data build` and `memo data demo`."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from memo.data.documents import list_files, read_documents, read_python_sources, standard_library
+from memo.data.documents import python_sources, read_python_sources, standard_library, texts_of
+from memo.data.encode import Encoder
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, tokenizer_spec
+from memo.data.file_kinds import list_files
 from memo.data.hashing import uniform
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
-from memo.data.tokenizer import BPETokenizer, Tokenizer, load_tokenizer, train_bpe
+from memo.data.left_out import LeftOut
+from memo.data.progress import Progress
+from memo.data.records import Piece, read_pieces
+from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from memo.data.workers import encode_all
 from memo.errors import ConfigError, DataError
 
 TRAIN_BPE = "bpe"
@@ -22,9 +28,34 @@ TRAIN_BPE = "bpe"
 EVAL_SUFFIX = "-eval"
 _SPLIT_KEY = 0x5EED
 _BATCH_CHARACTERS = 1 << 22
-"""Text that is tokenized at a time: enough to keep all cores busy, little enough to stream."""
+"""Of conversations that are tokenized at a time: enough to keep all cores busy, little enough to stream."""
+_WORKERS_FROM_BYTES = 16 << 20
+"""Starting processes takes about as long as tokenizing this."""
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How inputs are read, which changes nothing of the corpus but what is left out."""
+
+    workers: int = 1
+    """Processes that tokenize, where there is enough to read; 0: one a core. One: the tokenizer's own threads."""
+    skip_unreadable: bool = False
+    """Leave out records and files that cannot be read, count them and tell the first; else the first is an error."""
+    progress: bool = False
+    """Show a bar where standard error is a terminal."""
+    total_bytes: int = 0
+    """Of the inputs; a build finds it."""
+
+    def num_workers(self, tokenizer: Tokenizer) -> int:
+        """Bytes are made faster than they are sent to another process, and so is what is quickly done."""
+        if isinstance(tokenizer, ByteTokenizer) or self.total_bytes < _WORKERS_FROM_BYTES:
+            return 1
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+READING = Reading()
 
 
 @dataclass(frozen=True)
@@ -37,6 +68,12 @@ class BuildSummary:
     """Of the held-out corpus, PREFIX-eval; None when nothing was held out."""
     num_empty_documents: int
     """Documents without text, which are left out."""
+    num_text_bytes: int = 0
+    """In UTF-8, of the documents."""
+    seconds: float = 0.0
+    """That reading, tokenizing and writing took."""
+    left_out: tuple[str, ...] = ()
+    """Lines for people about what was not taken: files of other kinds, and what could not be read."""
 
 
 def build_demo(
@@ -45,18 +82,21 @@ def build_demo(
     tokenizer: str = "byte",
     vocab_size: int | None = None,
     split_eval: float = 0.0,
+    reading: Reading = READING,
 ) -> BuildSummary:
     """Build a corpus that every machine has: the sources of Python's standard library, one document a file.
 
     The result is the same for every build by one Python installation; another installation has other sources.
     Arguments and errors as in `build_corpus`.
     """
+    folder, left_out = standard_library(), LeftOut()
     return _build(
-        lambda: read_python_sources(standard_library()),
+        lambda: read_python_sources(folder),
         Path(out_prefix),
+        left_out,
+        replace(reading, total_bytes=sum(path.stat().st_size for path in python_sources(folder))),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
-        append_eod=True,
         split_eval=split_eval,
     )
 
@@ -70,55 +110,74 @@ def build_corpus(
     json_key: str = "text",
     append_eod: bool = True,
     split_eval: float = 0.0,
+    reading: Reading = READING,
 ) -> BuildSummary:
-    """Build OUT.bin, .idx and .json (for BPE also OUT-tokenizer.json) of .jsonl files, texts and directories.
+    """Build OUT.bin, .idx and .json (for BPE also OUT-tokenizer.json) of files and directories.
 
+    inputs: lines, lists and tables of documents, texts, and directories of them (docs/data.md lists the kinds).
     tokenizer: `byte`, a tokenizer.json or its directory, or `bpe` to train one of `vocab_size` on the inputs.
-    json_key: the key of a .jsonl record that holds the text.
+    json_key: the key of a record, or the column of a table, that holds the text.
     append_eod: end each document with the tokenizer's end-of-document token.
     split_eval: share of the documents, in [0, 1), that goes to OUT-eval instead. The choice depends on
         nothing but a document's place in the inputs, so a second build holds out the same ones.
 
-    Raises ConfigError for arguments that do not fit together and DataError for inputs that cannot be read;
-    an older corpus of the same name then stays as it was.
+    The corpus is the same whatever `reading` says of workers. Raises ConfigError for arguments that do not fit
+    together and for a package that is missing, DataError for inputs that cannot be read; an older corpus of the same
+    name then stays as it was.
     """
-    files = list_files(inputs)
+    found = list_files(inputs)
+    left_out = LeftOut(reading.skip_unreadable, found.ignored)
     return _build(
-        lambda: read_documents(files, json_key),
+        lambda: read_pieces(found.files, json_key, left_out.refuse),
         Path(out_prefix),
+        left_out,
+        replace(reading, total_bytes=found.num_bytes),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
+        json_key=json_key,
         append_eod=append_eod,
         split_eval=split_eval,
     )
 
 
 def _build(
-    read: Callable[[], Iterable[str]],
+    read: Callable[[], Iterator[Piece]],
     prefix: Path,
+    left_out: LeftOut,
+    reading: Reading,
     *,
     tokenizer: str,
     vocab_size: int | None,
-    append_eod: bool,
     split_eval: float,
+    json_key: str = "text",
+    append_eod: bool = True,
 ) -> BuildSummary:
     eval_prefix = evaluation_prefix(prefix, split_eval)
-    chosen = _choose_tokenizer(tokenizer, vocab_size, read)
+    chosen = _choose_tokenizer(tokenizer, vocab_size, lambda: texts_of(read(), json_key, left_out.refuse))
+    left_out.begin()  # what the tokenizer was trained on is read again
+    encoder = Encoder(chosen, json_key, smallest_dtype(chosen.vocab_size), left_out.skip)
+    end = np.array([chosen.eod], dtype=encoder.dtype) if append_eod else np.empty(0, dtype=encoder.dtype)
     with ExitStack() as stack:
         # Writers close in reverse order: the training corpus is moved into place last.
-        train = stack.enter_context(IndexedDatasetWriter(prefix, smallest_dtype(chosen.vocab_size)))
+        train = stack.enter_context(IndexedDatasetWriter(prefix, encoder.dtype))
         evaluation = None
         if split_eval > 0.0:
-            evaluation = stack.enter_context(IndexedDatasetWriter(eval_prefix, train.dtype))
-        num_documents = num_empty_documents = 0
-        for ids in _encode(read(), chosen):
-            held_out = is_held_out(num_documents, split_eval)
-            num_documents += 1
-            if not ids.size:
-                num_empty_documents += 1
-                continue
-            writer = evaluation if evaluation is not None and held_out else train
-            writer.add_document(np.append(ids, np.int32(chosen.eod)) if append_eod else ids)
+            evaluation = stack.enter_context(IndexedDatasetWriter(eval_prefix, encoder.dtype))
+        num_documents = num_empty_documents = num_text_bytes = 0
+        bar = stack.enter_context(Progress("tokenizing", reading.total_bytes, reading.progress))
+        for encoded in encode_all(read(), encoder, reading.num_workers(chosen)):
+            num_text_bytes += encoded.num_text_bytes
+            for message in encoded.refused:
+                left_out.count(message)
+            for ids in np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1]) if len(encoded.lengths) else ():
+                held_out = is_held_out(num_documents, split_eval)
+                num_documents += 1
+                if not ids.size:
+                    num_empty_documents += 1
+                    continue
+                writer = evaluation if evaluation is not None and held_out else train
+                writer.add_document(np.concatenate((ids, end)))
+            bar.reach(encoded.done_bytes)
         if evaluation is not None:
             check_split(split_eval, num_documents, train.num_documents, evaluation.num_documents)
         return BuildSummary(
@@ -126,6 +185,9 @@ def _build(
             train=add_facts(train, chosen),
             evaluation=None if evaluation is None else add_facts(evaluation, chosen),
             num_empty_documents=num_empty_documents,
+            num_text_bytes=num_text_bytes,
+            seconds=bar.elapsed_s,
+            left_out=tuple(left_out.lines()),
         )
 
 
@@ -159,12 +221,6 @@ def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tok
         writer.add_side_file(TOKENIZER_SUFFIX, tokenizer.definition)
     writer.complete()
     return facts
-
-
-def _encode(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.int32]]:
-    """Ids of each document in turn, tokenized in batches."""
-    for batch in in_batches(documents, len):
-        yield from tokenizer.encode_batch(batch)
 
 
 def in_batches(items: Iterable[Item], num_characters: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -9,20 +9,32 @@ a mask is mapped into memory and cut as tokens are, at a length of millions too.
     OUT.json, OUT-tokenizer.json, OUT-chat_template.jinja
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memo.data.build import BuildSummary, add_facts, check_split, evaluation_prefix, in_batches, is_held_out
+from memo.data.build import (
+    READING,
+    BuildSummary,
+    Reading,
+    add_facts,
+    check_split,
+    evaluation_prefix,
+    in_batches,
+    is_held_out,
+)
 from memo.data.chat_render import Span
-from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, load_chat_template
-from memo.data.conversations import read_conversations
-from memo.data.documents import JSON_LINES_SUFFIX, list_files, require_utf8
+from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, Rendered, load_chat_template
+from memo.data.conversations import ChatForm, Conversation, read_conversations
 from memo.data.facts import CorpusFacts, mask_prefix
+from memo.data.file_kinds import CHAT_KINDS, list_files
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
+from memo.data.left_out import LeftOut
+from memo.data.progress import Progress
+from memo.data.records import require_utf8
 from memo.data.tokenizer import Located, Tokenizer, load_tokenizer
 from memo.errors import DataError
 
@@ -35,18 +47,22 @@ def build_chat(
     *,
     tokenizer: str,
     chat_template: str | Path | None = None,
+    chat_form: ChatForm | None = None,
     split_eval: float = 0.0,
+    reading: Reading = READING,
 ) -> BuildSummary:
-    """Build a corpus of .jsonl files, and of directories that hold some (`memo.data.conversations` has the forms).
+    """Build a corpus of lines, lists and tables of conversations, and of directories that hold some.
 
     tokenizer: directory of the model, its tokenizer.json, or `byte`.
     chat_template: a file of Jinja or a directory that has one; default: the one of `tokenizer`.
+    chat_form: of all records (`memo.data.conversations` has the forms); default: each tells its own.
     split_eval: share of the conversations, in [0, 1), that goes to OUT-eval instead, as in `build_corpus`.
 
     Raises ConfigError for arguments that do not fit together and DataError, with file and line, for conversations
     that cannot be read, rendered or learned from; an older corpus of the same name then stays as it was.
     """
-    files = list_files(inputs, suffixes={JSON_LINES_SUFFIX})
+    found = list_files(inputs, CHAT_KINDS)
+    left_out = LeftOut(reading.skip_unreadable, found.ignored)
     prefix = Path(out_prefix)
     eval_prefix = evaluation_prefix(prefix, split_eval)
     chosen = load_tokenizer(tokenizer)
@@ -56,12 +72,14 @@ def build_chat(
         train = stack.enter_context(_Writer(prefix, chosen, template))
         evaluation = stack.enter_context(_Writer(eval_prefix, chosen, template)) if split_eval > 0.0 else None
         count = 0
-        for ids, mask in _encode(files, chosen, template):
+        bar = stack.enter_context(Progress("rendering", found.num_bytes, reading.progress))
+        conversations = read_conversations(found.files, left_out.refuse, chat_form, bar.reach)
+        for ids, mask in _encode(conversations, chosen, template, left_out.refuse):
             writer = evaluation if evaluation is not None and is_held_out(count, split_eval) else train
             writer.add(ids, mask)
             count += 1
         if not count:
-            raise DataError(f"no conversations in {', '.join(map(str, files))}; check the inputs")
+            raise DataError(f"no conversations in {', '.join(map(str, found.files))}; check the inputs")
         if evaluation is not None:
             check_split(split_eval, count, train.tokens.num_documents, evaluation.tokens.num_documents)
         return BuildSummary(
@@ -69,6 +87,7 @@ def build_chat(
             train=train.add_facts(),
             evaluation=None if evaluation is None else evaluation.add_facts(),
             num_empty_documents=0,
+            left_out=tuple(left_out.lines()),
         )
 
 
@@ -98,19 +117,34 @@ class _Writer(ExitStack):
         return add_facts(self.tokens, self.tokenizer, self.num_answer_tokens)
 
 
+def _rendered(
+    conversations: Iterable[Conversation], template: ChatTemplate, refuse: Callable[[DataError], None]
+) -> Iterator[tuple[str, Rendered]]:
+    """Where each conversation stands, and its text."""
+    for conversation in conversations:
+        try:
+            rendered = template.render(conversation)
+            require_utf8(rendered.text, conversation.where)
+        except DataError as error:
+            refuse(error)
+            continue
+        yield conversation.where, rendered
+
+
 def _encode(
-    files: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate
+    conversations: Iterable[Conversation],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    refuse: Callable[[DataError], None],
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
     """Tokens and mask of each conversation in turn."""
-    rendered = ((c.where, template.render(c)) for c in read_conversations(files))
-    for batch in in_batches(rendered, lambda item: len(item[1].text)):
-        for where, conversation in batch:
-            require_utf8(conversation.text, where)
+    for batch in in_batches(_rendered(conversations, template, refuse), lambda item: len(item[1].text)):
         encoded = tokenizer.encode_located([conversation.text for _, conversation in batch])
         for (where, conversation), located in zip(batch, encoded, strict=True):
             mask = answer_mask(located, conversation.spans)
             if not mask[1:].any():  # the first token is no label
-                raise DataError(f"{where}: {template.name} renders no answer to learn from; see what it does with it")
+                refuse(DataError(f"{where}: {template.name} renders no answer to learn from; see what it does with it"))
+                continue
             yield located.ids, mask
 
 

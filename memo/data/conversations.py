@@ -1,25 +1,46 @@
-"""Instruction data: conversations from .jsonl files, in the three forms that users have.
+"""Instruction data: conversations as records of files, in the four forms that users have.
 
-    messages      {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
-    instruction   {"instruction": "Translate.", "input": "Haus", "output": "house"}      input may be left out
-    prompt        {"prompt": "2 + 2 =", "completion": "4"}
+    messages       {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}
+    conversations  {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}
+    instruction    {"instruction": "Translate.", "input": "Haus", "output": "house"}      input may be left out
+    prompt         {"prompt": "2 + 2 =", "completion": "4"}
 
 The first is OpenAI's and may also hold "tools", and "weight": 0 in a message of the assistant that is not to be
-learned. The second is Alpaca's. The last two become a message of the user and one of the assistant, after one of the
-system if the line has a text under "system".
+learned. The second is ShareGPT's, whose speakers are named as the first names them; either list may hold messages of
+the other's. The third is Alpaca's. The last two become a message of the user and one of the assistant. All but the
+first come after a message of the system if the record has a text under "system".
+
+Which form a record has is told by its fields, and a record that has those of two is refused unless the form is named.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memo.artifacts.reading import listed
-from memo.data.documents import read_json_lines
+from memo.data.documents import raise_it
+from memo.data.records import Piece, read_pieces
 from memo.errors import DataError
 
 ASSISTANT = "assistant"
 """The role whose messages are learned."""
+
+ChatForm = Literal["messages", "conversations", "instruction", "prompt"]
+_NEEDS: dict[ChatForm, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "conversations": ("conversations",),
+    "instruction": ("instruction", "output"),
+    "prompt": ("prompt", "completion"),
+}
+"""Fields by which a record is known to have a form."""
+_SPEAKERS = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), ASSISTANT),
+    **dict.fromkeys(("system", "tool"), ""),
+    **dict.fromkeys(("observation", "function_response", "function"), "tool"),
+}
+"""Roles of ShareGPT's speakers; an empty one is called the same."""
 
 Message = dict[str, Any]
 """`role`, `content` and whatever else the chat template of the model reads; no value is None."""
@@ -42,29 +63,74 @@ class Conversation:
     tools: list[Any] | None = None
 
 
-def read_conversations(files: Sequence[Path]) -> Iterator[Conversation]:
-    """A conversation for each line. Raises DataError that names the file, the line and the field."""
-    for path in files:
-        for where, record in read_json_lines(path):
-            yield _conversation(record, where)
+def read_conversations(
+    files: Sequence[Path],
+    refuse: Callable[[DataError], None] = raise_it,
+    form: ChatForm | None = None,
+    reached: Callable[[int], None] = lambda done_bytes: None,
+) -> Iterator[Conversation]:
+    """A conversation for each record.
+
+    Args:
+        refuse: is given the error about a record or a file, which names it and the field; returns to leave it out.
+        form: of all records; None: each has the one that its fields tell.
+        reached: is told how many bytes of the files have been read.
+    """
+    for piece in read_pieces(files, None, refuse, lines_of_text=True):
+        for place in range(len(piece.records)):
+            try:
+                conversation = _read(piece, place, form)
+            except DataError as error:
+                refuse(error)
+                continue
+            yield conversation
+        reached(piece.done_bytes)
 
 
-def _conversation(record: Any, where: str) -> Conversation:
+def _read(piece: Piece, place: int, form: ChatForm | None) -> Conversation:
+    record, where = piece.read(place), piece.where(place)
     if not isinstance(record, dict):
         raise DataError(f"{where}: found {_kind(record)} where a conversation should be; give a JSON object")
-    if "messages" in record:
-        messages = _messages(record["messages"], where)
-    elif "instruction" in record:
-        question = _text(record, "instruction", where)
-        context = _text(record, "input", where) if record.get("input") is not None else ""
-        messages = _turn(record, f"{question}\n\n{context}" if context else question, "output", where)
-    elif "prompt" in record:
-        messages = _turn(record, _text(record, "prompt", where), "completion", where)
-    else:
+    if piece.unit == "row":  # a table has every column in every row
+        record = _without_nulls(record)
+    form = form or _form(record, where)
+    messages = _messages_of(record, form, where)
+    if form != "messages" and record.get("system") and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": _text(record, "system", where)})
+    return _conversation(record, messages, where)
+
+
+def _form(record: Mapping[str, Any], where: str) -> ChatForm:
+    """The only form whose fields a record has."""
+    found = [form for form, needed in _NEEDS.items() if all(record.get(name) is not None for name in needed)]
+    if len(found) > 1:
+        fields = " and ".join("+".join(_NEEDS[form]) for form in found)
         raise DataError(
-            f"{where}: no conversation, found the fields [{listed(sorted(record))}]; give messages, or instruction and "
-            "output, or prompt and completion"
+            f"{where}: it may be read in {len(found)} ways, as it has {fields}; say which with --chat-form "
+            f"{' or --chat-form '.join(found)}"
         )
+    if found:
+        return found[0]
+    for form, needed in _NEEDS.items():  # what is missing or empty is told by that form
+        if needed[0] in record:
+            return form
+    raise DataError(
+        f"{where}: no conversation, found the fields [{listed(sorted(record))}]; give messages, or conversations, or "
+        "instruction and output, or prompt and completion"
+    )
+
+
+def _messages_of(record: dict[str, Any], form: ChatForm, where: str) -> list[Message]:
+    if form in ("messages", "conversations"):
+        return _messages(record.get(form), form, where)
+    if form == "prompt":
+        return _turn(record, _text(record, "prompt", where), "completion", where)
+    question = _text(record, "instruction", where)
+    context = _text(record, "input", where) if record.get("input") is not None else ""
+    return _turn(record, f"{question}\n\n{context}" if context else question, "output", where)
+
+
+def _conversation(record: dict[str, Any], messages: list[Message], where: str) -> Conversation:
     learned = tuple(_is_learned(message, f"{where}: messages[{i}]") for i, message in _answers(messages))
     if not any(learned):
         raise DataError(f"{where}: no message of the role {ASSISTANT} to learn from; add one or remove the line")
@@ -77,24 +143,20 @@ def _conversation(record: Any, where: str) -> Conversation:
 
 def _turn(record: dict[str, Any], question: str, answer_field: str, where: str) -> list[Message]:
     """One question and its answer."""
-    messages = [
-        {"role": "user", "content": question},
-        {"role": ASSISTANT, "content": _text(record, answer_field, where)},
-    ]
-    if record.get("system"):
-        messages.insert(0, {"role": "system", "content": _text(record, "system", where)})
-    return messages
+    return [{"role": "user", "content": question}, {"role": ASSISTANT, "content": _text(record, answer_field, where)}]
 
 
-def _messages(given: Any, where: str) -> list[Message]:
+def _messages(given: Any, field: str, where: str) -> list[Message]:
     if not isinstance(given, list) or not given:
-        raise DataError(f"{where}: messages is {_kind(given)}; give a list of at least two")
-    return [_message(message, f"{where}: messages[{i}]") for i, message in enumerate(given)]
+        raise DataError(f"{where}: {field} is {_kind(given)}; give a list of at least two")
+    return [_message(message, f"{where}: {field}[{i}]") for i, message in enumerate(given)]
 
 
 def _message(given: Any, where: str) -> Message:
     if not isinstance(given, dict):
-        raise DataError(f"{where} is {_kind(given)}; give an object with role and content")
+        raise DataError(f"{where} is {_kind(given)}; give an object with role and content, or from and value")
+    if "from" in given and "role" not in given:
+        given = _in_roles(given, where)
     # OpenAI writes content: null beside tool_calls; a template that meets null would render "None".
     message = {key: value for key, value in given.items() if value is not None}
     if not isinstance(message.get("role"), str):
@@ -104,6 +166,23 @@ def _message(given: Any, where: str) -> Message:
     elif not isinstance(message.get("content"), str) and "tool_calls" not in message:
         raise DataError(f"{where}.content is {_kind(given.get('content'))}; give a text")
     return message
+
+
+def _in_roles(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """A message of ShareGPT's form in OpenAI's."""
+    speaker = given["from"]
+    if not isinstance(speaker, str) or speaker.lower() not in _SPEAKERS:
+        found = repr(speaker) if isinstance(speaker, str) else _kind(speaker)
+        raise DataError(f"{where}.from is {found}; give one of {', '.join(_SPEAKERS)}")
+    rest = {key: value for key, value in given.items() if key not in ("from", "value")}
+    return {**rest, "role": _SPEAKERS[speaker.lower()] or speaker.lower(), "content": given.get("value")}
+
+
+def _without_nulls(value: Any) -> Any:
+    """What a row of a table says, without the fields that other rows have."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _part(part: Any, where: str) -> str:

@@ -1,9 +1,12 @@
-"""A corpus by its prefix, as the dataset that its facts ask for."""
+"""A corpus by its prefix, as the dataset that its facts ask for; several as a blend."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from memo.config.blend import read_blend
 from memo.config.data import DataConfig
+from memo.data.blend import BlendedDataset, Corpus
 from memo.data.chat_packing import PackedConversations
 from memo.data.facts import CorpusFacts, mask_prefix
 from memo.data.indexed import IndexedDataset
@@ -11,7 +14,14 @@ from memo.data.packing import PackedDataset
 from memo.errors import DataError
 
 
-def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int) -> PackedDataset | PackedConversations:
+def open_corpora(flag: str, words: Sequence[str], data: DataConfig, seed: int) -> Corpus | BlendedDataset:
+    """What the words after `flag` name (`memo.config.blend`). Raises as `read_blend` and, of each, `open_corpus`."""
+    blend = read_blend(flag, words)
+    corpora = [open_corpus(prefix, data, seed) for prefix in blend.prefixes]
+    return corpora[0] if len(corpora) == 1 else BlendedDataset(corpora, blend.prefixes, blend.weights)
+
+
+def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int) -> Corpus:
     """Samples of `data.seq_length` tokens: of conversations if `memo data chat` wrote the corpus, else of texts.
 
     Raises ConfigError when the corpus is too short, DataError when its files do not belong together.

@@ -5,7 +5,7 @@ import math
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
 from memo.config.require import require
-from memo.data.corpus import open_corpus
+from memo.data.corpus import open_corpora
 from memo.data.sample import SampleDataset
 
 
@@ -16,12 +16,14 @@ def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | Non
         config: checked.
         dataset: what is read in the place of --data-path.
 
-    Raises ConfigError for a dataset that does not say how many samples an epoch has, and as `open_corpus`.
+    Raises ConfigError for a dataset that does not say how many samples an epoch has, and as `open_corpora`.
     """
     epochs, data = config.training.num_epochs, config.data
     if epochs is None:
         return config
-    corpus = dataset if dataset is not None else open_corpus(str(data.data_path), data, config.training.seed)
+    corpus = dataset
+    if corpus is None:
+        corpus = open_corpora("--data-path", data.data_path or (), data, config.training.seed)
     samples = getattr(corpus, "samples_per_epoch", None)
     require(
         samples is not None,

@@ -7,23 +7,23 @@ import shlex
 from pathlib import Path
 
 from memo.config import RunConfig
+from memo.config.blend import is_weight, read_blend
 from memo.config.hugging_face import hub_name
 from memo.data.conversations import read_conversations
-from memo.data.documents import JSON_LINES_SUFFIX, TEXT_SUFFIXES
 from memo.data.facts import mask_prefix
-from memo.errors import DataError
+from memo.data.file_kinds import ALL_KINDS, CHAT_KINDS, file_kind
+from memo.errors import ConfigError, DataError
 
 _PAIR = (".bin", ".idx")
 _MOST_FILES = 10_000
 """Of a folder that are looked at for a hint: it may be the root of a file system."""
-_TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".zst", ".gz")
 
 
 def check_corpora(config: RunConfig) -> None:
     """Raises DataError for a corpus of the configuration that is not there, with what to do instead."""
     data = config.data
-    for flag, prefix in (("--data-path", data.data_path), ("--eval-data-path", data.eval_data_path)):
-        if prefix is not None:
+    for flag, words in (("--data-path", data.data_path), ("--eval-data-path", data.eval_data_path)):
+        for prefix in () if words is None else read_blend(flag, words).prefixes:
             check_prefix(flag, prefix, config.checkpoint.pretrained_checkpoint)
 
 
@@ -56,16 +56,22 @@ def _problem(flag: str, prefix: str, model: str | None) -> str:
         return f"a corpus is a .bin and an .idx file, and this one {found}: {remedy}"
     if path.is_dir():
         return _of_folder(flag, path, model)
-    if suffix in _TABLES and path.exists():
-        return (
-            f"that is no corpus, and memo builds one of {JSON_LINES_SUFFIX} and text files: convert it to lines such "
-            f'as {{"text": "..."}}, then {_build(flag, f"{path.stem}.jsonl", f"data/{path.stem}", model)}'
-        )
     if path.exists():
-        command = "chat" if suffix == JSON_LINES_SUFFIX and _holds_conversations(path) else "build"
-        return f"that is text, not a corpus of tokens: {_build(flag, prefix, f'data/{path.stem}', model, command)}"
-    if suffix in (JSON_LINES_SUFFIX, *TEXT_SUFFIXES, *_TABLES):
-        remedy = _build(flag, prefix, prefix[: -len(suffix)], model)
+        kind = file_kind(path)
+        command = "chat" if kind in CHAT_KINDS and _holds_conversations(path) else "build"
+        out = f"data/{path.name.partition('.')[0] or 'texts'}"
+        remedy = _build(flag, prefix, out, model, command)
+        if kind in ("csv", "parquet", "arrow"):
+            return f"that is a table, not a corpus of tokens: {remedy}"
+        return f"that is text, not a corpus of tokens: {remedy}"
+    words = prefix.split()
+    if len(words) > 1 and is_weight(words[0]):
+        listed = ", ".join(f'"{word}"' for word in words)
+        return (
+            f"that is one word with blanks in it: write {flag} {prefix} without quotes; in Python and TOML [{listed}]"
+        )
+    if file_kind(path) is not None:
+        remedy = _build(flag, prefix, str(path.with_name(path.name.partition(".")[0])), model)
         return f"there is no such file, and a corpus is named without endings: {remedy}"
     return _of_nothing(flag, prefix, model)
 
@@ -78,7 +84,7 @@ def _of_folder(flag: str, path: Path, model: str | None) -> str:
         more = f" (there are also {', '.join(names[1:4])})" if names[1:] else ""
         return f"that is a folder, and a corpus is named without its endings: {flag} {names[0]}{more}"
     first = itertools.islice(path.rglob("*"), _MOST_FILES)
-    if any(each.suffix.lower() in {JSON_LINES_SUFFIX, *TEXT_SUFFIXES} for each in first):
+    if any(file_kind(each) in ALL_KINDS for each in first):
         remedy = _build(flag, str(path), f"data/{path.resolve().name or 'texts'}", model)
         return f"that is a folder of texts, not a corpus of tokens: {remedy}"
     return f"that is a folder without a corpus (PREFIX.bin and PREFIX.idx): {_demo(flag, 'data/demo')}"
@@ -107,12 +113,11 @@ def _other(suffix: str) -> str:
 
 
 def _holds_conversations(path: Path) -> bool:
-    """Whether the first line of a file is one of `memo data chat`."""
+    """Whether the first record of a file is one of `memo data chat`."""
     try:
-        next(read_conversations([path]), None)
-    except DataError:
+        return next(read_conversations([path]), None) is not None
+    except (DataError, ConfigError):
         return False
-    return True
 
 
 def _build(flag: str, source: str, prefix: str, model: str | None, command: str = "build") -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from memo.artifacts.checksum import checksum_of
+from memo.config.blend import read_blend
 from memo.config.data import DataConfig
 from memo.config.identity import Fact
 from memo.data.facts import TOKENIZER_SUFFIX
@@ -18,7 +19,10 @@ def data_identity(data: DataConfig, dataset: SampleDataset) -> dict[str, Fact]:
     describe = getattr(dataset, "identity", None)
     if describe is not None:
         found |= describe()
-    tokenizer = Path(f"{data.data_path}{TOKENIZER_SUFFIX}")
-    if data.data_path is not None and tokenizer.is_file():
-        found["tokenizer"] = checksum_of(tokenizer.read_bytes())
+    if data.data_path is not None:
+        prefixes = read_blend("--data-path", data.data_path).prefixes
+        tokenizers = (Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in prefixes)
+        tokenizer = next(filter(Path.is_file, tokenizers), None)  # corpora of one blend have the same
+        if tokenizer is not None:
+            found["tokenizer"] = checksum_of(tokenizer.read_bytes())
     return found

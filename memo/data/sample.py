@@ -9,7 +9,7 @@ cu_seqlens   0, 3, 6
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ class Sample:
     """[number of documents + 1], from 0 to s: where documents begin and end among `tokens`."""
 
 
+@runtime_checkable
 class SampleDataset(Protocol):
     """Anything that yields samples by index, without end; the same index always gives the same sample."""
 

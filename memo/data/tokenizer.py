@@ -124,12 +124,15 @@ def _byte_letters() -> Iterator[str]:
 class BPETokenizer:
     """A Hugging Face `tokenizers` file."""
 
-    def __init__(self, path: str | Path) -> None:
-        """`path`: a tokenizer.json. Raises DataError if it is unreadable or has no end-of-document token."""
+    def __init__(self, path: str | Path, definition: bytes | None = None) -> None:
+        """`path`: a tokenizer.json; `definition`: its content, if it is known.
+
+        Raises DataError if it is unreadable or has no end-of-document token.
+        """
         import tokenizers  # here, because the byte tokenizer starts faster without
 
         source = Source(str(path), DataError, "give a tokenizer.json of Hugging Face")
-        self.definition = read_bytes(path, source, max_bytes=_LARGEST_DEFINITION_BYTES)
+        self.definition = definition or read_bytes(path, source, max_bytes=_LARGEST_DEFINITION_BYTES)
         """The file's content, to be copied beside the data."""
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(self.definition.decode("utf-8"))

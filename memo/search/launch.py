@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ STEP_MINUTES_MARGIN = 4
 """Steps are admitted up to this many times what is predicted: the check before a run is rougher than the search."""
 
 
-def run_of(question: Question, choice: Choice, data_path: str | None = None) -> RunConfig:
+def run_of(question: Question, choice: Choice, data_path: Sequence[str] | None = None) -> RunConfig:
     """The run of a choice, checked; host memory is bounded where the question bounds it.
 
     Raises ConfigError for a model that memo can only plan for.
@@ -46,14 +47,14 @@ def run_of(question: Question, choice: Choice, data_path: str | None = None) -> 
         model=model.run,
         memory=memory,
         training=replace(training, max_step_minutes=max(training.max_step_minutes, float(minutes))),
-        data=replace(config.data, data_path=data_path),
+        data=replace(config.data, data_path=None if data_path is None else tuple(data_path)),
         checkpoint=replace(config.checkpoint, pretrained_checkpoint=model.pretrained),
     )
     check(config, question.gpus, needs_data=False)
     return config
 
 
-def write_run(question: Question, choice: Choice, path: str, data_path: str | None = None) -> None:
+def write_run(question: Question, choice: Choice, path: str, data_path: Sequence[str] | None = None) -> None:
     """Write the run as TOML, what is expected of it in comments. Raises ConfigError."""
     step, sized = choice.step, choice.sized
     lines = [
@@ -78,7 +79,9 @@ def trial_file(path: str) -> str:
     return str(file.with_name(f"{file.stem}.first{file.suffix}"))
 
 
-def command(question: Question, choice: Choice, config_file: str | None = None, data_path: str | None = None) -> str:
+def command(
+    question: Question, choice: Choice, config_file: str | None = None, data_path: Sequence[str] | None = None
+) -> str:
     """The torchrun line; with several nodes, to be run on each of them.
 
     Args:
@@ -86,7 +89,7 @@ def command(question: Question, choice: Choice, config_file: str | None = None, 
     """
     machine = question.hardware
     nodes = -(-question.gpus // machine.gpus_per_node)
-    data = "" if config_file is not None and data_path else f" --data-path {shlex.quote(data_path or 'DATA')}"
+    data = "" if config_file is not None and data_path else f" --data-path {shlex.join(data_path or ['DATA'])}"
     flags = [f"--config {shlex.quote(config_file)}"] if config_file is not None else _flags(question, choice)
     train = f"-m memo train {' '.join(flags)}{data} --save RUN"
     if nodes == 1:

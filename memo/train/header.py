@@ -4,7 +4,7 @@
 """
 
 from memo.config import RunConfig
-from memo.data import PackedConversations, PackedDataset
+from memo.data import BlendedDataset, PackedConversations, PackedDataset
 from memo.spec.parameters import count_parameters
 from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
@@ -32,7 +32,7 @@ def describe_start(
         f"{_simulation(config, parts.mesh.rank)}"
         f"batch: {global_batch_size} x {config.data.seq_length} tokens a step, "
         f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
-        f"{_data(dataset)}"
+        f"{_data(dataset, config.training.train_iters * global_batch_size)}"
         f"host: {prepared.placement}\n"
         f"{memory}"
         f"{_granularity(config, prepared)}"
@@ -70,6 +70,8 @@ def _granularity(config: RunConfig, prepared: Prepared) -> str:
     return f"layers: {sweep} (--offload-granularity auto chose {flags})\n"
 
 
-def _data(dataset: object) -> str:
-    """A line about memo's own datasets; a user's dataset has no `describe`."""
+def _data(dataset: object, num_samples: int) -> str:
+    """A line about memo's own datasets, of a blend one more for each corpus; a user's dataset has no `describe`."""
+    if isinstance(dataset, BlendedDataset):
+        return f"data: {dataset.describe(num_samples)}\n"
     return f"data: {dataset.describe()}\n" if isinstance(dataset, PackedDataset | PackedConversations) else ""

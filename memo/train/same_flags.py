@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from memo.config import RunConfig
+from memo.config.blend import is_weight
 from memo.errors import ConfigError
 from memo.mesh import World
 
@@ -36,5 +37,6 @@ def check_same_flags(config: RunConfig, world: World) -> None:
 def _fields(config: RunConfig) -> dict[str, Any]:
     sections = (config.model, config.parallel, config.training, config.data)
     fields = {name: value for section in sections for name, value in dataclasses.asdict(section).items()}
-    as_read: dict[str, Any] = json.loads(json.dumps(fields))  # tuples are lists on the other side
+    weights = [word for word in config.data.data_path or () if is_weight(word)]
+    as_read: dict[str, Any] = json.loads(json.dumps({**fields, "data_path (weights)": weights}))  # tuples become lists
     return {name: value for name, value in as_read.items() if name not in _MAY_DIFFER}

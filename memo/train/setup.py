@@ -1,7 +1,6 @@
 """Everything that can be refused is refused here, before a process group starts or memory is taken."""
 
 import importlib.util
-import os
 import sys
 from dataclasses import dataclass
 
@@ -18,15 +17,7 @@ from memo.config.derived import (
 )
 from memo.config.launching import check_ranks, this_script
 from memo.config.simulated import run_world_size, with_simulated_axes
-from memo.data import (
-    CorpusFacts,
-    MockDataset,
-    SampleDataset,
-    Tokenizer,
-    load_corpus_tokenizer,
-    load_tokenizer,
-    open_corpus,
-)
+from memo.data import SampleDataset, Tokenizer
 from memo.data.epochs import with_epochs
 from memo.data.find import check_corpora
 from memo.errors import ConfigError, ResourceError, is_first_of_node
@@ -36,13 +27,12 @@ from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.spec.custom_layer import check_split
 from memo.train.attention import choose_attention
+from memo.train.data_sources import DataSource, corpus_words, evaluation_data, open_dataset, own_dataset, tokenizer_of
 from memo.train.device import PeakFlops, device_peak, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
 from memo.train.memory_choice import choose_memory, is_undecided, overrule, room_of, sweeping_helps
 from memo.train.outputs import check_files
 from memo.train.planned_memory import prepare_allocator
-
-DataSource = str | os.PathLike[str] | SampleDataset
 
 
 @dataclass(frozen=True)
@@ -84,8 +74,10 @@ def prepare(
     """
     config = with_simulated_axes(config)
     world_size = run_world_size(config.parallel)
-    if isinstance(train_data, str | os.PathLike):  # a path given in Python counts as if it were the flag
-        config = config.override({"data_path": os.fspath(train_data)})
+    words = corpus_words(train_data)
+    if words is not None:  # paths given in Python count as if they were the flag
+        config, train_data = config.override({"data_path": words}), None
+    own_data = own_dataset(train_data, "train_data")
     device_type, wanted_planner = resolve_device_type(config.hardware), config.memory.memory_planner
     resolved = {
         "device": device_type,
@@ -93,14 +85,13 @@ def prepare(
         "memory_planner": resolved_memory_planner(config, device_type),
     }
     config = config.override(resolved)
-    own_data = None if isinstance(train_data, str | os.PathLike) else train_data
     check_ranks(config, this_script(), sys.argv[1:], needs_data=own_data is None)
     if own_data is None:
         check_corpora(config)
     if config.training.num_epochs is not None:
         config = with_epochs(config, world_size, own_data)
         check(config, world_size, needs_data=own_data is None)
-    tokenizer = tokenizer or _tokenizer(config)
+    tokenizer = tokenizer or tokenizer_of(config)
     vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:
         raise ConfigError(
@@ -137,66 +128,9 @@ def prepare(
         allocator,
         is_chosen,
         attention,
-        open_dataset(config, config.data.data_path if train_data is None else train_data, stream=0),
-        _evaluation_data(config, eval_data),
+        open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0),
+        evaluation_data(config, eval_data),
     )
-
-
-def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> SampleDataset:
-    """An object as it is, the corpus at a path, or mock data for None.
-
-    Mock data of another `stream` holds other samples. Raises ConfigError when data and model do not suit.
-    """
-    data, vocab_size = config.data, config.model.vocabulary
-    if source is None:
-        return MockDataset(vocab_size, data.seq_length, config.training.seed + stream)
-    if not isinstance(source, str | os.PathLike):
-        if source.seq_length != data.seq_length:
-            raise ConfigError(
-                f"--seq-length is {data.seq_length}, but the samples of the given data have "
-                f"{source.seq_length} tokens: make them equal"
-            )
-        return source
-    corpus = open_corpus(source, data, config.training.seed)
-    facts = f"{os.fspath(source)}.json"
-    if os.path.exists(facts) and CorpusFacts.load(os.fspath(source)).vocab_size > vocab_size:
-        raise ConfigError(
-            f"--vocab-size is {vocab_size}, but {facts} says that the corpus uses "
-            f"{CorpusFacts.load(os.fspath(source)).vocab_size} tokens: leave --vocab-size out, or build the corpus "
-            "with the model's own tokenizer"
-        )
-    return corpus
-
-
-def _evaluation_data(config: RunConfig, given: DataSource | None) -> SampleDataset | None:
-    source = config.data.eval_data_path if given is None else given
-    if source is None and not (config.data.mock_data and config.training.eval_interval):
-        return None
-    return open_dataset(config, source, stream=1)
-
-
-def _tokenizer(config: RunConfig) -> Tokenizer | None:
-    if config.data.tokenizer is not None:
-        return load_tokenizer(config.data.tokenizer)
-    data_path, pretrained = config.data.data_path, pretrained_directory(config)
-    if data_path is None:
-        return None
-    theirs = load_tokenizer(pretrained) if pretrained and os.path.exists(f"{pretrained}/tokenizer.json") else None
-    if os.path.exists(f"{data_path}.json"):
-        corpus = load_corpus_tokenizer(data_path)
-        if theirs is not None and theirs.vocab_size != corpus.vocab_size:  # its tokens would mean something else
-            raise ConfigError(
-                f"--data-path {data_path} was built with a tokenizer of {corpus.vocab_size} tokens, but "
-                f"{pretrained}/tokenizer.json has {theirs.vocab_size}: build the corpus with --tokenizer {pretrained}, "
-                "or name the corpus's own with --tokenizer if the model shall learn it"
-            )
-        return corpus
-    if theirs is None and config.model.vocab_size is None:
-        raise ConfigError(
-            f"--data-path {data_path} has no {data_path}.json that names its "
-            "tokenizer, and --vocab-size is not given: give --tokenizer or --vocab-size"
-        )
-    return theirs
 
 
 def _check_packages(config: RunConfig) -> None:

@@ -25,6 +25,7 @@ from memo.parallel.replicas import check_replicas
 from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.console import Outcome, describe_end, say
+from memo.train.data_sources import DataSource, open_dataset
 from memo.train.ending import shutdown, stopped
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
@@ -36,7 +37,7 @@ from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import describe_run
 from memo.train.same_flags import check_same_flags
-from memo.train.setup import DataSource, Prepared, open_dataset, prepare
+from memo.train.setup import Prepared, prepare
 from memo.train.skips import check_skips
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
@@ -54,8 +55,8 @@ class Trainer:
         model: a preset's name, such as "llama-3.1-8b", a ModelConfig, or a Hugging Face directory, whose
             weights are then the initial ones.
         config: everything else; defaults to RunConfig().
-        train_data: prefix of a .bin/.idx corpus, or an object with `seq_length` and
-            `sample(index)`; default: what config.data names.
+        train_data: prefix of a .bin/.idx corpus, a list of weights and prefixes of several, as after --data-path, or
+            an object with `seq_length` and `sample(index)`; default: what config.data names.
         eval_data: the same, for evaluations.
         tokenizer: decides the vocabulary where the corpus does not.
         plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,

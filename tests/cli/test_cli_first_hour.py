@@ -4,6 +4,7 @@ Every wrong line ends with status 2 and one line on standard error, which says w
 process: a person waits for each of them.
 """
 
+import gzip
 import json
 import os
 import shlex
@@ -32,6 +33,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "chats.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     )
+    (folder / "both.jsonl").write_text('{"messages": [{"role": "user"}], "conversations": [{"from": "human"}]}\n')
+    (folder / "list.json.gz").write_bytes(gzip.compress(json.dumps([{"body": text} for text in PARAGRAPHS]).encode()))
+    (folder / "chat.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     (folder / "texts" / "a.txt").write_text("some text")
     (folder / "my texts.txt").write_text("some text")
     (folder / "table.parquet").write_bytes(b"PAR1")
@@ -68,6 +72,11 @@ RIGHT = [
     ("estimate --model Llama/checkpoint-7 --seq_len=1K", "1,024 tokens"),
     ("hardware h100-80", "peak_tflops"),
     ("data chat chats.jsonl data/chat --tokenizer byte --chat-template chat.jinja", "data/chat: 1 conversations"),
+    ("data build list.json.gz data/list --text-column body", "data/list: 8 documents"),
+    (
+        f"train --model llama-tiny --data-path 0.7 data/mine 0.3 data/list --train-iters 2 {SMALL}",
+        "a blend of 2 corpora",
+    ),
     (f"train --model llama-tiny --mock-data --train-iters 2 {SMALL}", "iteration 2/2 | loss "),
     (f"train --model llama-tiny --data-path data/mine --num-epochs 1 --gbs 8 {SMALL}", "iteration 3/3 | loss "),
 ]
@@ -171,8 +180,20 @@ WRONG = [
     ),
     ("train --data-path data/mind", "did you mean --data-path data/mine?"),
     ("train --data-path elsewhere/corpus", "hf download elsewhere/corpus --repo-type dataset"),
-    ("train --data-path table.parquet", 'convert it to lines such as {"text": "..."}'),
+    ("train --data-path table.parquet", "that is a table, not a corpus of tokens: `memo data build table.parquet"),
     ("train --data-path missing.jsonl", "there is no such file"),
+    ("train --data-path 0.7 data/mine 0.3", "--data-path has the weight 0.3, but ends after it: give the prefix"),
+    ("train --data-path 0.7 data/mine texts", "--data-path gives texts no weight, but there is a weight 0.7"),
+    ("train --data-path -1 data/mine 2 data/b", "--data-path gives data/mine the weight -1: give a number from 0 on"),
+    ("train --data-path 0 data/mine 0 data/b", "the weight 0, so there is nothing to read"),
+    ("train --data-path 0.7", "(one that is called 0.7 is written ./0.7)"),
+    ("train --data-path '0.7 data/mine 0.3 data/b'", "write --data-path 0.7 data/mine 0.3 data/b without quotes"),
+    ("train --data-path 0.7 data/mine 0.3 data/mind", "--data-path data/mind: there is no data/mind.bin"),
+    ("train --data-path 1 data/mine 1 texts.jsonl", "`memo data build texts.jsonl data/texts` makes one"),
+    ("data build table.parquet x", "table.parquet: cannot be read ("),
+    ("data build texts.jsonl x --json-key body", "no string under the key 'body', found ['text']"),
+    ("data build texts.jsonl x --workers -1", "--workers is -1: give 1 or more"),
+    ("data chat both.jsonl x --tokenizer byte --chat-template chat.jinja", "say which with --chat-form messages or"),
     ("train --model Llama/checkpoint-7 --data-path texts.jsonl", "--tokenizer Llama/checkpoint-7` makes one"),
     ("data build texts.jsonl", "needs two paths or more, but got texts.jsonl: give IN... and then OUT"),
     (

@@ -63,7 +63,7 @@ def test_the_table(tmp_path: Path, capsys: Capture) -> None:
     assert "out of GPU memory" in lines[-1] and "--all tells each reason" in lines[-1]
     config = parse_run(["--config", str(run)], prog="memo train")
     check(config, 8)
-    assert config.data.data_path == "data/mine" and config.memory.offload_alpha == "auto"
+    assert config.data.data_path == ("data/mine",) and config.memory.offload_alpha == "auto"
 
 
 EDGE = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "a100-40", "--gbs", "1024", "--gpu-memory-gib", "35.5"]

@@ -149,7 +149,7 @@ def test_the_rank_keeps_nothing_and_has_its_part_of_the_node(stage: Stage) -> No
     assert config.checkpoint == CheckpointConfig() and config.logging == dataclasses.replace(
         plain.logging, progress=False
     )
-    assert (config.training.eval_interval, config.data.eval_data_path, config.data.data_path) == (0, None, "data/d")
+    assert (config.training.eval_interval, config.data.eval_data_path, config.data.data_path) == (0, None, ("data/d",))
     assert (config.memory.offload_host_memory_gib, config.memory.profile_cache) == (8, "off")
     assert (config.hardware.kernels, config.hardware.attention_backend) == ("torch", "flash")
     assert config.parallel.simulate_world == "tp=2,cp=1,pp=1,dp=4" and config.training.max_step_minutes == 7

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from memo.data import build as build_module
+from memo.data import records as records_module
 from memo.data.build import build_corpus, build_demo
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset
@@ -96,7 +97,7 @@ def test_inputs_keep_their_order(tmp_path: Path) -> None:
 def test_split_is_whole_documents_and_repeatable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_characters: int
 ) -> None:
-    monkeypatch.setattr(build_module, "_BATCH_CHARACTERS", batch_characters)
+    monkeypatch.setattr(records_module, "PIECE_BYTES", batch_characters)
     texts = [f"document {index}" for index in range(400)]
     lines = write_lines(tmp_path / "lines.jsonl", texts)
     summary = build_corpus([lines], tmp_path / "corpus", split_eval=0.1)

@@ -308,3 +308,63 @@ def test_a_template_that_is_a_link_to_the_outside(tmp_path: Path) -> None:
     (folder / "tokenizer.json").symlink_to("../tokenizer.json")
     with pytest.raises(CheckpointError, match=r"model/tokenizer.json is a link to .*, outside of"):
         load_tokenizer(folder)
+
+
+def test_sharegpt_is_openai_under_other_names(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "s"}, QUESTION, ANSWER, {"role": "tool", "content": "t"}, ANSWER]
+    speakers = ("system", "human", "gpt", "function_response", "assistant")
+    turns = [{"from": name, "value": message["content"]} for name, message in zip(speakers, chat, strict=True)]
+    lines = [
+        {"conversations": turns, "id": "x"},
+        {"conversations": turns[1:], "system": "s"},
+        {"conversations": chat},  # some call the list so and the fields as OpenAI does
+        {"messages": turns},
+        {"messages": chat, "prompt": "the first question again"},
+        {"conversations": [*turns[:4], {**turns[4], "weight": 0}]},
+    ]
+    read = list(read_conversations([write_lines(tmp_path / "in.jsonl", lines)]))
+    assert [list(each.messages) for each in read] == [chat] * 6
+    assert [each.learned for each in read] == [(True, True)] * 5 + [(True, False)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            {"conversations": [{"from": "alien", "value": "x"}]},
+            r"conversations\[0\].from is 'alien'; give one of human",
+        ),
+        ({"conversations": [{"from": 3, "value": "x"}]}, r"conversations\[0\].from is the number 3; give one of"),
+        ({"conversations": [{"from": "human"}]}, r"conversations\[0\].content is missing or null"),
+        ({"conversations": []}, r"conversations is an empty list"),
+        (
+            {"messages": [QUESTION, ANSWER], "conversations": []},
+            r"line 1: it may be read in 2 ways, as it has messages and conversations; say which with --chat-form",
+        ),
+        (
+            {"instruction": "i", "output": "o", "prompt": "p", "completion": "c"},
+            r"--chat-form instruction or --chat-form",
+        ),
+        ({"instruction": "i", "prompt": "p", "completion": 5}, r"completion is the number 5"),
+    ],
+)
+def test_records_of_no_form_or_of_two(tmp_path: Path, line: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        list(read_conversations([write_lines(tmp_path / "in.jsonl", [line])]))
+
+
+def test_the_form_can_be_named_and_what_cannot_be_read_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of records that have two forms; the third has not the one that is named, and the template refuses the fourth."""
+    two = {"messages": [QUESTION, ANSWER], "prompt": "p", "completion": "c"}
+    lines = write_lines(tmp_path / "in.jsonl", [two, two, {"messages": [QUESTION, ANSWER]}, {**two, "prompt": "bad"}])
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{% if m.content == 'bad' %}{{ raise_exception('no') }}{% endif %}"
+        "{{ m.role[0] }}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    command = ["data", "chat", str(lines), str(tmp_path / "out"), "--tokenizer", "byte", "--skip-unreadable"]
+    assert main([*command, "--chat-template", str(tmp_path / "t.jinja"), "--chat-form", "prompt"]) == 0
+    told = capsys.readouterr().out
+    assert "out: 2 conversations" in told and "left out 2 that could not be read:" in told
+    assert "line 3: prompt is missing or null" in told and "in.jsonl, line 4: " in told

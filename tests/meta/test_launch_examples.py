@@ -121,7 +121,9 @@ def test_all_train_the_same_job(runs: dict[str, RunConfig]) -> None:
         for config in runs.values()
     }
     (job,) = same
-    assert job.data.seq_length == 262_144 and job.model.num_layers == 32 and job.data.data_path == "/shared/data/mine"
+    assert (
+        job.data.seq_length == 262_144 and job.model.num_layers == 32 and job.data.data_path == ("/shared/data/mine",)
+    )
     question = {"seq_len": 262_144, "global_batch_size": 16, "hardware": "h100-80", "host_memory_gib": 1600.0}
     best = memo.plan("llama-3.1-8b", 16, **question).best  # type: ignore[arg-type]
     assert best is not None

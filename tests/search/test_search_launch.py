@@ -24,12 +24,12 @@ def test_the_file_is_the_run(strategy: object, tmp_path: Path) -> None:
     question = ask("llama-3.1-8b", 16, seq_len=1 << 17, hardware="h100-80", host_memory_gib=1000)
     choice = evaluate(question, Layout(2, 2, 2, 2, 1, "all_gather"), strategy)  # type: ignore[arg-type]
     path = tmp_path / "run.toml"
-    write_run(question, choice, str(path), data_path="data/mine")
+    write_run(question, choice, str(path), data_path=("data/mine",))
     read = parse_run(["--config", str(path)], prog="memo train")
-    assert read == run_of(question, choice, "data/mine")
+    assert read == run_of(question, choice, ("data/mine",))
     check(read, 16)
     assert replace(read.parallel) == config_of(question, choice.layout).parallel
-    assert (read.data.seq_length, read.data.data_path, read.training.global_batch_size) == (1 << 17, "data/mine", 16)
+    assert (read.data.seq_length, read.data.data_path, read.training.global_batch_size) == (1 << 17, ("data/mine",), 16)
     swaps = choice.strategy.swaps
     assert read.memory.offload_host_memory_gib == (900.0 if swaps else None)
     assert f"MFU {choice.step.mfu_percent:.1f} %" in path.read_text()
@@ -110,10 +110,10 @@ def test_without_a_file_the_command_has_the_whole_run(model: str, strategy: obje
     name = "llama-3.1-8b" if model == "preset" else str(folder)
     question = ask(name, 16, seq_len=4096, hardware="h100-80", host_memory_gib=1000, clip_grad=0.0)
     choice = evaluate(question, Layout(2, 2, 2, 2, 1, "all_gather"), strategy)  # type: ignore[arg-type]
-    words = shlex.split(command(question, choice, data_path="my data"))
+    words = shlex.split(command(question, choice, data_path=("0.7", "my data", "0.3", "b")))
     assert words[-2:] == ["--save", "RUN"] and ("--hidden-size" in words) == (model == "config.json")
     read = parse_run([*words[words.index("train") + 1 : -2], "--device", "cuda"], prog="memo train")
-    assert read == run_of(question, choice, "my data")
+    assert read == run_of(question, choice, ("0.7", "my data", "0.3", "b"))
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

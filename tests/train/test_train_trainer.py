@@ -262,6 +262,6 @@ def test_saved_configuration_gives_the_same_run(corpus: Path, tmp_path: Path) ->
     trainer.train()
     reloaded = parse_run(["--config", str(tmp_path / "config.toml")], prog="memo train")
     assert reloaded == trainer.config
-    assert reloaded.data.data_path == str(corpus) and reloaded.training.params_dtype == "fp32"
+    assert reloaded.data.data_path == (str(corpus),) and reloaded.training.params_dtype == "fp32"
     again = parse_run(["--config", str(tmp_path / "config.toml"), "--lr", "0.5"], prog="memo train")
     assert again == trainer.config.override({"lr": 0.5})

@@ -24,6 +24,7 @@ from memo.checkpoint.run_state import RunState
 from memo.checkpoint.shapes import global_shapes
 from memo.checkpoint.store import MASTER, open_checkpoint, read_tensors
 from memo.config import RunConfig
+from memo.config.blend import read_blend
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, read_config
 from memo.config.identity import differences, model_identity
@@ -259,7 +260,7 @@ def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, fo
         return copy_tokenizer(Path(given), folder)
     candidates = list(_origins(final, config))
     candidates += [Path(path) for path in (config.data.tokenizer,) if path is not None]
-    candidates += [Path(f"{path}{TOKENIZER_SUFFIX}") for path in (config.data.data_path,) if path is not None]
+    candidates += [Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in _corpora(config)]
     for candidate in candidates:
         if copied := copy_tokenizer(candidate, folder):
             return copied
@@ -268,10 +269,17 @@ def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, fo
 
 def _learned_bytes(config: RunConfig) -> bool:
     """Whether the run's tokenizer is that of bytes, which has no file: by its name, or by the corpus if it is there."""
-    tokenizer, data_path = config.data.tokenizer, config.data.data_path
-    if tokenizer is None and data_path is not None and os.path.exists(f"{data_path}.json"):
-        tokenizer = CorpusFacts.load(data_path).tokenizer
+    tokenizer = config.data.tokenizer
+    if tokenizer is None:
+        found = (CorpusFacts.load(prefix) for prefix in _corpora(config) if os.path.exists(f"{prefix}.json"))
+        tokenizer = next((facts.tokenizer for facts in found), None)
     return tokenizer == ByteTokenizer.name
+
+
+def _corpora(config: RunConfig) -> tuple[str, ...]:
+    """Prefixes of what the run was trained on, all of one tokenizer."""
+    words = config.data.data_path
+    return () if words is None else read_blend("--data-path", words).prefixes
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -1,0 +1,103 @@
+"""The order of a blend: which corpus gives sample k, and the how manyth of its own samples that is.
+
+Megatron-LM's rule (build_blending_indices in megatron/core/datasets/helpers.cpp). Let w be the weights, of sum 1, and c
+how many samples each corpus has given before sample k. Sample k is of the corpus that lags most,
+
+    argmax over i of  w_i max(k, 1) - c_i        in float64, the first of those that tie,
+
+so that after any number of samples each corpus has given its share of them, to about one sample.
+
+The rule goes sample by sample, but it forgets: from other counts c it soon comes to the same ones. So blocks of samples
+are computed side by side, each from counts that are guessed. Where a block ends with other counts than the next one
+began with, the next one is computed again from these, until all agree, which is then the rule from the first sample
+on. Kept are the counts at the beginning of each block; a block is computed again when a sample of it is asked for.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BLOCK = 1024
+"""Samples of a block."""
+_MOST_BLOCKS = 4096
+"""Computed side by side: enough for numpy to be fast, in megabytes."""
+_CACHED_BLOCKS = 2
+"""A global batch can reach from the end of one block into the next."""
+
+
+class BlendOrder:
+    """The order of samples of a blend, evaluated where it is asked for. Memory: a few numbers a block."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """`weights`: one of each corpus, from 0 on, of a sum above 0."""
+        given = np.array(weights, dtype=np.float64)
+        once = given / given.sum()
+        self.weights: NDArray[np.float64] = once / once.sum()
+        """[number of corpora], of sum 1: divided twice, as Megatron-LM does, which changes the last bit of some."""
+        self._starts = np.zeros((1, len(given)))
+        self._blocks: dict[int, NDArray[np.int64]] = {}
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The corpus of sample `index`, and which of its samples it is. Raises IndexError for a negative index."""
+        if index < 0:
+            raise IndexError(f"sample index {index} is negative")
+        block, offset = divmod(index, _BLOCK)
+        choices = self._choices(block)
+        corpus = int(choices[offset])
+        return corpus, int(self._starts[block, corpus]) + int(np.count_nonzero(choices[:offset] == corpus))
+
+    def counts(self, num_samples: int) -> NDArray[np.int64]:
+        """[number of corpora]: how many of the first `num_samples` are of each."""
+        block, offset = divmod(num_samples, _BLOCK)
+        here = np.bincount(self._choices(block)[:offset], minlength=len(self.weights))
+        return self._starts[block].astype(np.int64) + here
+
+    def _choices(self, block: int) -> NDArray[np.int64]:
+        """[_BLOCK]: the corpus of each sample of a block."""
+        if block not in self._blocks:
+            while (missing := block + 1 - len(self._starts)) > 0:
+                self._extend(min(missing, _MOST_BLOCKS))
+            while len(self._blocks) >= _CACHED_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            choices = np.empty((_BLOCK, 1), dtype=np.int64)
+            self._run(np.array([block]), self._starts[block][None], choices)
+            self._blocks[block] = choices[:, 0]
+        return self._blocks[block]
+
+    def _extend(self, count: int) -> None:
+        """Find the counts at the beginning of so many more blocks."""
+        blocks = np.arange(len(self._starts) - 1, len(self._starts) - 1 + count)
+        starts = self._guessed(blocks * _BLOCK)
+        starts[0] = self._starts[-1]
+        ends = np.empty_like(starts)
+        again = np.arange(count)
+        while len(again):
+            ends[again] = self._run(blocks[again], starts[again])
+            again = 1 + np.flatnonzero((starts[1:] != ends[:-1]).any(axis=1))
+            starts[again] = ends[again - 1]
+        self._starts = np.concatenate((self._starts, ends))
+
+    def _guessed(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[blocks, corpora]: counts after so many samples that come close: shares of them, rounded to their sum."""
+        shares = samples[:, None] * self.weights
+        counts = np.floor(shares)
+        rank = np.argsort(np.argsort(counts - shares, axis=1), axis=1)
+        return counts + (rank < (samples - counts.sum(axis=1))[:, None])
+
+    def _run(
+        self, blocks: NDArray[np.int64], starts: NDArray[np.float64], choices: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float64]:
+        """The counts [blocks, corpora] at the end of blocks that begin with `starts`.
+
+        `choices`, [_BLOCK, blocks], gets the corpus of each sample.
+        """
+        counts = starts.T.copy(order="C")  # [corpora, blocks]
+        first, columns = blocks * _BLOCK, np.arange(len(blocks))
+        for step in range(_BLOCK):
+            lags = self.weights[:, None] * np.maximum(first + step, 1) - counts
+            chosen = lags.argmax(axis=0)  # the first of those that tie
+            counts[chosen, columns] += 1
+            if choices is not None:
+                choices[step] = chosen
+        return counts.T

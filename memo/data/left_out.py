@@ -1,0 +1,57 @@
+"""What a build cannot read: refused at the first, or left out, counted and told at the end."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memo.errors import DataError
+
+_MOST_TOLD = 5
+
+
+class LeftOut:
+    """Records and files that do not become documents.
+
+    Args:
+        skip: leave out what cannot be read; else the first of it ends the build.
+        ignored: files of folders that are of no kind that is taken.
+    """
+
+    def __init__(self, skip: bool = False, ignored: Sequence[Path] = ()) -> None:
+        self.skip, self.ignored = skip, tuple(ignored)
+        self.begin()
+
+    def begin(self) -> None:
+        """Another pass over the same inputs: count from 0."""
+        self.num_unreadable = 0
+        self._first: list[str] = []
+
+    def refuse(self, error: DataError) -> None:
+        """Raises the error; or counts it, where such things are left out."""
+        if not self.skip:
+            raise hinted(error) from None
+        self.count(str(error))
+
+    def count(self, message: str) -> None:
+        """One more record or file that is left out."""
+        self.num_unreadable += 1
+        if len(self._first) < _MOST_TOLD:
+            self._first.append(message)
+
+    def lines(self) -> list[str]:
+        """For people to read; empty where nothing was left out."""
+        told = []
+        if self.ignored:
+            names = ", ".join(map(str, self.ignored[:_MOST_TOLD]))
+            more = ", ..." if len(self.ignored) > _MOST_TOLD else ""
+            told.append(f"left out {len(self.ignored):,} files of other kinds: {names}{more}")
+        if self.num_unreadable:
+            told.append(f"left out {self.num_unreadable:,} that could not be read:")
+            told += [f"  {message}" for message in self._first]
+            if self.num_unreadable > len(self._first):
+                told.append(f"  and {self.num_unreadable - len(self._first):,} more")
+        return told
+
+
+def hinted(error: DataError) -> DataError:
+    """The error about what cannot be read, with what leaves it out."""
+    return DataError(f"{error} (--skip-unreadable leaves out what cannot be read)")

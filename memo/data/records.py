@@ -1,0 +1,260 @@
+"""Files as records: a line of JSON, an element of a list, a row of a table, or a whole text.
+
+Records come in pieces of about a megabyte, in the order of the files, and those of JSON are not yet parsed: that is
+most of the work, which other processes may do (`memo.data.workers`).
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memo.artifacts.reading import MAX_BYTES, Source, decoded, kind_of, listed, parse_json
+from memo.data.file_kinds import file_kind
+from memo.data.streams import Stream, open_stream
+from memo.data.tables import arrow_rows, parquet_rows
+from memo.errors import DataError
+
+PIECE_BYTES = 1 << 20
+"""Of records that are handled together: enough for many processes to share, little enough to stream."""
+_CHUNK_CHARACTERS = 1 << 20
+_LARGEST_DOCUMENT_BYTES = 1 << 31
+"""Of one text; an index counts tokens of a document in 31 bits."""
+
+_Record = tuple[int, Any, int, int]
+"""Number in the file from 1, record, bytes of it, bytes of the file that have been read."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring records of one file.
+
+    Attributes:
+        unit: "line", "element" or "row"; empty where the file is one record.
+        numbers: of the records, from 1 on.
+        records: JSON as bytes, rows as dicts, or texts.
+        done_bytes: of all files, that have been read when this piece ends.
+    """
+
+    file: str
+    unit: str
+    numbers: list[int]
+    records: list[Any]
+    done_bytes: int = 0
+
+    def where(self, place: int) -> str:
+        """File and line, for messages."""
+        return f"{self.file}, {self.unit} {self.numbers[place]}" if self.unit else self.file
+
+    def read(self, place: int) -> Any:
+        """The value of a record. Raises DataError for bytes that are no JSON."""
+        record = self.records[place]
+        if not isinstance(record, bytes):
+            return record
+        return parse_json(record, Source(self.where(place), DataError, f"repair or remove the {self.unit}"))
+
+    def text(self, place: int, key: str) -> str:
+        """The document of a record: its string under `key`, or all of a text. Raises DataError that names it."""
+        found = self.read(place)
+        text = found.get(key) if isinstance(found, dict) else found
+        if not isinstance(text, str):
+            what = f"[{listed(sorted(found))}]" if isinstance(found, dict) else kind_of(found)
+            raise DataError(
+                f"{self.where(place)}: no string under the key {key!r}, found {what}; set the JSON key, or column, "
+                "that holds texts (--json-key)"
+            )
+        require_utf8(text, self.where(place))
+        return text
+
+
+def require_utf8(text: str, where: str) -> None:
+    """Raises DataError for half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: half of a surrogate pair ({error}); repair or remove the line") from error
+
+
+def read_pieces(
+    files: Sequence[Path], key: str | None, refuse: Callable[[DataError], None], *, lines_of_text: bool = False
+) -> Iterator[Piece]:
+    """The records of all files in turn.
+
+    Args:
+        key: the only column of tables that is needed; None for all of them.
+        refuse: is given the error about a file that cannot be read, and raises it, or the file is left out from there.
+        lines_of_text: a file whose name tells no kind holds lines of JSON, not one text.
+
+    Raises ConfigError for a file that needs a package that is not installed.
+    """
+    before = 0
+    for path in files:
+        try:
+            yield from _pieces(path, key, lines_of_text, before)
+        except DataError as error:
+            refuse(error)
+        before += path.stat().st_size
+
+
+def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> Iterator[Piece]:
+    kind: str = file_kind(path) or "text"
+    if kind == "text" and lines_of_text:
+        kind = "lines"
+    if kind == "parquet":
+        yield from _grouped(path, "row", parquet_rows(path, key), before)
+    elif kind == "arrow":
+        yield from _grouped(path, "row", arrow_rows(path, key), before)
+    else:
+        source = Source(str(path), DataError, "convert it to UTF-8, or leave it out")
+        try:
+            with open_stream(path, source) as stream:
+                if kind == "json":
+                    kind = "list" if _begins_a_list(stream) else "lines"
+                    source = Source(str(path), DataError, "give a list of JSON, or a value a line")
+                unit = {"lines": "line", "list": "element", "csv": "row"}.get(kind, "")
+                reader = {"lines": _lines, "list": _elements, "csv": _rows, "text": _text}[kind]
+                yield from _grouped(path, unit, reader(stream, source), before)
+        except UnicodeDecodeError as error:
+            raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _grouped(path: Path, unit: str, records: Iterator[_Record], before: int) -> Iterator[Piece]:
+    numbers: list[int] = []
+    kept: list[Any] = []
+    num_bytes = position = 0
+    for number, record, size, position in records:
+        numbers.append(number)
+        kept.append(record)
+        num_bytes += size
+        if num_bytes >= PIECE_BYTES:
+            yield Piece(str(path), unit, numbers, kept, before + position)
+            numbers, kept, num_bytes = [], [], 0
+    if kept:
+        yield Piece(str(path), unit, numbers, kept, before + position)
+
+
+def _lines(stream: Stream, source: Source) -> Iterator[_Record]:
+    """Lines that are not blank."""
+    number = 0
+    while line := stream.file.readline(MAX_BYTES + 1):
+        number += 1
+        if len(line) > MAX_BYTES:
+            raise source.refusal(f"line {number} has more than {MAX_BYTES} bytes", "split it")
+        if line.strip():
+            yield number, line, len(line), stream.position()
+
+
+def _text(stream: Stream, source: Source) -> Iterator[_Record]:
+    content = stream.file.read(_LARGEST_DOCUMENT_BYTES + 1)
+    if len(content) > _LARGEST_DOCUMENT_BYTES:
+        raise source.refusal(f"has more than {_LARGEST_DOCUMENT_BYTES} bytes, which is the most of one document")
+    yield 1, decoded(content, source), len(content), stream.position()
+
+
+def _rows(stream: Stream, source: Source) -> Iterator[_Record]:
+    """Rows of a table with commas, or with tabs, as dicts by the names in its first row."""
+    csv.field_size_limit(_LARGEST_DOCUMENT_BYTES)
+    text = io.TextIOWrapper(stream.file, encoding="utf-8-sig", newline="")
+    suffixes = Path(source.where).suffixes
+    rows = csv.reader(text, delimiter="\t" if ".tsv" in [suffix.lower() for suffix in suffixes[-2:]] else ",")
+    try:
+        names = next(rows, None)
+        if names is None:
+            raise source.refusal("is empty: its first row must name the columns")
+        for number, row in enumerate(rows, start=2):
+            if row:  # a blank line is none
+                record: Any = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
+                yield number, record, sum(map(len, row)), stream.position()
+    except csv.Error as error:
+        raise source.refusal(f"row {rows.line_num} cannot be read ({error})", "repair the table") from None
+    finally:
+        text.detach()
+
+
+def _begins_a_list(stream: Stream) -> bool:
+    """Whether the first character that is no blank opens a list; nothing is read."""
+    peeked = stream.file.peek(4096)  # type: ignore[attr-defined]
+    return bool(peeked.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
+
+
+def _elements(stream: Stream, source: Source) -> Iterator[_Record]:
+    """The elements of one list, as JSON: a list of any length takes memory for a few of them."""
+    text = io.TextIOWrapper(stream.file, encoding="utf-8-sig")
+    try:
+        scanner = _Scanner(text, source)
+        scanner.take("[")
+        number = 0
+        while scanner.next_character() != "]":
+            if number:
+                scanner.take(",")
+            number += 1
+            element = scanner.element(number).encode("utf-8", "surrogatepass")
+            yield number, element, len(element), stream.position()
+        scanner.take("]")
+        if scanner.next_character():
+            raise source.refusal("goes on after the end of its list")
+    finally:
+        text.detach()
+
+
+class _Scanner:
+    """Values one after the other, in a buffer that grows until it holds a whole one."""
+
+    def __init__(self, text: io.TextIOWrapper, source: Source) -> None:
+        self._text, self._source = text, source
+        self._buffer, self._at, self._is_all = "", 0, False
+        self._decoder = json.JSONDecoder()
+
+    def next_character(self) -> str:
+        """The next one that is no blank; empty at the end."""
+        while True:
+            rest = (
+                self._buffer[self._at :]
+                if self._at + 64 > len(self._buffer)
+                else self._buffer[self._at : self._at + 64]
+            )
+            stripped = rest.lstrip(" \t\r\n")
+            self._at += len(rest) - len(stripped)
+            if stripped:
+                return stripped[0]
+            if self._at >= len(self._buffer) and not self._more():
+                return ""
+
+    def take(self, character: str) -> None:
+        found = self.next_character()
+        if found != character:
+            raise self._source.refusal(
+                f"is not a list of JSON: {repr(found) if found else 'its end'} stands where {character!r} should"
+            )
+        self._at += 1
+
+    def element(self, number: int) -> str:
+        """The text of the next value."""
+        self.next_character()
+        while True:
+            problem = ""
+            try:
+                _, end = self._decoder.raw_decode(self._buffer, self._at)
+                if end < len(self._buffer) or self._is_all:  # a number may go on
+                    text = self._buffer[self._at : end]
+                    self._at = end
+                    return text
+            except RecursionError:
+                raise self._source.refusal(f"element {number} is nested too deep") from None
+            except ValueError as error:
+                problem = str(error)
+            too_long = len(self._buffer) - self._at > MAX_BYTES
+            if too_long or self._is_all:
+                end_of = f"has more than {MAX_BYTES} characters, or " if too_long else ""
+                raise self._source.refusal(f"element {number} {end_of}is not JSON ({problem})", "repair the file")
+            self._more()
+
+    def _more(self) -> bool:
+        """Read on: twice as much as is there, so that a long value is not scanned for each of its parts."""
+        found = self._text.read(max(_CHUNK_CHARACTERS, len(self._buffer) - self._at))
+        self._buffer, self._at = self._buffer[self._at :] + found, 0
+        self._is_all = not found
+        return bool(found)

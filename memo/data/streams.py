@@ -1,0 +1,68 @@
+"""Files as streams of bytes, packed ones unpacked on the way: a file of any size takes a buffer of memory."""
+
+import contextlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from memo.artifacts.reading import Source, opened
+from memo.data.extras import pyarrow
+from memo.errors import MemoError
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A file that is being read."""
+
+    file: BinaryIO
+    """What is in it."""
+    position: Callable[[], int]
+    """Bytes of the file on disk that have been read."""
+
+
+@contextlib.contextmanager
+def open_stream(path: Path, source: Source) -> Iterator[Stream]:
+    """The content of a regular file; of .gz, .bz2, .xz and .zst what they pack.
+
+    Raises source.error for a file that cannot be read or unpacked, also from inside, and ConfigError where .zst needs
+    a package that is not there.
+    """
+    with opened(path, source) as raw:
+        try:
+            with _unpacked(raw, path) as file:
+                yield Stream(file, raw.tell)
+        except (MemoError, UnicodeDecodeError):
+            raise
+        except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+            raise source.refusal(f"cannot be read ({error})", "fetch or write it again") from None
+
+
+def _unpacked(raw: BinaryIO, path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        import gzip
+
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if suffix == ".bz2":
+        import bz2
+
+        return cast(BinaryIO, bz2.BZ2File(raw))
+    if suffix == ".xz":
+        return cast(BinaryIO, lzma.LZMAFile(raw))
+    if suffix == ".zst":
+        return _zstandard(raw, path)
+    return contextlib.nullcontext(raw)
+
+
+def _zstandard(raw: BinaryIO, path: Path) -> BinaryIO:
+    """Python has it from 3.14 on."""
+    try:
+        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        packed = pyarrow(str(path)).PythonFile(raw, mode="r")
+        return io.BufferedReader(pyarrow(str(path)).CompressedInputStream(packed, "zstd"), 1 << 20)
+    return cast(BinaryIO, zstd.ZstdFile(raw))

@@ -1,0 +1,124 @@
+"""What a run reads: the corpora that flags name, what a user brings, or mock data."""
+
+import os
+from collections.abc import Sequence
+
+from memo.checkpoint.hugging_face import pretrained_directory
+from memo.config import RunConfig
+from memo.config.blend import read_blend
+from memo.data import (
+    CorpusFacts,
+    MockDataset,
+    SampleDataset,
+    Tokenizer,
+    load_corpus_tokenizer,
+    load_tokenizer,
+    open_corpora,
+)
+from memo.errors import ConfigError
+
+Word = str | os.PathLike[str] | float
+DataSource = Word | Sequence[Word] | SampleDataset
+"""The prefix of a corpus, the words of a blend (0.7, "data/a", 0.3, "data/b"), or an object."""
+
+_FLAGS = ("--data-path", "--eval-data-path")
+"""Of the streams of a run: what it trains on, and what it is evaluated on."""
+
+
+def corpus_words(source: object) -> tuple[str, ...] | None:
+    """What a source that names corpora would be after --data-path; None for any other source."""
+    if isinstance(source, str | os.PathLike):
+        return (os.fspath(source),)
+    if isinstance(source, list | tuple) and any(isinstance(word, str | os.PathLike) for word in source):
+        return tuple(repr(word) if type(word) in (int, float) else os.fspath(word) for word in source)
+    return None
+
+
+def own_dataset(source: object, name: str) -> SampleDataset | None:
+    """A user's object, given as `name`; None for None. Raises ConfigError for one that hands out no samples."""
+    if source is None or isinstance(source, SampleDataset):
+        return source
+    raise ConfigError(
+        f"{name} is a {type(source).__name__}: give the prefix of a corpus, a list of weights and prefixes, or an "
+        "object with seq_length and sample(index)"
+    )
+
+
+def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> SampleDataset:
+    """An object as it is, the corpora that words name, or mock data for None.
+
+    Mock data of another `stream` holds other samples. Raises ConfigError when data and model do not suit.
+    """
+    data, vocab_size = config.data, config.model.vocabulary
+    if source is None:
+        return MockDataset(vocab_size, data.seq_length, config.training.seed + stream)
+    words, flag = corpus_words(source), _FLAGS[stream]
+    if words is None:
+        given = own_dataset(source, ("train_data", "eval_data")[stream])
+        assert given is not None
+        if given.seq_length != data.seq_length:
+            raise ConfigError(
+                f"--seq-length is {data.seq_length}, but the samples of the given data have "
+                f"{given.seq_length} tokens: make them equal"
+            )
+        return given
+    dataset = open_corpora(flag, words, data, config.training.seed)
+    for prefix in read_blend(flag, words).prefixes:
+        facts = f"{prefix}.json"
+        if os.path.exists(facts) and CorpusFacts.load(prefix).vocab_size > vocab_size:
+            raise ConfigError(
+                f"--vocab-size is {vocab_size}, but {facts} says that the corpus uses "
+                f"{CorpusFacts.load(prefix).vocab_size} tokens: leave --vocab-size out, or build the corpus "
+                "with the model's own tokenizer"
+            )
+    return dataset
+
+
+def evaluation_data(config: RunConfig, given: DataSource | None) -> SampleDataset | None:
+    """What evaluations read: `given`, else --eval-data-path, else mock data where they are asked for."""
+    source = config.data.eval_data_path if given is None else given
+    if source is None and not (config.data.mock_data and config.training.eval_interval):
+        return None
+    return open_dataset(config, source, stream=1)
+
+
+def tokenizer_of(config: RunConfig) -> Tokenizer | None:
+    """The tokenizer of the run: --tokenizer, else that of the corpora; None for mock data and a user's own.
+
+    Raises ConfigError for corpora of several tokenizers, or of another one than the model's.
+    """
+    if config.data.tokenizer is not None:
+        return load_tokenizer(config.data.tokenizer)
+    words, pretrained = config.data.data_path, pretrained_directory(config)
+    if words is None:
+        return None
+    theirs = load_tokenizer(pretrained) if pretrained and os.path.exists(f"{pretrained}/tokenizer.json") else None
+    prefixes = read_blend("--data-path", words).prefixes
+    named = {prefix: load_corpus_tokenizer(prefix) for prefix in prefixes if os.path.exists(f"{prefix}.json")}
+    for prefix, corpus in named.items():
+        _check_alike(*next(iter(named.items())), prefix, corpus)
+        if theirs is not None and theirs.vocab_size != corpus.vocab_size:  # its tokens would mean something else
+            raise ConfigError(
+                f"--data-path {prefix} was built with a tokenizer of {corpus.vocab_size} tokens, but "
+                f"{pretrained}/tokenizer.json has {theirs.vocab_size}: build the corpus with --tokenizer {pretrained}, "
+                "or name the corpus's own with --tokenizer if the model shall learn it"
+            )
+    if named:
+        return next(iter(named.values()))
+    if theirs is None and config.model.vocab_size is None:
+        raise ConfigError(
+            f"--data-path {prefixes[0]} has no {prefixes[0]}.json that names its "
+            "tokenizer, and --vocab-size is not given: give --tokenizer or --vocab-size"
+        )
+    return theirs
+
+
+def _check_alike(first: str, tokenizer: Tokenizer, prefix: str, other: Tokenizer) -> None:
+    """Corpora that are read together must mean the same by their tokens."""
+    same = (tokenizer.vocab_size, tokenizer.eod) == (other.vocab_size, other.eod)
+    if not same or getattr(tokenizer, "definition", None) != getattr(other, "definition", None):
+        raise ConfigError(
+            f"--data-path reads {first} and {prefix} together, but they were built with different tokenizers, "
+            f"{tokenizer.name} and {other.name}: build them with the same one, or name one with --tokenizer to read "
+            "all by it"
+        )

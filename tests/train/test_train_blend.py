@@ -1,0 +1,89 @@
+"""A run on a blend: stopped and gone on with it is the same run to the last bit, and another blend is another run."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from checkpoints import assert_equal_bits
+from layouts import tiny
+from ranks import run_ranks
+
+import memo
+from memo.checkpoint import latest_checkpoint
+from memo.data import IndexedDatasetWriter, build_corpus, train_bpe
+from memo.errors import CheckpointError, ConfigError
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blend")
+    for name, size in (("a", 12), ("b", 2), ("c", 5)):
+        with IndexedDatasetWriter(folder / name, np.uint16) as writer:
+            for document in range(size):
+                writer.add_document([(size + 7 * document + 3 * token) % 60 for token in range(100)])
+    return folder
+
+
+def trainer(data: object, **overrides: Any) -> memo.Trainer:
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "lr_decay_iters": 2 * STEPS}
+    config = tiny("llama-tiny", "fp32", mock_data=False, **values)
+    return memo.Trainer(config=config, train_data=data, **overrides)  # type: ignore[arg-type]
+
+
+def _whole_and_in_two(folder: Path) -> None:
+    words = [0.7, folder / "a", 0.3, str(folder / "b")]  # b ends after six of its samples
+    for name, steps in (("whole", 2 * STEPS), ("parts", STEPS), ("parts", 2 * STEPS)):
+        save = str(folder / name)
+        with trainer(words, save=save, load=save, train_iters=steps) as made:
+            made.train()
+
+
+def test_a_blend_goes_on_to_the_last_bit_and_another_is_refused(folder: Path) -> None:
+    run_ranks(2, _whole_and_in_two, folder)
+    assert_equal_bits(latest_checkpoint(folder / "parts"), latest_checkpoint(folder / "whole"))
+    run_ranks(1, _others_are_refused, folder)
+
+
+def _others_are_refused(folder: Path) -> None:
+    a, b, c = (str(folder / name) for name in "abc")
+    for words in ([0.6, a, 0.4, b], [0.7, a, 0.3, c], [0.3, b, 0.7, a], [a, b], a):
+        with pytest.raises(CheckpointError, match=r"its run was another: data_path 0\.7 of 12 documents"):
+            trainer(words, load=str(folder / "parts"), global_batch_size=4)
+    with trainer([7, a, 3, b], load=str(folder / "parts"), global_batch_size=4) as made:
+        assert made.iteration == 2 * STEPS
+
+
+def test_the_header_tells_the_blend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_ranks(1, _header, folder)
+
+
+def _header(folder: Path) -> None:
+    from memo.train.header import describe_start
+
+    with trainer([3, folder / "a", 1, folder / "b"], train_iters=10) as made:
+        text = describe_start(made.config, made.parts, made.feed.dataset, 4, made._prepared)
+    assert "data: a blend of 2 corpora, 21 samples an epoch\n" in text
+    assert "  75 % " in text and "; 1.67 passes in this run" in text  # 30 samples of 18
+
+
+def test_corpora_of_two_tokenizers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("some words and more words " * 50)
+    train_bpe(["some words and more words"], 270, tmp_path / "tokenizer.json")
+    build_corpus([tmp_path / "t.txt"], tmp_path / "bytes")
+    build_corpus([tmp_path / "t.txt"], tmp_path / "words", tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="built with different tokenizers, byte and bpe-"):
+        trainer([tmp_path / "bytes", tmp_path / "words"], vocab_size=None)
+
+
+def test_words_are_refused_before_anything_starts(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--data-path has the weight 0\.3, but ends after it"):
+        trainer([0.7, folder / "a", 0.3])
+    with pytest.raises(ConfigError, match=r"--data-path gives .* the weight -1"):
+        trainer([-1, folder / "a", 1, folder / "b"])
