@@ -16,7 +16,7 @@ from memo.model.rope import Rope, RopeRows
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.embedding import VocabParallelEmbedding
 from memo.parallel.hidden import Hidden
-from memo.parallel.loss import linear_cross_entropy, losses_and_greedy_tokens
+from memo.parallel.loss import linear_cross_entropy, logits_of, losses_and_greedy_tokens
 from memo.spec.shapes import shape_of
 
 
@@ -93,6 +93,11 @@ class Head(nn.Module):
     def losses_and_greedy_tokens(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the likeliest next token after each token, [s, b] int64; without gradients."""
         return losses_and_greedy_tokens(x, self.weight, labels, **self._how())
+
+    def logits_of(self, x: Tensor, numbers: Tensor, count: int) -> Tensor:
+        """Logits of what follows a few tokens, [count, vocabulary] fp64; `numbers` [s, b] int64 gives such a token its
+        row, and the others -1."""
+        return logits_of(x, self.weight, numbers, count, **self._how())
 
     def _how(self) -> dict[str, Any]:
         return {

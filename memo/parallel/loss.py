@@ -96,6 +96,38 @@ def losses_and_greedy_tokens(
     return losses, greedy
 
 
+@torch.no_grad()
+def logits_of(
+    hidden: Tensor,
+    weight: Tensor,
+    numbers: Tensor,
+    count: int,
+    *,
+    norm: nn.Module,
+    vocab_size: int,
+    chunk_size: int,
+    group: ProcessGroup | None,
+    ops: Ops | None = None,
+    parts: Hidden | None = None,
+) -> Tensor:
+    """The logits of the tokens after a few tokens: [count, vocabulary] fp64, the same on every tp rank.
+
+    `numbers` [s, b] int64: -1, but for a token that is asked about the row of the result; a row that no token of this
+    context-parallel rank has is zero. Other arguments as of `linear_cross_entropy`.
+    """
+    how = _how(hidden, weight, norm, vocab_size, chunk_size, group, ops, parts)
+    own = _by_rank(numbers, group)[group_rank(group)]
+    rows = hidden.new_zeros(count, hidden.shape[-1])
+    for section in how.parts.sections:
+        part, wanted = how.parts.take(hidden, section.index), own[section.rows]
+        rows.index_add_(0, wanted[wanted >= 0], part[wanted >= 0])
+    rows = all_reduce(rows, group)  # each is on one rank
+    asked = numbers[numbers >= 0]
+    logits = hidden.new_zeros(group_size(group), count, weight.shape[0], dtype=torch.float64)
+    logits[group_rank(group), asked] = (how.norm(rows.unsqueeze(1)).squeeze(1) @ weight.t())[asked].double()
+    return all_reduce(logits, group).transpose(0, 1).flatten(1)[:, :vocab_size]
+
+
 @dataclass(frozen=True)
 class _How:
     """The settings that forward and backward of the loss share."""

@@ -11,7 +11,7 @@ from memo.train.outputs import goes_on
 
 def stopped(config: RunConfig, signal_name: str | None, iteration: int, saved: Path | None) -> str:
     """Why a run ended before its last step, and how to go on; `saved` is the last checkpoint of this start."""
-    why = f"stopped by {signal_name or 'a signal to another rank'} at iteration {iteration} of "
+    why = f"stopped by {signal_name or 'a signal or stop() on another rank'} at iteration {iteration} of "
     why += f"{config.training.train_iters}"
     save = config.checkpoint.save
     if save is None:

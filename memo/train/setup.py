@@ -43,6 +43,7 @@ class Prepared:
         config: as this rank has decided it; what auto means for layers is decided by the first rank of each node.
         placement, allocator: for people: where it runs on its host, and who serves its memory ("": parts tell).
         is_granularity_chosen: whether --offload-granularity was auto.
+        tokenizer: of the corpus or of the pretrained model; None where nobody names one.
     """
 
     config: RunConfig
@@ -56,6 +57,7 @@ class Prepared:
     attention: AttentionChoice
     train_data: SampleDataset
     eval_data: SampleDataset | None
+    tokenizer: Tokenizer | None
 
 
 def prepare(
@@ -130,6 +132,7 @@ def prepare(
         attention,
         open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0),
         evaluation_data(config, eval_data),
+        tokenizer,
     )
 
 

@@ -31,7 +31,7 @@ class GracefulStop:
     Attributes:
         requested: whether this rank got a signal.
         agreed: whether all ranks know of a signal and will end; set by the code in which they agree.
-        signal_name: the signal that this rank got; None if it got none.
+        signal_name: the signal that this rank got, or who asked here instead; None if nobody did.
     """
 
     def __init__(self) -> None:
@@ -68,6 +68,11 @@ class GracefulStop:
             thread.join()
             os.close(read)
             os.close(write)
+
+    def request(self, name: str) -> None:
+        """Ask for the end as a signal would; `name` says who asked."""
+        self.signal_name = self.signal_name or name
+        self.requested = True
 
     def _request(self, number: int, _: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name

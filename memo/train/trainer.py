@@ -18,24 +18,25 @@ from memo.config import ModelConfig, RunConfig
 from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.config.grid import rank_grid
-from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer
+from memo.data import Tokenizer
 from memo.errors import ClosedError, ConfigError, MemoError
 from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_heard
 from memo.parallel.replicas import check_replicas
 from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.console import Outcome, describe_end, say
-from memo.train.data_sources import DataSource, open_dataset
+from memo.train.data_sources import DataSource
 from memo.train.ending import shutdown, stopped
-from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
 from memo.train.header import describe_start
+from memo.train.history import History
 from memo.train.memory_choice import agreed
 from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import describe_run
+from memo.train.questions import Questions
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import Prepared, prepare
 from memo.train.skips import check_skips
@@ -48,7 +49,7 @@ Callback = Callable[[StepRecord], None]
 Part = TypeVar("Part")
 
 
-class Trainer:
+class Trainer(Questions):
     """Trains a model under plain python or torchrun; every rank builds one.
 
     Args:
@@ -58,7 +59,7 @@ class Trainer:
         train_data: prefix of a .bin/.idx corpus, a list of weights and prefixes of several, as after --data-path, or
             an object with `seq_length` and `sample(index)`; default: what config.data names.
         eval_data: the same, for evaluations.
-        tokenizer: decides the vocabulary where the corpus does not.
+        tokenizer: decides the vocabulary where the corpus does not; or what --tokenizer names.
         plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,
             whose default is to plan it from a measured layer; "off"; or a share of the tokens, 0 to 1.
         callbacks: called on every rank with each StepRecord.
@@ -79,7 +80,7 @@ class Trainer:
         *,
         train_data: DataSource | None = None,
         eval_data: DataSource | None = None,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | str | None = None,
         plan: Literal["auto", "off"] | float = "auto",
         callbacks: Sequence[Callback] = (),
         stop: GracefulStop | None = None,
@@ -90,6 +91,8 @@ class Trainer:
             config = choose_model(config, model)
         if plan != "auto":
             overrides = {"offload_alpha": plan, **overrides}
+        if isinstance(tokenizer, str):
+            overrides, tokenizer = {"tokenizer": tokenizer, **overrides}, None
         config = config.override(overrides, source="Trainer")
         with refusals_are_heard(config.parallel):
             prepared = prepare(config, train_data, eval_data, tokenizer)
@@ -135,11 +138,11 @@ class Trainer:
 
     # What a user calls.
 
-    def train(self) -> StepRecord | None:
+    def train(self) -> History:
         """Run until train_iters; save at the end if config.checkpoint.save is set.
 
         SIGTERM or SIGINT ends training after the current step on all ranks, with a checkpoint; a second one ends the
-        process at once. Returns the last step's record, or None if there was nothing left to do. Raises OutOfMemory,
+        process at once. Returns the records of its steps, none if there was nothing left to do. Raises OutOfMemory,
         on the ranks that meet it, for a step that memory does not suffice for; DivergenceError after
         --max-consecutive-skips; ReplicaError from --check-replicas-interval.
         """
@@ -148,8 +151,16 @@ class Trainer:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether a signal ended the last train() before its last step; the same on all ranks."""
+        """Whether a signal or stop() ended the last train() before its last step; the same on all ranks."""
         return self._stop.agreed and self.iteration < self.config.training.train_iters
+
+    def stop(self, reason: str = "") -> None:
+        """End train() as a signal does: after the next step, on all ranks, with a checkpoint if one is to be saved.
+
+        For callbacks. One rank that calls it is enough, because the ranks tell each other in the message of each step;
+        outside of train() it does nothing. `reason` stands in the last line of the run.
+        """
+        self._stop.request(reason or "stop()")
 
     def step(self) -> StepRecord:
         """One optimizer step on the next global batch; collective over all ranks."""
@@ -169,30 +180,6 @@ class Trainer:
         self.nan += math.isnan(loss)
         self.watchdog.complete(self.iteration)
         return self._record(loss, grad_norm, lr, time.perf_counter() - start_s, copies)
-
-    def evaluate(self, iters: int | None = None) -> float:
-        """Mean loss in nats a token over `iters` global batches of the evaluation data, always the same ones.
-
-        `iters` defaults to config.training.eval_iters. Changes no training state, as the other two evaluations.
-        Raises ConfigError without evaluation data or for iters below 1, DataError when none of its tokens counts.
-        """
-        return mean_loss(self.parts, self._eval_feed(), num_batches(self.config, iters))
-
-    def evaluate_positions(self, iters: int | None = None, edges: Sequence[int] | None = None) -> LossByPosition:
-        """The same loss, apart for tokens with more and less text before them (memo.train.evaluation).
-
-        `edges` part the positions; default: 512 and its doublings. Raises ConfigError without evaluation data.
-        """
-        return loss_by_position(self.parts, self._eval_feed(), num_batches(self.config, iters), edges)
-
-    def evaluate_needles(
-        self, needles: NeedleDataset, iters: int | None = None, edges: Sequence[int] | None = None
-    ) -> NeedleRecall:
-        """What the model finds again of what `needles` hide, by distance. Raises ConfigError for another seq_length."""
-        open_dataset(self.config, needles, stream=1)
-        return needle_recall(
-            self.parts, self._feed(needles, self._eval_tiles), needles, num_batches(self.config, iters), edges
-        )
 
     def benchmark(self, steps: int, warmup: int = 2) -> BenchmarkResult:
         """Time `steps` optimizer steps after `warmup` unmeasured ones; the weights do change.
@@ -305,8 +292,8 @@ class Trainer:
 
     # How it is done.
 
-    def _train(self) -> StepRecord | None:
-        record, saved, outcome = None, None, Outcome()
+    def _train(self) -> History:
+        history, saved, outcome = History(), None, Outcome()
         training, checkpoint = self.config.training, self.config.checkpoint
         self.persistence.write_config()
         reporter = Reporter.for_rank(
@@ -324,6 +311,7 @@ class Trainer:
                     record = self.step()
                 reporter.write(record)
                 outcome.add(record, self.global_batch_size * self.config.data.seq_length)
+                history.add(record)
                 for callback in self.callbacks:
                     callback(record)
                 check_skips(self.config, self.iteration, self.consecutive_skips)
@@ -331,6 +319,7 @@ class Trainer:
                     check_replicas(self.parts.data_parallel, self.iteration)
                 if training.eval_interval and self.iteration % training.eval_interval == 0:
                     outcome.validation_loss = self._report_evaluation(reporter)
+                    history.evaluations.append((self.iteration, outcome.validation_loss))
                 if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
                     saved, saved_at = self.save(), self.iteration
         if checkpoint.save is not None and saved_at != self.iteration:
@@ -342,16 +331,7 @@ class Trainer:
             self.print(stopped(self.config, self._stop.signal_name, self.iteration, saved))
         else:
             self.print(describe_end(self.config, outcome, self.iteration, self.parts.device.type == "cpu", saved))
-        return record
-
-    def _feed(self, dataset: SampleDataset, tiles: int) -> Feed:
-        sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
-        return Feed(dataset, sampler, self.mesh, self.config, self.parts.device, tiles)
-
-    def _eval_feed(self) -> Feed:
-        if self.eval_data is None:
-            raise ConfigError("evaluate() needs evaluation data: give --eval-data-path or eval_data=")
-        return self._feed(self.eval_data, self._eval_tiles)
+        return history
 
     def _record(self, loss: float, grad_norm: float, lr: float, step_time_s: float, copies: CopyTimes) -> StepRecord:
         return StepRecord(

@@ -1,8 +1,10 @@
 """docs/python.md: every example runs as it stands, and every public name of memo has one."""
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,11 +28,23 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "place_on_host", place)
 
 
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+    """What is logged to a stand-in for the package, which the tests do not install."""
+    logged: list[dict[str, float]] = []
+    run = SimpleNamespace(log=lambda values, step: logged.append(values), finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda project, mode: run))
+    return logged
+
+
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 @pytest.mark.usefixtures("one_thread")
-def test_examples_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb: list[dict[str, float]]
+) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(EXAMPLES[number], f"{PAGE.name}, example {number + 1}", "exec"), {"__name__": "__main__"})
+    assert len(wandb) == (2 if "import wandb" in EXAMPLES[number] else 0)
 
 
 def test_every_public_name_is_used_in_an_example() -> None:

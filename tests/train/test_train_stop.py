@@ -111,7 +111,7 @@ def test_a_signal_to_one_of_two_ranks_stops_both_after_the_same_step(
         rank_1.send_signal(number)
         finish(run)
     assert latest_checkpoint(tmp_path).name == f"iter_{iterations(tmp_path)[-1]:07d}"
-    assert "stopped by a signal to another rank at iteration" in last_line(run)
+    assert "stopped by a signal or stop() on another rank at iteration" in last_line(run)
 
 
 SLOW_SAVE = """

@@ -66,7 +66,7 @@ def test_trains_on_a_corpus_and_tells_every_step(
     log = tmp_path / "logs" / "run.jsonl"
     trainer = small_trainer(train_data=corpus, callbacks=[records.append], log_jsonl=str(log), train_iters=6)
     last = trainer.train()
-    assert last == records[-1] and len(records) == 6
+    assert last.last == records[-1] and len(records) == 6
     assert trainer.config.model.vocab_size == 257  # the corpus's tokenizer decides
     assert records[0].lm_loss == pytest.approx(math.log(257), abs=0.3)
     assert records[-1].lm_loss < records[0].lm_loss - 0.5

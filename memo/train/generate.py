@@ -1,0 +1,168 @@
+"""Text that the model continues: to see what it has learnt, not to serve it.
+
+Each new token is a forward over all --seq-length tokens, as an evaluation runs it, in whatever layout trains; nothing
+is cached from one token to the next. All ranks draw the same tokens, from the same numbers and the same seed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memo.data import Sample, Tokenizer
+from memo.errors import ConfigError
+from memo.model.transformer import Head
+from memo.parallel.collectives import all_reduce
+from memo.train.build import ParallelModel
+from memo.train.feed import Feed
+
+Prompt = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Attributes:
+        max_new_tokens: tokens after the prompt; fewer where the text ends before.
+        temperature: 0: always the likeliest token; otherwise logits are divided by it.
+        top_k: of so many likeliest tokens alone; 0: of all.
+        top_p: of the fewest likeliest tokens whose probabilities sum to this.
+        seed: of the draws.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        for name, holds, wanted in (
+            ("max_new_tokens", self.max_new_tokens >= 1, "1 or more"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 for the likeliest token, or more, such as 0.8"),
+            ("top_k", self.top_k >= 0, "0 for all tokens, or more, such as 50"),
+            ("top_p", 0 < self.top_p <= 1, "a share above 0 up to 1, such as 0.95"),
+        ):
+            if not holds:
+                raise ConfigError(f"generate() got {name} = {getattr(self, name)}: give {wanted}")
+
+
+class Prompts:
+    """The texts so far as samples of one document each; those after the last one repeat it."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], seq_length: int) -> None:
+        self.rows, self.seq_length = [list(row) for row in rows], seq_length
+
+    def sample(self, index: int) -> Sample:
+        row = self.rows[min(index, len(self.rows) - 1)]
+        tokens = np.zeros(self.seq_length, dtype=np.int64)  # causal attention sees nothing of what comes after the text
+        tokens[: len(row)] = row
+        return Sample(
+            tokens=tokens,
+            labels=tokens,
+            loss_mask=np.ones(self.seq_length, dtype=np.float32),
+            positions=np.arange(self.seq_length),
+            cu_seqlens=np.array([0, self.seq_length], dtype=np.int32),
+        )
+
+
+def encode(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> list[int]:
+    """Token ids of a prompt. Raises ConfigError for one that the model cannot read."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ConfigError(
+                "generate() got a text, but this run has no tokenizer: give token ids, or --tokenizer (tokenizer=)"
+            )
+        ids = [int(token) for token in tokenizer.encode(prompt)]
+    else:
+        ids = [int(token) for token in prompt]
+    if not ids:
+        raise ConfigError("generate() got an empty prompt: give at least one token to continue")
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise ConfigError(
+            f"generate() got token ids from {min(ids)} to {max(ids)}, but --vocab-size is {vocab_size}: give ids of "
+            "this model's tokenizer"
+        )
+    return ids
+
+
+def decode(ids: Sequence[int], tokenizer: Tokenizer | None) -> str:
+    """The text of what followed a text. A model has more rows than its tokenizer tokens: ids of the others are left
+    out."""
+    assert tokenizer is not None, "encode() has refused the text"
+    return tokenizer.decode([token for token in ids if token < tokenizer.vocab_size])
+
+
+def continuations(
+    parts: ParallelModel,
+    feed_of: Callable[[Prompts], Feed],
+    rows: Sequence[Sequence[int]],
+    seq_length: int,
+    sampling: Sampling,
+    end: int | None,
+) -> list[list[int]]:
+    """The tokens that follow each of `rows`, without `end`, which ends a text. Collective, the same on all ranks.
+
+    Raises ConfigError where prompt and new tokens are longer than a sample.
+    """
+    sampling.check()
+    longest = max(map(len, rows))
+    if longest + sampling.max_new_tokens > seq_length:
+        raise ConfigError(
+            f"generate() got a prompt of {longest} tokens and max_new_tokens = {sampling.max_new_tokens}, more than "
+            f"--seq-length {seq_length} together: give max_new_tokens = {max(0, seq_length - longest)} or less, or a "
+            "shorter prompt"
+        )
+    prompts, texts = Prompts(rows, seq_length), [list(row) for row in rows]
+    running, generator = set(range(len(rows))), torch.Generator().manual_seed(sampling.seed)
+    for _ in range(sampling.max_new_tokens):
+        prompts.rows = texts
+        logits = _next_logits(parts, feed_of(prompts), [len(text) - 1 for text in texts])
+        drawn = [_draw(of_text, sampling, generator) for of_text in logits.cpu().double()]
+        for index in sorted(running):
+            if drawn[index] == end:
+                running.discard(index)
+            else:
+                texts[index].append(drawn[index])
+        if not running:
+            break
+    return [text[len(row) :] for text, row in zip(texts, rows, strict=True)]
+
+
+def _next_logits(parts: ParallelModel, feed: Feed, places: Sequence[int]) -> Tensor:
+    """[number of texts, vocabulary]: what follows the token at `places` of each text, on every rank."""
+    count, seq_length = len(places), feed.dataset.seq_length
+    groups = feed.sampler.indices(parts.mesh.at.dp, parts.mesh.grid.dp, feed.micro_batch_size)
+    numbers = []
+    for group in groups:
+        wanted = torch.full((len(group), seq_length), -1, dtype=torch.int64)
+        for row, index in enumerate(group):
+            if index < count:
+                wanted[row, places[index]] = index
+        numbers.append(feed.in_shard_order(wanted))
+    batches, found = feed.next_global_batch(per_token=True), torch.zeros(count, feed.vocab_size, dtype=torch.float64)
+    found = found.to(parts.device)
+
+    def read(head: Head, hidden: Tensor, microbatch: int) -> None:
+        found.add_(head.logits_of(hidden, numbers[microbatch], count))
+
+    parts.at_head(batches, read)
+    return all_reduce(found * (parts.mesh.at.tp == 0), parts.mesh.world)
+
+
+def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """One token from logits [v]; the same number of draws whatever they are."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    order = logits.argsort(descending=True, stable=True)
+    shares = (logits[order] / sampling.temperature).softmax(-1)
+    before = shares.cumsum(-1) - shares
+    shares[before >= sampling.top_p] = 0.0
+    if sampling.top_k:
+        shares[sampling.top_k :] = 0.0
+    return int(order[torch.multinomial(shares, 1, generator=generator)])

@@ -1,0 +1,84 @@
+"""What `Trainer.train` returns: the records of its steps, which plot themselves in a notebook."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from memo.artifacts.run_log import StepRecord
+from memo.report.curve import curve_svg
+
+_MOST = 1 << 14
+"""Records that a history holds, about 16 MB of them."""
+
+
+class History:
+    """The steps of one `train()`, oldest first.
+
+    It has the attributes of the last step's record, such as `history.lm_loss`, and counts as false where no step was
+    left to take. Of a run of more than 16,384 steps it holds every second step, then every fourth and so on, besides
+    the last one; the file of --log-jsonl has them all.
+
+    Attributes:
+        records: one StepRecord a step.
+        evaluations: (iteration, nats a token) of each evaluation on the way.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+        self.evaluations: list[tuple[int, float]] = []
+        self._every, self._seen = 1, 0
+        self._is_last_extra = False
+
+    def add(self, record: StepRecord) -> None:
+        """The next step."""
+        if self._is_last_extra:
+            self.records.pop()
+        self._is_last_extra = self._seen % self._every != 0
+        if len(self.records) >= _MOST and not self._is_last_extra:
+            self.records, self._every = self.records[::2], 2 * self._every
+        self.records.append(record)
+        self._seen += 1
+
+    @property
+    def last(self) -> StepRecord | None:
+        """None where no step was left to take."""
+        return self.records[-1] if self.records else None
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """The records as dictionaries, for pandas.DataFrame and the like."""
+        return [dataclasses.asdict(record) for record in self.records]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in StepRecord.__dataclass_fields__:
+            raise AttributeError(f"a History has no attribute {name!r}: it has records and those of a StepRecord")
+        if not self.records:
+            raise AttributeError(f"{name} is of the last step, but train() took none: check `if history` first")
+        return getattr(self.records[-1], name)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self.records)
+
+    def __getitem__(self, index: int) -> StepRecord:
+        return self.records[index]
+
+    def __repr__(self) -> str:
+        if not self.records:
+            return "History of no steps"
+        first, last = self.records[0], self.records[-1]
+        steps = f"step {first.iteration}" if first is last else f"steps {first.iteration} to {last.iteration}"
+        text = (
+            f"History of {steps}: loss {first.lm_loss:.4f} to {last.lm_loss:.4f} nats a token, {last.tgs:.0f} tokens "
+        )
+        text += "per GPU and second"
+        if self.evaluations:
+            text += f", held out {self.evaluations[-1][1]:.4f}"
+        return text
+
+    def _repr_html_(self) -> str:
+        """The same as text above a plot of the losses, for notebooks."""
+        losses = [(record.iteration, record.lm_loss) for record in self.records]
+        lines = [("training", losses), *([("held out", self.evaluations)] if self.evaluations else [])]
+        return f"<div><p>{self!r}</p>{curve_svg(lines, 'step', 'loss, nats a token')}</div>"
