@@ -104,7 +104,7 @@ def test_a_finished_run_that_is_resumed_says_how_to_go_on(tmp_path: Path, capsys
         made.train()
     capsys.readouterr()
     with trainer(save=str(tmp_path), load=str(tmp_path)) as made:
-        assert made.train() is None
+        assert not made.train()
     assert (
         f"nothing is left to train: --load {tmp_path} is at iteration 2, and --train-iters is 2: give a larger one to "
         "go on\n" in capsys.readouterr().out
