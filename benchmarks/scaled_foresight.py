@@ -1,6 +1,6 @@
 """What memo.simulate and memo's account of memory foresee of a row of benchmarks/scaled_node.py.
 
-Times come from pieces that were measured by themselves, each in a model of one layer: what is judged is how they are
+Times come from pieces that were measured by themselves, in a model of a few layers: what is judged is how they are
 put together, by the engine and the plans of `memo plan`. Bytes come from the configuration alone.
 """
 
