@@ -47,14 +47,14 @@ QUIET_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """glibc keeps what is freed, as a GPU's allocator does; fresh pages for every tensor would slow down the ideal most."""
 
 
-def link_bytes_per_s(flops: float) -> float:
-    """The rate at which a device of `flops` has a link like NODE's.
+def link_bytes_per_s(flops: float, hidden: int = HIDDEN) -> float:
+    """The rate at which a device of `flops`, with a model of `hidden` size, has a link like NODE's.
 
     Of a layer, FLOPs a token grow with the square of the hidden size and activations with the hidden size, so FLOP/s
     over elements per second may fall with it.
     """
     node = NODE.peak_flops("bf16") / (NODE.offload_gb_per_s * 1e9 / NODE_DTYPE_BYTES)
-    return flops / (node * HIDDEN / NODE_HIDDEN) * DTYPE_BYTES
+    return flops / (node * hidden / NODE_HIDDEN) * DTYPE_BYTES
 
 
 def main() -> None:

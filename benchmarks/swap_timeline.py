@@ -1,8 +1,10 @@
 """The timeline of one real training step under a swap plan (MEMO, Fig. 11), drawn and as a Chrome trace.
 
-On a CPU, copies run in threads beside compute, which gets one core:
+On a CPU, copies run in threads beside compute, which gets one core. A core is so slow beside its memory that copies
+would hardly be seen; on the scaled node (benchmarks/scaled_node.py) both stand to each other as on an A800:
 
-    python benchmarks/swap_timeline.py --image docs/images/swap_timeline.svg --trace runs/swap_timeline.json
+    python benchmarks/swap_timeline.py --scaled-node --hidden-size 128 --seq-length 4096 --micro-batch-size 1 \
+        --alpha 0.5 --image docs/images/swap_timeline.svg --trace runs/swap_timeline.json
 
 With --tiles layers are swept, and all that moves beside their sections is drawn as well. Prints the measured timeline,
 and below it what the planner's model of the streams makes of the measured medians. https://ui.perfetto.dev opens the
@@ -10,14 +12,20 @@ trace.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
+from collections.abc import Iterator
 from typing import get_args
+from unittest import mock
 
 import rows
+import torch
+from scaled_node import link_bytes_per_s
+from scaled_steps import PacedStreams
 
 from memo import Trainer
-from memo.config import preset
+from memo.config import HardwareConfig, preset
 from memo.executor.move_recorder import record_moves
 from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
@@ -33,6 +41,21 @@ from memo.report.timeline import (
     stalled_s,
 )
 from memo.simulate.streams import LayerTimes
+from memo.train import build
+from memo.train.device import device_peak
+
+
+@contextlib.contextmanager
+def link(args: argparse.Namespace) -> Iterator[None]:
+    """With --scaled-node, one whose rate has the proportions of a GPU's; else the one of this machine."""
+    if not args.scaled_node:
+        yield
+        return
+    torch.set_num_threads(1)
+    flops = device_peak(HardwareConfig(), torch.device("cpu"), torch.float32).flops
+    rate = link_bytes_per_s(flops, args.hidden_size)
+    with mock.patch.object(build, "make_backend", lambda *_, **__: PacedStreams(rate)):
+        yield
 
 
 def record_step(args: argparse.Namespace) -> tuple[Trainer, list[SwapSpan]]:
@@ -104,6 +127,7 @@ def main() -> None:
     parser.add_argument("--policy", default="paper", choices=["auto", "paper"])
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--scaled-node", action="store_true", help="hold copies to a rate in a GPU's proportions")
     parser.add_argument("--image", help="where to draw the timeline, .svg or .png")
     parser.add_argument("--plan-image", help="where to draw what the plan alone foresees of it")
     parser.add_argument("--tiles", type=int, help="sweep layers in so many tiles, each of which is a section")
@@ -111,7 +135,8 @@ def main() -> None:
     parser.add_argument("--hidden-on-host", action="store_true", help="hidden states in host memory, of those")
     parser.add_argument("--trace", help="where to write the Chrome trace")
     args = parser.parse_args()
-    trainer, spans = record_step(args)
+    with link(args):
+        trainer, spans = record_step(args)
     assert trainer.parts.swap is not None
     print(f"measured:\n{draw_text(spans)}\n")
     model = planned(trainer, spans)
@@ -130,6 +155,7 @@ def main() -> None:
         "copied_s": copied_s(spans),
         "hidden_share": hidden_share(spans),
         "copied_bytes": sum(span.num_bytes for span in spans),
+        "scaled_node": args.scaled_node,
         "alpha": args.alpha,
         "seq_length": args.seq_length,
         "layers": args.layers,
