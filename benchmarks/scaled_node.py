@@ -90,7 +90,7 @@ def at_length(over: int, bytes_per_s: float, ways: list[str], repeats: int, step
                         work, device_bytes=int(DEVICE_SHARE * taken[way][0]["device_peak_bytes"])
                     )
             measured.append(_run(dataclasses.replace(work, pieces=True)))
-        pieces = Pieces(**{name: min(found[name] for found in measured) for name in measured[0]})
+        pieces = min((Pieces(**found) for found in measured), key=lambda found: found.forward_s + found.backward_s)
         layer = LayerProfile.load(profile)
     ideal_s = _step_s(taken["ideal"])
     found = []

@@ -31,7 +31,7 @@ from memo.units import GIB
 Result = TypeVar("Result")
 
 _PROFILES = 5
-"""Of which the quickest times count, as of steps."""
+"""Of which the quickest counts, as of steps; a quickest time of each part would be below that of any whole layer."""
 
 _PIECES_LAYERS = 3
 """Of one layer alone, too much would still lie in the cache when its backward begins."""
@@ -200,12 +200,10 @@ def pieces(work: Work) -> Pieces:
         seconds.clear()  # the first step makes the moments
         records = _steps(trainer, work)
     of_steps = {name: [sum(found) for found in batched(values, _PIECES_LAYERS)] for name, values in seconds.items()}
-    beside_s = (
-        record.step_time_s - forward_s - backward_s
-        for record, forward_s, backward_s in zip(records, of_steps["forward"], of_steps["backward"], strict=True)
-    )
-    layers_s = (min(of_steps[name]) / _PIECES_LAYERS for name in ("forward", "backward", "attention"))
-    return Pieces(*layers_s, min(beside_s))
+    quickest = min(range(len(records)), key=lambda at: records[at].step_time_s)
+    forward_s, backward_s, attention_s = (of_steps[name][quickest] for name in ("forward", "backward", "attention"))
+    beside_s = records[quickest].step_time_s - forward_s - backward_s
+    return Pieces(*(layers_s / _PIECES_LAYERS for layers_s in (forward_s, backward_s, attention_s)), beside_s)
 
 
 def batched(values: list[float], size: int) -> list[list[float]]:
@@ -223,13 +221,9 @@ def _write_profile(work: Work) -> None:
     memo = dataclasses.replace(work, case=dataclasses.replace(work.case, way="memo"))
     with tried(), mock.patch("memo.train.swap.measure", note):
         Trainer(memo.case.model, **{**memo.flags, "layer_profile": None}).close()
-    quickest = {
-        "forward_s": min(profile.forward_s for profile in found),
-        "backward_s": min(profile.backward_s for profile in found),
-        "recompute_s": {name: min(profile.recompute_s[name] for profile in found) for name in found[0].recompute_s},
-    }
+    quickest = min(found, key=lambda profile: profile.forward_s + profile.backward_s)
     rates = dict.fromkeys(layer_profile.RATES, work.bytes_per_s)
-    dataclasses.replace(found[0], **quickest, **rates).save(work.profile)
+    dataclasses.replace(quickest, **rates).save(work.profile)
 
 
 def _time(layer: TransformerLayer, seconds: dict[str, list[float]]) -> None:
