@@ -162,7 +162,7 @@ class RunLog:
         path: file of the log.
         header: description of the run; None if its file is missing.
         repeated: number of lines that are ignored, because the run resumed at an earlier iteration.
-        evaluations: (iteration, validation loss in nats per token) of each.
+        evaluations: (iteration, validation loss in nats per token) of each, of the first evaluation set that it names.
     """
 
     path: Path
@@ -181,6 +181,7 @@ class RunLog:
         lines = _lines(path)
         steps: list[StepRecord] = []
         evaluations: list[tuple[int, float]] = []
+        evaluated: str | None = None
         num_records = 0
         for number, line in enumerate(lines, 1):
             found = _record(line, f"{path}, line {number}", is_last=number == len(lines))
@@ -190,7 +191,10 @@ class RunLog:
                 evaluations = _before(found.iteration, evaluations, lambda evaluation: evaluation[0])
                 steps.append(found)
             elif found is not None:
-                evaluations.append(found)
+                iteration, loss, name = found
+                evaluated = name if evaluated is None else evaluated
+                if name == evaluated:
+                    evaluations.append((iteration, loss))
         if not steps:
             raise ArtifactError(f"{path} has no iteration yet: wait for the run's first step")
         header = header_path(path)
@@ -232,8 +236,8 @@ def _lines(path: Path) -> list[bytes]:
     return list(read_lines(path, Source(str(path), ArtifactError, remedy), max_bytes=_LONGEST_LINE_BYTES))
 
 
-def _record(line: bytes, where: str, is_last: bool) -> StepRecord | tuple[int, float] | None:
-    """An iteration, or an evaluation's (iteration, loss); None for half a line at the end."""
+def _record(line: bytes, where: str, is_last: bool) -> StepRecord | tuple[int, float, str] | None:
+    """An iteration, or an evaluation's (iteration, loss, name of its set); None for half a line at the end."""
     source = Source(where, ArtifactError, "give a file that --log-jsonl wrote")
     try:
         found = parse_json(line, source)
@@ -244,5 +248,6 @@ def _record(line: bytes, where: str, is_last: bool) -> StepRecord | tuple[int, f
     if isinstance(found, dict) and "evaluation" in found:
         evaluation = checked(dict[str, Any], found["evaluation"], "evaluation", source)
         loss = checked(AnyFloat, evaluation.get("loss"), "evaluation.loss", source)
-        return checked(Count, found.get("iteration"), "iteration", source), loss
+        name = checked(str, evaluation.get("data", ""), "evaluation.data", source)
+        return checked(Count, found.get("iteration"), "iteration", source), loss, name
     return build(StepRecord, found, source, ignore_unknown=True)

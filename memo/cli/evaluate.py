@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memo.config import RunConfig
-from memo.config.blend import read_blend
+from memo.config.blend import read_blend, read_eval_sets
 from memo.config.checks import check_ranges
 from memo.config.evaluation import for_evaluation
 from memo.config.flags import parse_command
@@ -63,9 +63,12 @@ def main(argv: Sequence[str]) -> None:
 
     check_writable("--out", options.out, is_directory=False)
     with Trainer(config=config) as trainer:
-        by_position = trainer.evaluate_positions()
-        found: dict[str, Any] = {"iteration": trainer.iteration, "positions": asdict(by_position)}
-        trainer.print(by_position.table())
+        found: dict[str, Any] = {"iteration": trainer.iteration}
+        for name in trainer.eval_sets:
+            by_position = trainer.evaluate_positions(name=name)
+            where = found.setdefault("sets", {}).setdefault(name, {}) if name else found
+            where["positions"] = asdict(by_position)
+            trainer.print(f"{name}:\n{by_position.table()}" if name else by_position.table())
         if options.needle:
             recall = trainer.evaluate_needles(_needles(trainer, options))
             found["needles"] = asdict(recall)
@@ -93,14 +96,13 @@ def _check_options(config: RunConfig, options: _Options) -> None:
 
 
 def _needles(trainer: "Trainer", options: _Options) -> NeedleDataset:
-    from memo.train.data_sources import open_dataset
-
     config = trainer.config
-    words = config.data.eval_data_path
+    given = config.data.eval_data_path or config.data.data_path
+    words = None if given is None else next(iter(read_eval_sets(given).values()))
     prefixes = () if words is None else read_blend("--eval-data-path", words).prefixes
     ends = {CorpusFacts.load(prefix).eod for prefix in prefixes if os.path.exists(f"{prefix}.json")}
     return NeedleDataset(
-        open_dataset(config, words, stream=1),
+        next(iter(trainer.eval_sets.values())),
         config.training.seed,
         num_needles=options.num_needles,
         key_length=options.key_length,

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from math import isfinite
 
 from memo.config.require import require
+from memo.errors import ConfigError
 
+_NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|infinity|nan)", re.IGNORECASE)
 
 
@@ -51,6 +53,27 @@ def read_blend(flag: str, words: Sequence[str]) -> Blend:
             "the sum of the weights",
         )
     return Blend(prefixes, weights)
+
+
+def read_eval_sets(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """{name: words of `read_blend`} of --eval-data-path: one set without a name, or one corpus for each NAME=PREFIX.
+
+    Raises ConfigError for words that are neither, and for a name that is given twice.
+    """
+    flag = "--eval-data-path"
+    named = [_NAMED.fullmatch(word) for word in words]
+    if not any(named):
+        read_blend(flag, words)
+        return {"": tuple(words)}
+    sets: dict[str, tuple[str, ...]] = {}
+    for word, found in zip(words, named, strict=True):
+        if found is None:
+            first = next(filter(None, named))[0]
+            raise ConfigError(f"{flag} gives {word} no name, but there is {first}: write NAME={word}, or no names")
+        name, prefix = found.groups()
+        require(name not in sets, f"{flag} has two sets called {name}: give each a name of its own")
+        sets[name] = read_blend(flag, (prefix,)).prefixes
+    return sets
 
 
 def _check_pairs(flag: str, words: Sequence[str]) -> None:

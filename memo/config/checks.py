@@ -8,7 +8,7 @@ broken rule ends the check.
 from dataclasses import fields
 from math import isfinite
 
-from memo.config.blend import read_blend
+from memo.config.blend import read_blend, read_eval_sets
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
@@ -16,6 +16,7 @@ from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_i
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
 from memo.config.require import LARGEST, require
 from memo.config.run import RunConfig
+from memo.config.split import read_split
 from memo.config.training import TrainingConfig
 
 # Which numbers may be zero: every other number of a section must be positive, these must not be negative.
@@ -47,11 +48,12 @@ _HAS_OWN_RULE = frozenset(
 )
 
 
-def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> None:
+def check(config: RunConfig, world_size: int, *, needs_data: bool = True, needs_eval_data: bool = True) -> None:
     """Raises ConfigError when `config` cannot run on `world_size` ranks.
 
     With --device auto the rules about devices wait: call again once the device is known. A caller that
-    brings datasets of its own passes needs_data=False; then nothing has to name any.
+    brings datasets of its own passes needs_data=False; then nothing has to name any. One that brings those of
+    evaluations alone passes needs_eval_data=False.
     """
     check_ranges(config)
     check_model(config)
@@ -60,7 +62,7 @@ def check(config: RunConfig, world_size: int, *, needs_data: bool = True) -> Non
     check_memory(config)
     _check_optimizer(config)
     _check_epochs(config)
-    _check_data(config, needs_data)
+    _check_data(config, needs_data, needs_data and needs_eval_data)
     _check_hardware(config)
 
 
@@ -138,11 +140,13 @@ def _check_epochs(config: RunConfig) -> None:
     )
 
 
-def _check_data(config: RunConfig, needs_data: bool) -> None:
+def _check_data(config: RunConfig, needs_data: bool, needs_eval_data: bool) -> None:
     data, training, checkpoint = config.data, config.training, config.checkpoint
-    for flag, words in (("--data-path", data.data_path), ("--eval-data-path", data.eval_data_path)):
-        if words is not None:
-            read_blend(flag, words)
+    if data.data_path is not None:
+        read_blend("--data-path", data.data_path)
+    if data.eval_data_path is not None:
+        read_eval_sets(data.eval_data_path)
+    _check_split(config)
     path, eval_path = " ".join(data.data_path or ()), " ".join(data.eval_data_path or ())
     require(not (data.mock_data and path), f"--mock-data and --data-path {path} fight: leave one of the two out")
     require(
@@ -156,9 +160,9 @@ def _check_data(config: RunConfig, needs_data: bool) -> None:
         f"leave one of the two out",
     )
     require(
-        not training.eval_interval or data.mock_data or eval_path or not needs_data,
+        not training.eval_interval or data.mock_data or eval_path or data.holds_out or not needs_eval_data,
         f"--eval-interval {training.eval_interval} needs evaluation data, but --eval-data-path is not given: "
-        f"give --eval-data-path PREFIX or --eval-interval 0",
+        f"give --eval-data-path PREFIX, --split 98,2 or --eval-interval 0",
     )
     require(
         not eval_path or training.eval_interval,
@@ -189,6 +193,22 @@ def _check_data(config: RunConfig, needs_data: bool) -> None:
     require(
         not checkpoint.async_save or checkpoint.save,
         "--async-save writes to --save, but --save is not given: give --save DIR or --no-async-save",
+    )
+
+
+def _check_split(config: RunConfig) -> None:
+    data = config.data
+    if data.split is None:
+        return
+    read_split(data.split)
+    eval_path = " ".join(data.eval_data_path or ())
+    require(
+        not eval_path,
+        f"--split {data.split} fights with --eval-data-path {eval_path}: each says what is evaluated; leave one out",
+    )
+    require(
+        data.data_path,
+        f"--split {data.split} parts the documents of --data-path, which is not given: give it, or leave --split out",
     )
 
 

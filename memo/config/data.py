@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from memo.config.flag import TOKENS, Flag
+from memo.config.split import read_split
 
 LongConversations = Literal["truncate", "drop"]
 
@@ -17,8 +18,11 @@ class DataConfig:
     data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
     """Prefix of the .bin and .idx files (`memo data demo OUT` makes one; of conversations: `memo data chat`). Of
     several, a weight before each: 0.7 data/a 0.3 data/b; without weights each counts by its size."""
-    eval_data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX")] = None
-    """The same for evaluation."""
+    eval_data_path: Annotated[tuple[str, ...] | None, Flag(metavar="PREFIX|WEIGHT PREFIX|NAME=PREFIX")] = None
+    """The same for evaluation; or several corpora by name, each evaluated for itself: web=data/web-eval code=data/c."""
+    split: Annotated[str | None, Flag(metavar="TRAIN,VALID,TEST")] = None
+    """Shares of the documents of data-path that are trained on, evaluated on each eval-interval, and evaluated on once
+    at the end, such as 98,1,1: neighbouring documents in this order, as in Megatron-LM. Default: train on all."""
     tokenizer: str | None = None
     """`byte`, or a tokenizer.json; default: the one that the corpus was built with."""
     mock_data: bool = False
@@ -28,6 +32,11 @@ class DataConfig:
     one in each sample."""
     long_conversations: LongConversations = "truncate"
     """What becomes of conversations of more than seq-length + 1 tokens; drop: they are left out."""
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether split leaves a part of data-path for evaluations."""
+        return self.split is not None and read_split(self.split).valid is not None
 
     @property
     def packs_documents(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from memo.config.blend import read_eval_sets
 from memo.config.derived import global_batch_size
 from memo.config.identity import DATA_FACTS, accepted_changes
 from memo.config.memory import MemoryConfig
@@ -17,6 +18,10 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
     """
     data, checkpoint = config.data, config.checkpoint
     corpus = data.eval_data_path or data.data_path
+    read = data  # of --split the parts that were not trained on
+    if corpus is not None and not data.mock_data and not data.holds_out:
+        first = next(iter(read_eval_sets(corpus).values()))
+        read = replace(data, data_path=first, eval_data_path=corpus, split=None)
     batch = global_batch_size(config, world_size)
     return replace(
         config,
@@ -25,7 +30,7 @@ def for_evaluation(config: RunConfig, world_size: int) -> RunConfig:
             memory_planner="off",
             memory_planner_min_bytes=MemoryConfig.memory_planner_min_bytes,
         ),
-        data=data if data.mock_data else replace(data, data_path=corpus, eval_data_path=corpus),
+        data=read,
         training=replace(config.training, eval_interval=1, global_batch_size=batch, num_epochs=None),
         checkpoint=CheckpointConfig(
             load=checkpoint.load,

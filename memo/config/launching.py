@@ -34,9 +34,11 @@ def wanted_ranks(config: RunConfig) -> int:
     return ranks if ranks != 1 or "WORLD_SIZE" in os.environ else max(1, config.parallel.model_ranks)
 
 
-def check_ranks(config: RunConfig, prog: str, argv: Sequence[str], *, needs_data: bool = True) -> None:
+def check_ranks(
+    config: RunConfig, prog: str, argv: Sequence[str], *, needs_data: bool = True, needs_eval_data: bool = True
+) -> None:
     """Checks a run against its ranks. Raises ConfigError as `check` and `require_started`."""
-    check(config, wanted_ranks(config), needs_data=needs_data)
+    check(config, wanted_ranks(config), needs_data=needs_data, needs_eval_data=needs_eval_data)
     require_started(config, prog, argv)
 
 

@@ -85,7 +85,6 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(
         ("eval_dataset", "validation_file", "eval_data"), "memo calls it {eval_data_path}: a corpus as well"
     ),
-    "split": "memo evaluates on a corpus of its own: `memo data build ... --eval-fraction 0.01`, then {eval_data_path}",
     **dict.fromkeys(("tokenizer_name", "tokenizer_path", "tokenizer_model", "tokenizer_name_or_path"), _TOKENIZER),
     **dict.fromkeys(("tokenizer_type", "vocab_file", "merge_file"), _TOKENIZER),
     **dict.fromkeys(("tensor_parallel_size", "tensor_parallel_degree", "tp_size", "tp_degree"), _TP),

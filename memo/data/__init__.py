@@ -6,7 +6,7 @@ from memo.data.build import BuildSummary, Reading, build_corpus, build_demo
 from memo.data.chat import build_chat
 from memo.data.chat_packing import PackedConversations
 from memo.data.checked import checked_sample
-from memo.data.corpus import open_corpora, open_corpus
+from memo.data.corpus import open_corpora, open_corpus, training_part
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.mock import MockDataset
@@ -44,4 +44,5 @@ __all__ = [
     "open_corpora",
     "open_corpus",
     "train_bpe",
+    "training_part",
 ]

@@ -104,7 +104,7 @@ class PackedConversations:
         if place == len(documents):
             return f"{self._indexed.prefix}.json, the field eod, which fills what conversations leave free"
         token = offset - int(ends[place]) + int(self._lengths[documents[place]])
-        return f"{self._indexed.prefix}.bin, document {documents[place]}, token {token}"
+        return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + documents[place]}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
         """What decides its samples, besides lengths and seed, by flag."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from memo.config.blend import read_blend
 from memo.config.data import DataConfig
+from memo.config.split import WHOLE, Part, read_split
 from memo.data.blend import BlendedDataset, Corpus
 from memo.data.chat_packing import PackedConversations
 from memo.data.facts import CorpusFacts, mask_prefix
@@ -14,14 +15,24 @@ from memo.data.packing import PackedDataset
 from memo.errors import DataError
 
 
-def open_corpora(flag: str, words: Sequence[str], data: DataConfig, seed: int) -> Corpus | BlendedDataset:
-    """What the words after `flag` name (`memo.config.blend`). Raises as `read_blend` and, of each, `open_corpus`."""
+def open_corpora(
+    flag: str, words: Sequence[str], data: DataConfig, seed: int, part: Part = WHOLE
+) -> Corpus | BlendedDataset:
+    """`part` of what the words after `flag` name (`memo.config.blend`).
+
+    Raises as `read_blend` and, of each, `open_corpus`.
+    """
     blend = read_blend(flag, words)
-    corpora = [open_corpus(prefix, data, seed) for prefix in blend.prefixes]
+    corpora = [open_corpus(prefix, data, seed, part) for prefix in blend.prefixes]
     return corpora[0] if len(corpora) == 1 else BlendedDataset(corpora, blend.prefixes, blend.weights)
 
 
-def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int) -> Corpus:
+def training_part(data: DataConfig) -> Part:
+    """The documents of --data-path that are trained on."""
+    return WHOLE if data.split is None else read_split(data.split).train
+
+
+def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int, part: Part = WHOLE) -> Corpus:
     """Samples of `data.seq_length` tokens: of conversations if `memo data chat` wrote the corpus, else of texts.
 
     Raises ConfigError when the corpus is too short, DataError when its files do not belong together.
@@ -34,12 +45,12 @@ def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int) -> 
             f"{mask}.idx says which tokens of {name} are answers, but {name}.json, which goes with it, is missing; "
             "restore it, build the corpus again, or remove the mask to train on all tokens"
         )
-    indexed = IndexedDataset(name)
+    indexed = IndexedDataset(name, part)
     if facts is None or facts.num_answer_tokens is None:
         return PackedDataset(indexed, data.seq_length, seed, packing=data.packing)
     return PackedConversations(
         indexed,
-        IndexedDataset(mask),
+        IndexedDataset(mask, part),
         data.seq_length,
         seed,
         fill=facts.eod,

@@ -5,7 +5,7 @@ import math
 from memo.config import RunConfig
 from memo.config.derived import global_batch_size
 from memo.config.require import require
-from memo.data.corpus import open_corpora
+from memo.data.corpus import open_corpora, training_part
 from memo.data.sample import SampleDataset
 
 
@@ -23,7 +23,8 @@ def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | Non
         return config
     corpus = dataset
     if corpus is None:
-        corpus = open_corpora("--data-path", data.data_path or (), data, config.training.seed)
+        words, part = data.data_path or (), training_part(data)
+        corpus = open_corpora("--data-path", words, data, config.training.seed, part)
     samples = getattr(corpus, "samples_per_epoch", None)
     require(
         samples is not None,

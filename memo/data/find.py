@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from memo.config import RunConfig
-from memo.config.blend import is_weight, read_blend
+from memo.config.blend import is_weight, read_blend, read_eval_sets
 from memo.config.hugging_face import hub_name
 from memo.data.conversations import read_conversations
 from memo.data.facts import mask_prefix
@@ -21,10 +21,13 @@ _MOST_FILES = 10_000
 
 def check_corpora(config: RunConfig) -> None:
     """Raises DataError for a corpus of the configuration that is not there, with what to do instead."""
-    data = config.data
-    for flag, words in (("--data-path", data.data_path), ("--eval-data-path", data.eval_data_path)):
-        for prefix in () if words is None else read_blend(flag, words).prefixes:
-            check_prefix(flag, prefix, config.checkpoint.pretrained_checkpoint)
+    data, model = config.data, config.checkpoint.pretrained_checkpoint
+    if data.data_path is not None:
+        for prefix in read_blend("--data-path", data.data_path).prefixes:
+            check_prefix("--data-path", prefix, model)
+    for words in () if data.eval_data_path is None else read_eval_sets(data.eval_data_path).values():
+        for prefix in read_blend("--eval-data-path", words).prefixes:
+            check_prefix("--eval-data-path", prefix, model)
 
 
 def check_prefix(flag: str, prefix: str, model: str | None = None) -> None:

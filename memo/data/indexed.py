@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from memo.artifacts.checksum import checksum
+from memo.config.split import WHOLE, Part, documents_of
 from memo.errors import DataError
 
 _NUM_SLICES, _SLICE_TOKENS = 64, 4096
@@ -177,15 +178,19 @@ class IndexedDatasetWriter:
 class IndexedDataset:
     """Documents by index, read from the memory-mapped .bin file."""
 
-    def __init__(self, prefix: str | Path) -> None:
-        """Raises DataError, naming the file and both values, when a file is missing, foreign or truncated."""
-        self.prefix = Path(prefix)
+    def __init__(self, prefix: str | Path, part: Part = WHOLE) -> None:
+        """`part`: of the documents, the only ones that are there.
+
+        Raises DataError, naming the file and both values, when a file is missing, foreign or truncated, and for a part
+        without documents.
+        """
+        self.prefix, self._part = Path(prefix), part
         index_path, bin_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in (index_path, bin_path):
             if not path.is_file():
                 raise DataError(f"{path} does not exist; give the common prefix of a .bin and .idx pair")
-        self.dtype, self._offsets = _read_index(index_path)
-        expected_bytes = int(self._offsets[-1]) * self.dtype.itemsize
+        self.dtype, offsets = _read_index(index_path)
+        expected_bytes = int(offsets[-1]) * self.dtype.itemsize
         if bin_path.stat().st_size != expected_bytes:
             raise DataError(
                 f"{bin_path} has {bin_path.stat().st_size} bytes, but {index_path} describes "
@@ -194,7 +199,17 @@ class IndexedDataset:
         if expected_bytes == 0:
             raise DataError(f"{bin_path} has 0 bytes; build the dataset from inputs that are not empty")
         # A plain view: each slice of a np.memmap would pay for its Python-level bookkeeping.
-        self._tokens = np.memmap(bin_path, dtype=self.dtype, mode="r").view(np.ndarray)
+        tokens = np.memmap(bin_path, dtype=self.dtype, mode="r").view(np.ndarray)
+        documents = documents_of(part, len(offsets) - 1)
+        if not documents:
+            raise DataError(
+                f"{prefix} has {len(offsets) - 1} documents, of which none is from {100 * part[0]:g} % to "
+                f"{100 * part[1]:g} % of them: change --split, or build the corpus of more documents"
+            )
+        self.first_document = documents.start
+        """Number in the file of the document that has the number 0 here."""
+        offsets = offsets[documents.start : documents.stop + 1]
+        self._tokens, self._offsets = tokens[offsets[0] : offsets[-1]], offsets - offsets[0]
         self.document_lengths: NDArray[np.int64] = np.diff(self._offsets)
         """[number of documents], in tokens."""
 
@@ -220,8 +235,8 @@ class IndexedDataset:
             digest.update(self._tokens[start : start + _SLICE_TOKENS].tobytes())
         return f"{len(self)} documents of {len(self._tokens)} tokens, {digest.hexdigest()}"
 
-    def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path]]:
-        return IndexedDataset, (self.prefix,)  # a worker process maps the file again instead of copying it
+    def __reduce__(self) -> tuple[type["IndexedDataset"], tuple[Path, Part]]:
+        return IndexedDataset, (self.prefix, self._part)  # a worker process maps the file again instead of copying it
 
 
 def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:

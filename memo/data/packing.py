@@ -86,7 +86,7 @@ class PackedDataset:
         place = int(np.searchsorted(epoch.ends, start + offset, side="right"))
         document = int(epoch.documents[place])
         token = start + offset - (int(epoch.ends[place]) - int(self._indexed.document_lengths[document]))
-        return f"{self._indexed.prefix}.bin, document {document}, token {token}"
+        return f"{self._indexed.prefix}.bin, document {self._indexed.first_document + document}, token {token}"
 
     def identity(self) -> dict[str, Fact]:
         """What decides its samples, besides lengths and seed, by flag."""

@@ -99,12 +99,14 @@ class Console:
             print(log_line(record, self.train_iters, self.form), flush=True)
 
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
-        loss = found["loss"]
+        loss, name = found["loss"], found.get("data", "")
         if self.form == "megatron":
-            text = f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} | "
+            text = f" {name or 'validation'} loss at iteration {iteration} | lm loss value: {loss:.6E} | "
             text += f"lm loss PPL: {perplexity(loss):.6E} |"
         else:
-            text = f"validation loss {loss:.4f}, perplexity {perplexity(loss):.4g}, at iteration {iteration}"
+            text = (
+                f"{name or 'validation'} loss {loss:.4f}, perplexity {perplexity(loss):.4g}, at iteration {iteration}"
+            )
         print(text, flush=True)
 
     def close(self) -> None:

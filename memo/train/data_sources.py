@@ -1,11 +1,13 @@
 """What a run reads: the corpora that flags name, what a user brings, or mock data."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memo.checkpoint.hugging_face import pretrained_directory
 from memo.config import RunConfig
-from memo.config.blend import read_blend
+from memo.config.blend import read_blend, read_eval_sets
+from memo.config.data import DataConfig
+from memo.config.split import WHOLE, Part, read_split
 from memo.data import (
     CorpusFacts,
     MockDataset,
@@ -14,6 +16,7 @@ from memo.data import (
     load_corpus_tokenizer,
     load_tokenizer,
     open_corpora,
+    training_part,
 )
 from memo.errors import ConfigError
 
@@ -21,6 +24,11 @@ Word = str | os.PathLike[str] | float
 DataSource = Word | Sequence[Word] | SampleDataset
 """The prefix of a corpus, the words of a blend (0.7, "data/a", 0.3, "data/b"), or an object."""
 
+EvalSource = DataSource | Mapping[str, DataSource]
+"""The same for evaluation, or several by name."""
+TEST = "test"
+"""The evaluation set that --split keeps for the end of the run."""
+_NO_DATA = "evaluate() needs evaluation data: give --eval-data-path or eval_data="
 _FLAGS = ("--data-path", "--eval-data-path")
 """Of the streams of a run: what it trains on, and what it is evaluated on."""
 
@@ -44,10 +52,11 @@ def own_dataset(source: object, name: str) -> SampleDataset | None:
     )
 
 
-def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> SampleDataset:
-    """An object as it is, the corpora that words name, or mock data for None.
+def open_dataset(config: RunConfig, source: DataSource | None, stream: int, part: Part | None = None) -> SampleDataset:
+    """An object as it is, `part` of the corpora that words name, or mock data for None.
 
-    Mock data of another `stream` holds other samples. Raises ConfigError when data and model do not suit.
+    The part is by default that of --split for training, and all of other corpora. Mock data of another `stream` holds
+    other samples. Raises ConfigError when data and model do not suit.
     """
     data, vocab_size = config.data, config.model.vocabulary
     if source is None:
@@ -62,7 +71,8 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> S
                 f"{given.seq_length} tokens: make them equal"
             )
         return given
-    dataset = open_corpora(flag, words, data, config.training.seed)
+    part = part or (training_part(data) if flag == _FLAGS[0] else WHOLE)
+    dataset = open_corpora(flag, words, data, config.training.seed, part)
     for prefix in read_blend(flag, words).prefixes:
         facts = f"{prefix}.json"
         if os.path.exists(facts) and CorpusFacts.load(prefix).vocab_size > vocab_size:
@@ -74,12 +84,46 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int) -> S
     return dataset
 
 
-def evaluation_data(config: RunConfig, given: DataSource | None) -> SampleDataset | None:
-    """What evaluations read: `given`, else --eval-data-path, else mock data where they are asked for."""
-    source = config.data.eval_data_path if given is None else given
-    if source is None and not (config.data.mock_data and config.training.eval_interval):
-        return None
-    return open_dataset(config, source, stream=1)
+def evaluation_data(config: RunConfig, given: "EvalSource | None") -> dict[str, SampleDataset]:
+    """What evaluations read, by name: `given`, else --eval-data-path or --split, else mock data if they are asked for.
+
+    A set without a name is called "", the documents that --split keeps for the end TEST.
+    """
+    data = config.data
+    if isinstance(given, Mapping):
+        return {str(name): open_dataset(config, source, stream=1) for name, source in given.items()}
+    if given is not None:
+        return {"": open_dataset(config, given, stream=1)}
+    if data.split is not None and data.data_path is not None:
+        split = read_split(data.split)
+        parts = {"": split.valid, TEST: split.test}
+        return {name: open_dataset(config, data.data_path, stream=0, part=part) for name, part in parts.items() if part}
+    if data.eval_data_path is not None:
+        sets = read_eval_sets(data.eval_data_path)
+        return {name: open_dataset(config, words, stream=1) for name, words in sets.items()}
+    if data.mock_data and config.training.eval_interval:
+        return {"": open_dataset(config, None, stream=1)}
+    return {}
+
+
+def evaluation_set(sets: Mapping[str, SampleDataset], name: str | None) -> SampleDataset:
+    """The set called `name`, or the first. Raises ConfigError where there is none."""
+    if not sets:
+        raise ConfigError(_NO_DATA)
+    if name is not None and name not in sets:
+        raise ConfigError(f"there is no evaluation set {name!r}: give one of {', '.join(map(repr, sets))}")
+    return next(iter(sets.values())) if name is None else sets[name]
+
+
+def evaluated_now(data: DataConfig, names: Iterable[str], at_end: bool) -> list[str]:
+    """Which sets are due every --eval-interval, or at the end of the run: there what --split keeps for a test.
+
+    Raises ConfigError where none is, but for the end.
+    """
+    due = [name for name in names if (data.split is not None and name == TEST) == at_end]
+    if not due and not at_end:
+        raise ConfigError(_NO_DATA)
+    return due
 
 
 def tokenizer_of(config: RunConfig) -> Tokenizer | None:

@@ -97,7 +97,7 @@ class TensorBoard:
             self.writer.add_scalar(name, value, record.iteration)
 
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
-        self.writer.add_scalar("validation-loss", found["loss"], iteration)
+        self.writer.add_scalar(_loss_name(found), found["loss"], iteration)
 
     def close(self) -> None:
         self.writer.close()
@@ -114,7 +114,7 @@ class WandB:
         self.run.log(_scalars(record), step=record.iteration)
 
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
-        self.run.log({"validation-loss": found["loss"]}, step=iteration)
+        self.run.log({_loss_name(found): found["loss"]}, step=iteration)
 
     def close(self) -> None:
         self.run.finish()
@@ -160,7 +160,10 @@ class Reporter:
                 sink.write(record)
 
     def write_evaluation(self, iteration: int, found: dict[str, Any]) -> None:
-        """Report an evaluation; `found` can be written as JSON and has at least "loss", in nats per token."""
+        """Report an evaluation; `found` can be written as JSON and has at least "loss", in nats per token.
+
+        The name of its evaluation set, if it has one, is under "data".
+        """
         for sink in self.sinks:
             with self._going_on(sink.name):
                 sink.write_evaluation(iteration, found)
@@ -190,6 +193,11 @@ class Reporter:
         for sink in self.sinks:
             with self._going_on(sink.name):
                 sink.close()
+
+
+def _loss_name(found: dict[str, Any]) -> str:
+    """Of the loss of an evaluation, as trackers show it."""
+    return f"validation-loss/{found['data']}" if "data" in found else "validation-loss"
 
 
 def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[str, Any]:

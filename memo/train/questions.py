@@ -9,7 +9,7 @@ from memo.config import RunConfig
 from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset
 from memo.errors import ConfigError
 from memo.train.build import ParallelModel
-from memo.train.data_sources import open_dataset
+from memo.train.data_sources import evaluation_set, open_dataset
 from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
 from memo.train.feed import Feed
 from memo.train.generate import Prompt, Sampling, continuations, decode, encode
@@ -21,7 +21,7 @@ class Questions:
 
     config: RunConfig
     global_batch_size: int
-    eval_data: SampleDataset | None
+    eval_sets: dict[str, SampleDataset]
     _eval_tiles: int
     _prepared: Prepared
 
@@ -30,20 +30,22 @@ class Questions:
         """What this rank trains."""
         raise NotImplementedError
 
-    def evaluate(self, iters: int | None = None) -> float:
-        """Mean loss in nats a token over `iters` global batches of the evaluation data, always the same ones.
+    def evaluate(self, iters: int | None = None, name: str | None = None) -> float:
+        """Mean loss in nats a token over `iters` global batches of one of `eval_sets`, always the same ones.
 
-        `iters` defaults to config.training.eval_iters. Changes no training state, as the other two evaluations.
-        Raises ConfigError without evaluation data or for iters below 1, DataError when none of its tokens counts.
+        `iters` defaults to config.training.eval_iters, `name` to the first set. Changes no training state, as the other
+        two evaluations. Raises ConfigError without such a set or for iters below 1, DataError when no token counts.
         """
-        return mean_loss(self.parts, self._eval_feed(), num_batches(self.config, iters))
+        return mean_loss(self.parts, self._eval_feed(name), num_batches(self.config, iters))
 
-    def evaluate_positions(self, iters: int | None = None, edges: Sequence[int] | None = None) -> LossByPosition:
+    def evaluate_positions(
+        self, iters: int | None = None, edges: Sequence[int] | None = None, name: str | None = None
+    ) -> LossByPosition:
         """The same loss, apart for tokens with more and less text before them (memo.train.evaluation).
 
         `edges` part the positions; default: 512 and its doublings. Raises ConfigError without evaluation data.
         """
-        return loss_by_position(self.parts, self._eval_feed(), num_batches(self.config, iters), edges)
+        return loss_by_position(self.parts, self._eval_feed(name), num_batches(self.config, iters), edges)
 
     def evaluate_needles(
         self, needles: NeedleDataset, iters: int | None = None, edges: Sequence[int] | None = None
@@ -98,7 +100,5 @@ class Questions:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)
         return Feed(dataset, sampler, self.parts.mesh, self.config, self.parts.device, tiles)
 
-    def _eval_feed(self) -> Feed:
-        if self.eval_data is None:
-            raise ConfigError("evaluate() needs evaluation data: give --eval-data-path or eval_data=")
-        return self._feed(self.eval_data, self._eval_tiles)
+    def _eval_feed(self, name: str | None) -> Feed:
+        return self._feed(evaluation_set(self.eval_sets, name), self._eval_tiles)

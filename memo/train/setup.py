@@ -27,7 +27,15 @@ from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.spec.custom_layer import check_split
 from memo.train.attention import choose_attention
-from memo.train.data_sources import DataSource, corpus_words, evaluation_data, open_dataset, own_dataset, tokenizer_of
+from memo.train.data_sources import (
+    DataSource,
+    EvalSource,
+    corpus_words,
+    evaluation_data,
+    open_dataset,
+    own_dataset,
+    tokenizer_of,
+)
 from memo.train.device import PeakFlops, device_peak, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
 from memo.train.memory_choice import choose_memory, is_undecided, overrule, room_of, sweeping_helps
@@ -56,14 +64,14 @@ class Prepared:
     is_granularity_chosen: bool
     attention: AttentionChoice
     train_data: SampleDataset
-    eval_data: SampleDataset | None
+    eval_data: dict[str, SampleDataset]
     tokenizer: Tokenizer | None
 
 
 def prepare(
     config: RunConfig,
     train_data: DataSource | None = None,
-    eval_data: DataSource | None = None,
+    eval_data: EvalSource | None = None,
     tokenizer: Tokenizer | None = None,
     *,
     must_fit: bool = True,
@@ -87,12 +95,13 @@ def prepare(
         "memory_planner": resolved_memory_planner(config, device_type),
     }
     config = config.override(resolved)
-    check_ranks(config, this_script(), sys.argv[1:], needs_data=own_data is None)
+    needs = {"needs_data": own_data is None, "needs_eval_data": eval_data is None}
+    check_ranks(config, this_script(), sys.argv[1:], **needs)
     if own_data is None:
         check_corpora(config)
     if config.training.num_epochs is not None:
         config = with_epochs(config, world_size, own_data)
-        check(config, world_size, needs_data=own_data is None)
+        check(config, world_size, **needs)
     tokenizer = tokenizer or tokenizer_of(config)
     vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:

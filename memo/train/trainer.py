@@ -25,7 +25,7 @@ from memo.parallel.replicas import check_replicas
 from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.console import Outcome, describe_end, say
-from memo.train.data_sources import DataSource
+from memo.train.data_sources import DataSource, EvalSource, evaluated_now
 from memo.train.ending import shutdown, stopped
 from memo.train.feed import Feed
 from memo.train.header import describe_start
@@ -58,7 +58,7 @@ class Trainer(Questions):
         config: everything else; defaults to RunConfig().
         train_data: prefix of a .bin/.idx corpus, a list of weights and prefixes of several, as after --data-path, or
             an object with `seq_length` and `sample(index)`; default: what config.data names.
-        eval_data: the same, for evaluations.
+        eval_data: the same, for evaluations; or several by name, each of which is evaluated for itself.
         tokenizer: decides the vocabulary where the corpus does not; or what --tokenizer names.
         plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,
             whose default is to plan it from a measured layer; "off"; or a share of the tokens, 0 to 1.
@@ -79,7 +79,7 @@ class Trainer(Questions):
         config: RunConfig | None = None,
         *,
         train_data: DataSource | None = None,
-        eval_data: DataSource | None = None,
+        eval_data: EvalSource | None = None,
         tokenizer: Tokenizer | str | None = None,
         plan: Literal["auto", "off"] | float = "auto",
         callbacks: Sequence[Callback] = (),
@@ -129,7 +129,8 @@ class Trainer(Questions):
         self._train_feed = self._feed(prepared.train_data, tiles)
         # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
         self._eval_tiles = tiles if self.config.memory.sweeps else 1
-        self.eval_data = prepared.eval_data
+        self.eval_sets = prepared.eval_data
+        self.eval_data = next(iter(self.eval_sets.values()), None)
         self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
         self._persistence = Persistence(self.config, self.parts, self.feed, self._owned)
         self._agreement = Agreement(mesh, self._stop, lambda: self.persistence.failed)
@@ -318,10 +319,12 @@ class Trainer(Questions):
                 if training.check_replicas_interval and self.iteration % training.check_replicas_interval == 0:
                     check_replicas(self.parts.data_parallel, self.iteration)
                 if training.eval_interval and self.iteration % training.eval_interval == 0:
-                    outcome.validation_loss = self._report_evaluation(reporter)
+                    outcome.validation_loss = self._report_evaluation(reporter)[0]
                     history.evaluations.append((self.iteration, outcome.validation_loss))
                 if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
                     saved, saved_at = self.save(), self.iteration
+            if history and not self.was_stopped:
+                self._report_evaluation(reporter, at_end=True)
         if checkpoint.save is not None and saved_at != self.iteration:
             saved = self.save()
         self.persistence.finish()
@@ -368,14 +371,18 @@ class Trainer(Questions):
         with self.parts.optimizer.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
             transients.plan(lambda: self.parts.train_step(batches, 0.0, _open(self._agreement)), run)
 
-    def _report_evaluation(self, reporter: Reporter) -> float:
-        """The loss, in nats a token."""
+    def _report_evaluation(self, reporter: Reporter, at_end: bool = False) -> list[float]:
+        """Tell the losses of the sets that are due, in nats a token, and return them."""
+        return [self._report_set(reporter, name) for name in evaluated_now(self.config.data, self.eval_sets, at_end)]
+
+    def _report_set(self, reporter: Reporter, name: str) -> float:
+        named = {"data": name} if name else {}
         if not self.config.training.eval_positions:
-            loss = self.evaluate()
-            reporter.write_evaluation(self.iteration, {"loss": loss})
+            loss = self.evaluate(name=name)
+            reporter.write_evaluation(self.iteration, {"loss": loss, **named})
             return loss
-        found = self.evaluate_positions()
-        reporter.write_evaluation(self.iteration, dataclasses.asdict(found))
+        found = self.evaluate_positions(name=name)
+        reporter.write_evaluation(self.iteration, {**dataclasses.asdict(found), **named})
         self.print(found.table())
         return found.loss
 

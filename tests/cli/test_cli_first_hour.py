@@ -77,6 +77,10 @@ RIGHT = [
         f"train --model llama-tiny --data-path 0.7 data/mine 0.3 data/list --train-iters 2 {SMALL}",
         "a blend of 2 corpora",
     ),
+    (
+        f"train --model llama-tiny --data-path data/mine --split 6,1,1 --eval-interval 2 --train-iters 2 {SMALL}",
+        "test loss ",
+    ),
     (f"train --model llama-tiny --mock-data --train-iters 2 {SMALL}", "iteration 2/2 | loss "),
     (f"train --model llama-tiny --data-path data/mine --num-epochs 1 --gbs 8 {SMALL}", "iteration 3/3 | loss "),
 ]
@@ -190,6 +194,9 @@ WRONG = [
     ("train --data-path '0.7 data/mine 0.3 data/b'", "write --data-path 0.7 data/mine 0.3 data/b without quotes"),
     ("train --data-path 0.7 data/mine 0.3 data/mind", "--data-path data/mind: there is no data/mind.bin"),
     ("train --data-path 1 data/mine 1 texts.jsonl", "`memo data build texts.jsonl data/texts` makes one"),
+    ("train --data-path data/mine --split '9;1'", "--split is 9;1: give the shares of documents to train on"),
+    ("train --data-path data/mine --split 1,1 --eval-data-path data/mine", "fights with --eval-data-path data/mine"),
+    ("train --data-path data/mine --eval-data-path a=data/mine data/b", "gives data/b no name, but there is a=data/"),
     ("data build table.parquet x", "table.parquet: cannot be read ("),
     ("data build texts.jsonl x --json-key body", "no string under the key 'body', found ['text']"),
     ("data build texts.jsonl x --workers -1", "--workers is -1: give 1 or more"),
