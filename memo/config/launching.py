@@ -23,8 +23,15 @@ def torchrun(prog: str, argv: Sequence[str], ranks: int) -> str:
     """The command that starts `ranks` ranks of `prog`, such as "memo train" or "examples/finetune.py"."""
     program = f"-m {prog}" if prog.startswith("memo ") else prog
     per_node = next(size for size in range(min(ranks, GPUS_PER_NODE), 0, -1) if ranks % size == 0)
-    nodes = "" if ranks == per_node else f"--nnodes {ranks // per_node} "
-    return f"torchrun {nodes}--nproc-per-node {per_node} {program} {shlex.join(argv)}".rstrip()
+    return f"{torchrun_nodes(ranks // per_node, per_node)} {program} {shlex.join(argv)}".rstrip()
+
+
+def torchrun_nodes(nodes: int, per_node: int) -> str:
+    """The launcher itself with its flags; with several nodes, to be run on each of them."""
+    if nodes == 1:
+        return f"torchrun --nproc-per-node {per_node}"
+    meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {per_node} {meeting}"
 
 
 def wanted_ranks(config: RunConfig) -> int:
@@ -50,7 +57,7 @@ def require_started(config: RunConfig, prog: str, argv: Sequence[str]) -> None:
         prog, argv: of this program, as `torchrun` takes them.
     """
     needed, parallel = wanted_ranks(config), config.parallel
-    where = "" if needed <= GPUS_PER_NODE else ", on each node, with --rdzv-endpoint as in docs/launching.md"
+    where = "" if needed <= GPUS_PER_NODE else ", on each node (docs/launching.md)"
     require(
         needed == run_world_size(parallel),
         f"--tp {parallel.tp} x --cp {parallel.cp} x --pp {parallel.pp} = {needed} ranks hold one copy of the model, "

@@ -9,6 +9,7 @@ from pathlib import Path
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.choose import choose_model
+from memo.config.launching import torchrun_nodes
 from memo.config.presets import PRESETS
 from memo.config.run import SHORT_NAMES
 from memo.errors import ConfigError
@@ -91,11 +92,8 @@ def command(
     nodes = -(-question.gpus // machine.gpus_per_node)
     data = "" if config_file is not None and data_path else f" --data-path {shlex.join(data_path or ['DATA'])}"
     flags = [f"--config {shlex.quote(config_file)}"] if config_file is not None else _flags(question, choice)
-    train = f"-m memo train {' '.join(flags)}{data} --save RUN"
-    if nodes == 1:
-        return f"torchrun --nproc-per-node {question.gpus} {train}"
-    meeting = "--rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"
-    return f"torchrun --nnodes {nodes} --nproc-per-node {machine.gpus_per_node} {meeting} {train}"
+    launcher = torchrun_nodes(nodes, min(question.gpus, machine.gpus_per_node))
+    return f"{launcher} -m memo train {' '.join(flags)}{data} --save RUN"
 
 
 _SHORT = {SHORT_NAMES[short]: short for short in ("tp", "cp", "pp", "vpp", "mbs", "gbs")}

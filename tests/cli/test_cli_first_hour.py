@@ -142,7 +142,8 @@ WRONG = [
     ),
     (
         "train --mock-data --tp 4 --cp 4",
-        "torchrun --nnodes 2 --nproc-per-node 8 -m memo train --mock-data --tp 4 --cp 4",
+        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 -m memo train "
+        "--mock-data --tp 4 --cp 4",
     ),
     (
         "evaluate --model Llama/checkpoint-7 --data-path data/mine --tp 2",

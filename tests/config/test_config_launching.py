@@ -18,8 +18,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (1, "torchrun --nproc-per-node 1 "),
         (8, "torchrun --nproc-per-node 8 "),
-        (12, "torchrun --nnodes 2 --nproc-per-node 6 "),
-        (64, "torchrun --nnodes 8 --nproc-per-node 8 "),
+        (12, "torchrun --nnodes 2 --nproc-per-node 6 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "),
+        (64, "torchrun --nnodes 8 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "),
     ],
 )
 def test_nodes_of_at_most_eight(ranks: int, start: str) -> None:
