@@ -14,6 +14,7 @@ from memo.data.needle import NeedleDataset
 from memo.data.packing import PackedDataset
 from memo.data.sample import Sample, SampleDataset
 from memo.data.sampler import GlobalBatchSampler
+from memo.data.token_stream import TokenStream
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Reading",
     "Sample",
     "SampleDataset",
+    "TokenStream",
     "Tokenizer",
     "build_chat",
     "build_corpus",

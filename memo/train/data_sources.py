@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from memo.checkpoint.hugging_face import pretrained_directory
 from memo.config import RunConfig
@@ -13,16 +14,18 @@ from memo.data import (
     MockDataset,
     SampleDataset,
     Tokenizer,
+    TokenStream,
     load_corpus_tokenizer,
     load_tokenizer,
     open_corpora,
     training_part,
 )
+from memo.data.token_stream import is_stream
 from memo.errors import ConfigError
 
 Word = str | os.PathLike[str] | float
-DataSource = Word | Sequence[Word] | SampleDataset
-"""The prefix of a corpus, the words of a blend (0.7, "data/a", 0.3, "data/b"), or an object."""
+DataSource = Word | Sequence[Word] | SampleDataset | Iterable[Any]
+"""The prefix of a corpus, the words of a blend (0.7, "data/a", 0.3, "data/b"), samples, or documents of token ids."""
 
 EvalSource = DataSource | Mapping[str, DataSource]
 """The same for evaluation, or several by name."""
@@ -42,13 +45,18 @@ def corpus_words(source: object) -> tuple[str, ...] | None:
     return None
 
 
-def own_dataset(source: object, name: str) -> SampleDataset | None:
-    """A user's object, given as `name`; None for None. Raises ConfigError for one that hands out no samples."""
+def own_dataset(config: RunConfig, source: object, name: str) -> SampleDataset | None:
+    """A user's object, given as `name`, as samples; None for None.
+
+    Raises ConfigError for one that hands out neither samples nor token ids, and as TokenStream.
+    """
     if source is None or isinstance(source, SampleDataset):
         return source
+    if is_stream(source):
+        return TokenStream(source, config.data.seq_length, config.training.seed, config.data.packing, name)
     raise ConfigError(
-        f"{name} is a {type(source).__name__}: give the prefix of a corpus, a list of weights and prefixes, or an "
-        "object with seq_length and sample(index)"
+        f"{name} is a {type(source).__name__}: give the prefix of a corpus, a list of weights and prefixes, an "
+        "object with seq_length and sample(index), or a Dataset or iterable of token ids"
     )
 
 
@@ -63,7 +71,7 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int, part
         return MockDataset(vocab_size, data.seq_length, config.training.seed + stream)
     words, flag = corpus_words(source), _FLAGS[stream]
     if words is None:
-        given = own_dataset(source, ("train_data", "eval_data")[stream])
+        given = own_dataset(config, source, ("train_data", "eval_data")[stream])
         assert given is not None
         if given.seq_length != data.seq_length:
             raise ConfigError(

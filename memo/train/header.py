@@ -4,7 +4,7 @@
 """
 
 from memo.config import RunConfig
-from memo.data import BlendedDataset, PackedConversations, PackedDataset
+from memo.data import BlendedDataset, PackedConversations, PackedDataset, TokenStream
 from memo.spec.parameters import count_parameters
 from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
@@ -74,4 +74,8 @@ def _data(dataset: object, num_samples: int) -> str:
     """A line about memo's own datasets, of a blend one more for each corpus; a user's dataset has no `describe`."""
     if isinstance(dataset, BlendedDataset):
         return f"data: {dataset.describe(num_samples)}\n"
-    return f"data: {dataset.describe()}\n" if isinstance(dataset, PackedDataset | PackedConversations) else ""
+    return (
+        f"data: {dataset.describe()}\n"
+        if isinstance(dataset, PackedDataset | PackedConversations | TokenStream)
+        else ""
+    )

@@ -87,7 +87,6 @@ def prepare(
     words = corpus_words(train_data)
     if words is not None:  # paths given in Python count as if they were the flag
         config, train_data = config.override({"data_path": words}), None
-    own_data = own_dataset(train_data, "train_data")
     device_type, wanted_planner = resolve_device_type(config.hardware), config.memory.memory_planner
     resolved = {
         "device": device_type,
@@ -95,8 +94,9 @@ def prepare(
         "memory_planner": resolved_memory_planner(config, device_type),
     }
     config = config.override(resolved)
-    needs = {"needs_data": own_data is None, "needs_eval_data": eval_data is None}
+    needs = {"needs_data": train_data is None, "needs_eval_data": eval_data is None}
     check_ranks(config, this_script(), sys.argv[1:], **needs)
+    own_data = own_dataset(config, train_data, "train_data")
     if own_data is None:
         check_corpora(config)
     if config.training.num_epochs is not None:

@@ -1,0 +1,234 @@
+"""Samples out of whatever hands out token ids: a torch Dataset or IterableDataset, a list, a generator.
+
+Each item is a document: token ids in one dim, or a mapping as Hugging Face's tokenizers write it (`input_ids`; where
+`attention_mask` is 0 there is padding, where `labels` are -100 nothing to learn). Items of two dims are batches of
+documents, and an iterable of single ids is one document. As in a corpus (memo.data.packing), the documents of an epoch
+lie end to end and are cut into windows of s + 1 tokens that overlap by one; what is left over at the end is dropped.
+
+What has items by number is read in an order that (seed, epoch) decides; what can only be iterated, in its own order.
+Samples are found by reading all that come before them, so a run that goes on reads again what it has read, and needs a
+source that hands out the same every time and on every rank: the beginning is compared, by a checksum.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memo.artifacts.checksum import checksum
+from memo.config.identity import Fact
+from memo.data.hashing import permutation
+from memo.data.sample import Sample, cut_sample
+from memo.errors import ConfigError, DataError
+
+_NOT_LEARNED = -100
+"""The label of torch's losses for what does not count."""
+_STREAM = 2
+_MOST_IDS = 4096
+"""Single ids that are gathered before they are looked at."""
+_KEPT_SAMPLES = 64
+"""Of those asked for last, which the planning of memory asks for twice."""
+
+_Document = tuple[NDArray[np.int64], NDArray[np.float32], bool]
+"""Ids [n], the mask of what is learned of them [n], and whether the document ends with them."""
+
+
+class TokenStream:
+    """Endless samples; sample i is the i-th window of the stream.
+
+    Without `packing` a sample is one text from 0 to s. Memory: a window, and the samples asked for last.
+    """
+
+    def __init__(self, source: Any, seq_length: int, seed: int, packing: bool = True, name: str = "train_data") -> None:
+        """Reads the first sample. Raises DataError for items that are no token ids, ConfigError for too few of them."""
+        self.seq_length, self.seed, self.packing = seq_length, seed, packing
+        self._source, self._name, self._kind = source, name, type(source).__name__
+        self._has_numbers = has_numbers(source)
+        self._is_read_once = not self._has_numbers and iter(source) is source
+        self._kept: dict[int, Sample] = {}
+        self._restart()
+        self._first = self.sample(0)
+
+    def sample(self, index: int) -> Sample:
+        """Sample `index`. Raises IndexError below 0, DataError for bad items and for an iterator that has ended."""
+        if index < 0:
+            raise IndexError(f"sample index {index} is negative")
+        if index == 0 and hasattr(self, "_first"):
+            return self._first
+        if index in self._kept:
+            return self._kept[index]
+        if index < self._next:
+            if self._is_read_once:
+                raise DataError(
+                    f"{self._name} is a {self._kind}, which can be read but once, and sample {index} was read before: "
+                    "give something that can be iterated again, such as a list or a Dataset"
+                )
+            self._restart()
+        while True:
+            window, ends, learned = next(self._windows)
+            self._next += 1
+            if self._next > index:
+                break
+        sample = cut_sample(window, ends if self.packing else ends[:0])
+        sample.loss_mask[:] *= learned[1:]
+        while len(self._kept) >= _KEPT_SAMPLES:
+            del self._kept[next(iter(self._kept))]
+        self._kept[index] = sample
+        return sample
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Counted by reading a whole epoch. Raises AttributeError for what is not known to end."""
+        if not self._has_numbers:
+            raise AttributeError(f"{self._kind} has no length")
+        num_tokens = sum(len(ids) for ids, _, _ in self._documents(0))
+        return (num_tokens - 1) // self.seq_length
+
+    def where(self, index: int, offset: int) -> str:
+        """Of token `offset` of the window of sample `index`."""
+        return f"{self._name} ({self._kind}), token {index * self.seq_length + offset} of those it hands out"
+
+    def identity(self) -> dict[str, Fact]:
+        """What decides its samples, as far as the first of them tells."""
+        digest = checksum()
+        digest.update(self._first.tokens.astype("<i8").tobytes())
+        digest.update(self._first.loss_mask.astype("<f4").tobytes())
+        return {"data_path": f"a stream that begins with {digest.hexdigest()}", "packing": self.packing}
+
+    def describe(self) -> str:
+        """For people to read."""
+        order = "shuffled each epoch" if self._has_numbers else "in the order of its own"
+        return f"documents of token ids from a {self._kind}, {order}"
+
+    def _restart(self) -> None:
+        self._windows, self._next = self._cut(), 0
+
+    def _cut(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]]:
+        """Window [s + 1], the ends of documents in it, and the mask of its tokens; epoch after epoch."""
+        epoch, size = 0, self.seq_length
+        while True:
+            parts: list[_Document] = []
+            num_tokens = num_windows = 0
+            for document in self._documents(epoch):
+                parts.append(document)
+                num_tokens += len(document[0])
+                if num_tokens <= size:
+                    continue
+                ids, learned, ends = _joined(parts)
+                first = 0
+                while num_tokens - first > size:
+                    inside = ends[(ends > first) & (ends <= first + size)] - first
+                    yield ids[first : first + size + 1], inside, learned[first : first + size + 1]
+                    num_windows += 1
+                    first += size
+                parts = _rest(ids, learned, ends, first)
+                num_tokens -= first
+            if not num_windows:
+                raise ConfigError(
+                    f"{self._name} is a {self._kind} of {num_tokens} tokens, but --seq-length {size} needs at least "
+                    f"{size + 1}: give more of them or a shorter length"
+                )
+            if self._is_read_once:
+                raise DataError(
+                    f"{self._name} is a {self._kind} that has ended after {num_windows} samples of {size} tokens: give "
+                    "fewer --train-iters, or something that can be iterated again, such as a list or a Dataset"
+                )
+            epoch += 1
+
+    def _documents(self, epoch: int) -> Iterator[_Document]:
+        """The documents of one epoch; such as hold nothing are left out."""
+        single: list[int] = []
+        for number, item in enumerate(self._items(epoch)):
+            if isinstance(item, int | np.integer) and not isinstance(item, bool):
+                single.append(int(item))
+                if len(single) == _MOST_IDS:
+                    yield _of_ids(np.array(single), ends=False)
+                    single = []
+                continue
+            for document in _documents_of(item, f"{self._name} ({self._kind}), item {number}"):
+                if len(document[0]):
+                    yield document
+        if single:
+            yield _of_ids(np.array(single), ends=True)
+
+    def _items(self, epoch: int) -> Iterator[Any]:
+        if not self._has_numbers:
+            return iter(self._source)
+        order = permutation((self.seed, epoch, _STREAM), len(self._source))
+        return (self._source[int(number)] for number in order)
+
+
+def has_numbers(source: Any) -> bool:
+    """Whether items are asked for by number; torch's IterableDataset inherits a way to, which raises."""
+    is_iterable_dataset = any(kind.__name__ == "IterableDataset" for kind in type(source).__mro__)
+    return hasattr(source, "__getitem__") and hasattr(source, "__len__") and not is_iterable_dataset
+
+
+def is_stream(source: Any) -> bool:
+    """Whether an object may be the source of a TokenStream."""
+    return not isinstance(source, str | bytes | Mapping) and (has_numbers(source) or hasattr(source, "__iter__"))
+
+
+def _of_ids(ids: NDArray[np.integer], ends: bool) -> _Document:
+    return ids.astype(np.int64), np.ones(len(ids), dtype=np.float32), ends
+
+
+def _documents_of(item: Any, where: str) -> Iterator[_Document]:
+    fields = item if isinstance(item, Mapping) else {"input_ids": item}
+    if "input_ids" not in fields:
+        names = ", ".join(map(str, fields))
+        raise DataError(f"{where} has the fields {names}, but not input_ids: hand out token ids, not texts")
+    ids = _rows(fields["input_ids"], f"{where}: input_ids")
+    present = [_rows(fields[name], f"{where}: {name}") if fields.get(name) is not None else None for name in _MASKS]
+    for name, rows in zip(_MASKS, present, strict=True):
+        if rows is not None and rows.shape != ids.shape:
+            raise DataError(f"{where}: {name} has the shape {rows.shape}, but input_ids {ids.shape}: make them equal")
+    attention, labels = present
+    for row in range(len(ids)):
+        kept = slice(None) if attention is None else attention[row] != 0
+        of_row = ids[row][kept]
+        document, learned, ends = _of_ids(of_row, ends=True)
+        if labels is not None:
+            own = labels[row][kept]
+            learned[own == _NOT_LEARNED] = 0.0
+            if not np.array_equal(own[own != _NOT_LEARNED], of_row[own != _NOT_LEARNED]):
+                raise DataError(
+                    f"{where}: labels differ from input_ids: give the ids themselves, unshifted, or {_NOT_LEARNED} for "
+                    "what is not learned"
+                )
+        yield document, learned, ends
+
+
+_MASKS = ("attention_mask", "labels")
+
+
+def _rows(value: Any, where: str) -> NDArray[np.integer]:
+    """[documents, tokens]."""
+    try:
+        found = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:  # of lists of several lengths, or of a GPU's tensor
+        raise DataError(f"{where} cannot be read as an array ({error}): hand out token ids on the CPU") from None
+    if not found.size and found.ndim in (1, 2):
+        return np.empty((1, 0), dtype=np.int64)
+    if found.ndim not in (1, 2) or not np.issubdtype(found.dtype, np.integer):
+        raise DataError(
+            f"{where} has the shape {found.shape} and dtype {found.dtype}: hand out whole numbers, token ids of one "
+            "document or a batch of them; texts become ids with `memo data build`"
+        )
+    return found.reshape(-1, found.shape[-1])
+
+
+def _joined(parts: list[_Document]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Ids and masks end to end, and where documents end."""
+    lengths = np.cumsum([len(ids) for ids, _, _ in parts])
+    ends = lengths[[is_end for _, _, is_end in parts]]
+    return np.concatenate([ids for ids, _, _ in parts]), np.concatenate([mask for _, mask, _ in parts]), ends
+
+
+def _rest(ids: NDArray[np.int64], learned: NDArray[np.float32], ends: NDArray[np.int64], first: int) -> list[_Document]:
+    """The documents from token `first` on."""
+    bounds = [first, *ends[ends > first].tolist()]
+    parts = [(ids[a:b], learned[a:b], True) for a, b in pairwise(bounds)]
+    return [*parts, (ids[bounds[-1] :], learned[bounds[-1] :], False)] if bounds[-1] < len(ids) else parts

@@ -1,0 +1,83 @@
+"""Training on what hands out token ids: any layout reads the same, and a run goes on to the last bit or is refused."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from checkpoints import assert_equal_bits
+from layouts import tiny
+from ranks import run_ranks
+
+import memo
+from memo.checkpoint import latest_checkpoint
+from memo.errors import CheckpointError, ConfigError
+
+STEPS = 2
+
+
+def documents(shift: int = 0) -> Iterator[np.ndarray]:
+    for number in range(60):
+        yield (np.arange(20 + number % 13) * 7 + number + shift) % 60
+
+
+class Iterated(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return documents()
+
+
+def make(kind: str) -> Any:
+    return {"list": list, "generator": iter}[kind](documents()) if kind != "IterableDataset" else Iterated()
+
+
+def trainer(data: Any, **overrides: Any) -> memo.Trainer:
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    values = {"peak_tflops": 1.0, "num_threads": 1, "progress": False, "lr_decay_iters": 2 * STEPS}
+    config = tiny("llama-tiny", "fp32", mock_data=False, **values)
+    return memo.Trainer(config=config, train_data=data, **overrides)
+
+
+def _whole_and_in_two(folder: Path, kind: str) -> None:
+    for name, steps in (("whole", 2 * STEPS), ("parts", STEPS), ("parts", 2 * STEPS)):
+        save = str(folder / name)
+        with trainer(make(kind), save=save, load=save, train_iters=steps) as made:
+            made.train()
+
+
+@pytest.mark.parametrize("kind", ["list", "IterableDataset", "generator"])
+def test_a_run_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+    """What came before is read again and skipped; another source is refused by how it begins."""
+    run_ranks(2, _whole_and_in_two, tmp_path, kind)
+    assert_equal_bits(latest_checkpoint(tmp_path / "parts"), latest_checkpoint(tmp_path / "whole"))
+    run_ranks(1, _another_is_refused, tmp_path)
+
+
+def _another_is_refused(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"its run was another: data_path a stream that begins with"):
+        trainer(list(documents(shift=1)), load=str(folder / "parts"), global_batch_size=4)
+
+
+def test_evaluations_read_it_from_the_beginning() -> None:
+    run_ranks(1, _evaluates)
+
+
+def _evaluates() -> None:
+    with trainer(
+        make("list"), eval_data={"a": Iterated(), "b": list(documents(3))}, train_iters=1, eval_iters=2
+    ) as made:
+        first = made.evaluate(name="a")
+        made.step()
+        assert made.evaluate(name="a") != first
+        assert made.evaluate(name="a") == made.evaluate(name="a") != made.evaluate(name="b")
+
+
+def test_what_is_no_data() -> None:
+    with pytest.raises(ConfigError, match=r"train_data is a int: give the prefix of a corpus, a list of weights"):
+        trainer(5)
+    with pytest.raises(ConfigError, match=r"--seq-length is 0"):
+        trainer(make("list"), seq_length=0)
