@@ -14,9 +14,9 @@ SWEPT: dict[str, Any] = {"offload_granularity": "tile", "offload_slot_tiles": 1,
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     (PARALLEL, 1, {}),
     (PARALLEL, 1, {"offload_alpha": 0.5}),
-    (PARALLEL, 2, {"tp": 2}),
 ]
 MORE: list[tuple[str, int, dict[str, Any]]] = [
+    (PARALLEL, 2, {"tp": 2}),
     (SANDWICH, 1, {}),
     (PARALLEL, 1, {"params_dtype": "bf16"}),
     (PARALLEL, 1, {"recompute_granularity": "full"}),

@@ -28,18 +28,18 @@ LAYOUTS: list[tuple[str, int, dict[str, object]]] = [
     (PARALLEL, 2, {"tp": 2}),
     (PARALLEL, 2, {"pp": 2}),
     (PARALLEL, 2, {"cp": 2}),
-    (SANDWICH, 2, {"tp": 2}),
-    (PARALLEL, 2, {"offload_states": "optimizer"}),
 ]
 MORE_LAYOUTS: list[tuple[str, int, dict[str, object]]] = [
+    (SANDWICH, 2, {"tp": 2}),
+    (PARALLEL, 2, {"offload_states": "optimizer"}),
     (SANDWICH, 4, {"tp": 2, "cp": 2}),
-    (PARALLEL, 4, {"data_parallel_sharding_strategy": "optim_grads_params"}),
+    (PARALLEL, 2, {"data_parallel_sharding_strategy": "optim_grads_params"}),
     (PARALLEL, 8, {"tp": 2, "cp": 2, "pp": 2}),
 ]
 
 
 def config_of(layer: str, **values: object) -> RunConfig:
-    return tiny("llama-tiny", custom_layer=layer, **{"num_layers": 4, "global_batch_size": 4, **values})
+    return tiny("llama-tiny", custom_layer=layer, **{"global_batch_size": 2, **values})
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from custom_layers import PARALLEL
 from disk_runs import shared
 
 import memo
@@ -298,6 +299,10 @@ FLOWS: dict[str, Flow] = {
     "alpha 1/2, profiled": Flow("tiles", {"offload_alpha": 0.5}, profiled),
     "two tiles": Flow("two tiles", {"offload_alpha": 0.5, "offload_tiles": 2}),
     "two tiles, alpha 1": Flow("two tiles", {"offload_alpha": 1.0, "offload_tiles": 2}),
+    "custom layer": Flow("custom layer", {"custom_layer": PARALLEL, "offload_alpha": 0.0}),
+    "custom layer, alpha 1/2, states": Flow(
+        "custom layer", {"custom_layer": PARALLEL, "offload_alpha": 0.5, "offload_states": "all"}
+    ),
     "swept": Flow("swept", {**SWEPT, "offload_alpha": 0.0}),
     "swept, alpha 1/2": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "offload_slot_tiles": 2}),
     "swept, attention again": Flow("swept", {**SWEPT, "offload_alpha": 0.5, "recompute_attention_layers": 2}),

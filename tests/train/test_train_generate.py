@@ -20,7 +20,7 @@ SIZES |= {"params_dtype": "fp64", "vocab_size": 16, "train_iters": 60, "num_quer
 SWEPT: dict[str, Any] = {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile"}
 LAYOUTS: list[Any] = [
     (2, {"tp": 2}),
-    (2, {"pp": 2}),
+    pytest.param(2, {"pp": 2}, marks=pytest.mark.full),
     pytest.param(1, SWEPT, marks=pytest.mark.full),
     pytest.param(2, {"tp": 2, "offload_alpha": 0.5, "offload_tiles": 4}, marks=pytest.mark.full),
     pytest.param(2, {"cp": 2}, marks=pytest.mark.full),

@@ -55,3 +55,8 @@ def test_every_public_name_is_used_in_an_example() -> None:
 def test_a_name_that_memo_does_not_have_is_refused() -> None:
     with pytest.raises(AttributeError, match="trainer"):
         memo.trainer  # noqa: B018
+
+
+def test_dir_shows_the_api_and_nothing_else() -> None:
+    assert dir(memo) == sorted(memo.__all__)
+    assert all(getattr(memo, name) is not None for name in dir(memo))
