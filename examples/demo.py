@@ -1,7 +1,7 @@
 """`make demo`: from nothing to a loss curve on this machine, in a few minutes.
 
 Builds a corpus from the Python standard library's sources, trains a small Llama on its bytes with the
-same trainer that runs on GPUs, and leaves a checkpoint and a log in runs/demo.
+same trainer that runs on GPUs, and leaves a checkpoint, a log and a Hugging Face model in runs/demo.
 """
 
 import json
@@ -11,11 +11,20 @@ import time
 from pathlib import Path
 
 from memo import Trainer
+from memo.checkpoint.hugging_face import export_checkpoint
 from memo.data import build_demo
+from memo.data.chat_template import TEMPLATE_FILE
 
 RUN = Path("runs/demo")
-CORPUS = RUN / "corpus"
+CORPUS, CHECKPOINTS, MODEL = RUN / "corpus", RUN / "checkpoints", RUN / "model"
+TEMPLATE = Path(__file__).with_name("plain_chat.jinja")
 STEPS = 400
+NEXT = f"""
+next, with conversations of your own (a line each: {{"prompt": "...", "completion": "..."}}):
+  . .venv/bin/activate
+  python examples/finetune.py --model {MODEL} --train-data chats.jsonl --num-epochs 3 --lr 1e-3 --save runs/mine
+on GPUs: which layout, how fast, what binds
+  memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 512K --gbs 16"""
 
 
 def main() -> None:
@@ -34,13 +43,17 @@ def main() -> None:
         min_lr=3e-4,
         log_interval=20,
         log_jsonl=str(RUN / "log.jsonl"),
-        save=str(RUN / "checkpoints"),
+        save=str(CHECKPOINTS),
     ) as trainer:
         trainer.print_header()
         start_s = time.perf_counter()
         trainer.train()
         trained_s = time.perf_counter() - start_s
         report(trained_s, trainer.evaluate(4))
+    export_checkpoint(CHECKPOINTS, MODEL)
+    shutil.copyfile(TEMPLATE, MODEL / TEMPLATE_FILE)
+    print(f"log: {RUN / 'log.jsonl'}\ncheckpoint: {CHECKPOINTS}\nHugging Face model: {MODEL}")
+    print(NEXT)
 
 
 def report(trained_s: float, eval_loss: float) -> None:
@@ -55,7 +68,6 @@ def report(trained_s: float, eval_loss: float) -> None:
     )
     last = records[-1]
     print(f"TGS {last['tgs']:.0f} tokens/s a device, MFU {last['mfu_percent']:.1f} %")
-    print(f"log: {RUN / 'log.jsonl'}\ncheckpoint: {RUN / 'checkpoints'}")
 
 
 def curve(values: list[float], width: int = 60, height: int = 10) -> str:
