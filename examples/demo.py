@@ -18,13 +18,17 @@ from memo.data.chat_template import TEMPLATE_FILE
 RUN = Path("runs/demo")
 CORPUS, CHECKPOINTS, MODEL = RUN / "corpus", RUN / "checkpoints", RUN / "model"
 TEMPLATE = Path(__file__).with_name("plain_chat.jinja")
-STEPS = 400
+STEPS = 160
 NEXT = f"""
-next, with conversations of your own (a line each: {{"prompt": "...", "completion": "..."}}):
-  . .venv/bin/activate
-  python examples/finetune.py --model {MODEL} --train-data chats.jsonl --num-epochs 3 --lr 1e-3 --save runs/mine
+next, with conversations of your own, a line each such as {{"prompt": "2 + 2 =", "completion": "4"}}:
+
+. .venv/bin/activate
+python examples/finetune.py --model {MODEL} --train-data chats.jsonl --save runs/mine \\
+    --seq-len 512 --gbs 2 --train-iters 60 --lr 1e-3
+
 on GPUs: which layout, how fast, what binds
-  memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 512K --gbs 16"""
+
+memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 512K --gbs 16"""
 
 
 def main() -> None:
@@ -35,13 +39,13 @@ def main() -> None:
         "llama-tiny",
         train_data=CORPUS,
         eval_data=f"{CORPUS}-eval",
-        seq_length=1024,
+        seq_length=512,
         micro_batch_size=2,
         train_iters=STEPS,
         lr=3e-3,
         lr_warmup_iters=20,
         min_lr=3e-4,
-        log_interval=20,
+        log_interval=40,
         log_jsonl=str(RUN / "log.jsonl"),
         save=str(CHECKPOINTS),
     ) as trainer:
@@ -49,6 +53,8 @@ def main() -> None:
         start_s = time.perf_counter()
         trainer.train()
         trained_s = time.perf_counter() - start_s
+        if trainer.was_stopped:  # by a signal: whoever sent it waits
+            return
         report(trained_s, trainer.evaluate(4))
     export_checkpoint(CHECKPOINTS, MODEL)
     shutil.copyfile(TEMPLATE, MODEL / TEMPLATE_FILE)
