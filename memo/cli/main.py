@@ -15,6 +15,7 @@ COMMANDS = (
     Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
     Command("profile", "measure one layer and the link, and print the plan for a run", "memo.cli.profile"),
     Command("evaluate", "loss by position of a model, and what it finds again", "memo.cli.evaluate"),
+    Command("generate", "what a model writes after a prompt", "memo.cli.generate"),
     Command("estimate", "memory of a model on a layout, and whether it fits", "memo.cli.estimate"),
     Command("plan", "the fastest layout that fits, for a model on so many GPUs", "memo.cli.plan"),
     Command("hardware", "the machines that plans know by name, and how to describe another", "memo.cli.hardware"),

@@ -1,12 +1,13 @@
 """What a model can be asked between two training steps: its losses, what it finds again, what it writes."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from memo.config import RunConfig
-from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset
+from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer, load_tokenizer
 from memo.errors import ConfigError
 from memo.train.build import ParallelModel
 from memo.train.data_sources import evaluation_set, open_dataset
@@ -87,7 +88,7 @@ class Questions:
                 f"generate() got {len(prompts)} prompts, but --global-batch-size is {self.global_batch_size}: give 1 "
                 f"to {self.global_batch_size} at a time"
             )
-        config, tokenizer = self.config, self._prepared.tokenizer
+        config, tokenizer = self.config, self._tokenizer()
         rows = [encode(each, tokenizer, config.model.vocabulary) for each in prompts]
         end = None if tokenizer is None else tokenizer.eod
         found = continuations(
@@ -95,6 +96,13 @@ class Questions:
         )
         texts = [decode(ids, tokenizer) if isinstance(p, str) else ids for p, ids in zip(prompts, found, strict=True)]
         return texts[0] if alone else texts
+
+    def _tokenizer(self) -> Tokenizer | None:
+        """The run's, or that of the model whose weights it began with."""
+        pretrained, own = self.config.checkpoint.pretrained_checkpoint, self._prepared.tokenizer
+        if own is None and pretrained is not None and os.path.exists(f"{pretrained}/tokenizer.json"):
+            return load_tokenizer(pretrained)
+        return own
 
     def _feed(self, dataset: SampleDataset, tiles: int) -> Feed:
         sampler = GlobalBatchSampler(self.global_batch_size, self.config.training.seed)

@@ -17,6 +17,7 @@ from memo.cli import (
     estimate,
     evaluate,
     export,
+    generate,
     hardware,
     import_,
     plan,
@@ -90,13 +91,14 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "read_values", read)
     monkeypatch.setattr(profile, "check_ranks", stop)
     monkeypatch.setattr(evaluate, "check_ranks", stop)
+    monkeypatch.setattr(generate, "check_ranks", stop)
     monkeypatch.setattr(profile, "_trace_on_paper", stop)
     monkeypatch.setattr(rehearse, "checked_run", stop)
 
 
 LINES = [(page, line) for page in PAGES if page != GENERATED for line in commands(page)]
 EXAMPLES = [*flags.EXAMPLES, *data.BUILD_EXAMPLES, *data.CHAT_EXAMPLES]
-for module in (doctor, estimate, evaluate, export, hardware, import_, plan, profile, rehearse, report, solve):
+for module in (doctor, estimate, evaluate, export, generate, hardware, import_, plan, profile, rehearse, report, solve):
     EXAMPLES += module.EXAMPLES
 LINES += [(Path("help"), line) for line in EXAMPLES]
 

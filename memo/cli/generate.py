@@ -1,0 +1,76 @@
+"""`memo generate`: what a model writes after a prompt."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memo.config import RunConfig
+from memo.config.checks import check_ranges
+from memo.config.evaluation import for_evaluation
+from memo.config.flags import parse_command
+from memo.config.launching import check_ranks, wanted_ranks
+from memo.config.require import require
+from memo.errors import is_reporting_rank
+
+ABOUT = (
+    "What --model DIR, or the newest checkpoint in --load DIR, writes after --prompt: to see what was learnt. Slow, as "
+    "each token is a forward over all --seq-length tokens. Takes every flag of `memo train`, also under torchrun."
+)
+
+EXAMPLES = (
+    'memo generate --config runs/a/config.toml --load runs/a --prompt "def main("',
+    'memo generate --model Llama-3.1-8B --seq-len 2K --prompt "The capital of France" --temperature 0.8 --top-p 0.95',
+)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What is written, and how."""
+
+    prompt: tuple[str, ...] = ()
+    """Texts that are continued, one after the other."""
+    max_new_tokens: int = 64
+    """Tokens after each prompt; fewer where the model ends the document."""
+    temperature: float = 0.0
+    """0: always the likeliest token; otherwise tokens are drawn, of logits that are divided by it."""
+    top_k: int = 0
+    """Draw of so many likeliest tokens alone; 0: of all."""
+    top_p: float = 1.0
+    """Draw of the fewest likeliest tokens whose probabilities sum to this."""
+    draw_seed: int = 0
+    """Seed of the draws."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
+    config, options = parse_command(
+        argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
+    )
+    check_ranges(config)
+    config = _without_data(for_evaluation(config, wanted_ranks(config)))
+    _check(config, options)
+    check_ranks(config, "memo generate", argv)
+    from memo.train.generate import Sampling
+    from memo.train.trainer import Trainer
+
+    sampling = Sampling(
+        options.max_new_tokens, options.temperature, options.top_k, options.top_p, seed=options.draw_seed
+    )
+    sampling.check()
+    with Trainer(config=config) as trainer:
+        for text in options.prompt:
+            trainer.print(text + trainer.generate(text, **dataclasses.asdict(sampling)))
+
+
+def _without_data(config: RunConfig) -> RunConfig:
+    """Only a corpus's tokenizer is read; without a corpus, mock data stand for it."""
+    return config if config.data.data_path is not None else config.override({"mock_data": True})
+
+
+def _check(config: RunConfig, options: _Options) -> None:
+    require(
+        config.checkpoint.load or config.checkpoint.pretrained_checkpoint,
+        "there are no weights to write with: give --model DIR, a Hugging Face directory, or --load DIR, a checkpoint "
+        "of memo (with --config DIR/config.toml, or the flags of its model)",
+    )
+    require(bool(options.prompt), '--prompt is not given: give a text to continue, such as --prompt "Once upon a time"')

@@ -1,0 +1,67 @@
+"""`memo generate`: a run that has learnt an alphabet by heart, its export, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memo import Trainer
+from memo.checkpoint.hugging_face import export_checkpoint
+from memo.cli.main import main
+from memo.data import build_corpus
+
+ALPHABET = "abcdefgh. "
+SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48, "seq_length": 64, "lr": 2e-2}
+SIZES |= {"global_batch_size": 2, "train_iters": 40, "num_threads": 1, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DIR/run has learnt an alphabet; DIR/model is the same for Hugging Face."""
+    folder = tmp_path_factory.mktemp("generate")
+    (folder / "text.txt").write_text(ALPHABET * 100)
+    build_corpus([folder / "text.txt"], folder / "corpus")
+    with Trainer("llama-tiny", save=str(folder / "run"), train_data=folder / "corpus", **SIZES) as trainer:
+        assert trainer.train().lm_loss < 0.5
+    return folder
+
+
+def written(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["generate", *argv, "--num-threads", "1", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("loaded checkpoint"))
+
+
+def test_a_run_writes_what_it_has_learnt(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--config", f"{run}/run/config.toml", "--load", f"{run}/run", "--prompt", "c", "abcd")
+    assert written(capsys, *flags, "--max-new-tokens", "5") == "cdefgh\nabcdefgh.\n"
+    drawn = written(capsys, *flags, "--max-new-tokens", "5", "--temperature", "50", "--draw-seed", "3")
+    assert drawn != "cdefgh\nabcdefgh.\n"
+    assert written(capsys, *flags, "--max-new-tokens", "5", "--temperature", "50", "--draw-seed", "3") == drawn
+
+
+def test_an_exported_model_writes_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    export_checkpoint(run / "run", run / "model")
+    flags = ("--model", f"{run}/model", "--seq-len", "64", "--prompt", "c", "--max-new-tokens", "4")
+    assert written(capsys, *flags) == written(capsys, *flags, "--tokenizer", "byte") == "cdefg\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--model", "llama-tiny", "--prompt", "a"], "there are no weights to write with: give --model DIR"),
+        (["--load", "RUN"], "--prompt is not given: give a text"),
+        (["--load", "RUN", "--prompt", "a", "--top-p", "2"], "top_p = 2.0: give a share"),
+    ],
+)
+def test_what_is_refused(run: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    words = [f"{run}/run" if word == "RUN" else word for word in argv]
+    config = ["--config", f"{run}/run/config.toml"] if "RUN" in argv else []
+    assert message in refusal(capsys, *config, *words)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as refused:
+        main(["generate", *argv])
+    assert refused.value.code == 2
+    return capsys.readouterr().err
