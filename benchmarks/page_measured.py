@@ -228,6 +228,19 @@ ON_CPU = [
         },
     ),
     Table(
+        "ingestion",
+        "Texts to tokens",
+        {
+            "way": text("way"),
+            "MiB of texts": number("text_mib", ".0f"),
+            "cores": text("cores"),
+            "s": number("seconds", ".1f"),
+            "MiB a second": number("mib_per_s", ".2f"),
+            "speed over `tokenizers` alone": number("ratio", ".2f"),
+            "load by others": number("load", ".1f"),
+        },
+    ),
+    Table(
         "checkpoint_checksums",
         "What checksums cost a checkpoint",
         {

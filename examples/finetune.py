@@ -21,9 +21,10 @@ from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command
 from memo.config.launching import require_started
 from memo.config.parallel import ParallelConfig
-from memo.data import build_chat
+from memo.data import Reading, build_chat
 from memo.data.chat import TEMPLATE_SUFFIX
 from memo.data.chat_template import TEMPLATE_FILE
+from memo.data.conversations import ChatForm
 from memo.errors import ConfigError, exit_on_error, is_first_of_node, is_reporting_rank
 from memo.mesh import init_distributed
 from memo.train.ending import shutdown
@@ -44,7 +45,10 @@ class Options:
     """Of fine-tuning, beside those of a run."""
 
     train_data: str | None = None
-    """File or directory of conversations (.jsonl); default: what `memo data chat` wrote at data-path, with a split."""
+    """File or directory of conversations, as `memo data chat` reads them; default: what it wrote at data-path, with a
+    split."""
+    chat_form: ChatForm | None = None
+    """Form of all records of train-data, where their fields tell two: messages, conversations, instruction, prompt."""
     eval_fraction: float = 0.05
     """Share of the conversations of train-data that is held out."""
     chat_template: str | None = None
@@ -107,7 +111,15 @@ def build_corpus(config: RunConfig, options: Options, model: str, save: str) -> 
     prefix, tokenizer = f"{save}/data/chat", config.data.tokenizer or model
     if world.rank == 0:
         template, split = options.chat_template, options.eval_fraction
-        build_chat([options.train_data], prefix, tokenizer=tokenizer, chat_template=template, split_eval=split)
+        build_chat(
+            [options.train_data],
+            prefix,
+            tokenizer=tokenizer,
+            chat_template=template,
+            chat_form=options.chat_form,
+            split_eval=split,
+            reading=Reading(progress=config.logging.progress),
+        )
     if world.size > 1:
         dist.barrier()
         shutdown()

@@ -15,6 +15,7 @@ import memo
 from memo.checkpoint import latest_checkpoint
 from memo.data import IndexedDatasetWriter, build_corpus, train_bpe
 from memo.errors import CheckpointError, ConfigError
+from memo.train.same_flags import _fields
 
 STEPS = 3
 
@@ -87,3 +88,11 @@ def test_words_are_refused_before_anything_starts(folder: Path) -> None:
         trainer([0.7, folder / "a", 0.3])
     with pytest.raises(ConfigError, match=r"--data-path gives .* the weight -1"):
         trainer([-1, folder / "a", 1, folder / "b"])
+
+
+def test_ranks_may_have_copies_elsewhere_but_not_other_weights() -> None:
+    def flags(*words: str) -> dict[str, object]:
+        return _fields(tiny(data_path=list(words), mock_data=False))
+
+    assert flags("0.7", "/a/x", "0.3", "/a/y") == flags("0.7", "/b/x", "0.3", "/b/y")
+    assert flags("0.7", "/a/x", "0.3", "/a/y") != flags("0.6", "/a/x", "0.4", "/a/y")
