@@ -79,6 +79,8 @@ class _Options:
     clip_grad: float = TrainingConfig.clip_grad
     """As of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host memory for
     their norm."""
+    custom_layer: str = ""
+    """As of the run: FILE.py:CLASS of a layer of your own in the place of the model's (docs/custom_model.md)."""
     objective: Objective = "tgs"
     """tgs: tokens per GPU and second; max-seq-len: the longest sequence that fits, then tgs; max-model-size: the
     largest model of --family, or of the shape of --model, then tgs."""
@@ -172,7 +174,7 @@ def main(argv: Sequence[str]) -> None:
 def _asked(options: _Options) -> dict[str, Any]:
     """What is asked of every machine."""
     names = ("seq_len", "host_memory_gib", "place_states", "nvme_gib", "nvme_gb_per_s", "nvme_path", "clip_grad")
-    return {name: getattr(options, name) for name in (*names, "price_per_gpu_hour")}
+    return {name: getattr(options, name) for name in (*names, "price_per_gpu_hour", "custom_layer")}
 
 
 def _compare(model: str, machines: str, options: _Options) -> None:

@@ -38,6 +38,7 @@ def plan(
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
     price_per_gpu_hour: float | None = None,
+    custom_layer: str = "",
     top: int = 10,
 ) -> Plan:
     """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
@@ -58,6 +59,7 @@ def plan(
         nvme_path: their directory in a run that needs them.
         clip_grad: 0: gradients need not wait in host memory for their norm.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
+        custom_layer: FILE.py:CLASS of a layer in the place of the model's (memo.CustomLayer).
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -76,6 +78,7 @@ def plan(
         nvme_path=nvme_path,
         clip_grad=clip_grad,
         price_per_gpu_hour=price_per_gpu_hour,
+        custom_layer=custom_layer,
     )
     return answer(question, objective, top=top, family=family, min_tgs=min_tgs)
 
@@ -111,6 +114,12 @@ def answer(
     """As `plan`, of a question that has been read. `everything`: rank all candidates that fit."""
     if objective not in get_args(Objective):
         raise ConfigError(f"--objective is {objective!r}: use {' or '.join(get_args(Objective))}")
+    layer = question.model.sizes.custom_layer
+    if layer and objective == "max-model-size":
+        raise ConfigError(
+            f"--custom-layer {layer} fights with --objective max-model-size, which scales memo's own layer: ask for "
+            "tgs or max-seq-len"
+        )
     if top < 1:
         raise ConfigError(f"--top is {top}: give 1 or more")
     if min_tgs is not None and objective == "tgs":

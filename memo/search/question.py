@@ -22,7 +22,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.verdict import Capacity
-from memo.spec.shapes import ModelShape, model_config_of
+from memo.spec.shapes import ModelShape, model_config_of, shape_of
 from memo.units import GIB
 
 PlaceStates = Literal["needed", "always", "never"]
@@ -116,7 +116,9 @@ class Question:
         """The same with other sequences. Raises ConfigError where the model has no positions for them."""
         if self.model.sizes.position_embedding_type == "rope":
             return replace(self, seq_len=seq_len)  # nothing of the model depends on the length
-        return replace(self, model=planned_model(self.model.name, seq_len), seq_len=seq_len)
+        return replace(
+            self, model=planned_model(self.model.name, seq_len, self.model.sizes.custom_layer), seq_len=seq_len
+        )
 
 
 def ask(
@@ -134,6 +136,7 @@ def ask(
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
     price_per_gpu_hour: float | None = None,
+    custom_layer: str = "",
 ) -> Question:
     """Read a question; defaults: one sequence for each GPU, the memory, the disks and the price of the hardware.
 
@@ -158,7 +161,7 @@ def ask(
     require_full_nodes("--hardware", gpus, machine)
     machine = with_disks(machine, nvme_gib, nvme_gb_per_s, host_memory_gib)
     question = Question(
-        model=planned_model(model, seq_len),
+        model=planned_model(model, seq_len, custom_layer),
         gpus=gpus,
         seq_len=seq_len,
         global_batch_size=global_batch_size or gpus,
@@ -175,8 +178,22 @@ def ask(
     return question
 
 
-def planned_model(name: str, seq_len: int) -> PlannedModel:
-    """A preset, or a config.json of Hugging Face (a file or its directory). Raises ConfigError."""
+def planned_model(name: str, seq_len: int, custom_layer: str = "") -> PlannedModel:
+    """A preset, or a config.json of Hugging Face (a file or its directory), with `custom_layer` in the place of its
+    layers if one is named. Raises ConfigError."""
+    model = _named_model(name, seq_len)
+    if not custom_layer:
+        return model
+    if model.run is None:
+        raise ConfigError(
+            f"--custom-layer {custom_layer} fights with --model {name}, which memo can only plan for: give a preset, "
+            "or a model that memo trains"
+        )
+    sizes, run = (replace(each, custom_layer=custom_layer) for each in (model.sizes, model.run))
+    return PlannedModel(name, shape_of(sizes, name, seq_len), sizes, run)  # its weights would be of another layer
+
+
+def _named_model(name: str, seq_len: int) -> PlannedModel:
     try:
         shape = model_shape(name, seq_len)
     except ConfigError as error:
