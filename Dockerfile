@@ -21,6 +21,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PATH=/opt/memo/bin:$PATH
 # In a layer of its own: it is the largest by far, and changes least.
+# hadolint ignore=DL3013
 RUN python3 -m venv /opt/memo \
     && pip install --no-cache-dir "setuptools>=77" "${TORCH}"
 
@@ -31,8 +32,8 @@ COPY csrc /src/csrc
 # Without isolation, so that the allocator is built for the torch above.
 RUN pip install --no-cache-dir --no-build-isolation "/src[report,solver,tensorboard]"
 
-RUN useradd --create-home memo \
+RUN useradd --create-home --uid 10001 memo \
     && install --directory --owner memo /work
-USER memo
+USER 10001
 WORKDIR /work
 CMD ["memo", "--help"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from environments import Environment
+from one_cpu import on_one_cpu
 from sources import copy_tracked
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,10 @@ def test_from_nothing_to_a_model_of_ones_own(tmp_path: Path) -> None:
     (copy / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     script = "set -euo pipefail\n" + "\n".join(commands())
     outside = {"PATH": "/usr/local/bin:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
-    done = subprocess.run(["bash", "-c", script], check=False, cwd=copy, env=outside, capture_output=True, text=True)
+    with on_one_cpu():
+        done = subprocess.run(
+            ["bash", "-c", script], check=False, cwd=copy, env=outside, capture_output=True, text=True
+        )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     losses = LOSSES.search(done.stdout)
     assert losses is not None and float(losses[2]) < float(losses[1]) / 2, done.stdout[-4000:]
