@@ -1,5 +1,6 @@
 """Every reader of files that strangers may have written, each with a whole file to damage."""
 
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -207,6 +208,22 @@ def _cases(path: Path) -> None:
     estimate.main(["--cases", str(path), "--out", str(path.parent / "out.csv")])
 
 
+def _texts(path: Path) -> list[str]:
+    return [*read_documents([path], "text")]
+
+
+def _write_table(path: Path) -> None:
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": ["one", "two", "three"], "n": [1, 2, 3]})
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+        return
+    with pyarrow.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
 CASES = "method,model,seq_len,tp,cp,pp,mbs,gpus,hardware,alpha\nmemo,gpt-7b,4096,2,1,1,1,2,a800-80,0.5\n"
 HARDWARE = 'like = "h100-80"\ngpus_per_node = 4\npeak_tflops.bf16 = 989.4\n[efficiency]\nmatmul = 0.6\n'
 TEXTS = '{"text": "one"}\n{"text": "two"}\n'
@@ -216,7 +233,12 @@ PARSERS = {
     "corpus index": Parser("c.idx", _write_corpus, _read_corpus),
     "corpus tokens": Parser("c.bin", _write_corpus, _read_corpus),
     "corpus facts": Parser("c.json", _write_facts, lambda path: load_corpus_tokenizer(path.with_suffix(""))),
-    "documents": Parser("c.jsonl", _write_text(TEXTS), lambda path: [*read_documents([path], "text")]),
+    "documents": Parser("c.jsonl", _write_text(TEXTS), _texts),
+    "documents in a list": Parser("c.json", _write_json([{"text": "one"}, {"text": "two", "n": [1, 2.5]}]), _texts),
+    "documents in CSV": Parser("c.csv", _write_text('id,text\n1,"one, two"\n2,three\n'), _texts),
+    "packed documents": Parser("c.jsonl.gz", lambda path: path.write_bytes(gzip.compress(TEXTS.encode())), _texts),
+    "documents in Parquet": Parser("c.parquet", _write_table, _texts),
+    "documents in Arrow": Parser("c.arrow", _write_table, _texts),
     "conversations": Parser("chats.jsonl", write_chats, lambda path: [*read_conversations([path])]),
     "tokenizer": Parser("tokenizer.json", _write_tokenizer, _read_tokenizer),
     "chat template": Parser("tokenizer_config.json", _write_tokenizer, _read_template),
