@@ -8,8 +8,6 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-import numpy as np
-
 from memo.config.require import require
 
 Part = tuple[float, float]
@@ -36,8 +34,7 @@ def read_split(text: str) -> Split:
     )
     numbers = [float(share) for share in shares] + [0.0] * (3 - len(shares))
     require(numbers[0] > 0, f"--split is {text}, which leaves nothing to train on: give a first number above 0")
-    normal = (np.array(numbers) / np.sum(numbers)).tolist()
-    bounds = list(accumulate(normal, initial=0.0))
+    bounds = list(accumulate((number / sum(numbers) for number in numbers), initial=0.0))
     parts = [(begin, end) if end > begin else None for begin, end in pairwise(bounds)]
     assert parts[0] is not None
     return Split(parts[0], parts[1], parts[2])

@@ -69,8 +69,8 @@ class ModelParts:
 class Heads(nn.Module):
     """From q, k and v side by side to the output of attention: norm of heads, RoPE, causal attention."""
 
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
+    q_norm: Norm | None
+    k_norm: Norm | None
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__()
@@ -78,6 +78,7 @@ class Heads(nn.Module):
         self.head_dim = config.head_dim
         self.heads = [config.num_attention_heads // tp, config.kv_heads // tp, config.kv_heads // tp]
         self.core, self.ops = parts.attention, parts.ops
+        self.q_norm = self.k_norm = None
 
     def attend(self, qkv: Tensor, context: LayerContext) -> Tensor:
         """[s, b, (a + 2k) d] -> [s, b, a d]."""

@@ -83,7 +83,7 @@ def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None
         (["xyz"], "memo: there is no command 'xyz': use one of train, profile, "),
         (["data", "biuld"], "memo data: there is no command 'biuld': did you mean 'memo data build'?"),
         (["data", "build", "one"], "needs two paths or more, but got one"),
-        (["data", "build"], "error: memo data build: IN... OUT is not given: give it (.jsonl files"),
+        (["data", "build"], "error: memo data build: IN... OUT is not given: give it (.jsonl, "),
         (["data", "demo"], "OUT"),
         (["data", "demo", "x", "--tokeniser", "bpe"], "--tokenizer"),
         (["data", "demo", "x", "--vocab-size", "300"], "300"),
