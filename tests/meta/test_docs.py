@@ -133,8 +133,8 @@ def _some_files(folder: Path) -> Path:
     (folder / "run.toml").write_text('train_iters = 100\ndata_path = "data/mine"\n')
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "config.toml").write_text("num_attention_heads = 8\n")
-    for model in ("Llama-3.1-8B", "Llama-3.1-8B-512K"):
-        (folder / model).mkdir()
+    for model in ("Llama-3.1-8B", "Llama-3.1-8B-512K", "runs/mine/hf"):
+        (folder / model).mkdir(parents=True)
         (folder / model / "config.json").write_text(
             '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,'
             ' "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "rms_norm_eps": 1e-5,'
