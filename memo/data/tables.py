@@ -34,9 +34,15 @@ def arrow_rows(path: Path, column: str | None) -> Iterator[Row]:
         reader = ipc.open_file(mapped) if is_file else ipc.open_stream(mapped)
         columns = _columns(path, reader.schema.names, column)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
-        narrow = (batch if columns is None else batch.select(columns) for batch in batches)
+        narrow = (_validated(batch if columns is None else batch.select(columns)) for batch in batches)
         parts = (batch.slice(first, _ROWS) for batch in narrow for first in range(0, batch.num_rows, _ROWS))
         yield from _rows(path, parts, None, mapped)
+
+
+def _validated(batch: Any) -> Any:
+    """A batch whose offsets lie inside of it: Arrow maps files as they are, and a damaged one would end the process."""
+    batch.validate(full=True)
+    return batch
 
 
 @contextlib.contextmanager

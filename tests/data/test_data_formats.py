@@ -270,3 +270,15 @@ def test_reading_a_corpus_of_lines_needs_no_package_of_tables() -> None:
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_damaged_table_of_arrow_is_refused_and_ends_no_process(tmp_path: Path) -> None:
+    """Where its texts begin and end is not believed: pyarrow reads memory outside of the file otherwise."""
+    path = write_table(tmp_path / "a.arrow", ["one", "two", "three"])
+    content = path.read_bytes()
+    offsets = np.array([0, 3, 6, 11], dtype="<i4").tobytes()
+    assert content.count(offsets) == 1
+    for wrong in ([0, 3, 6, 2**30], [0, 2**31 - 1, 6, 11], [0, -5, 6, 11], [9, 3, 6, 11]):
+        path.write_bytes(content.replace(offsets, np.array(wrong, dtype="<i4").tobytes()))
+        with pytest.raises(DataError, match=r"a.arrow: cannot be read \("):
+            list(read_documents([path], "text"))
