@@ -29,7 +29,7 @@ class Progress:
             from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
             from rich.progress import Progress as RichProgress
 
-            columns = (TextColumn(self._what), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+            columns = (TextColumn(self._what), BarColumn(24), DownloadColumn(binary_units=True), TransferSpeedColumn())
             self._bar = RichProgress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(self._what, total=self._total_bytes)
             self._bar.start()
