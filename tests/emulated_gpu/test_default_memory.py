@@ -64,10 +64,8 @@ def line(found: Run) -> list[str]:
 
 def test_without_a_compiler_segments_are_expandable_and_the_run_says_so(tmp_path: Path) -> None:
     found = train(tmp_path, **without_compiler(tmp_path))
-    assert (
-        "\nnot planned, torch's own allocator serves it with expandable_segments: there is no C++ compiler"
-        in found.said
-    )
+    served = "torch's own allocator serves it with expandable_segments: there is no C++ compiler"
+    assert f"\nmemory of a step: not planned, {served}" in found.said
     assert line(found) == [
         "planned memory: none (there is no C++ compiler for the native allocator: install g++ or set CXX)"
     ]
@@ -79,7 +77,7 @@ def test_what_the_user_has_configured_stays(tmp_path: Path, name: str) -> None:
     configured = {name: "max_split_size_mb:512"}
     assert not train(tmp_path, **configured).is_expandable
     found = train(tmp_path, **without_compiler(tmp_path), **configured)
-    assert "\nnot planned, torch's own allocator serves it: there is no C++ compiler" in found.said
+    assert "\nmemory of a step: not planned, torch's own allocator serves it: there is no C++ compiler" in found.said
     assert not found.is_expandable
 
 
