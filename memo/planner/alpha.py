@@ -115,7 +115,7 @@ def _require_memory(problem: SwapProblem) -> None:
     broken, least_bytes = problem.violated(nothing), problem.moved_bytes(nothing)
     if Limit.HOST in broken:
         if problem.disk is not None:
-            raise no_staging(problem.host_bytes - problem.hidden.total_bytes, problem.record_kinds(least_bytes))
+            raise no_staging(problem.host_bytes, problem.hidden.total_bytes, problem.record_kinds(least_bytes))
         *beside, others = problem.record_kinds(least_bytes)
         left_bytes = problem.host_bytes - sum(kind.total_bytes for kind in (*beside, problem.hidden))
         raise _no_host_memory(others.number, others.num_bytes, max(0, left_bytes), problem.sections > 1)
@@ -146,12 +146,15 @@ def _no_host_memory(num_records: int, always_bytes: float, host_bytes: float, sw
     )
 
 
-def no_staging(host_bytes: float, kinds: Sequence[RecordKind]) -> HostMemoryError:
-    """Host memory that does not even hold the buffers through which records go to the disk."""
+def no_staging(host_bytes: float, hidden_bytes: int, kinds: Sequence[RecordKind]) -> HostMemoryError:
+    """Host memory that does not even hold what never goes to a disk, and the buffers through which the rest goes."""
+    hidden = f"the hidden states, {format_bytes(hidden_bytes)}, which never go to a disk, and " if hidden_bytes else ""
+    without = ", leave out --offload-hidden-states," if hidden_bytes else ","
     return HostMemoryError(
-        f"{Limit.HOST}: {format_bytes(host_bytes)} of this rank do not hold the staging buffers, "
+        f"{Limit.HOST}: {format_bytes(host_bytes)} of this rank do not hold {hidden}the staging buffers, "
         f"{format_bytes(least_host_bytes(kinds))}, through which records go to --offload-nvme-path: raise "
-        "--offload-host-memory-gib, or have smaller records with --offload-granularity tile and more --offload-tiles"
+        f"--offload-host-memory-gib{without} or have smaller records with --offload-granularity tile and more "
+        "--offload-tiles"
     )
 
 

@@ -200,10 +200,9 @@ def _disk_plans(config: RunConfig, chosen: ChosenSwap, layout: SlotLayout, host:
         RecordKind(slots, layout.moved_bytes),
     ]
     stays = 0 if hidden_plan is None else hidden_plan.num_records * layout.places["input"].num_bytes
-    left_bytes = host.left_bytes - stays
-    split = split_records(kinds, left_bytes)
+    split = split_records(kinds, host.left_bytes - stays)
     if split is None:
-        raise no_staging(left_bytes, kinds)
+        raise no_staging(host.left_bytes, stays, kinds)
     found: list[DiskPlan | None] = []
     for plan, kind, count in zip(plans, kinds, split.on_disk, strict=True):
         found.append(disk_plan(plan, count, kind.buffers_of(count), kind.parts) if plan is not None and count else None)

@@ -92,6 +92,15 @@ def test_host_memory_that_does_not_hold_the_staging_buffers_is_refused(tmp_path:
     assert "do not hold the staging buffers" in message and "--offload-granularity tile" in message
 
 
+def test_host_memory_that_does_not_hold_the_hidden_states_is_refused_with_both_figures(tmp_path: Path) -> None:
+    """They never go to a disk; what is named is what the user has given, not what is left of it (which is below 0)."""
+    limits = {"offload_host_memory_gib": 0.01 / 1024, "offload_hidden_states": True}
+    message = run_ranks(1, refused, HostMemoryError, **TILES, **limits, offload_nvme_path=str(tmp_path))[0]
+    assert "10.24 KiB of this rank do not hold the hidden states, 30.00 KiB, which never go to a disk" in message
+    assert "and the staging buffers, 48.00 KiB, through which" in message
+    assert "leave out --offload-hidden-states" in message
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
