@@ -30,9 +30,11 @@ class Efficiency:
         network: share of the network between nodes that collectives reach.
         host_memory: share of the host memory's rate that the optimizer reaches on all CPU cores.
         kernel_s: seconds lost around each kernel: launch, first and last wave.
-        collective_s: seconds before the first byte of a collective or a message.
+        collective_s: seconds before the first byte of a collective or a message between two ranks.
         host_core_gb_per_s: host memory traffic of the optimizer on one CPU core, 10^9 bytes a second.
         source: where the numbers come from.
+        hop_s: more of them for each further rank of an all-gather or reduce-scatter, which goes round a ring; 0 where
+            collective_s was fitted to runs of all sizes.
     """
 
     matmul: float
@@ -48,6 +50,7 @@ class Efficiency:
     collective_s: float
     host_core_gb_per_s: float
     source: str
+    hop_s: float = 0.0
 
 
 @dataclass(frozen=True)

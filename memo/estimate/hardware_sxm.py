@@ -53,7 +53,8 @@ BLACKWELL = replace(
     attention_forward=0.5,
     attention_backward=0.33,
     memory=0.69,
-    collective_s=40e-6,
+    collective_s=33e-6,
+    hop_s=8.6e-6,
     source="round figures from the kernels on B200 that SimuMax v1.2 measured (github.com/MooreThreads/SimuMax, commit "
     "4dcaae5, configs/system/b200_bf16_ceperm.json), attention counted as here; no step was fitted; others as on H100",
 )

@@ -115,7 +115,7 @@ def rank_memory(
         state_slots=states.slots + states.staging,
         skeletal=layers.kept,
         rounding_buffers=layers.buffers,
-        transient=_ends_bytes(config) + max(layers.working, loss),
+        transient=ends_bytes(config) + max(layers.working, loss),
         communication=math.ceil(cp_bytes) + _step_bytes(units, placement, sizes),
         context=int(CONTEXT_GIB * GIB) + _holes(states),
         host=layers.host + states.host,
@@ -252,7 +252,7 @@ class _Layers:
 
 def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None) -> _Layers:
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
-    layer, hidden = layer_activation_bytes(config), _hidden_bytes(config)
+    layer, hidden = layer_activation_bytes(config), hidden_bytes(config)
     gathered = 2 * hidden  # a layer's input and its gradient, gathered over tp
     memory, tp = config.memory, config.parallel.tp
     if moved is not None:
@@ -268,7 +268,7 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
     if memory.recompute_granularity == "full":
         return _Layers(passes * hidden // tp, 0, 2 * layer + gathered, 0)
     if memory.recompute_granularity == "selective":
-        lse = _tokens(config) * config.model.num_attention_heads * max(4, _narrow(config)) // tp
+        lse = num_tokens(config) * config.model.num_attention_heads * max(4, _narrow(config)) // tp
         return _Layers(passes * (layer - lse), 0, layer + gathered, 0)
     return _Layers(passes * layer, 0, layer + gathered, 0)
 
@@ -282,12 +282,12 @@ def layer_activation_bytes(config: RunConfig) -> int:
         per_token += narrow * (model.num_attention_heads + model.kv_heads) * model.head_dim
     if model.gated:
         per_token += narrow * model.ffn_size  # silu(gate), beside fc1's output and the product
-    return _tokens(config) * per_token // config.parallel.tp
+    return num_tokens(config) * per_token // config.parallel.tp
 
 
 def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
     """Bytes of the loss; `logit_bytes`: bytes of a logit if all logits exist at once, None if the loss is chunked."""
-    tokens, narrow = _tokens(config), _narrow(config)
+    tokens, narrow = num_tokens(config), _narrow(config)
     if stage != config.parallel.pp - 1:
         return 0
     rows = vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp)
@@ -299,17 +299,17 @@ def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
     return chunk + rows * config.model.hidden_size * (wide + 2 * narrow)
 
 
-def _ends_bytes(config: RunConfig) -> int:
+def ends_bytes(config: RunConfig) -> int:
     """Hidden states before and after the layers, their gradient, and the output of the final norm."""
-    return 4 * _hidden_bytes(config) // config.parallel.tp
+    return 4 * hidden_bytes(config) // config.parallel.tp
 
 
-def _hidden_bytes(config: RunConfig) -> int:
+def hidden_bytes(config: RunConfig) -> int:
     """Hidden states of all tokens of a context-parallel rank."""
-    return _tokens(config) * config.model.hidden_size * _narrow(config)
+    return num_tokens(config) * config.model.hidden_size * _narrow(config)
 
 
-def _tokens(config: RunConfig) -> int:
+def num_tokens(config: RunConfig) -> int:
     return config.data.seq_length * config.training.micro_batch_size // config.parallel.cp
 
 

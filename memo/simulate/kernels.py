@@ -88,8 +88,9 @@ class Kernels:
         """All-gather to, or reduce-scatter from, `num_bytes` on every rank."""
         if group.size == 1:
             return 0.0
-        rate = self._collective_bytes_per_s(group)
-        return num_bytes * (group.size - 1) / group.size / rate + self.hardware.efficiency.collective_s
+        rate, efficiency = self._collective_bytes_per_s(group), self.hardware.efficiency
+        begin_s = efficiency.collective_s + (group.size - 2) * efficiency.hop_s
+        return num_bytes * (group.size - 1) / group.size / rate + begin_s
 
     def all_reduce_s(self, num_bytes: float, group: Group) -> float:
         return 2.0 * self.gather_s(num_bytes, group)

@@ -14,7 +14,7 @@ def test_steps_on_b200() -> None:
     """31 steps of Megatron-LM: the mean, how many within a tenth, and those of 32K tokens and more."""
     rows = [run.row() for run in benchmark.simumax()]
     errors = [abs(row["error"]) for row in rows]
-    assert len(rows) == 31 and sum(errors) / 31 <= 0.085
+    assert len(rows) == 31 and sum(errors) / 31 <= 0.07
     assert sum(error <= 0.10 for error in errors) >= 26
     assert max(abs(row["error"]) for row in rows if row["seq_length"] >= 32768) <= 0.10
     shown = time_error(HARDWARE["b200"], swaps=False)
@@ -23,9 +23,15 @@ def test_steps_on_b200() -> None:
     assert shown.runs == 31 and share <= shown.share < share + 0.02
 
 
-def test_memory_on_b200_is_not_underestimated() -> None:
-    """By the account of Megatron-LM, against what torch had reserved."""
-    errors = [run.row()["memory_error"] for run in benchmark.simumax()]
+def test_memory_on_b200() -> None:
+    """What torch's allocator gave at most, counted for fused kernels, as docs/estimators.md says."""
+    errors = [abs(run.row()["memory_error"]) for run in benchmark.simumax()]
+    assert sum(errors) / len(errors) < 0.009 and max(errors) < 0.03
+
+
+def test_memory_on_b200_is_not_underestimated_by_the_account_that_was_fitted_to_older_runs() -> None:
+    """Against what torch had reserved."""
+    errors = [run.row()["fitted_memory_error"] for run in benchmark.simumax()]
     assert min(errors) >= -0.05 and max(errors) <= 0.20
 
 
