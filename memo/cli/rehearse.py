@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from memo.config.flag import Flag
 from memo.config.flags import parse_command
 from memo.config.require import require, require_count, require_gib
 from memo.emulated_gpu.build import find_torch
@@ -30,7 +32,7 @@ EXAMPLES = ("memo rehearse --gpu h100-80 --gpus 8 --model gpt-7b --seq-len 256K 
 class _Options:
     """Which machine, and what is told of it."""
 
-    gpu: str | None = None
+    gpu: Annotated[str | None, Flag(aliases=("hardware",))] = None
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one."""
     gpus: int | None = None
     """All GPUs of the run."""

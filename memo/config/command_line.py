@@ -123,6 +123,6 @@ def _unknown(line: CommandLine, given: str, value: str) -> str:
         return f"there is no flag {given}: {found.replace('VALUE', value or 'N')}"
     names = [flag[2:] for entry in line.entries if not entry.mark.is_positional for flag in entry.flags]
     names += [f"no-{entry.flag[2:]}" for entry in line.entries if entry.is_switch]
-    near = difflib.get_close_matches(given[2:], names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(given[2:], names, n=1, cutoff=0.6)
     hint = f"did you mean --{near[0]}?" if near else f"see `{line.prog} --help`"
     return f"there is no flag {given}: {hint}"

@@ -19,6 +19,7 @@ from memo.config.memory import OffloadAlpha, RecomputeGranularity
 from memo.config.parallel import AccumulationOrder, CpCommType, DataParallelSharding
 from memo.errors import ConfigError
 from memo.search.question import Question
+from memo.spec.custom_layer import check_split
 from memo.spec.placement import StatePlacement, with_placement
 from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
@@ -159,6 +160,7 @@ def refusal(question: Question, layout: Layout) -> str:
     try:
         check_layout(config, question.gpus)
         check_batch(config, question.gpus)
+        check_split(config.model, layout.tp)
     except ConfigError as error:
         return str(error)
     return ""

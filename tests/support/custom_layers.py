@@ -90,3 +90,15 @@ class PlainLayer(memo.CustomLayer):
 
 
 PLAIN = f"{Path(__file__)}:PlainLayer"
+ADAPTED = f"{Path(__file__)}:AdaptedLayer"
+
+
+class AdaptedLayer(PlainLayer):
+    """With a branch that is only six wide, which 4 ranks cannot divide."""
+
+    def __init__(self, parts: memo.LayerParts) -> None:
+        super().__init__(parts)
+        self.narrow, self.widen = parts.column("narrow", 6), parts.row("widen", 6)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        return super().after_attention(x, attended) + self.widen(self.narrow(self.mlp_norm(x)))
