@@ -113,4 +113,4 @@ def _cpu_name() -> str:
         name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
-    return f"{name}, {cores} threads"
+    return f"{name}, 1 thread" if cores == 1 else f"{name}, {cores} threads"
