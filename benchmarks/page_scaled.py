@@ -28,14 +28,20 @@ def foreseen(name: str, form: str) -> Cell:
     return cell
 
 
+def in_order(lines: list[Row]) -> list[Row]:
+    return sorted(lines, key=lambda row: (-row["hidden_size"], row["length_over_hidden"]))
+
+
 def of_length(lines: list[Row]) -> list[Row]:
-    """Of each length: memo's speed over each other way, and how flat its share of the ideal is."""
-    found = []
-    for over in sorted({row["length_over_hidden"] for row in lines}):
-        step_s = {row["way"]: row["step_s"] for row in lines if row["length_over_hidden"] == over}
-        if "memo" in step_s:
-            found.append({"length_over_hidden": over, **{way: own_s / step_s["memo"] for way, own_s in step_s.items()}})
-    return found
+    """Of each model and length: memo's speed over each other way."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for row in in_order(lines):
+        found.setdefault((row["hidden_size"], row["length_over_hidden"]), {})[row["way"]] = row["step_s"]
+    return [
+        {"hidden_size": hidden, "length_over_hidden": over, **{way: own_s / of["memo"] for way, own_s in of.items()}}
+        for (hidden, over), of in found.items()
+        if "memo" in of
+    ]
 
 
 def errors(lines: list[Row]) -> list[Row]:
@@ -72,6 +78,7 @@ TABLES = [
         FILE,
         "Every way at every length",
         {
+            "h": number("hidden_size", "d"),
             "s / h": number("length_over_hidden", "d"),
             "way": text("way"),
             "quickest step, s": number("step_s", ".3f"),
@@ -84,12 +91,16 @@ TABLES = [
             "step foreseen, s": foreseen("step_s", ".3f"),
             "hidden, foreseen": foreseen("hidden_share", ".3f"),
         },
-        of=lambda lines: sorted(lines, key=lambda row: row["length_over_hidden"]),
+        of=in_order,
     ),
     Table(
         FILE,
         "memo's speed over each other way",
-        {"s / h": number("length_over_hidden", "d"), **{way: number(way, ".3f") for way in _WAYS}},
+        {
+            "h": number("hidden_size", "d"),
+            "s / h": number("length_over_hidden", "d"),
+            **{way: number(way, ".3f") for way in _WAYS},
+        },
         of=of_length,
     ),
     Table(
@@ -120,25 +131,31 @@ def draw() -> Path | None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
-    for way in dict.fromkeys(row["way"] for row in lines):
-        if way == "ideal":
-            continue
-        own = sorted((row for row in lines if row["way"] == way), key=lambda row: row["length_over_hidden"])
-        fits = all(row["fits"] for row in own)
-        axes.plot(
-            [row["length_over_hidden"] for row in own],
-            [100 * row["share_of_ideal"] for row in own],
-            marker="o",
-            linewidth=2.5 if way == "memo" else 1.2,
-            linestyle="-" if fits else "--",
-            label=way + ("" if fits else " (does not fit)"),
-        )
+    colors: dict[str, str] = {}
+    for hidden in sorted({row["hidden_size"] for row in lines}, reverse=True):
+        for way in dict.fromkeys(row["way"] for row in lines):
+            own = [row for row in in_order(lines) if (row["way"], row["hidden_size"]) == (way, hidden)]
+            if way == "ideal" or not own:
+                continue
+            fits = all(row["fits"] for row in own)
+            (drawn,) = axes.plot(
+                [row["length_over_hidden"] for row in own],
+                [100 * row["share_of_ideal"] for row in own],
+                marker="s" if colors.get(way) else "o",
+                color=colors.get(way),
+                linewidth=2.5 if way == "memo" else 1.2,
+                linestyle="-" if fits else "--",
+                label=None if colors.get(way) else way + ("" if fits else " (does not fit)"),
+            )
+            colors[way] = drawn.get_color()
     over = sorted({row["length_over_hidden"] for row in lines})
     axes.set(xscale="log", xticks=over, xticklabels=[f"{count}\n{4 * count}K" for count in over])
     axes.minorticks_off()
     axes.set_xlabel("tokens over hidden size, and tokens where that is 4,096")
     axes.set_ylabel("speed, % of the ideal without a limit")
-    axes.set_title("Measured on the scaled node (CPU), in half of the ideal's memory")
+    sizes = sorted({row["hidden_size"] for row in lines}, reverse=True)
+    marks = f"hidden size {sizes[0]}" + "".join(f", squares {size}" for size in sizes[1:])
+    axes.set_title(f"Measured on the scaled node (CPU), in half of the ideal's memory; {marks}", fontsize=10)
     axes.axhline(100, color="0.6", linewidth=0.8)
     axes.grid(axis="y", color="0.9")
     axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.26))

@@ -1,11 +1,12 @@
 """A node in small: how much of swapping and recomputation hides behind compute, measured on a CPU with a slow link.
 
-    python benchmarks/scaled_node.py [--over-hidden 16 32 64] [--repeats 3]
+    python benchmarks/scaled_node.py [--over-hidden 16 32 64] [--hidden-size 128] [--repeats 3]
 
 What hides depends on two ratios alone: FLOP/s over what the link moves, and the sequence's length over the hidden size.
 So one core is the GPU, and copies run in threads that are held to a rate at which a layer's FLOPs and its activations
 stand to each other as on NODE (a DMA engine costs the cores nothing: the copy is short, the rest is waiting). At
-length / hidden size of 16 to 256 these are the proportions of 64K to 1M tokens with a hidden size of 4,096.
+length / hidden size of 16 to 256 these are the proportions of 64K to 1M tokens with a hidden size of 4,096. A smaller
+hidden size makes the longest of them affordable: a step takes time in proportion to its cube.
 
 Each row is one way (benchmarks/ways.py), whose processes take turns with those of the others: the quickest step (what
 else a machine does only adds to it; the median stands beside it), its share of the speed of the ideal (everything
@@ -13,7 +14,7 @@ stays, without a limit), and the most that torch allocated, which tells whether 
 ideal takes. Beside it stands what was foreseen (benchmarks/scaled_foresight.py).
 Measured on CPU, on the scaled node: no GPU has confirmed it.
 
-Rows of the lengths that are run take the place of earlier ones.
+Rows of the lengths and the hidden size that are run take the place of earlier ones.
 """
 
 import argparse
@@ -40,7 +41,7 @@ NODE = find_hardware("a800-80")
 NODE_HIDDEN, HIDDEN, LAYERS = 4096, 128, 6
 NODE_DTYPE_BYTES, DTYPE_BYTES = 2, 4
 DEVICE_SHARE = 0.5
-SHAPE = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": 2, "vocab_size": 512}
+SHAPE = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HIDDEN // 64, "vocab_size": 512}
 TIMEOUT_S = 3600
 
 QUIET_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
@@ -60,6 +61,7 @@ def link_bytes_per_s(flops: float, hidden: int = HIDDEN) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--over-hidden", nargs="+", type=int, default=[16, 32, 48, 64, 128])
+    parser.add_argument("--hidden-size", type=int, default=HIDDEN, help="a multiple of 64, the size of a head")
     parser.add_argument("--ways", nargs="+", choices=SCALED_WAYS, default=list(SCALED_WAYS), help="beside the ideal")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps-s", type=float, default=8.0, help="a process runs steps for so long, and at least two")
@@ -67,19 +69,26 @@ def main() -> None:
     ways = list(dict.fromkeys(["ideal", *options.ways]))  # of which all others are shares, and which sets the limit
     torch.set_num_threads(1)
     flops = max(device_peak(HardwareConfig(), torch.device("cpu"), torch.float32).flops for _ in range(5))
-    rate, journal = link_bytes_per_s(flops), Journal("scaled_node")
+    hidden = options.hidden_size
+    if hidden < 64 or hidden % 64:
+        raise SystemExit(f"--hidden-size {hidden} is not a multiple of 64, the size of a head: give 64, 128, ...")
+    rate, journal = link_bytes_per_s(flops, hidden), Journal("scaled_node")
     for over in options.over_hidden:
-        about = {"length_over_hidden": over, "peak_gflops": flops / 1e9, "link_mb_per_s": rate / 1e6}
-        for row in at_length(over, rate, ways, options.repeats, options.steps_s):
-            journal.replace({**about, **row}, "length_over_hidden", "way")
+        about = {"hidden_size": hidden, "length_over_hidden": over}
+        about |= {"peak_gflops": flops / 1e9, "link_mb_per_s": rate / 1e6}
+        for row in at_length(over, hidden, rate, ways, options.repeats, options.steps_s):
+            journal.replace({**about, **row}, "hidden_size", "length_over_hidden", "way")
 
 
-def at_length(over: int, bytes_per_s: float, ways: list[str], repeats: int, steps_s: float) -> list[dict[str, Any]]:
+def at_length(
+    over: int, hidden: int, bytes_per_s: float, ways: list[str], repeats: int, steps_s: float
+) -> list[dict[str, Any]]:
     """The rows of all ways at one length."""
+    shape = {**SHAPE, "hidden_size": hidden, "num_attention_heads": hidden // 64}
     taken: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "layer.json"
-        case = Case("ideal", "gpt-tiny", over * HIDDEN, "cpu", SHAPE, warmup=1, steps=2)
+        case = Case("ideal", "gpt-tiny", over * hidden, "cpu", shape, warmup=1, steps=2)
         work = Work(case, bytes_per_s, str(profile), steps_s=steps_s)
         measured = [_run(dataclasses.replace(work, pieces=True))]
         for _ in range(repeats):
