@@ -25,6 +25,7 @@ from memo.units import DTYPE_BYTES
 _SIZE = Annotated[float, Range(above=0, high=1e18)]
 _COUNT = Annotated[int, Range(1, 1 << 20)]
 _SHARE = Annotated[float, Range(above=0, high=1)]
+_MORE_S = Annotated[float, Range(0, 1)]
 _SHARES = ("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory")
 
 
@@ -82,10 +83,12 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
 
 
 def _checked(section: type, name: str, value: object, source: str) -> Any:
-    """The value, if it has the type of the field; all numbers must be above 0, and shares at most 1."""
+    """The value, if it has the type of the field; all numbers but hop_s must be above 0, and shares at most 1."""
     hint = get_type_hints(section)[name]
     if section is Efficiency and name in _SHARES:
         hint = _SHARE
+    elif section is Efficiency and name == "hop_s":
+        hint = _MORE_S
     hint = {int: _COUNT, float: _SIZE}.get(hint, hint)
     return checked(
         hint, value, f"efficiency.{name}" if section is Efficiency else name, Source(source, ConfigError, "")
