@@ -28,6 +28,7 @@ from memo.estimate.accounts import Account
 from memo.estimate.fused_memory import fused_allocated_bytes
 from memo.estimate.hardware_table import HARDWARE
 from memo.simulate import predict_step
+from memo.simulate.framework import MEGATRON_LM, MEMO, Framework
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 
@@ -48,10 +49,12 @@ class Held:
     other_step_s: float | None = None
     other_gib: float | None = None
     allocated_gib: float | None = None
+    framework: Framework = MEMO
 
     def row(self) -> dict[str, Any]:
         """Errors: foreseen over measured, less 1."""
         parallel, training = self.config.parallel, self.config.training
+        foreseen = predict_step(self.config, GPUS, HARDWARE[self.hardware], framework=self.framework)
         found: dict[str, Any] = {
             "source": self.source,
             "model": self.model,
@@ -60,7 +63,7 @@ class Held:
             "tp_cp_pp": (parallel.tp, parallel.cp, parallel.pp),
             "sequences": training.global_batch_size,
             "step_s": self.step_s,
-            "error": predict_step(self.config, GPUS, HARDWARE[self.hardware]).step_time_s / self.step_s - 1,
+            "error": foreseen.step_time_s / self.step_s - 1,
         }
         if self.reserved_gib and self.allocated_gib:
             shape = shape_of(self.config.model, self.model, self.config.data.seq_length)
@@ -95,6 +98,7 @@ def simumax() -> list[Held]:
                     float(row["simumax_step_ms"]) / 1e3,
                     float(row["simumax_allocated_gib"]),
                     float(row["allocated_gib"]),
+                    MEGATRON_LM,
                 )
             )
     return found

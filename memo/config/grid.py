@@ -4,6 +4,7 @@ Order as in Megatron, fastest first: tp, cp, dp, pp. Neighbours on tp and cp exc
 they are the most likely to sit in one node. Pure arithmetic, no torch.
 """
 
+import math
 from dataclasses import dataclass
 
 from memo.config.derived import data_parallel_size
@@ -24,27 +25,32 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class RankGrid:
-    """Sizes of the axes; their product is the world size."""
+    """Sizes of the axes, whose product is the world size, and their order, fastest first."""
 
     tp: int = 1
     cp: int = 1
     dp: int = 1
     pp: int = 1
+    order: tuple[str, ...] = AXES
 
     @property
     def world_size(self) -> int:
         return self.tp * self.cp * self.dp * self.pp
 
+    def stride(self, axis: str) -> int:
+        """How far apart neighbours along `axis` are."""
+        return math.prod(getattr(self, faster) for faster in self.order[: self.order.index(axis)])
+
     def coordinates(self, rank: int) -> Coordinates:
         """Inverse of `rank_at`."""
         position = {}
-        for axis in AXES:
+        for axis in self.order:
             rank, position[axis] = divmod(rank, getattr(self, axis))
         return Coordinates(**position)
 
     def rank_at(self, coordinates: Coordinates) -> int:
         rank = 0
-        for axis in reversed(AXES):
+        for axis in reversed(self.order):
             rank = rank * getattr(self, axis) + getattr(coordinates, axis)
         return rank
 
@@ -58,7 +64,7 @@ class RankGrid:
         return list(sets.values())
 
 
-def rank_grid(config: RunConfig, world_size: int) -> RankGrid:
-    """Of a checked run."""
+def rank_grid(config: RunConfig, world_size: int, order: tuple[str, ...] = AXES) -> RankGrid:
+    """Of a checked run; memo itself has its ranks in the order of `AXES`."""
     p = config.parallel
-    return RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp)
+    return RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp, order=order)

@@ -14,7 +14,7 @@ TIE_SHARE = 0.05
 """Two plans of one machine whose foreseen speeds differ by less are as good as each other.
 
 Of published pairs of layouts (same model, machine and number of GPUs) that were foreseen so near each other, the one
-foreseen to be faster was slower in three of ten; of pairs foreseen further apart, in one of seventeen.
+foreseen to be faster was slower in three of ten; of pairs foreseen further apart, in one of twenty-one.
 """
 
 
@@ -30,7 +30,7 @@ class TimeError:
         return f"speeds ±{self.share:.0%}: nine of ten of {self.runs} {self.source} lay within"
 
 
-_A100 = TimeError(0.26, 85, "published runs of Megatron-LM on A100 (the 4D paper's table 3)")
+_A100 = TimeError(0.19, 85, "published runs of Megatron-LM on A100 (the 4D paper's table 3)")
 _H100 = TimeError(0.06, 60, "published runs of Megatron-LM on H100 (the 4D paper's table 4)")
 _SWAPPED = TimeError(0.04, 30, "published runs of MEMO on A800 (its tables 3 and 4)")
 _B200 = TimeError(0.15, 31, "published runs of Megatron-LM on B200 (SimuMax v1.2), none of which was fitted,")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from memo.config.grid import RankGrid
 from memo.config.training import Dtype
 from memo.estimate.hardware import Hardware
 from memo.units import DTYPE_BYTES
@@ -13,14 +14,27 @@ _LARGE_HEAD = 128
 
 @dataclass(frozen=True)
 class Group:
-    """A group of `size` ranks, which are `stride` apart in the grid."""
+    """A group of `size` ranks: rows of `row` ranks, `stride` apart, and the rows `row_stride` apart."""
 
     size: int
     stride: int
+    row: int = 0
+    """0: all are in one row."""
+    row_stride: int = 0
+
+    @classmethod
+    def along(cls, grid: RankGrid, inner: str, outer: str) -> "Group":
+        """The ranks that differ along two axes alone, of which `inner` is the faster one."""
+        row, rows = getattr(grid, inner), getattr(grid, outer)
+        if row > 1 and rows > 1 and grid.stride(outer) > row * grid.stride(inner):
+            return cls(row * rows, grid.stride(inner), row, grid.stride(outer))
+        return cls(row * rows, grid.stride(inner if row > 1 else outer))
 
     def members_per_node(self, ranks_per_node: int) -> int:
         """Number of members on the node of the first member; ranks fill the nodes in order."""
-        return max(1, min(self.size, ranks_per_node // self.stride))
+        row = self.row or self.size
+        rows = min(self.size // row, ranks_per_node // self.row_stride) if self.row else 1
+        return max(1, min(row, ranks_per_node // self.stride)) * max(1, rows)
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,7 @@ class Kernels:
         return num_bytes / (rate * 1e9) + efficiency.collective_s
 
     def _is_in_node(self, group: Group) -> bool:
-        return group.size * group.stride <= self.hardware.gpus_per_node
+        return group.members_per_node(self.hardware.gpus_per_node) == group.size
 
     def _collective_bytes_per_s(self, group: Group) -> float:
         """Rings enter and leave a node once, over the network parts of all members there."""

@@ -6,10 +6,12 @@ from typing import TypeVar
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype, resolved_sections
+from memo.config.grid import AXES, rank_grid
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.planner.swap_problem import NO_LIMITS
 from memo.simulate.cost import NOTHING, Cost
+from memo.simulate.framework import MEMO, Framework
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.layer_model import LayerCost
@@ -82,7 +84,11 @@ class StepModel:
 
 
 def step_model(
-    config: RunConfig, world_size: int, hardware: Hardware, alpha: float | Mapping[str, int] | None = None
+    config: RunConfig,
+    world_size: int,
+    hardware: Hardware,
+    alpha: float | Mapping[str, int] | None = None,
+    framework: Framework = MEMO,
 ) -> StepModel:
     """Arguments and errors as of `memo.simulate.predict.predict_step`; --peak-tflops replaces the machine's peak."""
     dtype = resolved_dtype(config, hardware.device)
@@ -90,7 +96,7 @@ def step_model(
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(hardware, dtype)
     layer, recompute, times, swap = _layer(config, world_size, kernels, alpha)
-    meets = swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
+    from_host = swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
     return StepModel(
         pipeline=pipeline_of(config, world_size),
         num_layers=config.model.num_layers,
@@ -98,29 +104,36 @@ def step_model(
         recompute=recompute,
         embedding=embedding_cost(config, kernels),
         loss=loss_cost(config, kernels),
-        message_s=stage_message_s(config, kernels, world_size, meets),
-        meets=meets,
+        message_s=stage_message_s(config, kernels, world_size, from_host, framework.order),
+        meets=from_host or framework.waits_for_messages,
         times=times,
-        updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage)),
+        updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage, framework.order)),
         states=_by_stage(config, lambda stage: state_times(config, kernels, world_size, stage)),
         peak_flops=hardware.peak_flops(dtype),
         swap=swap,
     )
 
 
-def stage_message_s(config: RunConfig, kernels: Kernels, world_size: int, meets: bool = False) -> float:
+def stage_message_s(
+    config: RunConfig,
+    kernels: Kernels,
+    world_size: int,
+    from_host: bool = False,
+    order: tuple[str, ...] = AXES,
+) -> float:
     """Seconds to send the hidden states of one microbatch to the next pipeline stage, or their gradient back.
 
-    `meets`: from host memory to host memory, section by section, of which one is copied while another is sent.
+    `from_host`: from host memory to host memory, section by section, of which one is copied while another is sent.
 
     Known error: the copies of the first section, to the device, and of the last one, from the other device, are not
     counted.
     """
-    parallel, sections = config.parallel, resolved_sections(config) if meets else 1
+    parallel, sections = config.parallel, resolved_sections(config) if from_host else 1
     tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
     wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow / sections
-    sent_s = kernels.message_s(wire_bytes, Group(parallel.pp, world_size // parallel.pp))
-    if not meets or parallel.pp == 1:
+    stride = rank_grid(config, world_size, order).stride("pp")
+    sent_s = kernels.message_s(wire_bytes, Group(parallel.pp, stride))
+    if not from_host or parallel.pp == 1:
         return sent_s
     copied_s = wire_bytes / (min(kernels.hardware.offload_gb_per_s, kernels.hardware.prefetch_gb_per_s) * 1e9)
     return sections * max(sent_s, copied_s)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.derived import data_parallel_size, vocab_rows_per_rank
+from memo.config.grid import AXES, RankGrid, rank_grid
 from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.states import ADAM_BYTES, resident_elements
@@ -99,21 +100,23 @@ def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     return EndCost(forward * count, backward * count)
 
 
-def update_cost(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> UpdateCost:
+def update_cost(
+    config: RunConfig, kernels: Kernels, world_size: int, stage: int, order: tuple[str, ...] = AXES
+) -> UpdateCost:
     """Reduction of fp32 gradients to shards over dp x cp, update, and gathering of the weights that stay whole."""
     parallel = config.parallel
-    shards = data_parallel_size(config, world_size) * parallel.cp
-    group = Group(shards, parallel.tp)
+    grid = rank_grid(config, world_size, order)
+    group = Group.along(grid, "cp", "dp")
     parameters = stage_parameters(config, stage)
     layer = layer_parameters(config.model)
     per_layer = layer.split // parallel.tp + layer.replicated
     num_layers = config.model.num_layers // parallel.pp
     rest = parameters - num_layers * per_layer
-    updated, gathered = resident_elements(config, stage, placement_of(config, world_size), shards)
+    updated, gathered = resident_elements(config, stage, placement_of(config, world_size), group.size)
     adam = updated * (ADAM_BYTES * kernels.wide / 4 + 3 * kernels.wide + kernels.narrow)
     return UpdateCost(
         bucket_s=kernels.gather_s(per_layer * kernels.wide, group),
-        rest_s=kernels.gather_s(rest * kernels.wide, group) + _tied_s(config, kernels, world_size, stage),
+        rest_s=kernels.gather_s(rest * kernels.wide, group) + _tied_s(config, kernels, grid, stage),
         replicas_s=_replicas_s(config, kernels, world_size),
         overlaps=parallel.overlap_grad_reduce,
         optimizer_s=kernels.memory_s(adam, 8) + 3 * kernels.all_reduce_s(8, Group(world_size, 1)),
@@ -132,14 +135,13 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
     return leaving * kernels.gather_s(layer_bytes, tp) + rest_s
 
 
-def _tied_s(config: RunConfig, kernels: Kernels, world_size: int, stage: int) -> float:
+def _tied_s(config: RunConfig, kernels: Kernels, grid: RankGrid, stage: int) -> float:
     """Sum of a tied embedding's gradients over the first and the last stage; each rank sums its shard."""
     parallel = config.parallel
     if parallel.pp == 1 or config.model.untie_embeddings_and_output_weights or stage not in (0, parallel.pp - 1):
         return 0.0
-    shards = data_parallel_size(config, world_size) * parallel.cp
-    num_bytes = _head_rows(config) * config.model.hidden_size * kernels.wide / shards
-    return kernels.all_reduce_s(num_bytes, Group(2, world_size // 2))
+    num_bytes = _head_rows(config) * config.model.hidden_size * kernels.wide / (grid.dp * grid.cp)
+    return kernels.all_reduce_s(num_bytes, Group(2, grid.pp * grid.stride("pp") // 2))
 
 
 def _tokens(config: RunConfig) -> int:

@@ -8,6 +8,7 @@ from memo.config import RunConfig
 from memo.config.derived import global_batch_size
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
+from memo.simulate.framework import MEMO, Framework
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.stage import Stage, streams_of
 from memo.simulate.swapping import always_hidden, copies_s, moves_and_records
@@ -59,7 +60,11 @@ class StepPrediction:
 
 
 def predict_step(
-    config: RunConfig, world_size: int, hardware: Hardware, alpha: float | Mapping[str, int] | None = None
+    config: RunConfig,
+    world_size: int,
+    hardware: Hardware,
+    alpha: float | Mapping[str, int] | None = None,
+    framework: Framework = MEMO,
 ) -> StepPrediction:
     """Predict one optimizer step of a checked configuration on `world_size` ranks of a machine.
 
@@ -69,6 +74,7 @@ def predict_step(
     Args:
         alpha: share of the tokens whose activations move, or by group how many tiles, fitting or not; default: what
             config.memory says.
+        framework: what runs the step.
 
     Known error: measured by benchmarks/simulator_accuracy.py. Not modelled: allocators that reorganize their
     memory, collectives that slow compute down, stragglers, data loading.
@@ -78,7 +84,7 @@ def predict_step(
         HostMemoryError, PlanError: under --offload-alpha auto, what always has to move does not fit in the node's
             host memory, or the rounding buffers not on the device; an alpha outside [0, 1].
     """
-    model = step_model(config, world_size, hardware, alpha)
+    model = step_model(config, world_size, hardware, alpha, framework)
     timed = _time_pipeline(model)
     step_s = timed.seconds + timed.data_s + timed.optimizer_s
     tokens = config.data.seq_length * global_batch_size(config, world_size)

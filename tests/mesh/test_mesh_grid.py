@@ -19,6 +19,16 @@ def test_rank_and_coordinates_are_inverse(grid: RankGrid) -> None:
         assert grid.rank_at(at) == rank
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(AXES))[::5], ids=str)
+def test_a_grid_in_another_order_has_its_first_axis_on_neighbours(order: tuple[str, ...]) -> None:
+    grid = RankGrid(tp=2, cp=3, dp=5, pp=7, order=order)
+    assert grid.stride(order[0]) == 1
+    for axis in AXES:
+        assert grid.groups(axis)[0] == [index * grid.stride(axis) for index in range(getattr(grid, axis))]
+        assert grid.rank_at(Coordinates(**{a: int(a == axis) for a in AXES})) == grid.stride(axis)
+    assert all(grid.rank_at(grid.coordinates(rank)) == rank for rank in range(grid.world_size))
+
+
 def test_neighbours_on_tp_are_adjacent_ranks_then_cp_then_dp_then_pp() -> None:
     grid = RankGrid(tp=2, cp=3, dp=5, pp=7)
     strides = [grid.rank_at(Coordinates(**{a: int(a == axis) for a in AXES})) for axis in AXES]

@@ -1,9 +1,11 @@
 """Times of kernels and collectives against sums done by hand."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
+from memo.config.grid import AXES, RankGrid
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
@@ -73,6 +75,17 @@ def test_collectives_over_the_network_share_it(group: Group, gb_per_s: float) ->
     expected = 1e9 * (group.size - 1) / group.size / (gb_per_s * 1e9) + 1e-5
     assert kernels().gather_s(1e9, group) == pytest.approx(expected)
     assert kernels().all_reduce_s(1e9, group) == pytest.approx(2 * expected)
+
+
+@pytest.mark.parametrize("order", [AXES, ("tp", "cp", "pp", "dp")], ids=str)
+def test_a_group_along_two_axes_has_as_many_members_on_a_node_as_ranks_there(order: tuple[str, ...]) -> None:
+    """Counted on grids of powers of two, of which nodes of 4 and 8 ranks cut no row in the middle."""
+    for tp, cp, dp, pp in itertools.product((1, 2, 4), repeat=4):
+        grid = RankGrid(tp=tp, cp=cp, dp=dp, pp=pp, order=order)
+        group, ranks = Group.along(grid, "cp", "dp"), grid.groups("cp", "dp")[0]
+        assert group.size == len(ranks)
+        for node in (4, 8):
+            assert group.members_per_node(node) == sum(rank < node for rank in ranks), (grid, node)
 
 
 def test_a_group_of_one_says_nothing() -> None:

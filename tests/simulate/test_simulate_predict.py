@@ -7,12 +7,14 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.config.checks import check
+from memo.config.grid import AXES
 from memo.errors import ConfigError, HostMemoryError, PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.state_memory import state_bytes
 from memo.planner.problem import SwapProblem
 from memo.simulate import predict_step
+from memo.simulate.framework import MEGATRON_LM, Framework
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.model import step_model
@@ -214,3 +216,26 @@ def test_a_given_peak_replaces_the_table() -> None:
     step, plain = predict_step(run, 8, A800), predict_step(config(tp=8), 8, A800)
     assert step.seconds["matmul"] < 0.6 * plain.seconds["matmul"]
     assert step.mfu_percent == pytest.approx(100 * step.tflops_per_gpu / 624.0)
+
+
+def test_a_framework_that_waits_for_its_messages_loses_their_time_in_each_microbatch() -> None:
+    """Two stages on two nodes, over a network that takes 5 ms for a message: memo sends beside compute."""
+    run = checked(16, tp=8, pp=2, gbs=16, seq_length=8192)
+    message_bytes = 8192 / 8 * 4096 * 2
+    slow = replace(A800, network_gb_per_s=message_bytes / 0.005 / A800.efficiency.network / 1e9)
+    here, there = predict_step(run, 16, slow), predict_step(run, 16, slow, framework=MEGATRON_LM)
+    assert there.step_time_s - here.step_time_s == pytest.approx(2 * 15 * 0.005, rel=0.1)
+    alone = checked(16, tp=8, gbs=16, seq_length=8192)
+    assert predict_step(alone, 16, slow, framework=MEGATRON_LM) == predict_step(alone, 16, slow)
+
+
+def test_the_order_of_ranks_decides_which_messages_leave_a_node() -> None:
+    """Copies of a model on four ranks: their stages are neighbours, or the reduction of gradients is."""
+    run = checked(16, tp=2, pp=2, gbs=16, seq_length=8192)
+    models = [step_model(run, 16, A800, framework=Framework(order)) for order in (AXES, ("tp", "cp", "pp", "dp"))]
+    rates = [A800.network_gb_per_s * A800.efficiency.network, A800.node_gb_per_s * A800.efficiency.node]
+    sent_bytes = 8192 / 2 * 4096 * 2
+    for model, rate in zip(models, rates, strict=True):
+        assert model.message_s == pytest.approx(sent_bytes / (rate * 1e9) + A800.efficiency.collective_s)
+    # Of the four members of a reduction, all share a node in memo's order, and two in the other.
+    assert models[1].updates[0].bucket_s > 2 * models[0].updates[0].bucket_s

@@ -24,11 +24,20 @@ def accuracy() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("number", [3, 4])
-def test_throughput_of_the_4d_paper(accuracy: ModuleType, number: int) -> None:
+@pytest.mark.parametrize(("number", "bound"), [(3, 0.085), (4, 0.034)])
+def test_throughput_of_the_4d_paper(accuracy: ModuleType, number: int, bound: float) -> None:
     rows = accuracy.p4d(number)
     assert len(rows) == {3: 85, 4: 60}[number]
-    assert accuracy.mean_error(rows) <= 0.10
+    assert accuracy.mean_error(rows) <= bound
+
+
+def test_runs_of_megatron_lm_are_foreseen_with_its_own_messages_and_order_of_ranks(accuracy: ModuleType) -> None:
+    """Not with memo's: as if memo had run the 4D paper's A100 rows, they would be off by more."""
+    rows = accuracy.p4d(3)
+    as_memo = [replace(row, framework=accuracy.MEMO) for row in rows]
+    in_memos_order = [replace(row, framework=accuracy.MEGATRON_LM) for row in rows]
+    assert accuracy.mean_error(rows) + 0.01 < accuracy.mean_error(as_memo)
+    assert accuracy.share_within(rows) + 0.01 < accuracy.share_within(in_memos_order) < accuracy.share_within(as_memo)
 
 
 @pytest.mark.parametrize("number", [3, 4])
@@ -89,7 +98,7 @@ def test_ties_are_pairs_that_nobody_could_order(accuracy: ModuleType) -> None:
     pairs = [*accuracy.leads(accuracy.p4d(3)), *accuracy.leads(accuracy.p4d(4))]
     shares = accuracy.rightly_ordered(pairs)
     assert 1 - shares["ties"] == pytest.approx(3 / 10, abs=0.02)
-    assert 1 - shares["others"] == pytest.approx(1 / 17, abs=0.005)
+    assert 1 - shares["others"] == pytest.approx(1 / 21, abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["gh200", "a100-80-pcie", "rtx-4090", "mi300x", "cpu"])

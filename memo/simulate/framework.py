@@ -1,0 +1,34 @@
+"""What decides the time of a step and differs between frameworks that train the same layers.
+
+memo is the framework of every plan. Published runs of another one are foreseen with its own habits, so that what they
+say of kernels and links is not mixed up with what memo does differently.
+"""
+
+from dataclasses import dataclass
+
+from memo.config.grid import AXES
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How one framework places ranks and sends messages.
+
+    Attributes:
+        order: axes of the rank grid, fastest first.
+        waits_for_messages: whether a pipeline stage stops until what it sends has arrived and what it receives is
+            there; otherwise both run beside compute.
+    """
+
+    order: tuple[str, ...] = AXES
+    waits_for_messages: bool = False
+
+
+MEMO = Framework()
+"""memo.parallel.stage_messages posts receives ahead and sends beside compute."""
+
+MEGATRON_LM = Framework(waits_for_messages=True)
+"""Megatron-LM's 1F1B without interleaving: after each forward and each backward a stage sends, receives and waits for
+both (megatron/core/pipeline_parallel/p2p_communication.py).
+
+Known error: the simulator places these waits where the stages wait for each other least (memo.spec.meetings).
+"""
