@@ -1,6 +1,9 @@
-// torch's CPU allocator with every byte of every thread counted: what is alive, and the most that ever was.
+// torch's CPU allocator with every byte of every thread counted: what is alive, and the most that ever was. A limit may
+// be set on what is alive.
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
@@ -16,6 +19,7 @@ struct Count {
   std::unordered_map<void*, uint64_t> sizes;  // of living blocks; those from before install() are not in it
   uint64_t live_bytes = 0;
   uint64_t peak_bytes = 0;
+  uint64_t limit_bytes = UINT64_MAX;
 };
 
 Count& count() {
@@ -39,6 +43,12 @@ void release(void* block) {
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
+    {
+      const std::lock_guard<std::mutex> guard(count().mutex);
+      TORCH_CHECK_WITH(OutOfMemoryError, num_bytes <= count().limit_bytes - std::min(count().live_bytes, count().limit_bytes),
+                       "out of memory: tried to allocate ", num_bytes, " bytes where ", count().live_bytes, " of ",
+                       count().limit_bytes, " bytes are in use");
+    }
     void* block = native->raw_allocate(num_bytes);
     if (block != nullptr) {
       const std::lock_guard<std::mutex> guard(count().mutex);
@@ -67,6 +77,12 @@ __attribute__((visibility("default"))) void allocated_install() {
 __attribute__((visibility("default"))) uint64_t allocated_live_bytes() {
   const std::lock_guard<std::mutex> guard(count().mutex);
   return count().live_bytes;
+}
+
+// From here on a request that would leave more than this alive fails as on a full GPU.
+__attribute__((visibility("default"))) void allocated_limit(uint64_t num_bytes) {
+  const std::lock_guard<std::mutex> guard(count().mutex);
+  count().limit_bytes = num_bytes;
 }
 
 // The most since the last call; from here on it starts at what is alive now.

@@ -22,7 +22,12 @@ class AllocatedBytes:
         self._library = ctypes.CDLL(str(_built()))
         self._library.allocated_live_bytes.restype = ctypes.c_uint64
         self._library.allocated_take_peak_bytes.restype = ctypes.c_uint64
+        self._library.allocated_limit.argtypes = [ctypes.c_uint64]
         self._library.allocated_install()
+
+    def limit(self, num_bytes: int) -> None:
+        """From now on torch.OutOfMemoryError is raised by a request that would leave more than this alive."""
+        self._library.allocated_limit(num_bytes)
 
     @property
     def live_bytes(self) -> int:

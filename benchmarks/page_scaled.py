@@ -1,9 +1,12 @@
 """Tables and the picture of the scaled node."""
 
+import statistics
+from operator import eq
 from pathlib import Path
 
 import rows
 from page_tables import Cell, Row, Table, number, text
+from scaled_steps import IDEALS, LEAST_MEMORY_WAYS, PLANNED_WAYS, SCALED_WAYS
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaled_node.svg"
 FILE = "scaled_node"
@@ -12,8 +15,12 @@ LEAD = """A node in small: one CPU core is the GPU, and copies to host memory ar
 FLOPs and its activations stand to each other as on a node of A800s. What hides behind compute depends on these
 proportions and on the sequence's length over the hidden size, 16 to 256 for 64K to 1M tokens with a hidden size of
 4,096. The same program, plans and copies as on a GPU; real steps, real time. The ideal keeps everything on the device,
-without a limit; all others are asked to fit in half of that. Its layers are whole, and memo's are computed tile by
-tile, which a CPU's cache likes: so memo can be the quicker one here, without any promise for a GPU."""
+without a limit; all others are asked to fit in half of that, and one that asks for more is stopped as on a full GPU:
+oom. Its layers are whole, and memo's are computed tile by tile, which a CPU likes at some lengths and not at others:
+ideal-on-tiles has memo's layers, and a link without limit.
+
+All ways take turns, a step each, and every figure is a median over turns; ratios are of steps within one turn. The
+quartiles of a share tell how far turns differ."""
 
 
 def mib(name: str) -> Cell:
@@ -28,20 +35,42 @@ def foreseen(name: str, form: str) -> Cell:
     return cell
 
 
+def quartiles(row: Row) -> str:
+    found = row["share_of_ideal_quartiles"]
+    return "-" if found is None or row["way"] == "ideal" else f"{found[0]:.3f} to {found[1]:.3f}"
+
+
 def in_order(lines: list[Row]) -> list[Row]:
     return sorted(lines, key=lambda row: (-row["hidden_size"], row["length_over_hidden"]))
 
 
 def of_length(lines: list[Row]) -> list[Row]:
-    """Of each model and length: memo's speed over each other way."""
-    found: dict[tuple[int, int], dict[str, float]] = {}
+    """Of each model and length: memo's speed over each other way, as the median over turns."""
+    found: dict[tuple[int, int], dict[str, list[float]]] = {}
     for row in in_order(lines):
-        found.setdefault((row["hidden_size"], row["length_over_hidden"]), {})[row["way"]] = row["step_s"]
+        found.setdefault((row["hidden_size"], row["length_over_hidden"]), {})[row["way"]] = row["steps_s"]
     return [
-        {"hidden_size": hidden, "length_over_hidden": over, **{way: own_s / of["memo"] for way, own_s in of.items()}}
+        {
+            "hidden_size": hidden,
+            "length_over_hidden": over,
+            **{
+                way: statistics.median(there / here for there, here in zip(steps_s, of["memo"], strict=True))
+                for way, steps_s in of.items()
+            },
+        }
         for (hidden, over), of in found.items()
         if "memo" in of
     ]
+
+
+def of_one_node(lines: list[Row]) -> list[Row]:
+    """Of each length: every way's share of the ideal's speed, or how it ends."""
+    found: dict[tuple[int, int], Row] = {}
+    for row in in_order(lines):
+        named = {name: row[name] for name in ("hidden_size", "length_over_hidden", "device_bytes", "host_limit_bytes")}
+        cell = f"{row['share_of_ideal']:.3f}" if row["mark"] is None else row["mark"]
+        found.setdefault((row["hidden_size"], row["length_over_hidden"]), named)[row["way"]] = cell
+    return list(found.values())
 
 
 def errors(lines: list[Row]) -> list[Row]:
@@ -51,9 +80,13 @@ def errors(lines: list[Row]) -> list[Row]:
         own = [row for row in lines if row["way"] == way]
         step = [row["foreseen"]["step_s"] / row["step_s"] - 1 for row in own]
         told = [row for row in own if row["foreseen"]["device_peak_bytes"] is not None]
+        marks = [row["mark"] is None for row in told]
+        fits = [row["foreseen"]["device_peak_bytes"] <= row["device_bytes"] for row in told]
         memory = [row["foreseen"]["device_peak_bytes"] / row["device_peak_bytes"] - 1 for row in told]
         shares = [
-            row["foreseen"]["hidden_share"] - row["hidden_share"] for row in own if row["hidden_share"] is not None
+            row["foreseen"]["hidden_share"] - row["hidden_share"]
+            for row in own
+            if None not in (row["hidden_share"], row["foreseen"]["hidden_share"])
         ]
         found.append(
             {
@@ -63,15 +96,19 @@ def errors(lines: list[Row]) -> list[Row]:
                 "within": sum(abs(error) <= 0.05 for error in step),
                 "memory": max(memory, key=abs) if memory else None,
                 "hidden": 100 * max(shares, key=abs) if shares else None,
-                "marks": f"{sum(row['foreseen']['fits'] == row['fits'] for row in told)} of {len(told)}"
-                if told
-                else None,
+                "marks": f"{sum(map(eq, marks, fits))} of {len(told)}" if told else None,
             }
         )
     return found
 
 
-_WAYS = ("ideal", "full-recompute", "selective-recompute", "layer-input-offload", "full-swap", "memo-paper")
+_WAYS = [way for way in (*SCALED_WAYS, *PLANNED_WAYS) if way != "memo"]
+
+
+def _half(row: Row) -> bool:
+    """Whether the limit is half of what the ideal takes."""
+    return not row["one_node"]
+
 
 TABLES = [
     Table(
@@ -81,16 +118,18 @@ TABLES = [
             "h": number("hidden_size", "d"),
             "s / h": number("length_over_hidden", "d"),
             "way": text("way"),
-            "quickest step, s": number("step_s", ".3f"),
-            "median step over it": number("median_over_quickest", ".3f"),
+            "turns": lambda row: str(len(row["steps_s"])),
+            "step, s": number("step_s", ".3f"),
             "share of the ideal's speed": number("share_of_ideal", ".3f"),
+            "quartiles": quartiles,
             "device MiB": mib("device_peak_bytes"),
-            "fits half": lambda row: "-" if row["way"] == "ideal" else "yes" if row["fits"] else "oom",
+            "in half": lambda row: "-" if row["way"] in IDEALS else row["mark"] or "fits",
             "host MiB": mib("host_bytes"),
             "copies hidden": number("hidden_share", ".3f"),
             "step foreseen, s": foreseen("step_s", ".3f"),
             "hidden, foreseen": foreseen("hidden_share", ".3f"),
         },
+        where=_half,
         of=in_order,
     ),
     Table(
@@ -101,7 +140,23 @@ TABLES = [
             "s / h": number("length_over_hidden", "d"),
             **{way: number(way, ".3f") for way in _WAYS},
         },
+        where=_half,
         of=of_length,
+    ),
+    Table(
+        FILE,
+        "One node for all lengths: share of the ideal's speed",
+        {
+            "h": number("hidden_size", "d"),
+            "s / h": number("length_over_hidden", "d"),
+            "device MiB": mib("device_bytes"),
+            "host MiB": mib("host_limit_bytes"),
+            **{way: text(way) for way in (*_WAYS, "memo", *LEAST_MEMORY_WAYS) if way not in IDEALS},
+        },
+        where=lambda row: row["one_node"],
+        of=of_one_node,
+        text="Device and host memory stand to each other as 80 GB to an eighth of 2 TB. memo keeps layers whole, and "
+        "memo-swept is what takes its place where they do not fit: layers swept along the sequence, alpha 0.",
     ),
     Table(
         FILE,
@@ -115,6 +170,7 @@ TABLES = [
             "hidden share, points": number("hidden", "+.1f"),
             "oom marks right": text("marks"),
         },
+        where=_half,
         of=errors,
     ),
 ]
@@ -122,7 +178,7 @@ TABLES = [
 
 def draw() -> Path | None:
     """Share of the ideal's speed against length; ways that do not fit in half of its memory are dashed."""
-    lines = rows.read(FILE)
+    lines = [row for row in rows.read(FILE) if _half(row)]
     if not lines:
         return None
     import matplotlib
@@ -135,16 +191,16 @@ def draw() -> Path | None:
     for hidden in sorted({row["hidden_size"] for row in lines}, reverse=True):
         for way in dict.fromkeys(row["way"] for row in lines):
             own = [row for row in in_order(lines) if (row["way"], row["hidden_size"]) == (way, hidden)]
-            if way == "ideal" or not own:
+            if way == "ideal" or way in PLANNED_WAYS or not own:
                 continue
-            fits = all(row["fits"] for row in own)
+            fits = way in IDEALS or all(row["mark"] is None for row in own)
             (drawn,) = axes.plot(
                 [row["length_over_hidden"] for row in own],
                 [100 * row["share_of_ideal"] for row in own],
                 marker="s" if colors.get(way) else "o",
                 color=colors.get(way),
                 linewidth=2.5 if way == "memo" else 1.2,
-                linestyle="-" if fits else "--",
+                linestyle=":" if way in IDEALS else "-" if fits else "--",
                 label=None if colors.get(way) else way + ("" if fits else " (does not fit)"),
             )
             colors[way] = drawn.get_color()

@@ -1,15 +1,15 @@
 """What memo.simulate and memo's account of memory foresee of a row of benchmarks/scaled_node.py.
 
-Times come from pieces that were measured by themselves, in a model of a few layers: what is judged is how they are
+Times come from pieces that were measured by themselves (benchmarks/scaled_pieces.py): what is judged is how they are
 put together, by the engine and the plans of `memo plan`. Bytes come from the configuration alone.
 """
 
 import dataclasses
 from dataclasses import dataclass
 
-from scaled_steps import Pieces, Work
+from scaled_pieces import Pieces
+from scaled_steps import ON_TILES, Work
 
-from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
 from memo.estimate.program.memory import program_memory
@@ -21,6 +21,9 @@ from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, modelled_problem
 from memo.simulate.trace import simulate
 from memo.units import DTYPE_BYTES
+
+_MOST_GB_PER_S = 1e6
+"""As good as a link without limit."""
 
 _NOTHING_AFTER = UpdateCost(0.0, 0.0, 0.0, False, 0.0, 0.0)
 
@@ -35,26 +38,27 @@ class Foreseen:
     host_bytes: int
 
 
-def foresee(work: Work, node: Hardware, found: Pieces, profile: LayerProfile, moves: dict[str, int] | None) -> Foreseen:
+def foresee(work: Work, node: Hardware, found: Pieces, moves: dict[str, int] | None) -> Foreseen:
     """The row of a way.
 
     Args:
         moves: what the run's swap plan moves, which is known before its first step; None where nothing moves.
     """
     config = dataclasses.replace(RunConfig(), model=work.case.model).override({**work.flags, "peak_tflops": 1.0})
-    link = work.bytes_per_s / 1e9
+    link = min(work.link_bytes_per_s / 1e9, _MOST_GB_PER_S)
     node = dataclasses.replace(node, offload_gb_per_s=link, prefetch_gb_per_s=link)
     if moves is None:
         return _without_plan(work, config, node, found)
-    costs = {name: Cost(matmul=seconds) for name, seconds in profile.recompute_s.items()}
-    layer = LayerCost(Cost(matmul=profile.forward_s), Cost(matmul=profile.backward_s), costs)
+    costs = {name: Cost(matmul=seconds) for name, seconds in found.recompute_s.items()}
+    layer = LayerCost(Cost(matmul=found.on_tiles_forward_s), Cost(matmul=found.on_tiles_backward_s), costs)
     problem = modelled_problem(config, 1, node, layer)
     solution = choose(problem, moves)
     times = layer_times(problem, solution, node)
     step_s, stall_s = _step(config, node, times, found)
     copies_s = problem.num_moves * (times.offload_s + times.prefetch_s)
     memory = program_memory(config, 1, 0, moved=moves)
-    return Foreseen(step_s, 1.0 - stall_s / copies_s, memory.total, solution.host_bytes)
+    hidden_share = None if work.case.way == ON_TILES else 1.0 - stall_s / copies_s
+    return Foreseen(step_s, hidden_share, memory.total, solution.host_bytes)
 
 
 def _without_plan(work: Work, config: RunConfig, node: Hardware, found: Pieces) -> Foreseen:

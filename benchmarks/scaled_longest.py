@@ -4,40 +4,31 @@
 
 What torch allocates in a step grows linearly with the sequence, but for what is as large at any length. So each way is
 measured at two short lengths, the line through them gives the longest sequence of whole KiB tokens under the limit, and
-that is trained and measured as well; the next longer one lies above the limit by the same line. Swept layers have tiles
-of TILE tokens and hidden states in host memory, as `--offload-granularity auto` takes them where little is free.
+that is trained and measured as well; the next longer one lies above the limit by the same line. Swept layers have their
+hidden states in host memory, as `--offload-granularity auto` takes them where little is free.
 """
 
 import argparse
-import dataclasses
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import rows
-from measure import Case, in_fresh_process
-from scaled_node import DTYPE_BYTES, HIDDEN, LAYERS, QUIET_MALLOC, SHAPE, TIMEOUT_S
-from scaled_steps import LEAST_MEMORY_WAYS, SCALED_WAYS, Work
+from measure import Case
+from scaled_node import DTYPE_BYTES, HIDDEN, LAYERS, MIB, SHAPE
+from scaled_process import Process
+from scaled_steps import IDEALS, LEAST_MEMORY_WAYS, SCALED_WAYS, Work
 
-WAYS = [*(way for way in SCALED_WAYS if not way.startswith("memo")), *LEAST_MEMORY_WAYS]
+WAYS = [*(way for way in SCALED_WAYS if way not in IDEALS[1:] and not way.startswith("memo")), *LEAST_MEMORY_WAYS]
 UNIT = 1024
 SHORT = (4 * UNIT, 6 * UNIT)
-TILE = 512
-MIB = 1 << 20
 ANY_RATE = 1e12
 """Of the link: only bytes are measured."""
 
 
 def measured_bytes(way: str, seq_length: int) -> int:
-    flags = {"offload_tiles": seq_length // TILE} if way == "memo-swept" else {}
-    case = Case(way, "gpt-tiny", seq_length, "cpu", SHAPE, warmup=1, steps=1, flags=flags)
-    argument = json.dumps(dataclasses.asdict(Work(case, ANY_RATE, "")))
-    script = Path(__file__).with_name("scaled_steps.py")
-    found = in_fresh_process([sys.executable, str(script), argument], TIMEOUT_S, QUIET_MALLOC)
-    if "message" in found:
-        raise SystemExit(f"{way}, {seq_length} tokens: {found['message']}")
-    return int(found["device_peak_bytes"])
+    case = Case(way, "gpt-tiny", seq_length, "cpu", SHAPE)
+    with Process(Work(case, ANY_RATE, "")) as process:
+        process.turn()
+        return int(process.end()["device_peak_bytes"])
 
 
 def longest(way: str, device_bytes: int) -> dict[str, Any]:

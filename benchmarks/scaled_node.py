@@ -1,6 +1,8 @@
 """A node in small: how much of swapping and recomputation hides behind compute, measured on a CPU with a slow link.
 
-    python benchmarks/scaled_node.py [--over-hidden 16 32 64] [--hidden-size 128] [--repeats 3]
+    python benchmarks/scaled_node.py [--over-hidden 16 32 64] [--hidden-size 128] [--turns 10]
+    python benchmarks/scaled_node.py --device-mib 48 --host-mib 154 --hidden-size 64 --over-hidden 64 128 256 \
+        --ways full-recompute layer-input-offload full-swap memo memo-swept
 
 What hides depends on two ratios alone: FLOP/s over what the link moves, and the sequence's length over the hidden size.
 So one core is the GPU, and copies run in threads that are held to a rate at which a layer's FLOPs and its activations
@@ -8,31 +10,34 @@ stand to each other as on NODE (a DMA engine costs the cores nothing: the copy i
 length / hidden size of 16 to 256 these are the proportions of 64K to 1M tokens with a hidden size of 4,096. A smaller
 hidden size makes the longest of them affordable: a step takes time in proportion to its cube.
 
-Each row is one way (benchmarks/ways.py), whose processes take turns with those of the others: the quickest step (what
-else a machine does only adds to it; the median stands beside it), its share of the speed of the ideal (everything
-stays, without a limit), and the most that torch allocated, which tells whether the way fits DEVICE_SHARE of what the
-ideal takes. Beside it stands what was foreseen (benchmarks/scaled_foresight.py).
-Measured on CPU, on the scaled node: no GPU has confirmed it.
+A core's speed drifts by a tenth within minutes. So each way (benchmarks/ways.py) is a process of its own, and all of
+them take turns, a step each, in one order and then in the reverse one. Ratios are medians over turns of two steps that
+were taken within one turn; what they differ by from turn to turn is kept beside them.
 
-Rows of the lengths and the hidden size that are run take the place of earlier ones.
+Which ways fit is found by running each of them against a limit, of half of what the ideal takes, or of --device-mib and
+--host-mib, where only what fits takes turns. Beside each row stands what was foreseen from pieces that took turns as
+well (benchmarks/scaled_foresight.py). Measured on CPU, on the scaled node: no GPU has confirmed it.
+
+Rows of the lengths, the hidden size and the limit that are run take the place of earlier ones.
 """
 
 import argparse
+import contextlib
 import dataclasses
-import json
 import statistics
-import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Case, in_fresh_process
+from measure import Case
 from rows import Journal
 from scaled_foresight import foresee
-from scaled_steps import SCALED_WAYS, Pieces, Work
+from scaled_pieces import Pieces
+from scaled_process import PIECES, NoRoom, Process
+from scaled_steps import IDEALS, LEAST_MEMORY_WAYS, PLANNED_WAYS, SCALED_WAYS, Work
 
-from memo.artifacts.layer_profile import LayerProfile
 from memo.config import HardwareConfig
 from memo.estimate.machines import find_hardware
 from memo.train.device import device_peak
@@ -42,10 +47,8 @@ NODE_HIDDEN, HIDDEN, LAYERS = 4096, 128, 6
 NODE_DTYPE_BYTES, DTYPE_BYTES = 2, 4
 DEVICE_SHARE = 0.5
 SHAPE = {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HIDDEN // 64, "vocab_size": 512}
-TIMEOUT_S = 3600
-
-QUIET_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-"""glibc keeps what is freed, as a GPU's allocator does; fresh pages for every tensor would slow down the ideal most."""
+MIB = 1 << 20
+WAYS = [way for way in (*SCALED_WAYS, *PLANNED_WAYS, *LEAST_MEMORY_WAYS) if way != "ideal"]
 
 
 def link_bytes_per_s(flops: float, hidden: int = HIDDEN) -> float:
@@ -62,89 +65,110 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--over-hidden", nargs="+", type=int, default=[16, 32, 48, 64, 128])
     parser.add_argument("--hidden-size", type=int, default=HIDDEN, help="a multiple of 64, the size of a head")
-    parser.add_argument("--ways", nargs="+", choices=SCALED_WAYS, default=list(SCALED_WAYS), help="beside the ideal")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps-s", type=float, default=8.0, help="a process runs steps for so long, and at least two")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(SCALED_WAYS)[1:], help="beside the ideal")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--device-mib", type=float, help="default: half of what the ideal takes")
+    parser.add_argument("--host-mib", type=float, help="default: no limit")
     options = parser.parse_args()
-    ways = list(dict.fromkeys(["ideal", *options.ways]))  # of which all others are shares, and which sets the limit
-    torch.set_num_threads(1)
-    flops = max(device_peak(HardwareConfig(), torch.device("cpu"), torch.float32).flops for _ in range(5))
     hidden = options.hidden_size
     if hidden < 64 or hidden % 64:
         raise SystemExit(f"--hidden-size {hidden} is not a multiple of 64, the size of a head: give 64, 128, ...")
+    torch.set_num_threads(1)
+    flops = max(device_peak(HardwareConfig(), torch.device("cpu"), torch.float32).flops for _ in range(5))
     rate, journal = link_bytes_per_s(flops, hidden), Journal("scaled_node")
     for over in options.over_hidden:
-        about = {"hidden_size": hidden, "length_over_hidden": over}
+        about = {"hidden_size": hidden, "length_over_hidden": over, "one_node": options.device_mib is not None}
         about |= {"peak_gflops": flops / 1e9, "link_mb_per_s": rate / 1e6}
-        for row in at_length(over, hidden, rate, ways, options.repeats, options.steps_s):
-            journal.replace({**about, **row}, "hidden_size", "length_over_hidden", "way")
+        for row in at_length(options, rate, over):
+            journal.replace({**about, **row}, "hidden_size", "length_over_hidden", "one_node", "way")
 
 
-def at_length(
-    over: int, hidden: int, bytes_per_s: float, ways: list[str], repeats: int, steps_s: float
-) -> list[dict[str, Any]]:
+def at_length(options: argparse.Namespace, bytes_per_s: float, over: int) -> list[dict[str, Any]]:
     """The rows of all ways at one length."""
+    hidden = options.hidden_size
     shape = {**SHAPE, "hidden_size": hidden, "num_attention_heads": hidden // 64}
-    taken: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-    with tempfile.TemporaryDirectory() as folder:
-        profile = Path(folder) / "layer.json"
-        case = Case("ideal", "gpt-tiny", over * hidden, "cpu", shape, warmup=1, steps=2)
-        work = Work(case, bytes_per_s, str(profile), steps_s=steps_s)
-        measured = [_run(dataclasses.replace(work, pieces=True))]
-        for _ in range(repeats):
-            for way in ways:
-                taken[way].append(_run(dataclasses.replace(work, case=dataclasses.replace(case, way=way))))
-                if work.device_bytes is None:  # the ideal is the first
-                    work = dataclasses.replace(
-                        work, device_bytes=int(DEVICE_SHARE * taken[way][0]["device_peak_bytes"])
-                    )
-            measured.append(_run(dataclasses.replace(work, pieces=True)))
-        pieces = min((Pieces(**found) for found in measured), key=lambda found: found.forward_s + found.backward_s)
-        layer = LayerProfile.load(profile)
-    ideal_s = _step_s(taken["ideal"])
-    found = []
-    for way in ways:
-        work = dataclasses.replace(work, case=dataclasses.replace(case, way=way))
-        found.append({"way": way, **_row(work, taken[way], ideal_s), **_foreseen(work, pieces, layer, taken[way])})
-    return found
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        case = Case("ideal", "gpt-tiny", over * hidden, "cpu", shape)
+        works = {"ideal": Work(case, bytes_per_s, str(Path(folder) / "layer.json"))}
+        pieces = stack.enter_context(Process(of_way(works["ideal"], PIECES)))
+        limited = _limited(works["ideal"], options)
+        marks = {}
+        for way in ("ideal", *options.ways):
+            works[way] = of_way(
+                works["ideal"] if way in IDEALS else dataclasses.replace(limited, limit_bytes=None), way
+            )
+            marks[way] = mark(of_way(limited, way))
+        running = [way for way in works if options.device_mib is None or way in IDEALS or marks[way] is None]
+        processes = {way: stack.enter_context(Process(works[way])) for way in running}
+        found, foundations = take_turns(processes, pieces, options.turns)
+        ended = {way: process.end() for way, process in processes.items()}
+    rows = [_row(works[way], found[way], found["ideal"], ended[way], foundations) for way in running]
+    missing = [{"way": way, "seq_length": over * hidden} for way in works if way not in running]
+    limits = {"device_bytes": limited.limit_bytes, "host_limit_bytes": limited.host_bytes}
+    return [{**row, **limits, "mark": marks[row["way"]]} for row in (*rows, *missing)]
 
 
-def _run(work: Work) -> dict[str, Any]:
-    script = Path(__file__).with_name("scaled_steps.py")
-    argument = json.dumps(dataclasses.asdict(work))
-    found = in_fresh_process([sys.executable, str(script), argument], TIMEOUT_S, QUIET_MALLOC)
-    if "message" in found:
-        raise SystemExit(f"{work.case.way}: {found['message']}")
-    return found
+def take_turns(
+    processes: dict[str, Process], pieces: Process, turns: int
+) -> tuple[dict[str, list[dict[str, Any]]], Pieces]:
+    """What each process answered in each turn, and the median of the pieces."""
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in processes}
+    foundations = []
+    for turn in range(turns):
+        for way in reversed(processes) if turn % 2 else processes:
+            found[way].append(processes[way].turn())
+        foundations.append(Pieces(**pieces.turn()))
+    return found, Pieces.median(foundations)
 
 
-def _step_s(taken: list[dict[str, Any]]) -> float:
-    return min(seconds for run in taken for seconds in run["steps_s"])
+def of_way(work: Work, way: str) -> Work:
+    """The same for another way."""
+    return dataclasses.replace(work, case=dataclasses.replace(work.case, way=way))
 
 
-def _row(work: Work, taken: list[dict[str, Any]], ideal_s: float) -> dict[str, Any]:
-    step_s, last = _step_s(taken), taken[-1]
-    steps_s = [seconds for run in taken for seconds in run["steps_s"]]
-    shares = [share for run in taken for share in run["hidden_shares"]]
+def _limited(ideal: Work, options: argparse.Namespace) -> Work:
+    """With the limits of the node."""
+    if options.device_mib is not None:
+        device_bytes = int(options.device_mib * MIB)
+    else:
+        with Process(ideal) as process:
+            process.turn()
+            device_bytes = int(DEVICE_SHARE * process.end()["device_peak_bytes"])
+    host_bytes = None if options.host_mib is None else int(options.host_mib * MIB)
+    return dataclasses.replace(ideal, device_bytes=device_bytes, limit_bytes=device_bytes, host_bytes=host_bytes)
+
+
+def mark(work: Work) -> str | None:
+    """How a step under the node's limits ends: "oom", "oohm", or None where it fits."""
+    try:
+        with Process(work) as process:
+            process.turn()
+    except NoRoom as error:
+        return str(error)
+    return None
+
+
+def _row(
+    work: Work, own: Sequence[dict[str, Any]], ideal: Sequence[dict[str, Any]], ended: dict[str, Any], pieces: Pieces
+) -> dict[str, Any]:
+    steps_s = [turn["step_s"] for turn in own]
+    shares = [turn["hidden_share"] for turn in own if turn["hidden_share"] is not None]
+    of_ideal = [there["step_s"] / here_s for there, here_s in zip(ideal, steps_s, strict=True)]
+    moves = None if ended.pop("stays") else ended["moves"]
+    swept = work.case.way in LEAST_MEMORY_WAYS  # of which no piece was measured
+    foreseen = None if swept else dataclasses.asdict(foresee(work, NODE, pieces, moves))
     return {
+        "way": work.case.way,
         "seq_length": work.case.seq_length,
-        "device_bytes": work.device_bytes,
-        "runs": len(taken),
-        "steps": len(steps_s),
-        "step_s": step_s,
-        "median_over_quickest": statistics.median(steps_s) / step_s,
-        "share_of_ideal": ideal_s / step_s,
-        "fits": last["device_peak_bytes"] <= (work.device_bytes or 0),
-        "hidden_share": statistics.median(shares) if shares else None,
-        **{name: last[name] for name in ("device_peak_bytes", "host_bytes", "moves", "limit", "loss")},
+        "step_s": statistics.median(steps_s),
+        "share_of_ideal": statistics.median(of_ideal),
+        "share_of_ideal_quartiles": statistics.quantiles(of_ideal, n=4)[::2] if len(of_ideal) > 1 else None,
+        "hidden_share": statistics.median(shares) if shares and work.case.way not in IDEALS else None,
+        "steps_s": steps_s,
+        **ended,
+        "foreseen": foreseen,
+        "pieces": dataclasses.asdict(pieces),
     }
-
-
-def _foreseen(work: Work, pieces: Pieces, layer: LayerProfile, taken: list[dict[str, Any]]) -> dict[str, Any]:
-    """Beside the pieces from which it was."""
-    found = foresee(work, NODE, pieces, layer, None if taken[-1]["stays"] else taken[-1]["moves"])
-    fits = None if found.device_peak_bytes is None else found.device_peak_bytes <= (work.device_bytes or 0)
-    return {"foreseen": {**dataclasses.asdict(found), "fits": fits}, "pieces": dataclasses.asdict(pieces)}
 
 
 if __name__ == "__main__":

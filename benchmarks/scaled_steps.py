@@ -1,50 +1,40 @@
-"""In a fresh process: the steps of one way on the scaled node, or the pieces from which they are foreseen.
-
-What benchmarks/scaled_node.py starts, and explains; `python benchmarks/scaled_steps.py JSON` prints a row.
-"""
+"""The ways of the scaled node (benchmarks/scaled_node.py), and the steps of one of them, a turn each."""
 
 import contextlib
-import dataclasses
-import json
-import sys
-import time
-from collections import defaultdict
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
 
-import torch
 from allocated_bytes import AllocatedBytes
 from measure import Case, tried
-from torch import Tensor, nn
-from ways import WAYS, HostCopies, Way
+from scaled_link import PacedCopies, PacedStreams
+from ways import WAYS, Way
 
 from memo import Trainer
-from memo.artifacts.layer_profile import LayerProfile
-from memo.artifacts.run_log import StepRecord
-from memo.executor.streams import Stream, ThreadStreams
-from memo.model.layer import TransformerLayer
-from memo.train import build, layer_profile
+from memo.train import build
 from memo.units import GIB
 
-Result = TypeVar("Result")
-
-_PROFILES = 5
-"""Of which the quickest counts, as of steps; a quickest time of each part would be below that of any whole layer."""
-
-_PIECES_LAYERS = 3
-"""Of one layer alone, too much would still lie in the cache when its backward begins."""
-
 _MEMO = {"offload_backend": "threads"}
+_FULL_SWAP = {"offload_alpha": 1.0, "offload_policy": "paper", **_MEMO}
+ON_TILES = "ideal-on-tiles"
 SCALED_WAYS = {
     "ideal": WAYS["none"],
+    ON_TILES: Way(_FULL_SWAP),
     "full-recompute": WAYS["full-recompute"],
     "selective-recompute": WAYS["selective-recompute"],
     "layer-input-offload": WAYS["layer-input-offload"],
-    "full-swap": Way({"offload_alpha": 1.0, "offload_policy": "paper", **_MEMO}),
+    "full-swap": Way(_FULL_SWAP),
     "memo-paper": Way({"offload_alpha": "auto", "offload_policy": "paper", **_MEMO}),
     "memo": Way({"offload_alpha": "auto", **_MEMO}),
+}
+"""ON_TILES: all activations leave the device, over a link without limit, so its layers are memo's and nothing waits."""
+
+IDEALS = ("ideal", ON_TILES)
+PLANNED_WAYS = {
+    f"{way}-plan": Way({**SCALED_WAYS[way].flags, "memory_planner": "auto"})
+    for way in ("full-recompute", "full-swap", "memo")
 }
 _LEAST = {"offload_alpha": 0.0, **_MEMO}
 LEAST_MEMORY_WAYS = {
@@ -53,7 +43,9 @@ LEAST_MEMORY_WAYS = {
         {**_LEAST, "offload_granularity": "tile", "offload_slot_tiles": 1, "offload_hidden_states": True}
     ),
 }
-"""What memo takes where memory binds: layers whole, and swept along the sequence."""
+"""What memo takes where memory binds: layers whole, and swept along the sequence in tiles of TILE tokens."""
+
+TILE = 512
 
 
 @dataclass(frozen=True)
@@ -61,24 +53,28 @@ class Work:
     """What a fresh process is to do.
 
     Attributes:
-        case: a row of benchmarks/measure.py; its steps are the least that count.
+        case: a row of benchmarks/measure.py, whose number of steps does not count.
         bytes_per_s: of the link, each way.
-        profile: file of the layer's profile, which `pieces` writes and memo's ways plan from.
-        device_bytes: what memo may use of the device; None: all.
-        steps_s: steps are run until they took so long.
-        pieces: whether to measure pieces, instead of steps.
+        profile: file of the layer's profile, which scaled_pieces.py writes and memo's ways plan from.
+        device_bytes: what memo may plan to use of the device; None: all.
+        limit_bytes: what the device has: a request above it fails, as on a full GPU; None: no limit.
+        host_bytes: what a way may keep in host memory; None: no limit.
     """
 
     case: Case
     bytes_per_s: float
     profile: str
     device_bytes: int | None = None
-    steps_s: float = 0.0
-    pieces: bool = False
+    limit_bytes: int | None = None
+    host_bytes: int | None = None
 
     @property
     def way(self) -> Way:
-        return {**SCALED_WAYS, **LEAST_MEMORY_WAYS}[self.case.way]
+        return {**SCALED_WAYS, **PLANNED_WAYS, **LEAST_MEMORY_WAYS}[self.case.way]
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        return math.inf if self.case.way == ON_TILES else self.bytes_per_s
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -86,6 +82,10 @@ class Work:
         flags: dict[str, Any] = {"mock_data": True, "profile_cache": "off", "num_threads": 1, "progress": False}
         flags |= {"seq_length": self.case.seq_length, "train_iters": 1 << 20, "device": "cpu", "params_dtype": "fp32"}
         flags |= self.way.flags | self.case.flags
+        if flags.get("offload_granularity") == "tile":
+            flags["offload_tiles"] = self.case.seq_length // TILE
+        if flags["offload_alpha"] != "off" and self.host_bytes is not None:
+            flags["offload_host_memory_gib"] = self.host_bytes / GIB
         if flags["offload_alpha"] == "auto":
             flags["layer_profile"] = self.profile
             if self.device_bytes is not None:
@@ -93,173 +93,48 @@ class Work:
         return flags
 
 
-class PacedStreams(ThreadStreams):
-    """A link of so many bytes a second in each direction, for the copies of a plan."""
+@dataclass(frozen=True)
+class Turns:
+    """What a process of the scaled node does whenever it is its turn, and what it tells at the end of all turns."""
 
-    def __init__(self, bytes_per_s: float) -> None:
-        super().__init__()
-        self.bytes_per_s = bytes_per_s
-
-    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
-        self._issue(stream, lambda: paced(lambda: dst.copy_(src), src.nbytes, self.bytes_per_s))
+    turn: Callable[[], dict[str, Any]]
+    end: Callable[[], dict[str, Any]]
 
 
-class PacedCopies(HostCopies):
-    """The same link for ways that copy on the stream that computes."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        super().__init__()
-        self.bytes_per_s = bytes_per_s
-
-    def take(self, x: Tensor) -> Tensor:
-        return paced(lambda: super(PacedCopies, self).take(x), x.nbytes, self.bytes_per_s, spin)
-
-    def bring(self, waiting: Tensor, device: torch.device) -> Tensor:
-        return paced(lambda: super(PacedCopies, self).bring(waiting, device), waiting.nbytes, self.bytes_per_s, spin)
-
-
-def paced(
-    copy: Callable[[], Result], num_bytes: int, bytes_per_s: float, wait: Callable[[float], None] = time.sleep
-) -> Result:
-    begin_s = time.perf_counter()
-    result = copy()
-    wait(max(0.0, num_bytes / bytes_per_s - (time.perf_counter() - begin_s)))
-    return result
-
-
-def spin(seconds: float) -> None:
-    """Wait as the core that computes, which after a sleep would begin with cold caches and a lower clock."""
-    end_s = time.perf_counter() + seconds
-    while time.perf_counter() < end_s:
-        pass
-
-
-def take(work: Work) -> dict[str, Any]:
-    """Steps of one way."""
-    case, copies = work.case, PacedCopies(work.bytes_per_s)
+@contextlib.contextmanager
+def way_turns(work: Work) -> Iterator[Turns]:
+    """Each turn is a step of one way, after those that warm up."""
+    case, copies = work.case, PacedCopies(work.link_bytes_per_s, work.host_bytes)
     way = work.way
     with contextlib.ExitStack() as stack:
         stack.enter_context(
-            mock.patch.object(build, "make_backend", lambda *args, **more: PacedStreams(work.bytes_per_s))
+            mock.patch.object(build, "make_backend", lambda *args, **more: PacedStreams(work.link_bytes_per_s))
         )
         stack.enter_context(tried())
         counter = AllocatedBytes()
         trainer = stack.enter_context(Trainer(case.model, **work.flags))
         way.prepare(trainer, copies)
+        if work.limit_bytes is not None:  # only now: to time a real GPU's link takes memory, which is much on this node
+            counter.limit(work.limit_bytes)
         stack.enter_context(way.around(trainer, copies))
         for _ in range(case.warmup):
             trainer.step()
         counter.take_peak_bytes()
-        records = _steps(trainer, work)
-        moved = trainer.parts.chosen_swap
-        return {
-            "steps_s": [record.step_time_s for record in records],
-            "device_peak_bytes": counter.take_peak_bytes() - copies.peak_bytes,
-            "host_bytes": (records[-1].host_records_bytes or 0) + copies.peak_bytes,
-            "hidden_shares": [record.hidden_share for record in records if record.hidden_share is not None],
-            "moves": None if moved is None else moved.solution.tiles,
-            "limit": None if moved is None else str(moved.solution.limit),
-            "stays": moved is not None and trainer.parts.swap is None,
-            "loss": records[0].lm_loss,
-        }
+        last: dict[str, Any] = {}
 
+        def turn() -> dict[str, Any]:
+            record = trainer.step()
+            last.update(loss=record.lm_loss, host_bytes=(record.host_records_bytes or 0) + copies.peak_bytes)
+            return {"step_s": record.step_time_s, "hidden_share": record.hidden_share}
 
-def _steps(trainer: Trainer, work: Work) -> list[StepRecord]:
-    records = [trainer.step() for _ in range(work.case.steps)]
-    while sum(record.step_time_s for record in records) < work.steps_s:
-        records.append(trainer.step())
-    return records
+        def end() -> dict[str, Any]:
+            moved = trainer.parts.chosen_swap
+            return {
+                **last,
+                "device_peak_bytes": counter.take_peak_bytes(),
+                "moves": None if moved is None else moved.solution.tiles,
+                "limit": None if moved is None else str(moved.solution.limit),
+                "stays": moved is not None and trainer.parts.swap is None,
+            }
 
-
-@dataclass(frozen=True)
-class Pieces:
-    """Seconds of what steps consist of, without a plan, each of the quickest step of a model with a few layers.
-
-    Attributes:
-        forward_s, backward_s, attention_s: of a layer: its passes, and the forward of its attention; the mean of all.
-        beside_s: embedding, loss and optimizer.
-    """
-
-    forward_s: float
-    backward_s: float
-    attention_s: float
-    beside_s: float
-
-
-def pieces(work: Work) -> Pieces:
-    """Measure them, and write the profile of a layer under a plan, with the rates of a link that it cannot see."""
-    _write_profile(work)
-    shape = {**work.case.shape, "num_layers": _PIECES_LAYERS}
-    case = dataclasses.replace(work.case, way="ideal", shape=shape)
-    with tried(), Trainer(case.model, **dataclasses.replace(work, case=case).flags) as trainer:
-        seconds: dict[str, list[float]] = defaultdict(list)
-        for layer in trainer.parts.chunks[0].layers:
-            assert isinstance(layer, TransformerLayer)
-            _time(layer, seconds)
-        trainer.step()
-        seconds.clear()  # the first step makes the moments
-        records = _steps(trainer, work)
-    of_steps = {name: [sum(found) for found in batched(values, _PIECES_LAYERS)] for name, values in seconds.items()}
-    quickest = min(range(len(records)), key=lambda at: records[at].step_time_s)
-    forward_s, backward_s, attention_s = (of_steps[name][quickest] for name in ("forward", "backward", "attention"))
-    beside_s = records[quickest].step_time_s - forward_s - backward_s
-    return Pieces(*(layers_s / _PIECES_LAYERS for layers_s in (forward_s, backward_s, attention_s)), beside_s)
-
-
-def batched(values: list[float], size: int) -> list[list[float]]:
-    return [values[at : at + size] for at in range(0, len(values), size)]
-
-
-def _write_profile(work: Work) -> None:
-    found: list[LayerProfile] = []
-    measure = layer_profile.measure
-
-    def note(*args: Any, **more: Any) -> LayerProfile:
-        found.extend(measure(*args, **more) for _ in range(_PROFILES))
-        return found[-1]
-
-    memo = dataclasses.replace(work, case=dataclasses.replace(work.case, way="memo"))
-    with tried(), mock.patch("memo.train.swap.measure", note):
-        Trainer(memo.case.model, **{**memo.flags, "layer_profile": None}).close()
-    quickest = min(found, key=lambda profile: profile.forward_s + profile.backward_s)
-    rates = dict.fromkeys(layer_profile.RATES, work.bytes_per_s)
-    dataclasses.replace(quickest, **rates).save(work.profile)
-
-
-def _time(layer: TransformerLayer, seconds: dict[str, list[float]]) -> None:
-    """Add to `seconds` those of each forward, backward and forward of attention of a layer, from now on."""
-    began: dict[str, float] = {}
-
-    def begin(name: str) -> None:
-        began[name] = time.perf_counter()
-
-    def end(name: str) -> None:
-        seconds[name].append(time.perf_counter() - began[name])
-
-    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        inputs[0].register_hook(lambda grad: end("backward"))
-        begin("forward")
-
-    def after(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
-        end("forward")
-        y.register_hook(lambda grad: begin("backward"))
-
-    def attention(*args: Any) -> Tensor:
-        begin("attention")
-        y = core(*args)
-        end("attention")
-        return y
-
-    core, layer.attention.core = layer.attention.core, attention
-    layer.register_forward_pre_hook(before)
-    layer.register_forward_hook(after)
-
-
-def main() -> None:
-    given = json.loads(sys.argv[1])
-    work = Work(Case(**given.pop("case")), **given)
-    print(json.dumps(dataclasses.asdict(pieces(work)) if work.pieces else take(work)))
-
-
-if __name__ == "__main__":
-    main()
+        yield Turns(turn, end)

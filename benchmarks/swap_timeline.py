@@ -21,8 +21,8 @@ from unittest import mock
 
 import rows
 import torch
+from scaled_link import PacedStreams
 from scaled_node import link_bytes_per_s
-from scaled_steps import PacedStreams
 
 from memo import Trainer
 from memo.config import HardwareConfig, preset

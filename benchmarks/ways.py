@@ -37,11 +37,14 @@ class HostCopies:
 
     def take(self, x: Tensor) -> Tensor:
         """A copy of `x` on the host, on its way on the stream that computes."""
-        waiting = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        waiting = self.room_for(x)
         self.num_bytes += waiting.nbytes
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         weakref.finalize(waiting, self._let_go, waiting.nbytes)
         return waiting.copy_(x, non_blocking=True)
+
+    def room_for(self, x: Tensor) -> Tensor:
+        return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
 
     def bring(self, waiting: Tensor, device: torch.device) -> Tensor:
         """A copy of what waits, on its way to the device, on the stream that computes."""

@@ -1,0 +1,131 @@
+"""The pieces of steps on the scaled node, measured by themselves: what a step is foreseen from
+(benchmarks/scaled_foresight.py)."""
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from measure import tried
+from scaled_steps import Turns, Work
+from torch import Tensor, nn
+
+from memo import Trainer
+from memo.artifacts.layer_profile import LayerProfile
+from memo.model.layer import TransformerLayer
+from memo.train import layer_profile
+
+_LAYERS = 3
+"""Of one layer alone, too much would still lie in the cache when its backward begins."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Seconds of what steps consist of.
+
+    Attributes:
+        forward_s, backward_s, attention_s: of a layer without a plan: its passes, and the forward of its attention.
+        beside_s: embedding, loss and optimizer.
+        on_tiles_forward_s, on_tiles_backward_s: of a layer under a plan that recomputes nothing.
+        recompute_s: by group of activations, what a layer under a plan takes to compute it again.
+    """
+
+    forward_s: float
+    backward_s: float
+    attention_s: float
+    beside_s: float
+    on_tiles_forward_s: float
+    on_tiles_backward_s: float
+    recompute_s: dict[str, float]
+
+    @classmethod
+    def median(cls, found: Sequence["Pieces"]) -> "Pieces":
+        """Of each piece."""
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "recompute_s"]
+        groups = {
+            group: statistics.median(pieces.recompute_s[group] for pieces in found) for group in found[0].recompute_s
+        }
+        return cls(**{name: statistics.median(getattr(p, name) for p in found) for name in names}, recompute_s=groups)
+
+
+@contextlib.contextmanager
+def piece_turns(work: Work) -> Iterator[Turns]:
+    """Each turn is the pieces of one step of a model with a few layers, and the profile of a layer under a plan.
+
+    The first profile is kept as `work.profile`, for runs to plan from, with the rates of a link that it cannot see.
+    """
+    profile = _profiler(work)
+    rates = dict.fromkeys(layer_profile.RATES, work.bytes_per_s)
+    dataclasses.replace(profile(), **rates).save(work.profile)
+    case = dataclasses.replace(work.case, way="ideal", shape={**work.case.shape, "num_layers": _LAYERS})
+    with tried(), Trainer(case.model, **dataclasses.replace(work, case=case).flags) as trainer:
+        seconds: dict[str, list[float]] = defaultdict(list)
+        for layer in trainer.parts.chunks[0].layers:
+            assert isinstance(layer, TransformerLayer)
+            _time(layer, seconds)
+        trainer.step()  # which makes the moments
+
+        def turn() -> dict[str, Any]:
+            seconds.clear()
+            step_s = trainer.step().step_time_s
+            forward_s, backward_s, attention_s = (
+                sum(seconds[name]) / _LAYERS for name in ("forward", "backward", "attention")
+            )
+            beside_s = step_s - _LAYERS * (forward_s + backward_s)
+            tiled = profile()
+            return dataclasses.asdict(
+                Pieces(
+                    forward_s, backward_s, attention_s, beside_s, tiled.forward_s, tiled.backward_s, tiled.recompute_s
+                )
+            )
+
+        yield Turns(turn, dict)
+
+
+def _profiler(work: Work) -> Callable[[], LayerProfile]:
+    """What measures the profile of a layer of `memo`'s way, as often as it is called."""
+    asked: list[Callable[[], LayerProfile]] = []
+    measure = layer_profile.measure
+
+    def note(*args: Any, **more: Any) -> LayerProfile:
+        asked.append(lambda: measure(*args, **more))
+        return measure(*args, **more)
+
+    memo = dataclasses.replace(work, case=dataclasses.replace(work.case, way="memo"))
+    with tried(), mock.patch("memo.train.swap.measure", note):
+        Trainer(memo.case.model, **{**memo.flags, "layer_profile": None}).close()
+    return asked[0]
+
+
+def _time(layer: TransformerLayer, seconds: dict[str, list[float]]) -> None:
+    """Add to `seconds` those of each forward, backward and forward of attention of a layer, from now on."""
+    began: dict[str, float] = {}
+
+    def begin(name: str) -> None:
+        began[name] = time.perf_counter()
+
+    def end(name: str) -> None:
+        seconds[name].append(time.perf_counter() - began[name])
+
+    def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        inputs[0].register_hook(lambda grad: end("backward"))
+        begin("forward")
+
+    def after(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
+        end("forward")
+        y.register_hook(lambda grad: begin("backward"))
+
+    def attention(*args: Any) -> Tensor:
+        begin("attention")
+        y = core(*args)
+        end("attention")
+        return y
+
+    core, layer.attention.core = layer.attention.core, attention
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after)
