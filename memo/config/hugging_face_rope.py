@@ -1,34 +1,31 @@
-"""Rotary positions in a config.json: rope_theta and rope_scaling, or rope_parameters, which joins them."""
+"""Rotary positions in a config.json: rope_scaling, or rope_parameters, which joins it and rope_theta."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from memo.artifacts.fields import checked
 from memo.artifacts.reading import Source, shown
-from memo.config.model import ModelConfig
+from memo.config.model import SCALING_READ_BY, ModelConfig, RopeScaling
 from memo.config.model_ranges import number_of_model
 
-# Of each rope_type: their key -> our field.
-_FACTOR = {"factor": "rope_scaling_factor"}
-_LENGTH = {"original_max_position_embeddings": "rope_original_max_position_embeddings"}
-_KEYS: dict[str, dict[str, str]] = {
-    "default": {},
-    "linear": _FACTOR,
-    "llama3": {
-        **_FACTOR,
-        **_LENGTH,
-        "low_freq_factor": "rope_low_freq_factor",
-        "high_freq_factor": "rope_high_freq_factor",
-    },
-    "yarn": {**_FACTOR, **_LENGTH, "beta_fast": "rope_beta_fast", "beta_slow": "rope_beta_slow"},
+# Of each rope_type: their key, which is our name without its first words -> our field.
+_KEYS = {
+    "default" if kind == "none" else kind: {
+        ours.removeprefix("rope_").removeprefix("scaling_"): ours
+        for ours, kinds in SCALING_READ_BY.items()
+        if kind in kinds
+    }
+    for kind in get_args(RopeScaling)
 }
+_LENGTH = "rope_original_max_position_embeddings"
 # Keys that ask for nothing: names, and what rope_theta's own reader takes.
 _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned", "max_position_embeddings")
 
 
 def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Fields of ModelConfig; raises source.error for a rotation that memo does not compute."""
+    """Fields of ModelConfig, rotary_base only where the file joins it; raises source.error for a rotation that memo
+    does not compute."""
     name = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
     given = content.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
@@ -37,28 +34,25 @@ def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
     if kind not in _KEYS:
         raise source.refusal(f"{name}.rope_type is {shown(kind)}", "memo stretches RoPE by linear, llama3 or yarn")
     _check_keys(given, kind, name, source)
-    theta = given.get("rope_theta", content.get("rope_theta", 10000.0))
-    found = {
-        "rotary_base": checked(number_of_model("rotary_base"), theta, "rope_theta", source),
-        "rope_scaling_type": "none" if kind == "default" else kind,
-    }
+    found = {"rope_scaling_type": "none" if kind == "default" else kind}
+    if "rope_theta" in given:
+        found["rotary_base"] = checked(number_of_model("rotary_base"), given["rope_theta"], "rope_theta", source)
     for key, ours in _KEYS[kind].items():
         if given.get(key) is not None:
             found[ours] = checked(number_of_model(ours), given[key], f"{name}.{key}", source)
     if kind != "default" and "rope_scaling_factor" not in found:
         raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
-    for key, ours in _LENGTH.items():
-        if key in _KEYS[kind] and ours not in found:
-            longest = content.get("max_position_embeddings")
-            found[ours] = checked(number_of_model(ours), longest, "max_position_embeddings", source)
+    if _LENGTH in _KEYS[kind].values() and _LENGTH not in found:
+        longest = content.get("max_position_embeddings")
+        found[_LENGTH] = checked(number_of_model(_LENGTH), longest, "max_position_embeddings", source)
     return found
 
 
 def write_rope(model: ModelConfig) -> dict[str, Any]:
-    """The older pair of fields, which every version of transformers reads."""
+    """The older field beside rope_theta; every version of transformers reads both."""
     kind = "default" if model.rope_scaling_type == "none" else model.rope_scaling_type
     scaling = {"rope_type": kind, **{key: getattr(model, ours) for key, ours in _KEYS[kind].items()}}
-    return {"rope_theta": model.rotary_base, "rope_scaling": None if kind == "default" else scaling}
+    return {"rope_scaling": None if kind == "default" else scaling}
 
 
 def _check_keys(given: Mapping[str, Any], kind: str, name: str, source: Source) -> None:

@@ -4,7 +4,7 @@ import difflib
 import os
 from pathlib import Path
 
-from memo.config.hugging_face import CONFIG_FILE, hub_name
+from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name
 from memo.config.presets import PRESETS
 from memo.errors import ConfigError
 
@@ -42,14 +42,11 @@ def _problem(name: str, config_is_enough: bool) -> str:
         what = f"{name} {CONFIG_FILE}" if config_is_enough else name
         preset = f"; or take the shape alone, with new weights, from the preset {near[0]}" if near else ""
         return (
-            "neither a preset nor a directory here, and memo reads local files: download it with `hf download "
-            f"{what} --local-dir {name}` and give the same command again{preset}"
+            f"neither a preset nor a directory here, and memo reads local files: {download_hint(name, what)} and give "
+            f"the same command again{preset}"
         )
     if os.sep in name or name in (".", ".."):
-        return (
-            f"there is no such directory: download it with `hf download ORG/NAME --local-dir {name}`, or give a "
-            f"directory with {CONFIG_FILE}"
-        )
+        return f"there is no such directory: {download_hint(name)}, or give a directory with {CONFIG_FILE}"
     near = near or difflib.get_close_matches(name.lower(), PRESETS, n=1, cutoff=0.3)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return (

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memo.config.hugging_face import FAMILIES, Family, HuggingFaceModel, model_of
+from memo.config.hugging_face import HuggingFaceModel, model_of
+from memo.config.hugging_face_families import TRAINED
+from memo.config.hugging_face_family import TrainedFamily
 from memo.config.hugging_face_rope import write_rope
 from memo.config.model import ModelConfig
 from memo.errors import ConfigError
@@ -32,7 +34,7 @@ def write_config(
             "exported: read its checkpoint with --load, or write a model class for transformers"
         )
     model_type = _family(model, like)
-    family = FAMILIES[model_type]
+    family = TRAINED[model_type]
     content: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": model_type,
@@ -57,29 +59,33 @@ def _resolved(model: ModelConfig) -> ModelConfig:
 
 def _family(model: ModelConfig, like: HuggingFaceModel | None) -> str:
     """The family of `like` if it has this model, else the first one."""
-    others = {name: _differences(model, family) for name, family in FAMILIES.items()}
+    others = {name: _differences(model, family) for name, family in TRAINED.items()}
     first = [like.model_type] if like is not None else []
     for name in (*first, *others):
         if not others[name]:
             return name
     nearest = min(others, key=lambda name: len(others[name]))
     raise ConfigError(
-        f"no architecture of Hugging Face that memo writes has this model: {FAMILIES[nearest].architecture} is the "
+        f"no architecture of Hugging Face that memo writes has this model: {TRAINED[nearest].architecture} is the "
         f"nearest, but {'; '.join(others[nearest])}: keep this model in memo's own checkpoints"
     )
 
 
-def _differences(model: ModelConfig, family: Family) -> list[str]:
-    fixed = dict(family.fixed)
-    if model.add_bias_linear:
-        fixed.pop("add_qkv_bias", None)  # included
+def _differences(model: ModelConfig, family: TrainedFamily) -> list[str]:
+    qkv, _, mlp = family.biases
+    fixed = family.fixed
+    if isinstance(mlp, bool):
+        fixed["add_bias_linear"] = mlp
+    if not model.add_bias_linear:  # which includes them
+        fixed["add_qkv_bias"] = qkv is True and mlp is not True
     found = [
         f"{name} must be {value}, not {getattr(model, name)}"
         for name, value in fixed.items()
         if getattr(model, name) != value
     ]
-    if model.activation not in family.activations.values() and "activation" not in fixed:
-        found.append(f"activation must be {' or '.join(family.activations.values())}, not {model.activation}")
+    activations = dict.fromkeys(family.activations.values())
+    if model.activation not in activations:
+        found.append(f"activation must be {' or '.join(activations)}, not {model.activation}")
     if "num_query_groups" not in family.names and model.kv_heads != model.num_attention_heads:
         found.append(f"num_query_groups must be {model.num_attention_heads}, not {model.kv_heads}")
     usual = model.hidden_size // model.num_attention_heads
@@ -88,7 +94,7 @@ def _differences(model: ModelConfig, family: Family) -> list[str]:
     return found
 
 
-def _sizes(model: ModelConfig, family: Family, num_positions: int) -> dict[str, Any]:
+def _sizes(model: ModelConfig, family: TrainedFamily, num_positions: int) -> dict[str, Any]:
     resolved: Mapping[str, Any] = {
         "num_query_groups": model.kv_heads,
         "kv_channels": model.head_dim,
@@ -99,12 +105,12 @@ def _sizes(model: ModelConfig, family: Family, num_positions: int) -> dict[str, 
     return {theirs: resolved.get(ours, getattr(model, ours)) for ours, theirs in family.names.items()}
 
 
-def _switches(model: ModelConfig, family: Family) -> dict[str, Any]:
+def _switches(model: ModelConfig, family: TrainedFamily) -> dict[str, Any]:
     names = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
     return {
-        family.activation_name: names[model.activation],
+        family.activation: names[model.activation],
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
-        **dict.fromkeys(family.biases, model.add_bias_linear),
+        **dict.fromkeys(family.bias_switches, model.add_bias_linear),
         **(write_rope(model) if model.position_embedding_type == "rope" else {}),
         **({"sliding_window": None} if family.window else {}),
     }

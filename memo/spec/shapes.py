@@ -4,7 +4,8 @@
     ends       embedding (v x h), positions, embedding norm, final norm, head (v x h unless tied)
 
 `ModelShape` also holds models that memo cannot train (OPT, BLOOM, NeoX, ...); `shape_of` makes one of a
-ModelConfig, `memo.estimate.hf_config` of a published config.json. Known error: none in the counts of the
+ModelConfig, `memo.estimate.hf_config` of a published config.json, whose families are a table in
+memo/config/hugging_face_families.py. Known error: none in the counts of the
 families that are tested; where layers differ from each other (mixture of experts) there is no shape.
 """
 

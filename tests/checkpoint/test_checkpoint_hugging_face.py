@@ -22,6 +22,7 @@ from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.hugging_face.load import _read_masters, open_pretrained
 from memo.config import RunConfig
 from memo.config.choose import choose_model
+from memo.config.hugging_face_families import TRAINED
 from memo.errors import CheckpointError
 from memo.parallel.data import ShardedDataParallel
 from memo.train.build import build_chunks, build_mesh
@@ -306,6 +307,4 @@ def test_a_rank_that_cannot_read_ends_all(published: Path) -> None:
 
 
 def test_table_of_names_covers_every_family() -> None:
-    from memo.config.hugging_face import FAMILIES as KNOWN
-
-    assert {class_name.removesuffix("Config").lower() for class_name, _ in CONFIGS.values()} == set(KNOWN)
+    assert {class_name.removesuffix("Config").lower() for class_name, _ in CONFIGS.values()} == set(TRAINED)

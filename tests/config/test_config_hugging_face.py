@@ -11,7 +11,8 @@ from memo.config import PRESETS, ModelConfig, RunConfig
 from memo.config.checks import check
 from memo.config.choose import choose_model
 from memo.config.flags import parse_run
-from memo.config.hugging_face import FAMILIES, model_of, read_config
+from memo.config.hugging_face import model_of, read_config
+from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.to_hugging_face import write_config
 from memo.errors import ConfigError
 
@@ -138,17 +139,26 @@ def test_a_window_that_never_acts_is_ignored(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str) -> None:
     transformers = pytest.importorskip("transformers")
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     theirs = transformers.AutoConfig.for_model(model_type)
     family = FAMILIES[model_type]
-    for name, value in family.defaults.items():
-        actual = getattr(theirs, name, None)
-        if (model_type, name) in (("llama", "num_key_value_heads"), ("llama", "head_dim"), ("mistral", "head_dim")):
-            assert value is None  # their class fills it in from the other sizes, as memo does
-        elif not (model_type.startswith("qwen") and name == "num_key_value_heads"):
-            assert actual == value, name
-    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] == family.architecture
+    switches = [switch for switch in family.biases if isinstance(switch, str)]
+    read = {*family.names.values(), *switches, "tie_word_embeddings", getattr(family, "activation", "vocab_size")}
+    for name in read & set(family.defaults):
+        value = family.defaults[name]
+        if name == "rope_theta":
+            assert value == theirs.rope_parameters["rope_theta"]
+        elif name in ("num_key_value_heads", "head_dim", "max_position_embeddings") and value is None:
+            pass  # filled in from the other sizes, or needed for training alone, where it must be in the file
+        else:
+            assert getattr(theirs, name) == value, name
+
+
+@pytest.mark.parametrize("model_type", TRAINED)
+def test_architectures_are_what_transformers_picks(model_type: str) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] == TRAINED[model_type].architecture
 
 
 @pytest.mark.parametrize(
@@ -166,6 +176,14 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
             "hidden_size is '4096' .a string.: give a whole number from 1 to 16777216",
         ),
         ({k: v for k, v in LLAMA_31_8B.items() if k != "hidden_size"}, "hidden_size is missing: complete the file"),
+        (
+            {k: v for k, v in LLAMA_31_8B.items() if k != "max_position_embeddings"},
+            "max_position_embeddings is missing: complete the file with it, a whole number above 0",
+        ),
+        ({**GPT2, "n_positions": None}, "n_positions is missing: complete the file"),
+        ({**LLAMA_31_8B, "num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
+        ({**LLAMA_31_8B, "num_key_value_heads": 5}, "32 attention heads do not divide into 5 key/value heads"),
+        ({**LLAMA_31_8B, "model_type": "gemma"}, "model_type is 'gemma': memo knows llama, mistral, "),
         ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096, below max_position_embeddings 131072: .* null"),
         ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, "sliding_window is 4096"),
         ({**QWEN3_8B, "sliding_window": 4096, "use_sliding_window": True}, "sliding_window is 4096"),

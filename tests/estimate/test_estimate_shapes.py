@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from memo.config import PRESETS, RunConfig, preset
+from memo.config.hugging_face_families import FAMILIES
 from memo.errors import ConfigError
-from memo.estimate.hf_config import FAMILIES, read_hf_config, shape_from_hf
+from memo.estimate.hf_config import read_hf_config, shape_from_hf
 from memo.spec.parameters import count_parameters
 from memo.spec.shapes import model_config_of, shape_of
 
@@ -21,6 +22,7 @@ OFTEN_IN_DOUBT = {
     "opt-no-bias": dict(GOLDEN["opt-125m"]["config"], enable_bias=False),
     "neox-no-bias": dict(GOLDEN["pythia-1b"]["config"], attention_bias=False),
     "bigcode-many-heads": dict(GOLDEN["santacoder"]["config"], multi_query=False),
+    "starcoder2-no-bias": dict(GOLDEN["starcoder2-3b"]["config"], use_bias=False),
     "gemma-untied-head": dict(GOLDEN["gemma-2b"]["config"], tie_word_embeddings=False),
 }
 """Settings of the families that no published model above uses."""
@@ -61,7 +63,7 @@ def test_shapes_of_presets_count_as_their_configuration(name: str) -> None:
     assert shape_of(config.model, name, 512).parameters == count_parameters(config).total
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mistral-7b", "qwen2-7b", "qwen3-8b"])
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mistral-7b", "qwen2-7b", "qwen3-8b", "starcoder2-3b"])
 def test_models_that_memo_runs_keep_their_parameters(name: str) -> None:
     shape = shape_from_hf(GOLDEN[name]["config"], name)
     assert count_parameters(RunConfig(model=model_config_of(shape))).total == shape.parameters
@@ -78,7 +80,7 @@ def test_a_directory_or_a_file(tmp_path: Path) -> None:
     [
         ({"model_type": "mamba"}, "x: model_type is 'mamba', which has no rules here: use llama, mistral"),
         ({"model_type": None}, "x: model_type is None"),
-        ({"hidden_size": None}, "x: hidden_size is missing: add it, a whole number above 0"),
+        ({"hidden_size": None}, "x: hidden_size is missing: complete the file with it, a whole number above 0"),
         ({"vocab_size": "32k"}, "x: vocab_size is '32k' (a string): give a whole number from 1 to 268435456"),
         ({"num_hidden_layers": True}, "x: num_hidden_layers is True"),
         (
@@ -90,6 +92,9 @@ def test_a_directory_or_a_file(tmp_path: Path) -> None:
         ({"rope_theta": -1}, "x: rope_theta is -1: give a number above 0"),
         ({"model_type": ["llama"]}, "x: model_type is a list of 1"),
         ({"intermediate_size": -1}, "x: intermediate_size is -1"),
+        ({"intermediate_size": None}, "x: intermediate_size is missing"),
+        ({"model_type": "mistral", "num_key_value_heads": None}, "x: num_key_value_heads is missing"),
+        ({"model_type": "bloom", "hidden_size": None}, "x: hidden_size or n_embed is missing: complete"),
         ({"tie_word_embeddings": "no"}, "x: tie_word_embeddings is 'no' (a string): give true or false"),
         ({"num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
         ({"num_key_value_heads": 5}, "x: 32 attention heads do not divide into 5 key/value heads: mend num_key"),

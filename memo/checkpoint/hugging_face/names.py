@@ -1,7 +1,7 @@
 """Where each global tensor lies in a Hugging Face model.
 
-Import, export and checks all use this one table, so that no other code depends on how a family of models names, fuses
-or transposes its matrices.
+Import, export and checks all ask here, so that no other code depends on how a family of models names, fuses or
+transposes its matrices, which is in `memo.config.hugging_face_families`.
 """
 
 import re
@@ -9,6 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from memo.config.hugging_face_families import TRAINED
+from memo.config.hugging_face_family import TensorNames
 
 Shape = tuple[int, ...]
 
@@ -45,40 +48,6 @@ class HuggingFacePlace:
 
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
-_NORMS_AND_ATTENTION = {
-    "attention_norm": "input_layernorm",
-    "attention.q": "self_attn.q_proj",
-    "attention.k": "self_attn.k_proj",
-    "attention.v": "self_attn.v_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "attention.projection": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-}
-_LLAMA = {
-    **_NORMS_AND_ATTENTION,
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.fc2": "mlp.down_proj",
-}
-_STARCODER2 = {**_NORMS_AND_ATTENTION, "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}
-_GPT2 = {
-    "attention_norm": "ln_1",
-    "attention.q": "attn.c_attn",
-    "attention.k": "attn.c_attn",
-    "attention.v": "attn.c_attn",
-    "attention.projection": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.fc1": "mlp.c_fc",
-    "mlp.fc2": "mlp.c_proj",
-}
-_OUTSIDE = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
-_GPT2_OUTSIDE = {
-    "embedding": "transformer.wte",
-    "position_embedding": "transformer.wpe",
-    "final_norm": "transformer.ln_f",
-    "head": "lm_head",
-}
 
 BASE_PREFIXES = ("model.", "transformer.")
 """Prefixes that the names lack in a model that was saved without its head."""
@@ -88,8 +57,8 @@ _NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)
 
 
 def places(model_type: str, names: Iterable[str]) -> dict[str, HuggingFacePlace]:
-    """{memo's global name: its place} in a model of one of `memo.config.hugging_face.FAMILIES`."""
-    return {name: _place(model_type, name) for name in names}
+    """{memo's global name: its place} in a model of a family that memo trains."""
+    return {name: _place(TRAINED[model_type].tensors, name) for name in names}
 
 
 def is_no_weight(name: str) -> bool:
@@ -97,18 +66,16 @@ def is_no_weight(name: str) -> bool:
     return _NO_WEIGHTS.fullmatch(name) is not None
 
 
-def _place(model_type: str, name: str) -> HuggingFacePlace:
+def _place(theirs: TensorNames, name: str) -> HuggingFacePlace:
     layer = _LAYER.fullmatch(name)
-    is_gpt2 = model_type == "gpt2"
     if layer is None:
         module, kind = name.rsplit(".", 1)
-        return HuggingFacePlace(f"{(_GPT2_OUTSIDE if is_gpt2 else _OUTSIDE)[module]}.{kind}")
+        return HuggingFacePlace(f"{theirs.ends[module]}.{kind}")
     index, module, kind = layer.groups()
-    if not is_gpt2:
-        table = _STARCODER2 if model_type == "starcoder2" else _LLAMA
-        return HuggingFacePlace(f"model.layers.{index}.{table[module]}.{kind}")
-    theirs = f"transformer.h.{index}.{_GPT2[module]}.{kind}"
-    is_matrix = kind == "weight" and not module.endswith("norm")
-    if module in ("attention.q", "attention.k", "attention.v"):
-        return HuggingFacePlace(theirs, is_matrix, "qkv".index(module[-1]), 3)
-    return HuggingFacePlace(theirs, is_matrix)
+    fused = [each for each in theirs.modules if theirs.modules[each] == theirs.modules[module]]
+    return HuggingFacePlace(
+        f"{theirs.layers}.{index}.{theirs.modules[module]}.{kind}",
+        transposed=theirs.transposed and kind == "weight" and not module.endswith("norm"),
+        part=fused.index(module),
+        num_parts=len(fused),
+    )

@@ -1,0 +1,263 @@
+"""The families of models of Hugging Face: the one table of what the keys of a config.json mean.
+
+A `Family` can be counted and planned for. A `TrainedFamily` is trained, imported and exported as well, unless a file
+asks for mathematics that memo does not do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memo.config.hugging_face_family import (
+    ALL_BIASES,
+    NO_BIASES,
+    Biases,
+    ConfigKeys,
+    Family,
+    TensorNames,
+    TrainedFamily,
+)
+from memo.config.model import ModelConfig
+
+_SIZES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "ffn_hidden_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+}
+_ROPE_NAMES = {
+    **_SIZES,
+    "num_query_groups": "num_key_value_heads",
+    "kv_channels": "head_dim",
+    "init_method_std": "initializer_range",
+    "rotary_base": "rope_theta",
+}
+_LLAMA_NAMES = {**_ROPE_NAMES, "norm_epsilon": "rms_norm_eps"}
+_GPT2_NAMES = {
+    "num_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "ffn_hidden_size": "n_inner",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "n_positions",
+    "init_method_std": "initializer_range",
+    "norm_epsilon": "layer_norm_epsilon",
+}
+
+# Of the keys that files of most families may leave out; None: memo's own default, or nothing where it is not needed.
+_DEFAULTS = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "n_inner": None,
+    "max_position_embeddings": None,
+    "rms_norm_eps": 1e-6,
+    "layer_norm_eps": 1e-5,
+    "layer_norm_epsilon": 1e-5,
+    "norm_epsilon": 1e-5,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+_TIED = {**_DEFAULTS, "tie_word_embeddings": True}
+
+_NORMS_AND_ATTENTION = {
+    "attention_norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "attention.projection": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+}
+_ENDS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+_LLAMA_TENSORS = TensorNames(
+    "model.layers",
+    {**_NORMS_AND_ATTENTION, "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"},
+    _ENDS,
+)
+_STARCODER2_TENSORS = TensorNames(
+    "model.layers", {**_NORMS_AND_ATTENTION, "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj"}, _ENDS
+)
+_GPT2_TENSORS = TensorNames(
+    "transformer.h",
+    {
+        "attention_norm": "ln_1",
+        "attention.q": "attn.c_attn",
+        "attention.k": "attn.c_attn",
+        "attention.v": "attn.c_attn",
+        "attention.projection": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.fc1": "mlp.c_fc",
+        "mlp.fc2": "mlp.c_proj",
+    },
+    {
+        "embedding": "transformer.wte",
+        "position_embedding": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+        "head": "lm_head",
+    },
+    transposed=True,
+)
+
+
+def _opt(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
+    """Embeddings narrower than the hidden size are projected before and after the layers."""
+    has_width = keys.get("word_embed_proj_dim") is not None
+    width = keys.number("hidden_size", "word_embed_proj_dim") if has_width else model.hidden_size
+    return {
+        **_two_more_positions(keys, model),
+        "norm_vectors": 2 if keys.switch("layer_norm_elementwise_affine") else 0,
+        "embedding_width": width,
+        "final_norm": keys.switch("do_layer_norm_before") and not keys.switch("_remove_final_layer_norm"),
+        "extra": 0 if width == model.hidden_size else width * model.hidden_size,  # the projection after the layers
+    }
+
+
+def _two_more_positions(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
+    """Position ids start at 2, so the table has two more rows."""
+    return {"positions": (model.max_position_embeddings or 0) + 2}
+
+
+_LLAMA = TrainedFamily(
+    architecture="LlamaForCausalLM",
+    names=_LLAMA_NAMES,
+    defaults=_DEFAULTS,
+    biases=Biases("attention_bias", "attention_bias", "mlp_bias"),
+    tensors=_LLAMA_TENSORS,
+)
+_GPT2 = Family(
+    names=_GPT2_NAMES,
+    defaults={**_TIED, "n_positions": 1024},
+    normalization="LayerNorm",
+    position_embedding_type="learned_absolute",
+    gated=False,
+    biases=ALL_BIASES,
+)
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": replace(
+        _LLAMA,
+        architecture="MistralForCausalLM",
+        defaults={**_DEFAULTS, "num_key_value_heads": 8},
+        biases=NO_BIASES,
+        window="sliding_window",
+        default_window=4096,
+    ),
+    "qwen2": replace(
+        _LLAMA, architecture="Qwen2ForCausalLM", biases=Biases(True, False, False), window="use_sliding_window"
+    ),
+    "qwen3": replace(
+        _LLAMA,
+        architecture="Qwen3ForCausalLM",
+        defaults={**_DEFAULTS, "head_dim": 128},
+        qk_layernorm=True,
+        biases=Biases("attention_bias", "attention_bias", False),
+        only={"attention_bias": (False,)},
+        window="use_sliding_window",
+    ),
+    "gpt2": TrainedFamily(
+        **vars(replace(_GPT2, defaults={**_GPT2.defaults, "activation_function": "gelu_new"})),
+        architecture="GPT2LMHeadModel",
+        tensors=_GPT2_TENSORS,
+        activation="activation_function",
+        only={
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+    ),
+    # The one trained family with LayerNorm and rotary positions: the paper's GPTs are written as it.
+    "starcoder2": TrainedFamily(
+        architecture="Starcoder2ForCausalLM",
+        names={**_ROPE_NAMES, "norm_epsilon": "norm_epsilon"},
+        defaults={
+            **_TIED,
+            "num_key_value_heads": 2,
+            "initializer_range": 0.018042,
+            "use_bias": True,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
+        normalization="LayerNorm",
+        gated=False,
+        biases=Biases("use_bias", "use_bias", "use_bias"),
+        tensors=_STARCODER2_TENSORS,
+        window="sliding_window",
+    ),
+    # Those below are counted and planned for alone.
+    "phi3": Family(names=_LLAMA_NAMES, defaults={**_DEFAULTS, "rms_norm_eps": 1e-5}),
+    "gemma": Family(names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}),
+    # There are norms after attention and after the MLP too.
+    "gemma2": Family(
+        names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}, beyond=lambda keys, model: {"norms_per_layer": 4}
+    ),
+    # With multi-query attention there is a single key/value head.
+    "gpt_bigcode": replace(
+        _GPT2,
+        defaults={**_GPT2.defaults, "multi_query": True},
+        beyond=lambda keys, model: {"kv_heads": 1} if keys.switch("multi_query") else {},
+    ),
+    "opt": replace(
+        _GPT2,
+        names={**_SIZES, "ffn_hidden_size": "ffn_dim"},
+        defaults={
+            **_TIED,
+            "max_position_embeddings": 2048,
+            "enable_bias": True,
+            "do_layer_norm_before": True,
+            "layer_norm_elementwise_affine": True,
+        },
+        biases=Biases("enable_bias", "enable_bias", "enable_bias"),
+        beyond=_opt,
+    ),
+    "gpt_neox": replace(
+        _GPT2,
+        names={**_SIZES, "norm_epsilon": "layer_norm_eps"},
+        defaults={**_DEFAULTS, "attention_bias": True},
+        position_embedding_type="rope",
+        biases=Biases("attention_bias", "attention_bias", True),
+    ),
+    # Attention scores have a slope (ALiBi), so there are neither rotations nor a table of positions.
+    "bloom": replace(
+        _GPT2,
+        names={
+            "num_layers": "n_layer",
+            "hidden_size": "hidden_size",
+            "num_attention_heads": "n_head",
+            "vocab_size": "vocab_size",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        aliases={"n_layer": "num_hidden_layers", "hidden_size": "n_embed", "n_head": "num_attention_heads"},
+        beyond=lambda keys, model: {"embedding_norm": True},
+    ),
+    # Attention and MLP have the same normed input; the head has a bias.
+    "codegen": replace(
+        _GPT2,
+        defaults={**_DEFAULTS, "n_positions": 2048},
+        position_embedding_type="rope",
+        biases=Biases(False, False, True),
+        beyond=lambda keys, model: {"norms_per_layer": 1, "head_bias": True},
+    ),
+    "gpt_neo": replace(
+        _GPT2,
+        names={
+            **_SIZES,
+            "num_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+            "norm_epsilon": "layer_norm_epsilon",
+        },
+        defaults={**_TIED, "intermediate_size": None, "max_position_embeddings": 2048},
+        biases=Biases(False, True, True),
+    ),
+    "biogpt": replace(
+        _GPT2,
+        names={**_SIZES, "norm_epsilon": "layer_norm_eps"},
+        defaults={**_TIED, "max_position_embeddings": 1024, "layer_norm_eps": 1e-12},
+        beyond=_two_more_positions,
+    ),
+}
+"""By model_type, in the order in which messages list them and an export tries them."""
+TRAINED = {name: family for name, family in FAMILIES.items() if isinstance(family, TrainedFamily)}

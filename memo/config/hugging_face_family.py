@@ -1,0 +1,136 @@
+"""What memo has to know of a family of models of Hugging Face: its config.json, and how it calls its weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from memo.artifacts.fields import accepted, checked
+from memo.artifacts.reading import Source
+from memo.config.model import Activation, ModelConfig, Normalization, PositionEmbedding
+from memo.config.model_ranges import number_of_model
+from memo.errors import MemoError
+
+
+class Biases(NamedTuple):
+    """Which linear layers have biases: always, never, or as the switch of that name in the file says."""
+
+    qkv: bool | str
+    projection: bool | str
+    mlp: bool | str
+
+
+NO_BIASES = Biases(False, False, False)
+ALL_BIASES = Biases(True, True, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the config.json of one model_type means, so that its models can be counted and planned for.
+
+    Attributes:
+        names: numbers of ModelConfig -> their keys.
+        aliases: their keys -> other keys that say the same.
+        defaults: their keys that a file may leave out -> what their class in transformers then takes, where None is
+            the default of ModelConfig. Switches without a default are off.
+        gated: whether the MLP has two input projections.
+        beyond: what no ModelConfig says, as fields of memo.spec.shapes.ModelShape; it is given the file and the
+            nearest ModelConfig.
+    """
+
+    names: Mapping[str, str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any]
+    normalization: Normalization = "RMSNorm"
+    position_embedding_type: PositionEmbedding = "rope"
+    qk_layernorm: bool = False
+    gated: bool = True
+    biases: Biases = NO_BIASES
+    beyond: Callable[["ConfigKeys", ModelConfig], Mapping[str, Any]] = lambda keys, model: {}
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """Fields of ModelConfig that all of its models share, besides activation and biases."""
+        return {name: getattr(self, name) for name in ("normalization", "position_embedding_type", "qk_layernorm")}
+
+
+@dataclass(frozen=True)
+class ConfigKeys:
+    """One config.json, where it comes from, and its family. Every refusal names file, key, value and remedy."""
+
+    content: Mapping[str, Any]
+    family: Family
+    source: Source
+
+    def get(self, key: str) -> Any:
+        """The value as the file has it, else the default of the family."""
+        if self.content.get(key) is None and key in self.family.aliases:
+            key = self.family.aliases[key]
+        return self.content.get(key, self.family.defaults.get(key))
+
+    def number(self, ours: str, key: str) -> Any:
+        """A value with the type and the range of the field `ours` of ModelConfig; None only if that is the default."""
+        value = self.get(key)
+        if value is None and self.family.defaults.get(key, 0) is not None:
+            raise self.missing(ours, key)
+        return checked(number_of_model(ours), value, key, self.source)
+
+    def switch(self, key: str) -> bool:
+        """One that is null is off, as for transformers."""
+        return bool(checked(bool | None, self.get(key), key, self.source))
+
+    def missing(self, ours: str, key: str) -> MemoError:
+        """The error of a file without this key."""
+        names = (key, self.family.aliases[key]) if key in self.family.aliases else (key,)
+        kind = accepted(number_of_model(ours))
+        return self.source.refusal(f"{' or '.join(names)} is missing", f"complete the file with it, {kind} above 0")
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """What modules are called in *.safetensors; the name of a weight ends with .weight or .bias.
+
+    Attributes:
+        layers: what stands before the number of a layer.
+        modules: memo's modules of a layer -> theirs. Modules of one name are equal parts of its rows, in this order.
+        ends: memo's modules before and after the layers -> theirs.
+        transposed: whether matrices of layers are stored as [in, out], as by GPT-2's Conv1D; memo stores [out, in].
+    """
+
+    layers: str
+    modules: Mapping[str, str]
+    ends: Mapping[str, str]
+    transposed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedFamily(Family):
+    """A family whose mathematics memo does: its models are trained, imported and exported as well.
+
+    Attributes:
+        architecture: the class that AutoModelForCausalLM picks.
+        tensors: what its weights are called.
+        activation: the key with the name of the activation.
+        only: their other keys -> the values that memo computes with; the first stands for a key that is left out.
+        window: the key that turns a sliding window on; empty: the family has none.
+        default_window: the window of a file that states none.
+    """
+
+    architecture: str
+    tensors: TensorNames
+    activation: str = "hidden_act"
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    window: Literal["", "sliding_window", "use_sliding_window"] = ""
+    default_window: int | None = None
+
+    @property
+    def activations(self) -> dict[str, Activation]:
+        """Their names of the activations that memo computes -> its own."""
+        if self.gated:
+            return {"silu": "swiglu", "swish": "swiglu"}
+        return {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+
+    @property
+    def bias_switches(self) -> tuple[str, ...]:
+        """Their switches that together are add_bias_linear; none where the MLP's biases have no switch."""
+        switches = tuple(dict.fromkeys(switch for switch in self.biases if isinstance(switch, str)))
+        return switches if isinstance(self.biases.mlp, str) else ()
