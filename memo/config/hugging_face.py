@@ -115,6 +115,10 @@ def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:
     """The nearest ModelConfig, and which biases the model has. Raises ConfigError for a value that no model has."""
     family = keys.family
     numbers = {ours: keys.number(ours, key) for ours, key in family.names.items()}
+    if family.one_kv_head and keys.switch(family.one_kv_head):
+        numbers["num_query_groups"] = 1
+    if family.spare_positions:
+        numbers["max_position_embeddings"] += family.spare_positions
     biases = Biases(*(keys.switch(each) if isinstance(each, str) else each for each in family.biases))
     on_all = bool(biases.projection and biases.mlp)
     model = ModelConfig(

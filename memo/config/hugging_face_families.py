@@ -109,17 +109,11 @@ def _opt(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
     has_width = keys.get("word_embed_proj_dim") is not None
     width = keys.number("hidden_size", "word_embed_proj_dim") if has_width else model.hidden_size
     return {
-        **_two_more_positions(keys, model),
         "norm_vectors": 2 if keys.switch("layer_norm_elementwise_affine") else 0,
         "embedding_width": width,
         "final_norm": keys.switch("do_layer_norm_before") and not keys.switch("_remove_final_layer_norm"),
         "extra": 0 if width == model.hidden_size else width * model.hidden_size,  # the projection after the layers
     }
-
-
-def _two_more_positions(keys: ConfigKeys, model: ModelConfig) -> Mapping[str, Any]:
-    """Position ids start at 2, so the table has two more rows."""
-    return {"positions": (model.max_position_embeddings or 0) + 2}
 
 
 _LLAMA = TrainedFamily(
@@ -194,11 +188,10 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(
         names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}, beyond=lambda keys, model: {"norms_per_layer": 4}
     ),
-    # With multi-query attention there is a single key/value head.
     "gpt_bigcode": replace(
         _GPT2,
         defaults={**_GPT2.defaults, "multi_query": True},
-        beyond=lambda keys, model: {"kv_heads": 1} if keys.switch("multi_query") else {},
+        one_kv_head="multi_query",
     ),
     "opt": replace(
         _GPT2,
@@ -211,6 +204,7 @@ FAMILIES: dict[str, Family] = {
             "layer_norm_elementwise_affine": True,
         },
         biases=Biases("enable_bias", "enable_bias", "enable_bias"),
+        spare_positions=2,
         beyond=_opt,
     ),
     "gpt_neox": replace(
@@ -256,7 +250,7 @@ FAMILIES: dict[str, Family] = {
         _GPT2,
         names={**_SIZES, "norm_epsilon": "layer_norm_eps"},
         defaults={**_TIED, "max_position_embeddings": 1024, "layer_norm_eps": 1e-12},
-        beyond=_two_more_positions,
+        spare_positions=2,
     ),
 }
 """By model_type, in the order in which messages list them and an export tries them."""

@@ -33,6 +33,8 @@ class Family:
         defaults: their keys that a file may leave out -> what their class in transformers then takes, where None is
             the default of ModelConfig. Switches without a default are off.
         gated: whether the MLP has two input projections.
+        one_kv_head: the switch with which all heads share a single key/value head; empty: the family has none.
+        spare_positions: rows of a learned table of positions before the first one.
         beyond: what no ModelConfig says, as fields of memo.spec.shapes.ModelShape; it is given the file and the
             nearest ModelConfig.
     """
@@ -44,6 +46,8 @@ class Family:
     position_embedding_type: PositionEmbedding = "rope"
     qk_layernorm: bool = False
     gated: bool = True
+    one_kv_head: str = ""
+    spare_positions: int = 0
     biases: Biases = NO_BIASES
     beyond: Callable[["ConfigKeys", ModelConfig], Mapping[str, Any]] = lambda keys, model: {}
 

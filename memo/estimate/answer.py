@@ -23,7 +23,6 @@ from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import components
 from memo.estimate.timing import TimeModel, Timing
 from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
-from memo.spec.shapes import model_config_of
 from memo.spec.slots import Moved
 from memo.units import GIB
 
@@ -92,7 +91,7 @@ def answer(
 def run_config(case: Case) -> RunConfig:
     """The checked configuration of the run that the case describes. Raises ConfigError."""
     config = RunConfig(
-        model=model_config_of(case.shape),
+        model=case.shape.nearest,
         parallel=ParallelConfig(
             tensor_model_parallel_size=case.tp,
             context_parallel_size=case.cp,

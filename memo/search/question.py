@@ -10,7 +10,6 @@ from typing import Literal, get_args
 from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
 from memo.config.check_model import check_model
-from memo.config.derived import BYTE_VOCAB_SIZE
 from memo.config.hugging_face import CONFIG_FILE, model_of
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
@@ -22,7 +21,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.verdict import Capacity
-from memo.spec.shapes import ModelShape, model_config_of, shape_of
+from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
 
 PlaceStates = Literal["needed", "always", "never"]
@@ -200,12 +199,11 @@ def _named_model(name: str, seq_len: int) -> PlannedModel:
         raise ConfigError(f"--model {name}: {error}") from None
     path = Path(name)
     if not name.endswith(".json") and not os.path.isdir(path):
-        model = preset(name)
-        return PlannedModel(name, shape, replace(model, vocab_size=model.vocab_size or BYTE_VOCAB_SIZE), model)
+        return PlannedModel(name, shape, shape.nearest, preset(name))
     file = path / CONFIG_FILE if os.path.isdir(path) else path
     try:
         model = model_of(read_json_object(file, Source(str(file), ConfigError, "download it again")), str(file))
     except ConfigError as error:
-        return PlannedModel(name, shape, model_config_of(shape), None, why_not=str(error))
+        return PlannedModel(name, shape, shape.nearest, None, why_not=str(error))
     has_weights = any(file.parent.glob("*.safetensors"))
     return PlannedModel(name, shape, model, model, pretrained=str(file.parent) if has_weights else None)

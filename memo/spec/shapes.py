@@ -11,7 +11,7 @@ families that are tested; where layers differ from each other (mixture of expert
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from memo.config import ModelConfig
@@ -34,6 +34,9 @@ class ModelShape:
         rotary: whether q and k are rotated.
         extra: parameters of the ends that no other field covers.
         own_layer: the parameters of a custom layer (memo.spec.custom_layer), which no field above describes.
+        nearest: the nearest model that memo can run: the same sizes of all activations and matrices. Exact for the
+            families that memo trains; of others the parameters may differ by biases and norms, and layers that run
+            attention and MLP side by side are put in sequence.
     """
 
     name: str
@@ -60,6 +63,7 @@ class ModelShape:
     rotary: bool = False
     extra: int = 0
     own_layer: tuple[Weight, ...] = ()
+    nearest: ModelConfig = field(kw_only=True, compare=False)
 
     @property
     def q_size(self) -> int:
@@ -204,29 +208,5 @@ def shape_of(model: ModelConfig, name: str, seq_length: int) -> ModelShape:
         positions=(model.max_position_embeddings or seq_length) if learned else 0,
         rotary=not learned,
         own_layer=custom_facts(model).weights if model.custom_layer else (),
-    )
-
-
-def model_config_of(shape: ModelShape) -> ModelConfig:
-    """The nearest model that memo can run: the same sizes of all activations and matrices.
-
-    Exact for GPT-2, Llama, Mistral, Qwen2 and Qwen3; of others the parameters may differ by biases and norms
-    (take those from the shape), and layers that run attention and MLP side by side are put in sequence.
-    """
-    return ModelConfig(
-        num_layers=shape.layers,
-        hidden_size=shape.hidden,
-        num_attention_heads=shape.heads,
-        num_query_groups=shape.kv_heads,
-        kv_channels=shape.head_dim,
-        ffn_hidden_size=shape.ffn,
-        vocab_size=shape.vocab,
-        normalization="LayerNorm" if shape.norm_vectors == 2 else "RMSNorm",
-        activation="swiglu" if shape.gated else "gelu",
-        position_embedding_type="rope" if shape.rotary else "learned_absolute",
-        max_position_embeddings=shape.positions or None,
-        add_bias_linear=shape.projection_bias and shape.mlp_bias,
-        add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=shape.qk_norm,
-        untie_embeddings_and_output_weights=not shape.tied,
+        nearest=model,
     )

@@ -12,7 +12,7 @@ from memo.config.hugging_face_families import FAMILIES
 from memo.errors import ConfigError
 from memo.estimate.hf_config import read_hf_config, shape_from_hf
 from memo.spec.parameters import count_parameters
-from memo.spec.shapes import model_config_of, shape_of
+from memo.spec.shapes import shape_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "architectures.json").read_text())
 OFTEN_IN_DOUBT = {
@@ -66,7 +66,7 @@ def test_shapes_of_presets_count_as_their_configuration(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "mistral-7b", "qwen2-7b", "qwen3-8b", "starcoder2-3b"])
 def test_models_that_memo_runs_keep_their_parameters(name: str) -> None:
     shape = shape_from_hf(GOLDEN[name]["config"], name)
-    assert count_parameters(RunConfig(model=model_config_of(shape))).total == shape.parameters
+    assert count_parameters(RunConfig(model=shape.nearest)).total == shape.parameters
 
 
 def test_a_directory_or_a_file(tmp_path: Path) -> None:

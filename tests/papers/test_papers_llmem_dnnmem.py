@@ -3,7 +3,7 @@
 import pytest
 from golden import golden_rows
 
-from memo.config import preset
+from memo.config import ModelConfig, preset
 from memo.errors import TraceError
 from memo.estimate.hf_config import shape_from_hf
 from memo.papers import llmem
@@ -95,7 +95,8 @@ def test_the_largest_batch_is_the_largest() -> None:
 
 def test_terms_by_hand() -> None:
     """One layer, h 1024, f 4096, v 2048, chunks of 1 Mi, no positions: pages of 2 MiB throughout."""
-    shape = ModelShape("", 1, 1024, 8, 8, 128, 4096, 2048, qkv_bias=False, projection_bias=False, mlp_bias=False)
+    sizes = ("", 1, 1024, 8, 8, 128, 4096, 2048)
+    shape = ModelShape(*sizes, qkv_bias=False, projection_bias=False, mlp_bias=False, nearest=ModelConfig())
     found = terms(Setting(shape, 1024, 1, base_bytes=0, chunk_parameters=MIB), batch=2)
     # embed 2 Mi; other: 12 Mi of matrices and 6 Ki of norms, hence 13 chunks.
     assert (found.parameters_fp16, found.parameters_fp32) == (30 * MIB, 60 * MIB)
