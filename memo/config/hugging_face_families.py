@@ -46,12 +46,14 @@ _GPT2_NAMES = {
     "norm_epsilon": "layer_norm_epsilon",
 }
 
-# Of the keys that files of most families may leave out; None: memo's own default, or nothing where it is not needed.
+# What classes take for keys that a file leaves out; where they differ, a family says so itself. None: what ModelConfig
+# takes.
 _DEFAULTS = {
     "num_key_value_heads": None,
     "head_dim": None,
     "n_inner": None,
     "max_position_embeddings": None,
+    "n_positions": 1024,
     "rms_norm_eps": 1e-6,
     "layer_norm_eps": 1e-5,
     "layer_norm_epsilon": 1e-5,
@@ -60,6 +62,12 @@ _DEFAULTS = {
     "initializer_range": 0.02,
     "tie_word_embeddings": False,
     "hidden_act": "silu",
+    "activation_function": "gelu_new",
+    "use_bias": True,
+    "enable_bias": True,
+    "multi_query": True,
+    "do_layer_norm_before": True,
+    "layer_norm_elementwise_affine": True,
 }
 _TIED = {**_DEFAULTS, "tie_word_embeddings": True}
 
@@ -125,7 +133,7 @@ _LLAMA = TrainedFamily(
 )
 _GPT2 = Family(
     names=_GPT2_NAMES,
-    defaults={**_TIED, "n_positions": 1024},
+    defaults=_TIED,
     normalization="LayerNorm",
     position_embedding_type="learned_absolute",
     gated=False,
@@ -154,7 +162,7 @@ FAMILIES: dict[str, Family] = {
         window="use_sliding_window",
     ),
     "gpt2": TrainedFamily(
-        **vars(replace(_GPT2, defaults={**_GPT2.defaults, "activation_function": "gelu_new"})),
+        **vars(_GPT2),
         architecture="GPT2LMHeadModel",
         tensors=_GPT2_TENSORS,
         activation="activation_function",
@@ -168,13 +176,7 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": TrainedFamily(
         architecture="Starcoder2ForCausalLM",
         names={**_ROPE_NAMES, "norm_epsilon": "norm_epsilon"},
-        defaults={
-            **_TIED,
-            "num_key_value_heads": 2,
-            "initializer_range": 0.018042,
-            "use_bias": True,
-            "hidden_act": "gelu_pytorch_tanh",
-        },
+        defaults={**_TIED, "num_key_value_heads": 2, "initializer_range": 0.018042, "hidden_act": "gelu_pytorch_tanh"},
         normalization="LayerNorm",
         gated=False,
         biases=Biases("use_bias", "use_bias", "use_bias"),
@@ -188,21 +190,11 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(
         names=_LLAMA_NAMES, defaults={**_TIED, "head_dim": 256}, beyond=lambda keys, model: {"norms_per_layer": 4}
     ),
-    "gpt_bigcode": replace(
-        _GPT2,
-        defaults={**_GPT2.defaults, "multi_query": True},
-        one_kv_head="multi_query",
-    ),
+    "gpt_bigcode": replace(_GPT2, one_kv_head="multi_query"),
     "opt": replace(
         _GPT2,
         names={**_SIZES, "ffn_hidden_size": "ffn_dim"},
-        defaults={
-            **_TIED,
-            "max_position_embeddings": 2048,
-            "enable_bias": True,
-            "do_layer_norm_before": True,
-            "layer_norm_elementwise_affine": True,
-        },
+        defaults={**_TIED, "max_position_embeddings": 2048},
         biases=Biases("enable_bias", "enable_bias", "enable_bias"),
         spare_positions=2,
         beyond=_opt,

@@ -13,6 +13,7 @@ from memo.config.choose import choose_model
 from memo.config.flags import parse_run
 from memo.config.hugging_face import model_of, read_config
 from memo.config.hugging_face_families import FAMILIES, TRAINED
+from memo.config.hugging_face_family import TrainedFamily
 from memo.config.to_hugging_face import write_config
 from memo.errors import ConfigError
 
@@ -141,8 +142,9 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(model_type)
     family = FAMILIES[model_type]
-    switches = [switch for switch in family.biases if isinstance(switch, str)]
-    read = {*family.names.values(), *switches, "tie_word_embeddings", getattr(family, "activation", "vocab_size")}
+    read = {*family.names.values(), *family.biases, family.one_kv_head, "tie_word_embeddings"}
+    read |= {family.activation} if isinstance(family, TrainedFamily) else set()
+    read |= {"do_layer_norm_before", "layer_norm_elementwise_affine"} if model_type == "opt" else set()
     for name in read & set(family.defaults):
         value = family.defaults[name]
         if name == "rope_theta":
