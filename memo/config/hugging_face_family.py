@@ -72,9 +72,12 @@ class ConfigKeys:
         return self.content.get(key, self.family.defaults.get(key))
 
     def number(self, ours: str, key: str) -> Any:
-        """A value with the type and the range of the field `ours` of ModelConfig; None only if that is the default."""
+        """A value with the type and the range of the field `ours` of ModelConfig.
+
+        None only if that is the family's default, or of key/value heads, where transformers takes it for all heads.
+        """
         value = self.get(key)
-        if value is None and self.family.defaults.get(key, 0) is not None:
+        if value is None and key != "num_key_value_heads" and self.family.defaults.get(key, 0) is not None:
             raise self.missing(ours, key)
         return checked(number_of_model(ours), value, key, self.source)
 

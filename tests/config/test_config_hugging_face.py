@@ -155,6 +155,12 @@ def test_defaults_of_fields_left_out_are_those_of_their_classes(model_type: str)
             assert getattr(theirs, name) == value, name
 
 
+@pytest.mark.parametrize("content", [LLAMA_31_8B, MISTRAL, QWEN3_8B])
+def test_null_key_value_heads_are_as_many_as_all_heads(content: dict[str, Any]) -> None:
+    """As in transformers, whatever the family's default."""
+    assert model_of({**content, "num_key_value_heads": None}, "x").kv_heads == content["num_attention_heads"]
+
+
 @pytest.mark.parametrize("model_type", TRAINED)
 def test_architectures_are_what_transformers_picks(model_type: str) -> None:
     pytest.importorskip("transformers")
