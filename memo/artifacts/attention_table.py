@@ -11,14 +11,10 @@ As a file (schema "attention_table"):
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from memo.artifacts import files
-from memo.artifacts.fields import PositiveFloat, PositiveInt, Time, build
-from memo.artifacts.reading import Source
-from memo.errors import ArtifactError
+from memo.artifacts.fields import PositiveFloat, PositiveInt, Time
+from memo.artifacts.files import Artifact
 
-SCHEMA, VERSION = "attention_table", 1
 LONGEST_TOKENS = 32768
 """Longer sequences are not measured: kernels work on tiles of few hundred tokens, so their ratio should not change."""
 
@@ -67,8 +63,11 @@ class AttentionRow:
 
 
 @dataclass(frozen=True)
-class AttentionTable:
+class AttentionTable(Artifact):
     """All rows for one device and one version of torch and memo; at most one row for each case."""
+
+    schema = "attention_table"
+    remedy = "delete it, and run `memo profile --attention` again"
 
     device: str
     torch: str
@@ -95,13 +94,3 @@ class AttentionTable:
         names = set[str].intersection(*(set(seconds) for seconds, _ in measured))
         totals = {name: sum(seconds[name] * times for seconds, times in measured) for name in names}
         return dict(sorted(totals.items(), key=lambda pair: (pair[1], pair[0])))
-
-    def save(self, path: str | Path) -> None:
-        """Raises ArtifactError for a path that cannot be written."""
-        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "AttentionTable":
-        """Raises ArtifactError for anything but a table with sensible numbers."""
-        source = Source(str(path), ArtifactError, "delete it, and run `memo profile --attention` again")
-        return build(cls, files.read(path, SCHEMA, VERSION), source)

@@ -1,13 +1,35 @@
 """JSON files with the name and version of a schema: written whole or not at all, and refused if they have another."""
 
 import contextlib
+import dataclasses
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from memo.artifacts.fields import build
 from memo.artifacts.reading import Source, read_json_object, shown
 from memo.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Base of a dataclass that has a file of its own: its fields beside the name and the version of its schema."""
+
+    schema: ClassVar[str]
+    version: ClassVar[int] = 1
+    remedy: ClassVar[str]
+    """What helps if the file is damaged, for messages."""
+
+    def save(self, path: str | Path) -> None:
+        """Raises ArtifactError for a path that cannot be written."""
+        write(path, self.schema, self.version, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Raises ArtifactError for a file that `save` did not write, and for values that the fields do not accept."""
+        return build(cls, read(path, cls.schema, cls.version), Source(str(path), ArtifactError, cls.remedy))
 
 
 def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> None:

@@ -14,14 +14,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
-from memo.artifacts import files
-from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Time, build
-from memo.artifacts.reading import Source
-from memo.errors import ArtifactError
-
-SCHEMA, VERSION = "layer_profile", 1
+from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Time
+from memo.artifacts.files import Artifact
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class ProfileKey:
 
 
 @dataclass(frozen=True)
-class LayerProfile:
+class LayerProfile(Artifact):
     """Seconds of one layer and microbatch, and bytes per second of one rank's link to host memory.
 
     With several ranks these are the times of the slowest rank and the rates of the slowest link, which determine the
@@ -99,6 +94,9 @@ class LayerProfile:
         offload_under_compute_bytes_per_s, prefetch_under_compute_bytes_per_s: rates while the device computes; 0 if
             copies take turns with compute, as they do on a CPU.
     """
+
+    schema = "layer_profile"
+    remedy = "run `memo profile` again"
 
     key: ProfileKey
     measured_at: Time
@@ -115,13 +113,3 @@ class LayerProfile:
     def measured_on(self) -> str:
         """The date and minute of the measurement, for people."""
         return datetime.fromisoformat(self.measured_at).strftime("%Y-%m-%d %H:%M")
-
-    def save(self, path: str | Path) -> None:
-        """Raises ArtifactError for a path that cannot be written."""
-        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "LayerProfile":
-        """Raises ArtifactError for anything but a profile with sensible numbers."""
-        source = Source(str(path), ArtifactError, "run `memo profile` again")
-        return build(cls, files.read(path, SCHEMA, VERSION), source)

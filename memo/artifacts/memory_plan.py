@@ -5,17 +5,12 @@ resumes at the phase's first request, whatever went wrong before. Requests below
 counted.
 """
 
-import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
-from memo.artifacts import files
-from memo.artifacts.fields import Count, PositiveInt, build
-from memo.artifacts.reading import Source
-from memo.errors import ArtifactError
+from memo.artifacts.fields import Count, PositiveInt
+from memo.artifacts.files import Artifact
 
-SCHEMA, VERSION = "memory_plan", 1
 NATIVE = -1
 """The offset of a request that the native allocator serves, because it outlives the iteration."""
 
@@ -47,8 +42,8 @@ class PlannedPhase:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
-    """The plan of one rank.
+class MemoryPlan(Artifact):
+    """The plan of one rank; memo.planner.memory.plan_check checks its addresses.
 
     Attributes:
         device: "cpu" or "cuda".
@@ -62,6 +57,9 @@ class MemoryPlan:
             out" if it does not and a longer search might find a better plan.
     """
 
+    schema = "memory_plan"
+    remedy = "solve the trace again"
+
     device: str
     planner: str
     alignment_bytes: PositiveInt
@@ -70,12 +68,3 @@ class MemoryPlan:
     lower_bound_bytes: Count
     proof: Proof
     phases: tuple[PlannedPhase, ...]
-
-    def save(self, path: str | Path) -> None:
-        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "MemoryPlan":
-        """Raises ArtifactError for anything but a memory plan; memo.planner checks the addresses."""
-        source = Source(str(path), ArtifactError, "solve the trace again")
-        return build(cls, files.read(path, SCHEMA, VERSION), source)

@@ -8,18 +8,16 @@ A resumed run appends, beginning with the iteration after its checkpoint: earlie
 ones are then ignored. A run that was killed may leave half a line at the end, which is ignored as well.
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memo.artifacts import files
 from memo.artifacts.fields import AnyFloat, Count, Time, build, checked
+from memo.artifacts.files import Artifact
 from memo.artifacts.reading import Source, parse_json, read_lines
 from memo.errors import ArtifactError
 
-SCHEMA, VERSION = "run", 1
 _LONGEST_LINE_BYTES = 1 << 20
 """Limit of a line; that of an iteration takes a kilobyte."""
 
@@ -112,7 +110,7 @@ class SwapForecast:
 
 
 @dataclass(frozen=True)
-class RunHeader:
+class RunHeader(Artifact):
     """A description of the run, written when training starts and again when it is resumed.
 
     Attributes:
@@ -129,6 +127,9 @@ class RunHeader:
         host, command: of rank 0, the latter as a shell reads it; None in files of older versions.
     """
 
+    schema = "run"
+    remedy = "give a file that memo train wrote"
+
     started_at: Time
     versions: dict[str, str]
     device: str
@@ -142,16 +143,6 @@ class RunHeader:
     attention: dict[str, str] | None = None
     host: str | None = None
     command: str | None = None
-
-    def save(self, path: str | Path) -> None:
-        """Raises ArtifactError for a path that cannot be written."""
-        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "RunHeader":
-        """Raises ArtifactError for anything but a header."""
-        source = Source(str(path), ArtifactError, "give a file that memo train wrote")
-        return build(cls, files.read(path, SCHEMA, VERSION), source)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,11 @@
 """The result of the rehearsal of one rank, as a file that its process writes."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from memo.artifacts import files
-from memo.artifacts.fields import Count, NonNegativeFloat, PositiveFloat, build
-from memo.artifacts.reading import Source
-from memo.errors import ArtifactError
+from memo.artifacts.fields import Count, NonNegativeFloat, PositiveFloat
+from memo.artifacts.files import Artifact
 from memo.estimate.rank_memory import RankMemory
-
-SCHEMA, VERSION = "rehearsed", 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ class RehearsalShortage:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class Rehearsed(Artifact):
     """The result for one rank.
 
     Attributes:
@@ -102,6 +97,9 @@ class Rehearsed:
         trace: the file of the traced step.
         took_s: seconds of the whole rehearsal on this machine.
     """
+
+    schema = "rehearsed"
+    remedy = "rehearse again"
 
     rank: Count
     stage: Count
@@ -118,12 +116,3 @@ class Rehearsed:
     planned: Planned | None = None
     shortage: RehearsalShortage | None = None
     trace: str | None = None
-
-    def save(self, path: str) -> None:
-        """Raises ArtifactError for a path that cannot be written."""
-        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
-
-    @classmethod
-    def load(cls, path: str) -> "Rehearsed":
-        """Raises ArtifactError for what `save` did not write."""
-        return build(cls, files.read(path, SCHEMA, VERSION), Source(path, ArtifactError, "rehearse again"))

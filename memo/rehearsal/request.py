@@ -3,9 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from memo.artifacts import files
-from memo.artifacts.fields import build
-from memo.artifacts.reading import Source
+from memo.artifacts.files import Artifact
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.derived import world_size_from_env
@@ -14,13 +12,10 @@ from memo.config.require import require, require_count
 from memo.config.run import CheckpointConfig, LoggingConfig
 from memo.config.training import TrainingConfig
 from memo.emulated_gpu.launch import Device
-from memo.errors import ArtifactError
 from memo.estimate.calibration import USABLE_SHARE
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.units import GIB
-
-SCHEMA, VERSION = "rehearsal_request", 1
 
 STEADY_STEPS = 2
 """Steps that are measured, after one in which libraries and the optimizer allocate what they keep."""
@@ -39,7 +34,7 @@ _EVALUATION = ("eval_interval", "eval_positions", "check_replicas_interval")
 
 
 @dataclass(frozen=True)
-class RehearsalRequest:
+class RehearsalRequest(Artifact):
     """The input of one process.
 
     Attributes:
@@ -48,18 +43,12 @@ class RehearsalRequest:
         trace_out: file for a trace of one more step, as `memo.Trainer.trace` writes it.
     """
 
+    schema = "rehearsal_request"
+    remedy = "rehearse again"
+
     config: RunConfig
     hardware: Hardware
     trace_out: str | None = None
-
-    def save(self, path: str) -> None:
-        """Raises ArtifactError for a path that cannot be written."""
-        files.write(path, SCHEMA, VERSION, dataclasses.asdict(self))
-
-    @classmethod
-    def load(cls, path: str) -> "RehearsalRequest":
-        """Raises ArtifactError for what `save` did not write."""
-        return build(cls, files.read(path, SCHEMA, VERSION), Source(path, ArtifactError, "rehearse again"))
 
 
 def checked_run(config: RunConfig, gpus: int) -> RunConfig:
