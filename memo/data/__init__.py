@@ -1,7 +1,7 @@
 """Corpora, tokenizers, samples and their order. Pure numpy: `memo data ...` must start without torch."""
 
 from memo.data.batch import Batch, collate
-from memo.data.blend import BlendedDataset
+from memo.data.blended import BlendedDataset
 from memo.data.build import BuildSummary, Reading, build_corpus, build_demo
 from memo.data.chat import build_chat
 from memo.data.chat_packing import PackedConversations

@@ -1,17 +1,20 @@
-"""A corpus by its prefix, as the dataset that its facts ask for; several as a blend."""
+"""A corpus by its prefix, as the dataset that its facts ask for; several as a blend; what tells datasets apart."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from memo.artifacts.checksum import checksum_of
 from memo.config.blend import read_blend
 from memo.config.data import DataConfig
+from memo.config.identity import Fact
 from memo.config.split import WHOLE, Part, read_split
-from memo.data.blend import BlendedDataset, Corpus
+from memo.data.blended import BlendedDataset, Corpus
 from memo.data.chat_packing import PackedConversations
-from memo.data.facts import CorpusFacts, mask_prefix
+from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, mask_prefix
 from memo.data.indexed import IndexedDataset
 from memo.data.packing import PackedDataset
+from memo.data.sample import SampleDataset
 from memo.errors import DataError
 
 
@@ -57,3 +60,22 @@ def open_corpus(prefix: str | os.PathLike[str], data: DataConfig, seed: int, par
         packing=data.packing,
         long_conversations=data.long_conversations,
     )
+
+
+def data_identity(data: DataConfig, dataset: SampleDataset) -> dict[str, Fact]:
+    """What a checkpoint writes down about its data: not where they lie, but what they hold and how samples are cut.
+
+    By flag; all names are in memo.config.identity.DATA_FACTS. A dataset of the user's own may have a method
+    `identity() -> dict[str, Fact]`; without it, only its length is known.
+    """
+    found: dict[str, Fact] = {"seq_length": dataset.seq_length}
+    describe = getattr(dataset, "identity", None)
+    if describe is not None:
+        found |= describe()
+    if data.data_path is not None:
+        prefixes = read_blend("--data-path", data.data_path).prefixes
+        tokenizers = (Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in prefixes)
+        tokenizer = next(filter(Path.is_file, tokenizers), None)  # corpora of one blend have the same
+        if tokenizer is not None:
+            found["tokenizer"] = checksum_of(tokenizer.read_bytes())
+    return found

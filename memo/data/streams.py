@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from memo.artifacts.reading import Source, opened
-from memo.data.extras import pyarrow
+from memo.data.tables import pyarrow
 from memo.errors import MemoError
 
 

@@ -1,19 +1,30 @@
 """Rows of Parquet and Arrow files, some hundred at a time; Arrow's are what Hugging Face's datasets keep on disk."""
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from memo.artifacts.reading import Source, listed
-from memo.data.extras import pyarrow
-from memo.errors import DataError
+from memo.errors import ConfigError, DataError
 
 _ROWS = 256
 _FILE_MAGIC = b"ARROW1"
 
 Row = tuple[int, dict[str, Any], int, int]
 """Number from 1, values by column, bytes of texts in it, bytes of the file that have been read."""
+
+
+def pyarrow(path: str, module: str = "pyarrow") -> Any:
+    """The package pyarrow, or a module of it, to read `path`. Raises ConfigError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise ConfigError(
+            f"{path} needs the package pyarrow, which is not installed: run pip install 'memo-train[data]', or convert "
+            'the file to lines of JSON such as {"text": "..."}'
+        ) from None
 
 
 def parquet_rows(path: Path, column: str | None) -> Iterator[Row]:

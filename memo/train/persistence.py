@@ -15,7 +15,7 @@ from memo.checkpoint.owner import Ownership, claim
 from memo.checkpoint.store import SegmentState, from_rank_zero
 from memo.config import RunConfig
 from memo.config.identity import accepted_changes, differences, model_identity
-from memo.data.identity import data_identity
+from memo.data.corpus import data_identity
 from memo.errors import CheckpointError, ConfigError
 from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh

@@ -21,7 +21,7 @@ from memo.config.flags import load_run
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, differences, model_identity
 from memo.config.model import ModelConfig
 from memo.data import PackedDataset
-from memo.data.identity import data_identity
+from memo.data.corpus import data_identity
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.errors import CheckpointError
 

@@ -1,16 +1,17 @@
-"""The order of a blend: which corpus gives sample k, and the how manyth of its own samples that is.
+"""Several corpora as one: samples of each as often as its weight says.
 
-Megatron-LM's rule (build_blending_indices in megatron/core/datasets/helpers.cpp). Let w be the weights, of sum 1, and c
-how many samples each corpus has given before sample k. Sample k is of the corpus that lags most,
+The order is Megatron-LM's (build_blending_indices in megatron/core/datasets/helpers.cpp). Let w be the weights, of sum
+1, and c the number of samples that each corpus has given before sample k. Sample k is of the corpus that lags most,
 
     argmax over i of  w_i max(k, 1) - c_i        in float64, the first of those that tie,
 
 so that after any number of samples each corpus has given its share of them, to about one sample.
 
-The rule goes sample by sample, but it forgets: from other counts c it soon comes to the same ones. So blocks of samples
-are computed side by side, each from counts that are guessed. Where a block ends with other counts than the next one
-began with, the next one is computed again from these, until all agree, which is then the rule from the first sample
-on. Kept are the counts at the beginning of each block; a block is computed again when a sample of it is asked for.
+The rule goes sample by sample, but a wrong c is soon forgotten: the counts become the same ones again. So blocks of
+samples are computed side by side, each from guessed counts. Where a block ends with other counts than the next block
+began with, the next block is computed again from them. Once all agree, every choice is the one that the rule makes from
+the first sample on. Only the counts at the beginning of each block are kept, and a block is computed again when one of
+its samples is asked for.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from memo.config.identity import Fact
+from memo.data.chat_packing import PackedConversations
+from memo.data.packing import PackedDataset
+from memo.data.sample import Sample
+
 _BLOCK = 1024
 """Samples of a block."""
 _MOST_BLOCKS = 4096
 """Computed side by side: enough for numpy to be fast, in megabytes."""
 _CACHED_BLOCKS = 2
 """A global batch can reach from the end of one block into the next."""
+
+Corpus = PackedDataset | PackedConversations
 
 
 class BlendOrder:
@@ -101,3 +109,47 @@ class BlendOrder:
             if choices is not None:
                 choices[step] = chosen
         return counts.T
+
+
+class BlendedDataset:
+    """Endless samples of several corpora, in the order of `BlendOrder`.
+
+    Each corpus hands out its own samples in its own order, as if it were read alone: when it has given all, it begins
+    another epoch, in another order. An epoch of the blend is as many samples as all corpora have together, of which
+    some may be read more than once, and of others only a part.
+    """
+
+    def __init__(self, corpora: Sequence[Corpus], names: Sequence[str], weights: Sequence[float] | None) -> None:
+        """`names`: for people. `weights`: as of `BlendOrder`; None: each corpus has as much as it has samples."""
+        self.corpora, self.names = tuple(corpora), tuple(names)
+        self.seq_length = corpora[0].seq_length
+        self.samples_per_epoch = sum(corpus.samples_per_epoch for corpus in corpora)
+        self.order = BlendOrder([corpus.samples_per_epoch for corpus in corpora] if weights is None else weights)
+
+    def sample(self, index: int) -> Sample:
+        """Sample `index`, a function of (corpora, weights, seq_length, seed, index). Raises IndexError below 0."""
+        corpus, number = self.order.locate(index)
+        return self.corpora[corpus].sample(number)
+
+    def where(self, index: int, offset: int) -> str:
+        """Of token `offset` of the window of sample `index`, as the corpus says it."""
+        corpus, number = self.order.locate(index)
+        return self.corpora[corpus].where(number, offset)
+
+    def identity(self) -> dict[str, Fact]:
+        """What decides its samples, besides lengths and seed, by flag."""
+        facts = [corpus.identity() for corpus in self.corpora]
+        shares = zip(self.order.weights.tolist(), facts, strict=True)
+        merged = {name: value for each in facts for name, value in each.items()}
+        return {**merged, "data_path": " + ".join(f"{weight!r} of {each['data_path']}" for weight, each in shares)}
+
+    def describe(self, num_samples: int | None = None) -> str:
+        """For people to read; `num_samples`: of the run, to say how often it reads each corpus."""
+        lines = [f"a blend of {len(self.corpora)} corpora, {self.samples_per_epoch:,} samples an epoch"]
+        counts = None if num_samples is None else self.order.counts(num_samples).tolist()
+        for place, corpus in enumerate(self.corpora):
+            line = f"  {100 * self.order.weights[place]:.3g} % {self.names[place]}: {corpus.describe()}"
+            if counts is not None:
+                line += f"; {counts[place] / corpus.samples_per_epoch:.3g} passes in this run"
+            lines.append(line)
+        return "\n".join(lines)
