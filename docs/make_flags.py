@@ -9,8 +9,7 @@ from typing import Any, get_origin
 from memo.cli.commands import Command
 from memo.cli.main import COMMANDS, main
 from memo.config import command_line
-from memo.config.flag_groups import CommandLine, Group
-from memo.config.flag_table import Entry, dashed, texts_of
+from memo.config.flag_table import CommandLine, Entry, Group, dashed, texts_of
 from memo.config.flags import ALWAYS_ON, MEGATRON_SPELLINGS
 from memo.config.other_names import OTHER_NAMES, filled
 

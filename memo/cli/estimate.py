@@ -12,7 +12,7 @@ from memo.artifacts.memory_plan import MemoryPlan
 from memo.config import RunConfig
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
-from memo.config.flag_table import entries_of
+from memo.config.flag_table import dashed, entries_of
 from memo.config.model_name import check_planned_model
 from memo.errors import ConfigError, DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
@@ -131,8 +131,9 @@ def _require_a_table(cases: str, given: Mapping[str, str], options: _Options) ->
     if options.out is None:
         raise ConfigError(f"--cases {cases} needs a file for the answers, but --out is not given: give both")
     if given:
-        name = next(iter(given)).replace("_", "-")
-        raise ConfigError(f"--{name} fights with --cases {cases}, whose rows say it: make it a column, or drop it")
+        raise ConfigError(
+            f"{dashed(next(iter(given)))} fights with --cases {cases}, whose rows say it: make it a column, or drop it"
+        )
     one_case = {"--json": options.json, "--memory-plan": options.memory_plan, "--trace-out": options.trace_out}
     for flag, value in one_case.items():
         if value:

@@ -11,6 +11,7 @@ from memo.config import RunConfig
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.checks import check_ranges
 from memo.config.evaluation import for_evaluation
+from memo.config.flag_table import changed, dashed
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require
@@ -87,11 +88,10 @@ def _check_options(config: RunConfig, options: _Options) -> None:
         lengths = (options.num_needles, options.key_length, options.value_length)
         check_needles(config.data.seq_length, *lengths)
         return
-    for name, default in vars(_Options()).items():
-        value = getattr(options, name)
+    for name, value in changed(options).items():
         require(
-            name == "out" or value == default,
-            f"--{name.replace('_', '-')} {value} is read with --needle alone, which is not given: give both or none",
+            name == "out",
+            f"{dashed(name)} {value} is read with --needle alone, which is not given: give both or none",
         )
 
 

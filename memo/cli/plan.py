@@ -4,13 +4,14 @@ import contextlib
 import gc
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from memo.config import TrainingConfig
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
+from memo.config.flag_table import changed, dashed
 from memo.config.model_name import check_planned_model
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
@@ -213,40 +214,25 @@ def _check_method(options: _Options) -> None:
                 "--llmem-corrected fights with --method memo, which has no such formulas: give --method llmem"
             )
         return
-    for entry in fields(options):
-        value = getattr(options, entry.name)
-        if entry.name not in _OF_LLMEM and value != entry.default:
-            flag = f"--{entry.name.replace('_', '-')}" + ("" if value is True else f" {value}")
+    for name, value in changed(options).items():
+        if name not in _OF_LLMEM:
+            flag = dashed(name) + ("" if value is True else f" {value}")
             raise ConfigError(f"{flag} fights with --method llmem, whose paper does not know it: drop one")
 
 
-_OF_COMPARE = {field.name for field in fields(_Options)} - {
-    *(
-        "gpus",
-        "hardware",
-        "gpu_memory_gib",
-        "objective",
-        "family",
-        "min_tgs",
-        "method",
-        "llmem_corrected",
-        "top",
-        "all",
-    ),
-    *("explain", "out", "data_path", "trace_out", "plot", "html"),
+_OF_ONE_MACHINE = {
+    *("gpus", "hardware", "gpu_memory_gib", "objective", "family", "min_tgs", "method", "llmem_corrected"),
+    *("top", "all", "explain", "out", "data_path", "trace_out", "plot", "html"),
 }
 
 
 def _check_compare(options: _Options) -> None:
-    for entry in fields(options):
-        if (
-            options.compare is not None
-            and entry.name not in _OF_COMPARE
-            and getattr(options, entry.name) != entry.default
-        ):
-            flag = f"--{entry.name.replace('_', '-')}"
+    if options.compare is None:
+        return
+    for name in changed(options):
+        if name in _OF_ONE_MACHINE:
             raise ConfigError(
-                f"{flag} fights with --compare {options.compare}, which shows one line a machine: drop one"
+                f"{dashed(name)} fights with --compare {options.compare}, which shows one line a machine: drop one"
             )
 
 

@@ -1,7 +1,5 @@
 """Rules about swapping and recomputation."""
 
-from dataclasses import fields
-
 from memo.config.derived import (
     layers_per_chunk,
     resolved_memory_planner,
@@ -9,13 +7,13 @@ from memo.config.derived import (
     resolved_slot_tiles,
     sequence_step,
 )
+from memo.config.flag_table import changed, dashed
 from memo.config.memory import MemoryConfig
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.config.require import neighbours, require
 from memo.config.run import RunConfig
 
 _OF_SWAPPING = (
-    "offload_alpha",
     "offload_policy",
     "offload_tiles",
     "offload_granularity",
@@ -95,7 +93,7 @@ def _check_states(config: RunConfig) -> None:
         share = getattr(memory, name)
         if share is None:
             continue
-        flag = "--" + name.replace("_", "-")
+        flag = dashed(name)
         require(
             0 <= share <= 1, f"{flag} is {share}, but it is a share of the layers and must be in [0, 1]: give 0.5, say"
         )
@@ -121,14 +119,12 @@ def _check_unread(config: RunConfig) -> None:
     memory = config.memory
     why = f"--recompute-granularity {memory.recompute_granularity}"
     why = "--offload-alpha off" if memory.offload_alpha == "off" else why
-    for entry in fields(memory):
-        value = getattr(memory, entry.name)
-        belongs_to_swapping = entry.name in _OF_SWAPPING or (
-            entry.name in _OF_ALL_COPIES and not (memory.offloads_states or config.parallel.shards_gradients)
-        )
+    moves_states = memory.offloads_states or config.parallel.shards_gradients
+    unread = _OF_SWAPPING if moves_states else (*_OF_SWAPPING, *_OF_ALL_COPIES)
+    for name, value in changed(memory).items():
         require(
-            not belongs_to_swapping or entry.name == "offload_alpha" or value == entry.default,
-            f"--{entry.name.replace('_', '-')} {value} fights with {why}, which ignores it: "
+            name not in unread,
+            f"{dashed(name)} {value} fights with {why}, which ignores it: "
             "use --offload-alpha auto without --recompute-granularity, or leave it out",
         )
 

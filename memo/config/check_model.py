@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 from memo.artifacts.reading import shown
+from memo.config.flag_table import dashed
 from memo.config.model import SCALING_READ_BY, ModelConfig
 from memo.config.model_ranges import RANGES
 from memo.config.require import divisors, neighbours, require
@@ -35,7 +36,7 @@ def _check_ranges(model: ModelConfig) -> None:
         value = getattr(model, name)
         require(
             value is None or numbers.accepts(value),
-            f"--{name.replace('_', '-')} is {shown(value)}, which no model has: give a number {numbers.wanted}",
+            f"{dashed(name)} is {shown(value)}, which no model has: give a number {numbers.wanted}",
         )
 
 
@@ -75,7 +76,7 @@ def _check_rope_scaling(model: ModelConfig) -> None:
         value = getattr(model, name)
         require(
             kind in readers or value == defaults[name],
-            f"--{name.replace('_', '-')} {value} fights with --rope-scaling-type {kind}, which ignores it: "
+            f"{dashed(name)} {value} fights with --rope-scaling-type {kind}, which ignores it: "
             f"use --rope-scaling-type {' or '.join(readers)}, or leave it at {defaults[name]}",
         )
     require(

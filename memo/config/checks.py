@@ -13,6 +13,7 @@ from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
 from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
+from memo.config.flag_table import dashed
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
 from memo.config.require import LARGEST, require
 from memo.config.run import RunConfig
@@ -74,7 +75,7 @@ def check_ranges(config: RunConfig) -> None:
             value = getattr(values, entry.name)
             if not isinstance(value, int | float) or isinstance(value, bool) or entry.name in _HAS_OWN_RULE:
                 continue
-            flag = "--" + entry.name.replace("_", "-")
+            flag = dashed(entry.name)
             default = "" if entry.default is None else f", such as the default {entry.default}"
             require(isfinite(value), f"{flag} is {value}: give a finite number{default}")
             is_count = isinstance(value, int) and entry.name != "seed"

@@ -3,7 +3,7 @@
     memo plan --model gpt-7b --gpus=8 --seq_len 512K --json
 
 Flags are field names with dashes, underscores work too. A switch is `--packing` or `--no-packing`. Of a flag that is
-given twice the last value counts, so that whoever appends to a command overrides it. Help is in memo.config.help.
+given twice the last value counts, so that whoever appends to a command overrides it. Help is in memo.config.help_text.
 """
 
 import difflib
@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from memo.config import help_text
-from memo.config.flag_groups import CommandLine, Group
-from memo.config.flag_table import Entry, dashed
+from memo.config.flag_table import CommandLine, Entry, Group, dashed
 from memo.config.other_names import advice
 from memo.errors import ConfigError
 

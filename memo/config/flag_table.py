@@ -1,4 +1,7 @@
-"""The flags that a dataclass is: their names, what they accept, and what the text below each field says."""
+"""The flags that a dataclass is: their names, what they accept, and what the text below each field says.
+
+A command takes the flags of one dataclass or of several, in groups.
+"""
 
 import ast
 import dataclasses
@@ -6,8 +9,8 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -119,9 +122,59 @@ class Entry:
         return f", such as the default {self.default}"
 
 
+@dataclass(frozen=True)
+class Group:
+    """Flags that stand together in help.
+
+    Attributes:
+        kind: the dataclass whose fields they are.
+        name: its heading; empty for the flags of the command itself.
+        defaults: the values that count where no flag is given, by field; None for those of the dataclass.
+    """
+
+    kind: type
+    name: str = ""
+    defaults: Mapping[str, Any] | None = None
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return entries_of(self.kind)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a command takes.
+
+    Attributes:
+        prog: as people type it, such as `memo plan`.
+        about: what it does, for help.
+        groups: its flags.
+        examples: whole command lines that work, for help.
+        first: fields of the flags that --help explains, where it does not explain all.
+        notes: {name: what to do instead}, of flags that people look for here and that it does not have.
+    """
+
+    prog: str
+    about: str
+    groups: tuple[Group, ...]
+    examples: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for group in self.groups for entry in group.entries]
+
+
 def dashed(name: str) -> str:
     """`seq_length` -> `--seq-length`."""
     return f"--{name.replace('_', '-')}"
+
+
+def changed(section: Any) -> dict[str, Any]:
+    """{field: value} of a dataclass where it differs from the default of the field, in its order."""
+    values = {field.name: (getattr(section, field.name), field.default) for field in dataclasses.fields(section)}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 @cache

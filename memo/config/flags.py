@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from memo.config import command_line, help_text
-from memo.config.choose import choose_model
 from memo.config.flag import Flag
-from memo.config.flag_groups import CommandLine, Group, values_of
+from memo.config.flag_table import CommandLine, Group
 from memo.config.launching import check_ranks, torchrun
+from memo.config.model_name import choose_model
 from memo.config.other_names import RANKS
 from memo.config.presets import PRESETS
 from memo.config.run import RunConfig, read_toml, section_of, with_one_length
@@ -139,8 +139,8 @@ def parse_command(
 def _line(
     prog: str, about: str, examples: tuple[str, ...], options: Any, run: RunConfig, notes: Mapping[str, str]
 ) -> CommandLine:
-    sections = [Group(kind, name, values_of(getattr(run, name))) for name, kind in get_type_hints(RunConfig).items()]
-    own = [Group(type(options), "", values_of(options))] if dataclasses.fields(options) else []
+    sections = [Group(kind, name, vars(getattr(run, name))) for name, kind in get_type_hints(RunConfig).items()]
+    own = [Group(type(options), "", vars(options))] if dataclasses.fields(options) else []
     always = dict.fromkeys((flag[2:].replace("-", "_") for flag in ALWAYS_ON), "memo always does this: leave it out")
     groups = (*own, Group(_Sources, "start"), *sections)
     return CommandLine(prog, about, groups, examples, EVERYONE_NEEDS, {**always, **notes})
@@ -175,7 +175,7 @@ def _merged(values: dict[str, Any], options: Options, prog: str) -> tuple[RunCon
     """Of what the flags give. Raises ConfigError."""
     values = dict(values)
     run = _defaults(_Sources(values.pop("model", None), values.pop("config", None)))
-    own = {name: values.pop(name) for name in values_of(options) if name in values}
+    own = {name: values.pop(name) for name in vars(options) if name in values}
     by_section: dict[str, dict[str, Any]] = {}
     for name, value in with_one_length(values).items():
         by_section.setdefault(section_of(name, prog), {})[name] = value

@@ -11,8 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memo.config.flag_groups import CommandLine, Group
-from memo.config.flag_table import Entry, texts_of
+from memo.config.flag_table import CommandLine, Entry, Group, texts_of
 
 ALL = "all"
 REQUESTS = ("-h", "--help", "--help-all", "--help_all")

@@ -1,16 +1,41 @@
-"""What a model may be called, and what to do about a name that is none."""
+"""Which model a run trains, a preset or a directory in Hugging Face's format, and what to do about other names."""
 
+import dataclasses
 import difflib
 import os
 from pathlib import Path
 
-from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name
+from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name, read_config
+from memo.config.model import ModelConfig
 from memo.config.presets import PRESETS
+from memo.config.run import RunConfig
 from memo.errors import ConfigError
 
 _CHECKPOINT_MARKS = ("latest_checkpointed_iteration.txt", "run_state.json")
 _ACCEPTED = f"a preset, one of {', '.join(PRESETS)}, or a directory with {CONFIG_FILE}"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
+
+
+def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig) -> RunConfig:
+    """`config` with the shape of `model`: itself, a preset's, or that of MODEL/config.json.
+
+    A directory also becomes --pretrained-checkpoint, whose weights are the initial ones. Raises ConfigError
+    for a name that is neither, and for a config.json that memo cannot train.
+    """
+    if isinstance(model, ModelConfig):
+        return dataclasses.replace(config, model=model)
+    if isinstance(model, RunConfig):
+        raise ConfigError(
+            "--model is a RunConfig, which is a whole run: give it as config=, as in Trainer(config=...), and as the "
+            "model the name of a preset, the directory of a model of Hugging Face, or a ModelConfig"
+        )
+    name = os.fspath(model) if isinstance(model, os.PathLike) else str(model)  # a TOML file may hold anything
+    if name in PRESETS:
+        return dataclasses.replace(config, model=PRESETS[name])
+    if not os.path.lexists(Path(name, CONFIG_FILE)):
+        raise model_error(name)
+    chosen = dataclasses.replace(config, model=read_config(name).model)
+    return chosen.override({"pretrained_checkpoint": name})
 
 
 def model_error(name: str, *, flag: str = "--model", config_is_enough: bool = False) -> ConfigError:

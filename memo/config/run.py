@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
+from memo.artifacts.fields import checked
 from memo.artifacts.reading import Source, shown
 from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
@@ -19,7 +20,6 @@ from memo.config.model import ModelConfig
 from memo.config.other_names import advice
 from memo.config.parallel import ParallelConfig
 from memo.config.training import TrainingConfig
-from memo.config.values import checked_value
 from memo.errors import ConfigError
 
 
@@ -121,7 +121,7 @@ class RunConfig:
             chosen = by_section.setdefault(section, {})
             if name in chosen:
                 raise ConfigError(f"{source}: {name} is given twice ({shown(chosen[name])}, {shown(value)}): keep one")
-            chosen[name] = checked_value(type(getattr(self, section)), name, value, source)
+            chosen[name] = _checked(type(getattr(self, section)), name, value, source)
         sections = {s: dataclasses.replace(getattr(self, s), **v) for s, v in by_section.items()}
         return dataclasses.replace(self, **sections)
 
@@ -135,6 +135,27 @@ class RunConfig:
                     lines.append(f"{key} = {toml_value(value)}")
             lines.append("")
         return "\n".join(lines)
+
+
+def _checked(section: type, name: str, value: object, source: str) -> object:
+    """`value`, which no parser has seen, as the field `name` of a section stores it.
+
+    "512K" becomes a number where the field counts something, a whole number a float where a float is due. A list of
+    texts may be one text without brackets, and numbers in it without quotes. Raises ConfigError that names the source,
+    the field, the value and what would be accepted.
+    """
+    entry = next(entry for entry in entries_of(section) if entry.field == name)
+    if isinstance(value, str) and entry.unit is not None:
+        return entry.read(value, f"{source}: {name}")
+    if entry.is_list and entry.hint is str and value is not None:
+        words = value if isinstance(value, list | tuple) else (value,)
+        value = tuple(repr(each) if type(each) in (int, float) else each for each in words)
+    return checked(_hints(section)[name], value, name, Source(source, ConfigError, ""))
+
+
+@cache
+def _hints(section: type) -> dict[str, Any]:
+    return get_type_hints(section, include_extras=True)
 
 
 def _sections() -> dict[str, type]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from memo.config import RunConfig
 from memo.config.checks import check
-from memo.config.choose import choose_model
 from memo.config.launching import torchrun_nodes
+from memo.config.model_name import choose_model
 from memo.config.presets import PRESETS
 from memo.config.run import SHORT_NAMES
 from memo.errors import ConfigError

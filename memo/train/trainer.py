@@ -15,9 +15,9 @@ import torch.distributed as dist
 from memo.checkpoint import RunState
 from memo.checkpoint.owner import Ownership
 from memo.config import ModelConfig, RunConfig
-from memo.config.choose import choose_model
 from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.config.grid import rank_grid
+from memo.config.model_name import choose_model
 from memo.data import Tokenizer
 from memo.errors import ClosedError, ConfigError, MemoError
 from memo.mesh import Mesh, World, init_distributed, local_device, refusals_are_heard

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from memo.checkpoint import RunState, has_checkpoint, save_checkpoint
 from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
-from memo.config.choose import choose_model
+from memo.config.model_name import choose_model
 from memo.errors import CheckpointError, ConfigError, MemoError
 
 torch.set_num_threads(1)

@@ -21,8 +21,8 @@ from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.hugging_face.load import _read_masters, open_pretrained
 from memo.config import RunConfig
-from memo.config.choose import choose_model
 from memo.config.hugging_face_families import TRAINED
+from memo.config.model_name import choose_model
 from memo.errors import CheckpointError
 from memo.parallel.data import ShardedDataParallel
 from memo.train.build import build_chunks, build_mesh

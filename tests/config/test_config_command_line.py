@@ -8,8 +8,7 @@ import pytest
 
 from memo.config.command_line import parse_options, read_values
 from memo.config.flag import BYTES, COUNT, TOKENS, Flag
-from memo.config.flag_groups import CommandLine, Group
-from memo.config.flag_table import entries_of, texts_of
+from memo.config.flag_table import CommandLine, Group, entries_of, texts_of
 from memo.config.flags import EVERYONE_NEEDS
 from memo.config.other_names import OTHER_NAMES, advice, filled
 from memo.config.run import RunConfig, section_of

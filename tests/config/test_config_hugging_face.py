@@ -9,11 +9,11 @@ import pytest
 
 from memo.config import PRESETS, ModelConfig, RunConfig
 from memo.config.checks import check
-from memo.config.choose import choose_model
 from memo.config.flags import parse_run
 from memo.config.hugging_face import model_of, read_config
 from memo.config.hugging_face_families import FAMILIES, TRAINED
 from memo.config.hugging_face_family import TrainedFamily
+from memo.config.model_name import choose_model
 from memo.config.to_hugging_face import write_config
 from memo.errors import ConfigError
 

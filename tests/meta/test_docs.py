@@ -29,7 +29,7 @@ from memo.cli import (
 )
 from memo.cli.main import main
 from memo.config import command_line, flags
-from memo.config.flag_groups import CommandLine
+from memo.config.flag_table import CommandLine
 from memo.config.flags import parse_run
 
 ROOT = Path(__file__).parents[2]

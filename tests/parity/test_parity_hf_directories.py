@@ -20,7 +20,7 @@ from memo import Trainer
 from memo.checkpoint import RunState, save_checkpoint
 from memo.checkpoint.hugging_face import export_checkpoint
 from memo.config import RunConfig
-from memo.config.choose import choose_model
+from memo.config.model_name import choose_model
 from memo.config.run import read_toml
 from memo.data import Sample
 from memo.model.transformer import Microbatch

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
-from memo.config.choose import choose_model
+from memo.config.model_name import choose_model
 from memo.data import Sample
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_gather
