@@ -25,7 +25,7 @@ from typing import Any
 import rows
 
 from memo.data.build import Reading, build_corpus
-from memo.data.documents import python_sources, standard_library
+from memo.data.python_sources import python_sources, standard_library
 from memo.data.tokenizer import load_tokenizer, train_bpe
 from memo.units import MIB
 

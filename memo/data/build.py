@@ -4,13 +4,12 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from memo.data.documents import python_sources, read_python_sources, standard_library, texts_of
 from memo.data.encode import Encoder
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, tokenizer_spec
 from memo.data.file_kinds import list_files
@@ -18,6 +17,7 @@ from memo.data.hashing import uniform
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
 from memo.data.left_out import LeftOut
 from memo.data.progress import Progress
+from memo.data.python_sources import python_sources, read_python_sources, standard_library
 from memo.data.records import Piece, read_pieces
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from memo.data.workers import encode_all
@@ -45,12 +45,10 @@ class Reading:
     """Leave out records and files that cannot be read, count them and tell the first; else the first is an error."""
     progress: bool = False
     """Show a bar where standard error is a terminal."""
-    total_bytes: int = 0
-    """Of the inputs; a build finds it."""
 
-    def num_workers(self, tokenizer: Tokenizer) -> int:
+    def num_workers(self, tokenizer: Tokenizer, total_bytes: int) -> int:
         """Bytes are made faster than they are sent to another process, and so is what is quickly done."""
-        if isinstance(tokenizer, ByteTokenizer) or self.total_bytes < _WORKERS_FROM_BYTES:
+        if isinstance(tokenizer, ByteTokenizer) or total_bytes < _WORKERS_FROM_BYTES:
             return 1
         return self.workers or len(os.sched_getaffinity(0))
 
@@ -92,9 +90,10 @@ def build_demo(
     folder, left_out = standard_library(), LeftOut()
     return _build(
         lambda: read_python_sources(folder),
+        sum(path.stat().st_size for path in python_sources(folder)),
         Path(out_prefix),
         left_out,
-        replace(reading, total_bytes=sum(path.stat().st_size for path in python_sources(folder))),
+        reading,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         split_eval=split_eval,
@@ -129,9 +128,10 @@ def build_corpus(
     left_out = LeftOut(reading.skip_unreadable, found.ignored)
     return _build(
         lambda: read_pieces(found.files, json_key, left_out.refuse),
+        found.num_bytes,
         Path(out_prefix),
         left_out,
-        replace(reading, total_bytes=found.num_bytes),
+        reading,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         json_key=json_key,
@@ -142,6 +142,7 @@ def build_corpus(
 
 def _build(
     read: Callable[[], Iterator[Piece]],
+    total_bytes: int,
     prefix: Path,
     left_out: LeftOut,
     reading: Reading,
@@ -153,7 +154,8 @@ def _build(
     append_eod: bool = True,
 ) -> BuildSummary:
     eval_prefix = evaluation_prefix(prefix, split_eval)
-    chosen = _choose_tokenizer(tokenizer, vocab_size, lambda: texts_of(read(), json_key, left_out.refuse))
+    texts = (text for piece in read() for text in piece.texts(json_key, left_out.refuse))
+    chosen = _choose_tokenizer(tokenizer, vocab_size, texts)
     left_out.begin()  # what the tokenizer was trained on is read again
     encoder = Encoder(chosen, json_key, smallest_dtype(chosen.vocab_size), left_out.skip)
     end = np.array([chosen.eod], dtype=encoder.dtype) if append_eod else np.empty(0, dtype=encoder.dtype)
@@ -164,8 +166,8 @@ def _build(
         if split_eval > 0.0:
             evaluation = stack.enter_context(IndexedDatasetWriter(eval_prefix, encoder.dtype))
         num_documents = num_empty_documents = num_text_bytes = 0
-        bar = stack.enter_context(Progress("tokenizing", reading.total_bytes, reading.progress))
-        for encoded in encode_all(read(), encoder, reading.num_workers(chosen)):
+        bar = stack.enter_context(Progress("tokenizing", total_bytes, reading.progress))
+        for encoded in encode_all(read(), encoder, reading.num_workers(chosen, total_bytes)):
             num_text_bytes += encoded.num_text_bytes
             for message in encoded.refused:
                 left_out.count(message)
@@ -191,7 +193,7 @@ def _build(
         )
 
 
-def _choose_tokenizer(spec: str, vocab_size: int | None, read: Callable[[], Iterable[str]]) -> Tokenizer:
+def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -> Tokenizer:
     if spec != TRAIN_BPE:
         if vocab_size is not None:
             raise ConfigError(
@@ -203,7 +205,7 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, read: Callable[[], Iter
         raise ConfigError("tokenizer = bpe trains a new tokenizer; set vocab-size (8192, say)")
     # Not yet beside the data: a build that fails must not leave an older corpus with a new tokenizer.
     with tempfile.TemporaryDirectory() as folder:
-        return train_bpe(read(), vocab_size, Path(folder) / "tokenizer.json")
+        return train_bpe(texts, vocab_size, Path(folder) / "tokenizer.json")
 
 
 def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tokens: int | None = None) -> CorpusFacts:

@@ -9,8 +9,9 @@ a mask is mapped into memory and cut as tokens are, at a length of millions too.
     OUT.json, OUT-tokenizer.json, OUT-chat_template.jinja
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from memo.data.conversations import ChatForm, Conversation, read_conversations
 from memo.data.facts import CorpusFacts, mask_prefix
 from memo.data.file_kinds import CHAT_KINDS, list_files
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
-from memo.data.left_out import LeftOut
+from memo.data.left_out import LeftOut, Refuse, read_each
 from memo.data.progress import Progress
 from memo.data.records import require_utf8
 from memo.data.tokenizer import Located, Tokenizer, load_tokenizer
@@ -117,28 +118,19 @@ class _Writer(ExitStack):
         return add_facts(self.tokens, self.tokenizer, self.num_answer_tokens)
 
 
-def _rendered(
-    conversations: Iterable[Conversation], template: ChatTemplate, refuse: Callable[[DataError], None]
-) -> Iterator[tuple[str, Rendered]]:
-    """Where each conversation stands, and its text."""
-    for conversation in conversations:
-        try:
-            rendered = template.render(conversation)
-            require_utf8(rendered.text, conversation.where)
-        except DataError as error:
-            refuse(error)
-            continue
-        yield conversation.where, rendered
+def _rendered(template: ChatTemplate, conversation: Conversation) -> tuple[str, Rendered]:
+    """Where a conversation stands, and its text."""
+    rendered = template.render(conversation)
+    require_utf8(rendered.text, conversation.where)
+    return conversation.where, rendered
 
 
 def _encode(
-    conversations: Iterable[Conversation],
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    refuse: Callable[[DataError], None],
+    conversations: Iterable[Conversation], tokenizer: Tokenizer, template: ChatTemplate, refuse: Refuse
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
     """Tokens and mask of each conversation in turn."""
-    for batch in in_batches(_rendered(conversations, template, refuse), lambda item: len(item[1].text)):
+    rendered = read_each(conversations, partial(_rendered, template), refuse)
+    for batch in in_batches(rendered, lambda item: len(item[1].text)):
         encoded = tokenizer.encode_located([conversation.text for _, conversation in batch])
         for (where, conversation), located in zip(batch, encoded, strict=True):
             mask = answer_mask(located, conversation.spans)

@@ -15,11 +15,12 @@ Which form a record has is told by its fields, and a record that has those of tw
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from memo.artifacts.reading import listed
-from memo.data.documents import raise_it
+from memo.data.left_out import Refuse, raise_it, read_each
 from memo.data.records import Piece, read_pieces
 from memo.errors import DataError
 
@@ -65,29 +66,23 @@ class Conversation:
 
 def read_conversations(
     files: Sequence[Path],
-    refuse: Callable[[DataError], None] = raise_it,
+    refuse: Refuse = raise_it,
     form: ChatForm | None = None,
     reached: Callable[[int], None] = lambda done_bytes: None,
 ) -> Iterator[Conversation]:
     """A conversation for each record.
 
     Args:
-        refuse: is given the error about a record or a file, which names it and the field; returns to leave it out.
+        refuse: is given errors about records and about files, which name them and the field.
         form: of all records; None: each has the one that its fields tell.
         reached: is told how many bytes of the files have been read.
     """
     for piece in read_pieces(files, None, refuse, lines_of_text=True):
-        for place in range(len(piece.records)):
-            try:
-                conversation = _read(piece, place, form)
-            except DataError as error:
-                refuse(error)
-                continue
-            yield conversation
+        yield from read_each(piece.places, partial(_read, piece, form), refuse)
         reached(piece.done_bytes)
 
 
-def _read(piece: Piece, place: int, form: ChatForm | None) -> Conversation:
+def _read(piece: Piece, form: ChatForm | None, place: int) -> Conversation:
     record, where = piece.read(place), piece.where(place)
     if not isinstance(record, dict):
         raise DataError(f"{where}: found {_kind(record)} where a conversation should be; give a JSON object")

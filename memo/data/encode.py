@@ -48,14 +48,14 @@ class Encoder:
 
     def __call__(self, piece: Piece) -> Encoded:
         """Raises DataError for the first record that cannot be read, unless `skip`."""
-        texts, refused = [], []
-        for place in range(len(piece.records)):
-            try:
-                texts.append(piece.text(place, self.key))
-            except DataError as error:
-                if not self.skip:
-                    raise hinted(error) from None
-                refused.append(str(error))
+        refused: list[str] = []
+
+        def refuse(error: DataError) -> None:
+            if not self.skip:
+                raise hinted(error) from None
+            refused.append(str(error))
+
+        texts = list(piece.texts(self.key, refuse))
         found = self.tokenizer.encode_batch(texts)
         ids = np.concatenate(found).astype(self.dtype) if found else np.empty(0, dtype=self.dtype)
         lengths = np.array([len(each) for each in found], dtype=np.int64)

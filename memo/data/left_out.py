@@ -1,11 +1,33 @@
 """What a build cannot read: refused at the first, or left out, counted and told at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from memo.errors import DataError
 
 _MOST_TOLD = 5
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+Refuse = Callable[[DataError], None]
+"""Is given the error about something that cannot be read, and raises it, or returns to leave that out."""
+
+
+def raise_it(error: DataError) -> None:
+    """A `Refuse` that leaves nothing out."""
+    raise error
+
+
+def read_each(items: Iterable[Item], read: Callable[[Item], Found], refuse: Refuse) -> Iterator[Found]:
+    """`read` of each item; an item for which it raises DataError is left to `refuse`."""
+    for item in items:
+        try:
+            found = read(item)
+        except DataError as error:
+            refuse(error)
+            continue
+        yield found
 
 
 class LeftOut:

@@ -7,15 +7,17 @@ most of the work, which other processes may do (`memo.data.workers`).
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memo.artifacts.reading import MAX_BYTES, Source, decoded, kind_of, listed, parse_json
 from memo.data.file_kinds import file_kind
+from memo.data.left_out import Refuse, read_each
 from memo.data.streams import Stream, open_stream
-from memo.data.tables import arrow_rows, parquet_rows
+from memo.data.tables import Record, arrow_rows, parquet_rows
 from memo.errors import DataError
 
 PIECE_BYTES = 1 << 20
@@ -23,9 +25,6 @@ PIECE_BYTES = 1 << 20
 _CHUNK_CHARACTERS = 1 << 20
 _LARGEST_DOCUMENT_BYTES = 1 << 31
 """Of one text; an index counts tokens of a document in 31 bits."""
-
-_Record = tuple[int, Any, int, int]
-"""Number in the file from 1, record, bytes of it, bytes of the file that have been read."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class Piece:
     numbers: list[int]
     records: list[Any]
     done_bytes: int = 0
+
+    @property
+    def places(self) -> range:
+        """Of its records, as the methods below count them."""
+        return range(len(self.records))
 
     def where(self, place: int) -> str:
         """File and line, for messages."""
@@ -69,6 +73,10 @@ class Piece:
         require_utf8(text, self.where(place))
         return text
 
+    def texts(self, key: str, refuse: Refuse) -> Iterator[str]:
+        """The documents of all its records; `key` as of `text`."""
+        return read_each(self.places, partial(self.text, key=key), refuse)
+
 
 def require_utf8(text: str, where: str) -> None:
     """Raises DataError for half of a surrogate pair, which JSON can spell and UTF-8 cannot."""
@@ -79,13 +87,13 @@ def require_utf8(text: str, where: str) -> None:
 
 
 def read_pieces(
-    files: Sequence[Path], key: str | None, refuse: Callable[[DataError], None], *, lines_of_text: bool = False
+    files: Sequence[Path], key: str | None, refuse: Refuse, *, lines_of_text: bool = False
 ) -> Iterator[Piece]:
     """The records of all files in turn.
 
     Args:
         key: the only column of tables that is needed; None for all of them.
-        refuse: is given the error about a file that cannot be read, and raises it, or the file is left out from there.
+        refuse: if it returns, the file that cannot be read is left out from there on.
         lines_of_text: a file whose name tells no kind holds lines of JSON, not one text.
 
     Raises ConfigError for a file that needs a package that is not installed.
@@ -104,9 +112,9 @@ def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> It
     if kind == "text" and lines_of_text:
         kind = "lines"
     if kind == "parquet":
-        yield from _grouped(path, "row", parquet_rows(path, key), before)
+        yield from grouped(path, "row", parquet_rows(path, key), before)
     elif kind == "arrow":
-        yield from _grouped(path, "row", arrow_rows(path, key), before)
+        yield from grouped(path, "row", arrow_rows(path, key), before)
     else:
         source = Source(str(path), DataError, "convert it to UTF-8, or leave it out")
         try:
@@ -116,12 +124,13 @@ def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> It
                     source = Source(str(path), DataError, "give a list of JSON, or a value a line")
                 unit = {"lines": "line", "list": "element", "csv": "row"}.get(kind, "")
                 reader = {"lines": _lines, "list": _elements, "csv": _rows, "text": _text}[kind]
-                yield from _grouped(path, unit, reader(stream, source), before)
+                yield from grouped(path, unit, reader(stream, source), before)
         except UnicodeDecodeError as error:
             raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-def _grouped(path: Path, unit: str, records: Iterator[_Record], before: int) -> Iterator[Piece]:
+def grouped(path: Path, unit: str, records: Iterator[Record], before: int = 0) -> Iterator[Piece]:
+    """Records of one file as pieces; `before`: bytes of the files before it."""
     numbers: list[int] = []
     kept: list[Any] = []
     num_bytes = position = 0
@@ -136,7 +145,7 @@ def _grouped(path: Path, unit: str, records: Iterator[_Record], before: int) -> 
         yield Piece(str(path), unit, numbers, kept, before + position)
 
 
-def _lines(stream: Stream, source: Source) -> Iterator[_Record]:
+def _lines(stream: Stream, source: Source) -> Iterator[Record]:
     """Lines that are not blank."""
     number = 0
     while line := stream.file.readline(MAX_BYTES + 1):
@@ -147,14 +156,14 @@ def _lines(stream: Stream, source: Source) -> Iterator[_Record]:
             yield number, line, len(line), stream.position()
 
 
-def _text(stream: Stream, source: Source) -> Iterator[_Record]:
+def _text(stream: Stream, source: Source) -> Iterator[Record]:
     content = stream.file.read(_LARGEST_DOCUMENT_BYTES + 1)
     if len(content) > _LARGEST_DOCUMENT_BYTES:
         raise source.refusal(f"has more than {_LARGEST_DOCUMENT_BYTES} bytes, which is the most of one document")
     yield 1, decoded(content, source), len(content), stream.position()
 
 
-def _rows(stream: Stream, source: Source) -> Iterator[_Record]:
+def _rows(stream: Stream, source: Source) -> Iterator[Record]:
     """Rows of a table with commas, or with tabs, as dicts by the names in its first row."""
     csv.field_size_limit(_LARGEST_DOCUMENT_BYTES)
     text = io.TextIOWrapper(stream.file, encoding="utf-8-sig", newline="")
@@ -180,7 +189,7 @@ def _begins_a_list(stream: Stream) -> bool:
     return bool(peeked.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
 
 
-def _elements(stream: Stream, source: Source) -> Iterator[_Record]:
+def _elements(stream: Stream, source: Source) -> Iterator[Record]:
     """The elements of one list, as JSON: a list of any length takes memory for a few of them."""
     text = io.TextIOWrapper(stream.file, encoding="utf-8-sig")
     try:

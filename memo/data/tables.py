@@ -12,8 +12,9 @@ from memo.errors import ConfigError, DataError
 _ROWS = 256
 _FILE_MAGIC = b"ARROW1"
 
-Row = tuple[int, dict[str, Any], int, int]
-"""Number from 1, values by column, bytes of texts in it, bytes of the file that have been read."""
+Record = tuple[int, Any, int, int]
+"""Number in the file from 1, the record (of a table: values by column), bytes of it, bytes of the file that have been
+read."""
 
 
 def pyarrow(path: str, module: str = "pyarrow") -> Any:
@@ -27,7 +28,7 @@ def pyarrow(path: str, module: str = "pyarrow") -> Any:
         ) from None
 
 
-def parquet_rows(path: Path, column: str | None) -> Iterator[Row]:
+def parquet_rows(path: Path, column: str | None) -> Iterator[Record]:
     """`column`: the only one that is needed; None for all. Raises DataError for a file that is damaged or lacks it."""
     parquet = pyarrow(str(path), "pyarrow.parquet")
     with _told(path), parquet.ParquetFile(path, memory_map=True) as file:
@@ -36,7 +37,7 @@ def parquet_rows(path: Path, column: str | None) -> Iterator[Row]:
         yield from _rows(path, batches, file.metadata.num_rows)
 
 
-def arrow_rows(path: Path, column: str | None) -> Iterator[Row]:
+def arrow_rows(path: Path, column: str | None) -> Iterator[Record]:
     """As `parquet_rows`, of a file or a stream of Arrow."""
     arrow, ipc = pyarrow(str(path)), pyarrow(str(path), "pyarrow.ipc")
     with _told(path), arrow.memory_map(str(path)) as mapped:
@@ -78,7 +79,7 @@ def _columns(path: Path, names: list[str], column: str | None) -> list[str] | No
     return [column]
 
 
-def _rows(path: Path, batches: Any, num_rows: int | None, mapped: Any = None) -> Iterator[Row]:
+def _rows(path: Path, batches: Any, num_rows: int | None, mapped: Any = None) -> Iterator[Record]:
     number, size = 0, path.stat().st_size
     for batch in batches:
         rows = batch.to_pylist()

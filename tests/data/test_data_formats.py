@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documents import read_documents
 
 from memo.cli.main import main
 from memo.data import build as build_module
 from memo.data import records
 from memo.data.build import Reading, build_corpus
 from memo.data.conversations import read_conversations
-from memo.data.documents import read_documents
 from memo.data.indexed import IndexedDataset
 from memo.data.tokenizer import train_bpe
 from memo.data.workers import encode_all
