@@ -3,8 +3,8 @@
     @dataclass(frozen=True)
     class Row:
         name: str
-        tokens: Count                          Annotated[int, Range(0)]
-        seconds: dict[str, PositiveFloat]      Annotated[float, Range(above=0)]
+        tokens: Count                          Annotated[int, in_range(0)]
+        seconds: dict[str, PositiveFloat]      Annotated[float, in_range(above=0)]
         note: str | None = None
 
     build(Row, {"name": "a", "tokens": "no"}, source)
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memo.artifacts.reading import Source, kind_of, shown
 
@@ -31,79 +31,56 @@ Check = Callable[[Any], Any]
 """Returns a value as the field stores it; raises FieldMismatch."""
 
 
-class Rule(Protocol):
-    """A condition on the value of an Annotated field besides its type."""
-
-    @property
-    def wanted(self) -> str:
-        """What follows the type in messages, such as 'of 0 or more'."""
-
-    def accepts(self, value: Any) -> bool:
-        """Whether a value of the type meets the condition."""
-
-
 @dataclass(frozen=True)
-class Range:
+class Rule:
+    """A condition on the value of an Annotated field besides its type.
+
+    Attributes:
+        wanted: what follows the type in messages, such as 'of 0 or more'.
+        accepts: whether a value of the type meets the condition.
+    """
+
+    wanted: str
+    accepts: Callable[[Any], bool]
+
+
+def in_range(low: float = -math.inf, high: float = math.inf, above: float = -math.inf) -> Rule:
     """A number from `low` to `high`, or above `above` and up to `high`."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: float = -math.inf
-
-    @property
-    def wanted(self) -> str:
-        if self.above > -math.inf:
-            return f"above {self.above}" + ("" if self.high == math.inf else f" and up to {self.high}")
-        return f"of {self.low} or more" if self.high == math.inf else f"from {self.low} to {self.high}"
-
-    def accepts(self, value: float) -> bool:
-        return self.low <= value <= self.high and (value > self.above or self.above == -math.inf)
+    if above > -math.inf:
+        wanted = f"above {above}" + ("" if high == math.inf else f" and up to {high}")
+        return Rule(wanted, lambda value: above < value <= high)
+    wanted = f"of {low} or more" if high == math.inf else f"from {low} to {high}"
+    return Rule(wanted, lambda value: low <= value <= high)
 
 
-@dataclass(frozen=True)
-class NotFinite:
-    """A float that may also be NaN or infinite, such as the loss of a step that was skipped."""
-
-    wanted = ""
-
-    def accepts(self, value: float) -> bool:
-        return True
+def _is_time(value: str) -> bool:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
 
 
-@dataclass(frozen=True)
-class IsoTime:
-    """A date and time in the format of ISO 8601."""
-
-    wanted = "with a date and time, such as 2026-01-31T12:00:00+01:00"
-
-    def accepts(self, value: str) -> bool:
-        try:
-            datetime.fromisoformat(value)
-        except ValueError:
-            return False
-        return True
+def _is_name(value: str) -> bool:
+    """Whether file systems accept it as the name of a file; a path is none."""
+    # Half of a surrogate pair, which JSON can contain, is not printable; Linux accepts at most 255 bytes.
+    num_bytes = len(value.encode("utf-8", errors="ignore"))
+    is_name = Path(value).name == value not in ("", "..") and "\0" not in value
+    return is_name and value.isprintable() and num_bytes <= 255
 
 
-@dataclass(frozen=True)
-class NameBeside:
-    """The name of a file in the same folder: not a path, and a name that file systems accept."""
+_NOT_FINITE = Rule("", lambda value: True)
 
-    wanted = "that names a file beside it"
-
-    def accepts(self, value: str) -> bool:
-        # Half of a surrogate pair, which JSON can contain, is not printable; Linux accepts at most 255 bytes.
-        num_bytes = len(value.encode("utf-8", errors="ignore"))
-        is_name = Path(value).name == value not in ("", "..") and "\0" not in value
-        return is_name and value.isprintable() and num_bytes <= 255
-
-
-Count = Annotated[int, Range(0)]
-PositiveInt = Annotated[int, Range(1)]
-PositiveFloat = Annotated[float, Range(above=0)]
-NonNegativeFloat = Annotated[float, Range(0)]
-AnyFloat = Annotated[float, NotFinite()]
-Time = Annotated[str, IsoTime()]
-FileName = Annotated[str, NameBeside()]
+Count = Annotated[int, in_range(0)]
+PositiveInt = Annotated[int, in_range(1)]
+PositiveFloat = Annotated[float, in_range(above=0)]
+NonNegativeFloat = Annotated[float, in_range(0)]
+AnyFloat = Annotated[float, _NOT_FINITE]
+"""A float that may also be NaN or infinite, such as the loss of a step that was skipped."""
+Time = Annotated[str, Rule("with a date and time, such as 2026-01-31T12:00:00+01:00", _is_time)]
+"""A date and time in the format of ISO 8601."""
+FileName = Annotated[str, Rule("that names a file beside it", _is_name)]
+"""The name of a file in the same folder."""
 
 
 class FieldMismatch(Exception):
@@ -154,33 +131,24 @@ def _located(check: Check, value: object, name: str, source: Source) -> Any:
 def _build(kind: type, found: object, ignore_unknown: bool) -> Any:
     if not isinstance(found, dict):
         raise FieldMismatch(f"holds {kind_of(found)}, not an object", "")
-    entries = _entries(kind)
+    checks = _checks(kind)
     values = {}
     for key, value in found.items():
-        if key in entries:
-            values[key] = _inside(f".{key}", entries[key].check, value)
+        if key in checks:
+            values[key] = _inside(f".{key}", checks[key], value)
         elif not ignore_unknown:
             raise FieldMismatch(f"has a field {shown(key)}, which is not known", "")
-    missing = [name for name, entry in entries.items() if entry.required and name not in values]
-    if missing:
-        raise FieldMismatch(f"has no field {missing[0]}", "")
+    for field in dataclasses.fields(kind):
+        has_default = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+        if field.name not in values and not has_default:
+            raise FieldMismatch(f"has no field {field.name}", "")
     return kind(**values)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    check: Check
-    required: bool
-
-
 @cache
-def _entries(kind: type) -> dict[str, _Entry]:
+def _checks(kind: type) -> dict[str, Check]:
     hints = get_type_hints(kind, include_extras=True)
-    missing = dataclasses.MISSING
-    return {
-        field.name: _Entry(_check_of(hints[field.name]), field.default is missing and field.default_factory is missing)
-        for field in dataclasses.fields(kind)
-    }
+    return {field.name: _check_of(hints[field.name]) for field in dataclasses.fields(kind)}
 
 
 def _inside(step: str, check: Check, value: object) -> Any:
@@ -235,9 +203,9 @@ def _plain(kind: type) -> Check:
 
 
 def _annotated(hint: Any, extras: tuple[Any, ...]) -> Check:
-    rules: list[Rule] = [extra for extra in extras if hasattr(extra, "accepts")]
+    rules = [extra for extra in extras if isinstance(extra, Rule)]
     wanted = " ".join(filter(None, [f"give {accepted(hint)}", *(rule.wanted for rule in rules)]))
-    base = _number(lambda _: True) if any(isinstance(rule, NotFinite) for rule in rules) else _check_of(hint)
+    base = _number(lambda _: True) if _NOT_FINITE in rules else _check_of(hint)
 
     def check(value: object) -> Any:
         try:

@@ -15,17 +15,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from memo.artifacts.fields import Range, checked
+from memo.artifacts.fields import checked, in_range
 from memo.artifacts.reading import Source, read_toml, shown
 from memo.errors import ConfigError
 from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.units import DTYPE_BYTES
 
-_SIZE = Annotated[float, Range(above=0, high=1e18)]
-_COUNT = Annotated[int, Range(1, 1 << 20)]
-_SHARE = Annotated[float, Range(above=0, high=1)]
-_MORE_S = Annotated[float, Range(0, 1)]
+_SIZE = Annotated[float, in_range(above=0, high=1e18)]
+_COUNT = Annotated[int, in_range(1, 1 << 20)]
+_SHARE = Annotated[float, in_range(above=0, high=1)]
+_MORE_S = Annotated[float, in_range(0, 1)]
 _SHARES = ("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory")
 
 
