@@ -18,7 +18,7 @@ from memo.config.extend import ExtensionMethod, extend_context
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks
 from memo.config.require import require
-from memo.errors import exit_on_error, is_reporting_rank
+from memo.errors import exit_on_error
 from memo.train.evaluation import LossByPosition, compare_positions
 from memo.train.outputs import check_files
 from memo.train.stop import GracefulStop
@@ -47,11 +47,8 @@ class Options:
 def main() -> None:
     """Evaluate, stretch, evaluate, train, evaluate, export."""
     about = __doc__.splitlines()[0]
-    speaks = is_reporting_rank()
-    config, options = parse_command(
-        sys.argv[1:], Options(), prog=PROGRAM, about=about, examples=EXAMPLES, print_errors=speaks
-    )
-    with exit_on_error(speaks), GracefulStop().listening() as stop:
+    config, options = parse_command(sys.argv[1:], Options(), prog=PROGRAM, about=about, examples=EXAMPLES)
+    with exit_on_error(), GracefulStop().listening() as stop:
         config = checked(config, options)
         extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
         found = {"as it is": evaluate(config)}

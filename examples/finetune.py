@@ -25,7 +25,7 @@ from memo.data import Reading, build_chat
 from memo.data.chat import TEMPLATE_SUFFIX
 from memo.data.chat_template import TEMPLATE_FILE
 from memo.data.conversations import ChatForm
-from memo.errors import ConfigError, exit_on_error, is_first_of_node, is_reporting_rank
+from memo.errors import ConfigError, exit_on_error, is_first_of_node
 from memo.mesh import init_distributed
 from memo.train.ending import shutdown
 from memo.train.outputs import check_files
@@ -60,11 +60,10 @@ class Options:
 
 
 def main() -> None:
-    reports = is_reporting_rank()
     config, options = parse_command(
-        sys.argv[1:], Options(), prog="examples/finetune.py", about=ABOUT, examples=EXAMPLES, print_errors=reports
+        sys.argv[1:], Options(), prog="examples/finetune.py", about=ABOUT, examples=EXAMPLES
     )
-    with exit_on_error(reports), GracefulStop().listening() as stop:
+    with exit_on_error(), GracefulStop().listening() as stop:
         if options.plan != "auto":  # which refuses flags of layout
             require_started(config, "examples/finetune.py", sys.argv[1:])
         model, save = config.checkpoint.pretrained_checkpoint, config.checkpoint.save

@@ -132,17 +132,16 @@ def is_reporting_rank() -> bool:
 
 
 @contextlib.contextmanager
-def exit_on_error(print_errors: bool = True) -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """An error of memo's becomes one message on standard error, and its exit status.
 
-    Args:
-        print_errors: whether this rank prints errors that occur on all ranks alike. A rank always prints an error of
-            its own.
+    Errors that occur on all ranks alike are printed by those that `is_reporting_rank` names. A rank always prints an
+    error of its own.
     """
     try:
         yield
     except MemoError as error:
-        if print_errors or (error.teller is not None and not error.is_known):
+        if is_reporting_rank() or (error.teller is not None and not error.is_known):
             print(error_line(error), file=sys.stderr, flush=True)
         raise SystemExit(error.exit_status) from None
 

@@ -18,32 +18,32 @@ from memo.errors import (
 RANK_3 = "rank 3 (node7, tp 1 cp 0 pp 1 dp 0)"
 
 
-def ending(error: MemoError, capsys: pytest.CaptureFixture[str], print_errors: bool) -> tuple[object, str]:
-    with pytest.raises(SystemExit) as exit_, exit_on_error(print_errors):
-        raise error
+def ending(error: MemoError, capsys: pytest.CaptureFixture[str], reports: bool) -> tuple[object, str]:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit_:
+        patch.setattr("memo.errors.is_reporting_rank", lambda: reports)
+        with exit_on_error():
+            raise error
     return exit_.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("print_errors", [True, False])
-def test_what_all_ranks_meet_is_told_by_those_that_report(
-    capsys: pytest.CaptureFixture[str], print_errors: bool
-) -> None:
-    told = "error: --tp is 3\n" if print_errors else ""
-    assert ending(ConfigError("--tp is 3"), capsys, print_errors) == (EXIT_REFUSED, told)
+@pytest.mark.parametrize("reports", [True, False])
+def test_what_all_ranks_meet_is_told_by_those_that_report(capsys: pytest.CaptureFixture[str], reports: bool) -> None:
+    told = "error: --tp is 3\n" if reports else ""
+    assert ending(ConfigError("--tp is 3"), capsys, reports) == (EXIT_REFUSED, told)
 
 
 def test_what_one_rank_meets_is_told_by_it(capsys: pytest.CaptureFixture[str]) -> None:
     error = CheckpointError("--save x: no space")
     error.failed_by(RANK_3)
-    assert ending(error, capsys, print_errors=False) == (EXIT_FAILED, f"{RANK_3}: error: --save x: no space\n")
+    assert ending(error, capsys, reports=False) == (EXIT_FAILED, f"{RANK_3}: error: --save x: no space\n")
 
 
 def test_what_another_rank_has_told_already_is_repeated_once_a_node(capsys: pytest.CaptureFixture[str]) -> None:
-    for print_errors in (True, False):
+    for reports in (True, False):
         error = CheckpointError("--save x: no space")
         error.failed_by(RANK_3)
         error.is_known = True
-        assert bool(ending(error, capsys, print_errors)[1]) == print_errors
+        assert bool(ending(error, capsys, reports)[1]) == reports
 
 
 def test_the_exit_status_says_whether_a_run_had_started() -> None:

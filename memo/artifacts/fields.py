@@ -91,16 +91,15 @@ class FieldMismatch(Exception):
         self.path: list[str] = []
 
 
-def build(kind: type[T], found: object, source: Source, *, name: str = "", ignore_unknown: bool = False) -> T:
+def build(kind: type[T], found: object, source: Source, *, ignore_unknown: bool = False) -> T:
     """A dataclass made from `found`, an object whose keys are its fields; fields with a default may be missing.
 
     Args:
-        name: the name of `found` in its file; empty for the whole file.
         ignore_unknown: whether to ignore other keys, for files that newer versions write.
 
     Raises source.error with the field, its value, and what would be accepted.
     """
-    return _located(lambda value: _build(kind, value, ignore_unknown), found, name, source)
+    return _located(lambda value: _build(kind, value, ignore_unknown), found, "", source)
 
 
 def checked(hint: Any, value: object, name: str, source: Source) -> Any:

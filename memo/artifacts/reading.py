@@ -54,9 +54,9 @@ def read_json(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -
     return parse_json(read_bytes(path, source, max_bytes=max_bytes), source)
 
 
-def read_json_object(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def read_json_object(path: str | Path, source: Source) -> dict[str, Any]:
     """The object in a JSON file. Raises source.error as `read_json`, and for any other value."""
-    found = read_json(path, source, max_bytes=max_bytes)
+    found = read_json(path, source)
     if not isinstance(found, dict):
         raise source.refusal(f"holds {kind_of(found)}, not an object")
     return found
@@ -112,15 +112,14 @@ def read_bytes(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) 
     return content
 
 
-def read_lines(path: str | Path, source: Source, *, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
-    """The lines of a regular file of any length, each of at most `max_bytes`, with their ends. Raises source.error."""
-    with opened(path, source) as file:
-        number = 0
-        while line := file.readline(max_bytes + 1):
-            number += 1
-            if len(line) > max_bytes:
-                raise source.refusal(f"line {number} has more than {max_bytes} bytes", "split it")
-            yield line
+def read_lines(file: BinaryIO, source: Source, *, max_bytes: int = MAX_BYTES) -> Iterator[bytes]:
+    """The lines of an open file of any length, each of at most `max_bytes`, with their ends. Raises source.error."""
+    number = 0
+    while line := file.readline(max_bytes + 1):
+        number += 1
+        if len(line) > max_bytes:
+            raise source.refusal(f"line {number} has more than {max_bytes} bytes", "split it")
+        yield line
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from memo.artifacts.fields import AnyFloat, Count, Time, build, checked
 from memo.artifacts.files import Artifact
-from memo.artifacts.reading import Source, parse_json, read_lines
+from memo.artifacts.reading import Source, opened, parse_json, read_lines
 from memo.errors import ArtifactError
 
 _LONGEST_LINE_BYTES = 1 << 20
@@ -224,7 +224,9 @@ def _log_in(run: Path) -> Path:
 
 def _lines(path: Path) -> list[bytes]:
     remedy = "give the --save directory of a run, or the file of its --log-jsonl"
-    return list(read_lines(path, Source(str(path), ArtifactError, remedy), max_bytes=_LONGEST_LINE_BYTES))
+    source = Source(str(path), ArtifactError, remedy)
+    with opened(path, source) as file:
+        return list(read_lines(file, source, max_bytes=_LONGEST_LINE_BYTES))
 
 
 def _record(line: bytes, where: str, is_last: bool) -> StepRecord | tuple[int, float, str] | None:

@@ -17,7 +17,7 @@ from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require
 from memo.data import CorpusFacts, NeedleDataset
 from memo.data.needle import check_needles
-from memo.errors import ConfigError, is_reporting_rank
+from memo.errors import ConfigError
 
 if TYPE_CHECKING:
     from memo.train.trainer import Trainer
@@ -52,9 +52,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
-    config, options = parse_command(
-        argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
-    )
+    config, options = parse_command(argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES)
     check_ranges(config)
     config = for_evaluation(config, wanted_ranks(config))
     _check_options(config, options)

@@ -10,7 +10,6 @@ from memo.config.evaluation import for_evaluation
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require
-from memo.errors import is_reporting_rank
 
 ABOUT = (
     "What --model DIR, or the newest checkpoint in --load DIR, writes after --prompt: to see what was learnt. Slow, as "
@@ -43,9 +42,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
-    config, options = parse_command(
-        argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
-    )
+    config, options = parse_command(argv, _Options(), prog="memo generate", about=ABOUT, examples=EXAMPLES)
     check_ranges(config)
     config = _without_data(for_evaluation(config, wanted_ranks(config)))
     _check(config, options)

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from memo import __version__
 from memo.cli.commands import Command, dispatch
-from memo.errors import exit_on_error, is_reporting_rank
+from memo.errors import exit_on_error
 
 COMMANDS = (
     Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
@@ -65,7 +65,7 @@ def _run(args: list[str]) -> int:
     if args[:1] in (["--version"], ["version"]):
         print(f"memo {__version__}")
         return 0
-    with exit_on_error(is_reporting_rank()):
+    with exit_on_error():
         return dispatch("memo", ABOUT, COMMANDS, args)
 
 

@@ -10,7 +10,6 @@ from memo.config.flags import parse_command
 from memo.config.launching import check_ranks
 from memo.config.require import require, require_count
 from memo.config.simulated import with_simulated_axes
-from memo.errors import is_reporting_rank
 
 ABOUT = (
     "Measure one layer and the link to host memory, and print the plan that `memo train` would make with the same "
@@ -52,9 +51,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
-    config, options = parse_command(
-        argv, _Options(), prog="memo profile", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
-    )
+    config, options = parse_command(argv, _Options(), prog="memo profile", about=ABOUT, examples=EXAMPLES)
     require(
         config.memory.layer_profile is None,
         f"--layer-profile {config.memory.layer_profile} is of an earlier measurement, and memo profile measures: "

@@ -12,7 +12,6 @@ from memo.config.flag import Flag
 from memo.config.flags import parse_command
 from memo.config.require import require, require_count, require_gib
 from memo.emulated_gpu.build import find_torch
-from memo.errors import is_reporting_rank
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.rehearsal.request import RehearsalRequest, as_one_rank, checked_run, emulated_device, ranks_that_differ
 from memo.rehearsal.start import start
@@ -51,9 +50,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be; one that memory does not suffice for is an answer."""
-    config, options = parse_command(
-        argv, _Options(), prog="memo rehearse", about=ABOUT, examples=EXAMPLES, print_errors=is_reporting_rank()
-    )
+    config, options = parse_command(argv, _Options(), prog="memo rehearse", about=ABOUT, examples=EXAMPLES)
     require(options.gpu, "--gpu is not given: name the GPU that the run will have, such as h100-80")
     require(options.gpus is not None, "--gpus is not given: say on how many GPUs the run will be, such as 8")
     assert options.gpu is not None and options.gpus is not None

@@ -85,24 +85,24 @@ Options = TypeVar("Options")
 
 def load_run(argv: Sequence[str], *, prog: str = "memo train") -> RunConfig:
     """Parse the flags and check them against the world's size; on any error a message and exit status 2."""
-    config = parse_run(argv, prog=prog, print_errors=is_reporting_rank())
-    with exit_on_error(is_reporting_rank()):
+    config = parse_run(argv, prog=prog)
+    with exit_on_error():
         config = with_simulated_axes(config)
         check_ranks(config, prog, argv)
     return config
 
 
-def parse_run(argv: Sequence[str], *, prog: str, print_errors: bool = True) -> RunConfig:
+def parse_run(argv: Sequence[str], *, prog: str) -> RunConfig:
     """The configuration that `argv` (without the program's name) asks for, not yet checked.
 
-    Raises SystemExit: status 2 for a bad flag, value, preset or TOML file, with one message on
-    standard error if `print_errors`; status 0 after --help.
+    Raises SystemExit: status 2 for a bad flag, value, preset or TOML file, after one message on standard error; status
+    0 after --help. Of several ranks one of each node prints.
     """
     examples: tuple[str, ...] = EXAMPLES
     if not prog.startswith("memo "):  # a script that trains as `memo train` does
         script = (each.replace("-m memo train", prog) for each in EXAMPLES)
         examples = tuple(each.replace("memo train", f"python {prog}", each.startswith("memo")) for each in script)
-    return parse_command(argv, _NoOptions(), prog=prog, about=ABOUT, examples=examples, print_errors=print_errors)[0]
+    return parse_command(argv, _NoOptions(), prog=prog, about=ABOUT, examples=examples)[0]
 
 
 def parse_command(
@@ -112,26 +112,21 @@ def parse_command(
     prog: str,
     about: str,
     examples: Sequence[str] = (),
-    notes: Mapping[str, str] | None = None,
-    print_errors: bool = True,
 ) -> tuple[RunConfig, Options]:
     """As `parse_run`, for a command that takes the flags of a run and those of a dataclass of its own.
 
     Args:
         options: its defaults.
         about, examples: what --help says first.
-        notes: as of `CommandLine`.
     """
     words = [word for given in argv for word in MEGATRON_SPELLINGS.get(given.replace("_", "-"), (given,))]
-    line = _line(
-        prog, about, tuple(examples), options, RunConfig(), {**_started_by_torchrun(prog, words), **(notes or {})}
-    )
+    line = _line(prog, about, tuple(examples), options, RunConfig(), _started_by_torchrun(prog, words))
     wanted = help_text.request(words)
     if wanted is not None:
-        if print_errors:
+        if is_reporting_rank():
             print(help_text.render(_with_defaults(line, words, options), wanted))
         raise SystemExit(0)
-    with exit_on_error(print_errors):
+    with exit_on_error():
         values = command_line.read_values(line, words)
         return _merged(values, options, prog)
 

@@ -38,13 +38,13 @@ def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig)
     return chosen.override({"pretrained_checkpoint": name})
 
 
-def model_error(name: str, *, flag: str = "--model", config_is_enough: bool = False) -> ConfigError:
+def model_error(name: str, *, config_is_enough: bool = False) -> ConfigError:
     """The error about `name`, which is no preset and no directory with a config.json.
 
     Args:
         config_is_enough: whether only the shape is asked for, which config.json has, and not the weights.
     """
-    return ConfigError(f"{flag} {name}: {_problem(name, config_is_enough)}")
+    return ConfigError(f"--model {name}: {_problem(name, config_is_enough)}")
 
 
 def check_planned_model(name: str) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.reading import MAX_BYTES, Source, decoded, kind_of, listed, parse_json
+from memo.artifacts.reading import MAX_BYTES, Source, decoded, kind_of, listed, parse_json, read_lines
 from memo.data.file_kinds import file_kind
 from memo.data.left_out import Refuse, read_each
 from memo.data.streams import Stream, open_stream
@@ -147,11 +147,7 @@ def grouped(path: Path, unit: str, records: Iterator[Record], before: int = 0) -
 
 def _lines(stream: Stream, source: Source) -> Iterator[Record]:
     """Lines that are not blank."""
-    number = 0
-    while line := stream.file.readline(MAX_BYTES + 1):
-        number += 1
-        if len(line) > MAX_BYTES:
-            raise source.refusal(f"line {number} has more than {MAX_BYTES} bytes", "split it")
+    for number, line in enumerate(read_lines(stream.file, source), 1):
         if line.strip():
             yield number, line, len(line), stream.position()
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from memo.config.flags import load_run
-from memo.errors import exit_on_error, is_reporting_rank
+from memo.errors import exit_on_error
 from memo.mesh import refusals_are_heard
 from memo.train.stop import GracefulStop
 from memo.train.trainer import Trainer
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None, pr
     and the exit status that memo.errors says. `stop` may listen already; from here on, to the end of close(), it does.
     `prog` is how this program is started, for help and messages.
     """
-    with exit_on_error(is_reporting_rank()), (stop or GracefulStop()).listening() as stop:
+    with exit_on_error(), (stop or GracefulStop()).listening() as stop:
         with refusals_are_heard():
             config = load_run(sys.argv[1:] if argv is None else argv, prog=prog)
         with Trainer(config=config, stop=stop) as trainer:

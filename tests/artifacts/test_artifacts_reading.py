@@ -1,5 +1,6 @@
 """Files of strangers end in a value or in one message of the caller's error, whatever they hold."""
 
+import io
 import json
 import os
 
@@ -75,9 +76,9 @@ def test_toml_that_is_refused(tmp_path, content, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    def refused(path, **limits):
+    def refused(path, read=read_json, **limits):
         with pytest.raises(DataError) as caught:
-            read_json_object(path, SOURCE, **limits)
+            read(path, SOURCE, **limits)
         return str(caught.value)
 
     assert refused(tmp_path / "none") == "a.json: the file does not exist: download it again"
@@ -91,16 +92,15 @@ def test_files_that_cannot_be_read(tmp_path):
     assert refused(path, max_bytes=5) == "a.json: has more than 5 bytes, which is the most that is read: " + (
         "download it again"
     )
-    assert refused(path) == "a.json: holds a list, not an object: download it again"
+    assert refused(path, read_json_object) == "a.json: holds a list, not an object: download it again"
     assert read_json(path, SOURCE, max_bytes=6) == [1, 2]
 
 
-def test_lines_have_a_limit_and_the_file_has_none(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"one\ntwo\nthree")
-    assert list(reading.read_lines(path, SOURCE, max_bytes=5)) == [b"one\n", b"two\n", b"three"]
+def test_lines_have_a_limit_and_the_file_has_none():
+    content = b"one\ntwo\nthree"
+    assert list(reading.read_lines(io.BytesIO(content), SOURCE, max_bytes=5)) == [b"one\n", b"two\n", b"three"]
     with pytest.raises(DataError, match=r"a.json: line 3 has more than 4 bytes: split it"):
-        list(reading.read_lines(path, SOURCE, max_bytes=4))
+        list(reading.read_lines(io.BytesIO(content), SOURCE, max_bytes=4))
 
 
 def test_values_are_never_long_in_messages():

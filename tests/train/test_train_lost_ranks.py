@@ -37,7 +37,7 @@ def fault(record):
         raise DataError("corpus.bin: document 7 is damaged: build it again")
 
 
-with exit_on_error(is_reporting_rank()), Trainer(config=load_run(flags), callbacks=[fault]) as trainer:
+with exit_on_error(), Trainer(config=load_run(flags), callbacks=[fault]) as trainer:
     trainer.train()
 """
 
