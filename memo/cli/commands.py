@@ -24,7 +24,7 @@ def dispatch(prog: str, about: str, commands: Sequence[Command], argv: Sequence[
 
     Raises ConfigError for an unknown name, with the nearest one.
     """
-    if argv and argv[0] == "help":  # as people ask other programs
+    if argv and argv[0] == "help":  # `memo help plan`, as other programs are asked
         argv = [*argv[1:2], "--help"]
     if not argv or argv[0] in ("-h", "--help", "--help-all"):
         print(_help(prog, about, commands), file=sys.stdout if argv else sys.stderr)

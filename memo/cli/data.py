@@ -26,7 +26,7 @@ BUILD_EXAMPLES = (
 )
 CHAT_EXAMPLES = ("memo data chat chats.jsonl data/chat --tokenizer Llama-3.1-8B-Instruct --eval-fraction 0.05",)
 _SPEED_FROM_BYTES = 1 << 20
-"""Of texts: the speed of less tells nothing."""
+"""Bytes of texts from which the speed is printed: the speed of fewer says nothing."""
 ABOUT = "Write OUT.bin, OUT.idx and OUT.json, in Megatron-LM's format."
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Split:
-    # memo.data calls it split_eval, also in its messages.
+    # In memo.data, and in its messages, the name is split_eval.
     eval_fraction: Annotated[float, Flag(aliases=("split_eval",))] = 0.0
     """Share of the documents, in [0, 1), that goes to OUT-eval instead."""
     progress: bool = True

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def findings(save: str, nvme_path: str | None) -> list[Finding]:
-    """Every check, of this machine; loads torch where there is one."""
+    """The findings of all checks on this machine; imports torch if it is installed."""
     torch, gpus, driver, driver_cuda = _torch(), *_gpus()
     usable = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
     compiler, headers = _tools(torch)

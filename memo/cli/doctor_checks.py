@@ -10,9 +10,9 @@ from memo.units import GIB, MIB, format_bytes
 TORCH_NEEDED = (2, 11)
 """As pyproject.toml asks for."""
 CAPABILITY_NEEDED = (8, 0)
-"""Of a GPU: attention on CUDA takes bf16, which GPUs compute from Ampere on."""
+"""Compute capability from which a GPU can run: attention on CUDA takes bf16, which GPUs compute from Ampere on."""
 SHM_NEEDED_BYTES = GIB
-"""Of /dev/shm where several GPUs talk through it: what NCCL's guide gives containers (--shm-size=1g)."""
+"""Size of /dev/shm where several GPUs talk through it: what NCCL's guide gives containers (--shm-size=1g)."""
 HOST_NEEDED_BYTES = 2 * GIB
 """Free host memory of a rank below which torch and CUDA's libraries alone may not start."""
 DISK_NOTED_BYTES = 50 * GIB

@@ -246,7 +246,7 @@ _FLAG_COLUMNS = {
 
 
 def _located(where: str, evaluate: Evaluate, case: Case) -> Answer:
-    """The checks of a run speak of its flags; here they stand in columns."""
+    """`evaluate` of a case. Messages of a run's checks name its flags, which become the columns that stand for them."""
     try:
         return evaluate(case)
     except ConfigError as error:
@@ -260,7 +260,7 @@ _SHORTER = {entry.field: entry.unit for entry in entries_of(_Options) if entry.u
 
 
 def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
-    """`row` with numbers such as 128K in digits; what is no number is refused where cells are read."""
+    """`row` with numbers such as 128K in digits. Other texts stay: `read_case` refuses what is no number."""
     cells = dict(row)
     for column, unit in _SHORTER.items():
         with contextlib.suppress(ValueError):

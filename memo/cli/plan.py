@@ -173,7 +173,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _asked(options: _Options) -> dict[str, Any]:
-    """What is asked of every machine."""
+    """The arguments of `ask` that are the same for every machine."""
     names = ("seq_len", "host_memory_gib", "place_states", "nvme_gib", "nvme_gb_per_s", "nvme_path", "clip_grad")
     return {name: getattr(options, name) for name in (*names, "price_per_gpu_hour", "custom_layer")}
 
@@ -187,13 +187,15 @@ def _compare(model: str, machines: str, options: _Options) -> None:
 
 
 _RARELY = 1_000_000
-"""Objects that a search may make before cycles are looked for: more than most searches make."""
+"""Objects that a search may make before Python looks for garbage: more than most searches make."""
 
 
 @contextlib.contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """A search makes many objects and few cycles: looking for cycles as often as Python does would take a tenth of its
-    time, and looking through all that is left when the process ends as long as a search.
+    """A context in which Python seldom collects garbage: a search makes many objects and few cycles.
+
+    Collections as often as by default would take a tenth of its time. The one at the end of the process would take as
+    long as a search, so the objects that are left are frozen.
     """
     before = gc.get_threshold()
     gc.set_threshold(_RARELY, *before[1:])

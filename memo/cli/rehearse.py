@@ -90,13 +90,13 @@ def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
 
 
 def _full_path(gpu: str | None) -> str:
-    """Of a machine's file, which the process reads again; a name as it is."""
+    """The absolute path of a machine's file, which the other process reads again; the name of a machine unchanged."""
     assert gpu is not None, "main() has looked"
     return str(Path(gpu).resolve()) if gpu.endswith(".toml") else gpu
 
 
 def _check_folder(trace_out: str | None) -> None:
-    """Before minutes of work end in a file that cannot be written."""
+    """Refuse a folder that does not exist now, and not after minutes of work."""
     folder = None if trace_out is None else Path(trace_out).parent
     require(
         folder is None or folder.is_dir(),

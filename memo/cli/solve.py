@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _trace(options: _Options) -> Trace:
-    """The one that is given, or the one at --seq-length that several foretell."""
+    """The trace that is given, or the one that several traces foretell for --seq-length."""
     traces = [Trace.load(path) for path in options.trace]
     require(
         (len(traces) > 1) == (options.seq_length is not None),

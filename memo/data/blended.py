@@ -38,7 +38,7 @@ class BlendOrder:
     """The order of samples of a blend, evaluated where it is asked for. Memory: a few numbers a block."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """`weights`: one of each corpus, from 0 on, of a sum above 0."""
+        """`weights`: one for each corpus, none of them negative, with a sum above 0."""
         given = np.array(weights, dtype=np.float64)
         once = given / given.sum()
         self.weights: NDArray[np.float64] = once / once.sum()
@@ -74,7 +74,7 @@ class BlendOrder:
         return self._blocks[block]
 
     def _extend(self, count: int) -> None:
-        """Find the counts at the beginning of so many more blocks."""
+        """Find the counts at the beginning of `count` more blocks."""
         blocks = np.arange(len(self._starts) - 1, len(self._starts) - 1 + count)
         starts = self._guessed(blocks * _BLOCK)
         starts[0] = self._starts[-1]
@@ -87,7 +87,7 @@ class BlendOrder:
         self._starts = np.concatenate((self._starts, ends))
 
     def _guessed(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """[blocks, corpora]: counts after so many samples that come close: shares of them, rounded to their sum."""
+        """[blocks, corpora]: counts after `samples`, close to the true ones: shares, rounded so that they add up."""
         shares = samples[:, None] * self.weights
         counts = np.floor(shares)
         rank = np.argsort(np.argsort(counts - shares, axis=1), axis=1)

@@ -28,9 +28,9 @@ TRAIN_BPE = "bpe"
 EVAL_SUFFIX = "-eval"
 _SPLIT_KEY = 0x5EED
 _BATCH_CHARACTERS = 1 << 22
-"""Of conversations that are tokenized at a time: enough to keep all cores busy, little enough to stream."""
+"""Characters of conversations that are tokenized together: enough to keep all cores busy, little enough to stream."""
 _WORKERS_FROM_BYTES = 16 << 20
-"""Starting processes takes about as long as tokenizing this."""
+"""Starting processes takes about as long as tokenizing so much."""
 
 Item = TypeVar("Item")
 
@@ -47,7 +47,11 @@ class Reading:
     """Show a bar where standard error is a terminal."""
 
     def num_workers(self, tokenizer: Tokenizer, total_bytes: int) -> int:
-        """Bytes are made faster than they are sent to another process, and so is what is quickly done."""
+        """Processes that are worth starting.
+
+        The byte tokenizer is faster than sending texts to another process, and small inputs are done sooner than
+        other processes have started.
+        """
         if isinstance(tokenizer, ByteTokenizer) or total_bytes < _WORKERS_FROM_BYTES:
             return 1
         return self.workers or len(os.sched_getaffinity(0))
@@ -209,7 +213,7 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -
 
 
 def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tokens: int | None = None) -> CorpusFacts:
-    """Facts and tokenizer of a finished corpus, to appear beside it; all of it is on disk then, not yet in place."""
+    """Add facts and tokenizer to a finished corpus. All of it is then on disk, under temporary names."""
     facts = CorpusFacts(
         tokenizer=tokenizer_spec(writer.prefix, tokenizer),
         vocab_size=tokenizer.vocab_size,

@@ -1,8 +1,8 @@
 """`memo data chat`: from conversations to a corpus of which the answers alone are learned.
 
-Beside the tokens lies a second pair of the same format and the same document lengths: one byte a token, 1 where the
-assistant wrote it. The pair of tokens is what it would be without, for every tool that reads Megatron's format; and
-a mask is mapped into memory and cut as tokens are, at a length of millions too.
+Beside the tokens lies a second pair of files of the same format with the same document lengths: one byte for each
+token, 1 where the assistant wrote it. Every tool that reads Megatron's format can read the tokens without it. The mask
+is mapped into memory and cut into samples as the tokens are, so conversations of millions of tokens need nothing else.
 
     OUT.bin        OUT.idx         tokens
     OUT.mask.bin   OUT.mask.idx    answers
@@ -143,7 +143,7 @@ def _encode(
 def answer_mask(located: Located, spans: Sequence[Span]) -> NDArray[np.uint8]:
     """1 for each token, [n], that has a character of one of `spans`.
 
-    A token reaches at least to where the one before it ends: what lies between two is the blank of the later one.
+    Characters between two tokens, which are blanks, belong to the later one.
     """
     ends = np.maximum.accumulate(located.offsets[:, 1])
     begins = np.minimum(located.offsets[:, 0], np.concatenate(([0], ends[:-1])))

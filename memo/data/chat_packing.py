@@ -6,8 +6,8 @@ Conversations are laid into windows of s + 1 tokens, none across two, and what s
     loss             answers of 7                 answers of 2
 
 Each conversation is a document of its own: attention, positions and loss stay inside, and so does the fill, which no
-loss sees. Who shares a window with whom is decided once (best fit, longest first: at most 11/9 of the fewest windows
-plus 4, Johnson et al., SIAM J. Comput. 3, 1974), so every epoch has as many samples; their order is the epoch's own.
+loss sees. Which conversations share a window is decided once (best fit, longest first: at most 11/9 of the fewest
+windows plus 4, Johnson et al., SIAM J. Comput. 3, 1974). So all epochs have the same samples, each in its own order.
 """
 
 from bisect import bisect_left, insort
@@ -47,7 +47,8 @@ class PackedConversations:
         packing: bool = True,
         long_conversations: LongConversations = "truncate",
     ) -> None:
-        """`answers`: 1 for each token of an answer, in documents as long as those of `indexed`; `fill`: a token.
+        """`answers`: 1 for each token of an answer, in documents as long as those of `indexed`; `fill`: the token that
+        takes what stays free.
 
         Raises DataError when the two do not belong together, ConfigError when no conversation is left.
         """
@@ -122,7 +123,7 @@ class PackedConversations:
         return text
 
     def _documents(self, index: int) -> list[int]:
-        """Whose tokens the window of sample `index` holds, in order."""
+        """The conversations in the window of sample `index`, in order."""
         if index < 0:
             raise IndexError(f"sample index {index} is negative")
         epoch, offset = divmod(index, self.samples_per_epoch)
@@ -135,8 +136,8 @@ class PackedConversations:
             return [[int(document)] for document in shuffled]
         longest_first = shuffled[np.argsort(-self._lengths[shuffled], kind="stable")]
         windows: list[list[int]] = []
-        spaces: list[int] = []  # that some window has left, ascending
-        by_space: dict[int, list[int]] = {}  # those windows
+        spaces: list[int] = []  # numbers of free tokens that some window has, ascending
+        by_space: dict[int, list[int]] = {}  # the windows that have so many
         for document in longest_first.tolist():
             length = int(self._lengths[document])
             place = bisect_left(spaces, length)

@@ -1,7 +1,7 @@
 """What a chat template makes of a conversation, and which characters of it the assistant wrote.
 
-Runs in the process of `memo.data.template_process` alone, for a template is a program of strangers: the sandbox keeps
-it from other objects, that process keeps it from all time and memory.
+This code runs only in the process of `memo.data.template_process`. A template is a program of strangers: Jinja's
+sandbox keeps it away from other objects, and the limits of that process keep it from taking all time and memory.
 """
 
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jinja2.environment import Template
 
 _BEGIN, _END = "\ufdd0", "\ufdd1"
-"""Around what a template marks. Unicode gives these two to no character, for use inside of programs."""
+"""They stand around what a template marks. Unicode keeps both for use inside of programs: no character has them."""
 _SHOWN_CHARACTERS = 300
 
 Span = tuple[int, int]
@@ -24,7 +24,7 @@ Span = tuple[int, int]
 
 
 class Refusal(Exception):
-    """Why there is no text: a sentence to go behind the name of the template."""
+    """Why there is no text; the message continues a sentence that begins with the name of the template."""
 
 
 class Renderer:

@@ -30,7 +30,7 @@ from memo.errors import ConfigError, DataError
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_SOURCE_CHARACTERS = 1 << 18
-"""Of a template; the longest in use have a tenth of it."""
+"""Limit of a template; the longest in use have a tenth of it."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 

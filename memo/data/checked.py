@@ -1,7 +1,7 @@
-"""The one check of what a dataset hands out, whoever wrote it: before an id becomes a row of an embedding.
+"""The check of every sample, whoever wrote its dataset, before its ids choose rows of an embedding.
 
-A corpus can be damaged, or built with another tokenizer. An id without a row would be an error of CUDA that ends the
-process without a reason, or, where the vocabulary is split over ranks, train silently on no row at all.
+A corpus can be damaged, or built with another tokenizer. On CUDA an id without a row ends the process without a reason;
+where the vocabulary is split over ranks, it would be trained on silently, with no row at all.
 """
 
 from typing import Protocol, runtime_checkable
@@ -22,7 +22,7 @@ class Locating(Protocol):
 
 
 def where(dataset: object, index: int, offset: int) -> str:
-    """As `Locating.where`, and what can be said of any other dataset."""
+    """As `Locating.where`; of another dataset the number of the sample and of the token."""
     if isinstance(dataset, Locating):
         return dataset.where(index, offset)
     return f"{type(dataset).__name__}.sample({index}), token {offset}"

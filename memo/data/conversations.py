@@ -49,10 +49,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """What one line holds.
+    """The conversation of one record.
 
     Attributes:
-        where: file and line, for messages about it.
+        where: its file and line, for messages.
         messages: at least one of the assistant.
         learned: for each message of the assistant, in turn, whether it is learned; at least one is.
         tools: JSON schemas of functions, for the chat template.
@@ -106,7 +106,7 @@ def _form(record: Mapping[str, Any], where: str) -> ChatForm:
         )
     if found:
         return found[0]
-    for form, needed in _NEEDS.items():  # what is missing or empty is told by that form
+    for form, needed in _NEEDS.items():  # the reader of that form then says which field is missing or empty
         if needed[0] in record:
             return form
     raise DataError(
@@ -174,7 +174,7 @@ def _in_roles(given: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """What a row of a table says, without the fields that other rows have."""
+    """A value without the fields that are null: a row of a table has a null for each field that only other rows use."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
@@ -208,7 +208,7 @@ def _text(record: dict[str, Any], field: str, where: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What stands there instead, in JSON's words."""
+    """A value that is not what it should be, in JSON's words."""
     if value is None:
         return "missing or null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""How many optimizer steps so many passes over a corpus are."""
+"""From passes over a corpus (--num-epochs) to optimizer steps."""
 
 import math
 
@@ -10,7 +10,7 @@ from memo.data.sample import SampleDataset
 
 
 def with_epochs(config: RunConfig, world_size: int, dataset: SampleDataset | None = None) -> RunConfig:
-    """`config` with train_iters in the place of num_epochs, rounded up to a whole step; as it is without the latter.
+    """`config` with train_iters in the place of num_epochs, rounded up to a whole step; unchanged without num_epochs.
 
     Args:
         config: checked.

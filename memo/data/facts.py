@@ -45,7 +45,7 @@ class CorpusFacts:
 
 
 def mask_prefix(prefix: str | Path) -> Path:
-    """Of the pair of files that says which tokens of a corpus of conversations are answers."""
+    """The prefix of the two files that say which tokens of a corpus of conversations are answers."""
     return Path(f"{prefix}.mask")
 
 

@@ -1,4 +1,4 @@
-"""Which files hold documents, by their names, and which of a folder are taken."""
+"""The kind of a file by its name, and the files of a folder that are read as documents."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ _KINDS: dict[str, Kind] = {
 }
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz")
 _IN_BLOCKS = ("parquet", "arrow")
-"""Kinds that compress by themselves, and are read from several places of a file."""
+"""Kinds that compress their own content and are not read from beginning to end, so none has .gz and the like."""
 ALL_KINDS: frozenset[Kind] = frozenset({*_KINDS.values(), "text"})
 CHAT_KINDS: frozenset[Kind] = frozenset({"lines", "json", "parquet", "arrow"})
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
@@ -36,7 +36,7 @@ _DESCRIPTIONS = frozenset(
     {_STATE, _SPLITS, "dataset_info.json", "dataset_infos.json", "config.json", "generation_config.json"}
     | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "package.json"}
 )
-"""What .json files of folders are that hold no documents, by their names."""
+"""Names of .json files in folders that hold no documents."""
 
 
 def file_kind(path: Path) -> Kind | None:
@@ -98,7 +98,7 @@ def _add_folder(folder: Path, kinds: Collection[Kind], found: Inputs) -> None:
         return
     files = walk(folder)
     taken = [path for path in files if file_kind(path) in kinds and path.name not in _DESCRIPTIONS]
-    if any(file_kind(path) not in ("lines", "text") for path in taken):  # a data set of the hub, which tells of itself
+    if any(file_kind(path) not in ("lines", "text") for path in taken):  # a data set of the hub: these two describe it
         taken = [path for path in taken if path.stem.upper() not in ("README", "LICENSE")]
     if not taken:
         text = " and no text files" if "text" in kinds else " files"

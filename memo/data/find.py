@@ -16,7 +16,7 @@ from memo.errors import ConfigError, DataError
 
 _PAIR = (".bin", ".idx")
 _MOST_FILES = 10_000
-"""Of a folder that are looked at for a hint: it may be the root of a file system."""
+"""Files of a folder that are looked at for a hint: the folder may be the root of a file system."""
 
 
 def check_corpora(config: RunConfig) -> None:

@@ -30,7 +30,7 @@ from memo.config.split import WHOLE, Part, documents_of
 from memo.errors import DataError
 
 _NUM_SLICES, _SLICE_TOKENS = 64, 4096
-"""Of a corpus, for its hash."""
+"""Parts of a corpus that go into its hash, and tokens of each."""
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -179,7 +179,7 @@ class IndexedDataset:
     """Documents by index, read from the memory-mapped .bin file."""
 
     def __init__(self, prefix: str | Path, part: Part = WHOLE) -> None:
-        """`part`: of the documents, the only ones that are there.
+        """`part`: the documents that can be read, as if the file held no others.
 
         Raises DataError, naming the file and both values, when a file is missing, foreign or truncated, and for a part
         without documents.

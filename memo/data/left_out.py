@@ -1,4 +1,4 @@
-"""What a build cannot read: refused at the first, or left out, counted and told at the end."""
+"""Records and files that cannot be read: the first one ends a build, or they are left out, counted and listed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ class LeftOut:
         self.begin()
 
     def begin(self) -> None:
-        """Another pass over the same inputs: count from 0."""
+        """Count from 0, for another pass over the same inputs."""
         self.num_unreadable = 0
         self._first: list[str] = []
 
@@ -75,5 +75,5 @@ class LeftOut:
 
 
 def hinted(error: DataError) -> DataError:
-    """The error about what cannot be read, with what leaves it out."""
+    """The error about what cannot be read, with the flag that leaves it out."""
     return DataError(f"{error} (--skip-unreadable leaves out what cannot be read)")

@@ -4,8 +4,8 @@
       a part of the text for each pair               all pairs again, in another order: the questions
 
 Only the values among the questions count in the loss: to foresee one, a model must find its key in the text and copy
-what stands behind it. The distance of a question is how many tokens it must look back, so one sample asks at as many
-depths as it has pairs. Keys are drawn for each sample anew; no answer can be known from training.
+what stands behind it. The distance of a question is the number of tokens that it must look back, so one sample asks at
+as many distances as it has pairs. Keys are drawn anew for each sample, so no answer can be known from training.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _PLACE_STREAM, _KEY_STREAM, _FIRST_STREAM, _VALUE_STREAM, _ORDER_STREAM = range(
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """What one sample asks, in the order in which it does."""
+    """The questions of one sample, in their order."""
 
     labels: NDArray[np.int64]
     """[num_needles, value_length], where each token of a value stands among the sample's labels."""
@@ -101,14 +101,14 @@ class NeedleDataset:
         return "the keys or values that were given for the needles"
 
     def questions(self, index: int) -> Questions:
-        """Reads none of the text."""
+        """The questions of sample `index`. Reads none of the text."""
         asked_at = self._text_length + np.arange(self.num_needles) * self._pair_length
         # The token at offset p of the window is label p - 1.
         labels = (asked_at + self.key_length - 1)[:, None] + np.arange(self.value_length)
         return Questions(labels, asked_at - self._places(index)[self._order(index)])
 
     def _text(self, index: int) -> NDArray[np.int64]:
-        """[s + 1], nothing hidden in it yet."""
+        """[s + 1], the text before anything is hidden in it."""
         text = self.haystack.sample(index)
         return np.append(text.tokens, text.labels[-1])
 

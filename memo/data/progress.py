@@ -1,4 +1,4 @@
-"""How far a build is: a bar with bytes a second and the time that is left, on a terminal alone."""
+"""A bar on a terminal that shows the progress of a build, its bytes a second and the time that is left."""
 
 import sys
 import time

@@ -1,7 +1,7 @@
 """Files as records: a line of JSON, an element of a list, a row of a table, or a whole text.
 
-Records come in pieces of about a megabyte, in the order of the files, and those of JSON are not yet parsed: that is
-most of the work, which other processes may do (`memo.data.workers`).
+Records come in pieces of about a megabyte, in the order of the files. Those of JSON are not parsed yet: parsing is most
+of the work, and other processes may do it (`memo.data.workers`).
 """
 
 import csv
@@ -21,10 +21,10 @@ from memo.data.tables import Record, arrow_rows, parquet_rows
 from memo.errors import DataError
 
 PIECE_BYTES = 1 << 20
-"""Of records that are handled together: enough for many processes to share, little enough to stream."""
+"""Bytes of records that are handled together: enough for many processes to share, little enough to stream."""
 _CHUNK_CHARACTERS = 1 << 20
 _LARGEST_DOCUMENT_BYTES = 1 << 31
-"""Of one text; an index counts tokens of a document in 31 bits."""
+"""Limit of one text: an index counts the tokens of a document in 31 bits."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Piece:
 
     @property
     def places(self) -> range:
-        """Of its records, as the methods below count them."""
+        """The numbers by which the methods below know its records."""
         return range(len(self.records))
 
     def where(self, place: int) -> str:
@@ -180,13 +180,13 @@ def _rows(stream: Stream, source: Source) -> Iterator[Record]:
 
 
 def _begins_a_list(stream: Stream) -> bool:
-    """Whether the first character that is no blank opens a list; nothing is read."""
+    """Whether the first character that is no blank opens a list; the position in the stream stays."""
     peeked = stream.file.peek(4096)  # type: ignore[attr-defined]
     return bool(peeked.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
 
 
 def _elements(stream: Stream, source: Source) -> Iterator[Record]:
-    """The elements of one list, as JSON: a list of any length takes memory for a few of them."""
+    """The elements of one list, as JSON; a list of any length takes the memory of a few of them."""
     text = io.TextIOWrapper(stream.file, encoding="utf-8-sig")
     try:
         scanner = _Scanner(text, source)
@@ -214,13 +214,9 @@ class _Scanner:
         self._decoder = json.JSONDecoder()
 
     def next_character(self) -> str:
-        """The next one that is no blank; empty at the end."""
+        """The next character that is no blank; empty at the end."""
         while True:
-            rest = (
-                self._buffer[self._at :]
-                if self._at + 64 > len(self._buffer)
-                else self._buffer[self._at : self._at + 64]
-            )
+            rest = self._buffer[self._at : self._at + 64]
             stripped = rest.lstrip(" \t\r\n")
             self._at += len(rest) - len(stripped)
             if stripped:
@@ -258,7 +254,7 @@ class _Scanner:
             self._more()
 
     def _more(self) -> bool:
-        """Read on: twice as much as is there, so that a long value is not scanned for each of its parts."""
+        """Read as much again as is left, so that a long value is scanned few times. False at the end."""
         found = self._text.read(max(_CHUNK_CHARACTERS, len(self._buffer) - self._at))
         self._buffer, self._at = self._buffer[self._at :] + found, 0
         self._is_all = not found

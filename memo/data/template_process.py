@@ -1,9 +1,9 @@
 """A process of its own for a chat template, which is a program of strangers, with limits that the kernel enforces.
 
-One process serves a whole build: a line of JSON for each conversation goes there, a line with its text comes back. What
-no check inside of Python can stop ('a' * 10**11, 2**10**10, a loop in a loop in a loop) ends that process instead:
-memory by RLIMIT_AS, processor time by a timer whose signal nobody handles. Both work in any thread of the caller, and a
-machine that is busy with other work takes nothing from the time.
+One process serves a whole build. It gets a line of JSON for each conversation, and answers with a line that has its
+text. No check inside of Python can stop 'a' * 10**11, 2**10**10, or a loop in a loop in a loop. Here they end only that
+process: RLIMIT_AS bounds its memory, and a timer whose signal nobody handles its processor time. Both work in any
+thread of the caller, and on a busy machine a template has no less time.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from typing import Any
 from memo.data.chat_render import Refusal, Renderer, reason_of
 
 TIME_LIMIT_S = 3.0
-"""Of processor time, for one conversation, or to compile the template: thousands of times what templates take."""
+"""Processor time for one conversation, or to compile the template: thousands of times what templates take."""
 RENDERING_LIMIT_S = 0.05
-"""More for each time that the conversation is rendered: a long one is, for each of its answers."""
+"""Added for each time that the conversation is rendered: one with many answers is rendered many times."""
 MEMORY_LIMIT_BYTES = 512 << 20
 MEMORY_BYTES_PER_CHARACTER = 64
-"""More for long conversations: a text, its pieces and its beginnings, at four bytes a character."""
+"""Added for long conversations: a text, its pieces and its beginnings, at four bytes a character."""
 MAX_CHARACTERS, MAX_GROWTH = 1 << 20, 16
-"""The text is at most this long, and this many times as long as the conversation in JSON more."""
+"""The text may have so many characters, and so many more for each character of the conversation in JSON."""
 
 _START = """
 import json, sys, types
@@ -38,12 +38,12 @@ package.__path__ = [sys.argv[2]]
 from memo.data.template_process import serve
 serve()
 """
-"""Modules come from where this process finds them, whatever the environment says; those of memo.data without what the
-package imports for its users, because numpy alone takes longer than a template."""
+"""The process finds modules where this one does, whatever the environment says. It imports modules of memo.data without
+memo/data/__init__.py, which would import numpy: that alone takes longer than a template."""
 
 
 class TemplateStopped(Exception):
-    """The template passed a limit; the words go behind its name."""
+    """The template went beyond a limit; the message continues a sentence that begins with its name."""
 
 
 class TemplateProcess:
@@ -98,7 +98,7 @@ class TemplateProcess:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         line = json.dumps(question).encode()  # ASCII, and no line break inside
-        with contextlib.suppress(BrokenPipeError):  # it has ended: told below
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as the missing answer shows below
             process.stdin.write(line + b"\n")
             process.stdin.flush()
         answer = process.stdout.readline()
@@ -189,6 +189,6 @@ def _limits(base_bytes: int, num_characters: int, num_renderings: int) -> Iterat
 
 
 def _address_space_bytes() -> int:
-    """Of this process, now; libraries reserve much that they never touch."""
+    """The address space of this process, now; libraries reserve much that they never touch."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

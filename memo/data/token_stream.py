@@ -5,9 +5,9 @@ Each item is a document: token ids in one dim, or a mapping as Hugging Face's to
 documents, and an iterable of single ids is one document. As in a corpus (memo.data.packing), the documents of an epoch
 lie end to end and are cut into windows of s + 1 tokens that overlap by one; what is left over at the end is dropped.
 
-What has items by number is read in an order that (seed, epoch) decides; what can only be iterated, in its own order.
-Samples are found by reading all that come before them, so a run that goes on reads again what it has read, and needs a
-source that hands out the same every time and on every rank: the beginning is compared, by a checksum.
+A source with items by number is read in an order that (seed, epoch) decides, one that can only be iterated in its own
+order. A sample is found by reading all that come before it. So a run that goes on reads again what it has read, and
+needs a source that hands out the same items every time and on every rank; a checksum of the first sample is compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,9 +27,9 @@ _NOT_LEARNED = -100
 """The label of torch's losses for what does not count."""
 _STREAM = 2
 _MOST_IDS = 4096
-"""Single ids that are gathered before they are looked at."""
+"""Single ids that are gathered before they become a part of a document."""
 _KEPT_SAMPLES = 64
-"""Of those asked for last, which the planning of memory asks for twice."""
+"""The samples asked for last are kept, because the planning of memory asks for its samples twice."""
 
 _Document = tuple[NDArray[np.int64], NDArray[np.float32], bool]
 """Ids [n], the mask of what is learned of them [n], and whether the document ends with them."""
@@ -80,7 +80,7 @@ class TokenStream:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Counted by reading a whole epoch. Raises AttributeError for what is not known to end."""
+        """Samples of an epoch, counted by reading all of it. Raises AttributeError for a source without a length."""
         if not self._has_numbers:
             raise AttributeError(f"{self._kind} has no length")
         num_tokens = sum(len(ids) for ids, _, _ in self._documents(0))
@@ -138,7 +138,7 @@ class TokenStream:
             epoch += 1
 
     def _documents(self, epoch: int) -> Iterator[_Document]:
-        """The documents of one epoch; such as hold nothing are left out."""
+        """The documents of one epoch, without empty ones."""
         single: list[int] = []
         for number, item in enumerate(self._items(epoch)):
             if isinstance(item, int | np.integer) and not isinstance(item, bool):

@@ -88,7 +88,7 @@ class ByteTokenizer:
 
     @property
     def definition(self) -> bytes:
-        """The same as a tokenizer.json: byte-level BPE without a merge, in which the letter of a byte has it as id."""
+        """As a tokenizer.json: byte-level BPE without merges, in which the id of a byte's letter is the byte."""
         eod = {"id": self.eod, "content": END_OF_DOCUMENT_NAMES[0], "special": True, "normalized": False}
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
         content = {
@@ -224,7 +224,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 
 
 def _remedy(spec: str) -> str:
-    """For a tokenizer that is not there."""
+    """What to do about a tokenizer that is not there."""
     if spec in PRESETS:
         return f"{spec} is a preset, a shape without a tokenizer: give the directory of the model, or `byte`"
     if hub_name(spec):

@@ -27,7 +27,7 @@ from memo.errors import DataError
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from memo.data.workers import serve; serve()"
 _SIZES = struct.Struct("<QQ")
 _AHEAD = 3
-"""Pieces for each process that are read before their turn: none waits while another's result is written."""
+"""Pieces that are read ahead for each process, so that none waits while the result of another one is written."""
 
 
 def encode_all(pieces: Iterable[Piece], encoder: Encoder, num_workers: int) -> Iterator[Encoded]:
@@ -49,7 +49,7 @@ def encode_all(pieces: Iterable[Piece], encoder: Encoder, num_workers: int) -> I
 
 
 class _Workers:
-    """One process for each thread that asks; all end with the block."""
+    """A context with one process for each thread that asks; at its end all processes end."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -103,7 +103,7 @@ class _Workers:
 
 
 def serve() -> None:
-    """What such a process does: it makes its encoder, and encodes what comes until nothing comes any more."""
+    """The program of such a process: make an encoder, then encode pieces until the pipe is closed."""
     asked, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not stand among the answers
     with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
@@ -135,7 +135,10 @@ def _open(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def _send(pipe: IO[bytes], header: dict[str, Any], body: bytes) -> None:
-    """Sizes of both, the header in JSON, the body. What of a table JSON cannot hold is no text: it becomes null."""
+    """Write the sizes of both, the header in JSON, and the body.
+
+    Values of a table that JSON cannot hold, such as dates, are no texts: they become null.
+    """
     words = json.dumps(header, ensure_ascii=False, default=lambda value: None).encode("utf-8", "surrogatepass")
     pipe.write(_SIZES.pack(len(words), len(body)))
     pipe.write(words)
