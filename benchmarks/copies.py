@@ -22,7 +22,7 @@ from scales import Arguments, parser, resolve
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
-from memo.config.simulated import with_simulated_axes
+from memo.config.simulated_world import with_simulated_axes
 from memo.errors import HostMemoryError
 from memo.estimate.host_memory import available_host_bytes
 from memo.executor.host_budget import Claim, budget_of

@@ -19,7 +19,7 @@ from typing import Any
 import rows
 
 from memo.config import RunConfig, preset
-from memo.config.simulated import with_simulated_axes
+from memo.config.simulated_world import with_simulated_axes
 from memo.emulated_gpu.launch import Device
 from memo.estimate.machines import find_hardware
 from memo.estimate.own_memory import own_memory, reserved_under_plan

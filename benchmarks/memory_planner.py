@@ -19,7 +19,7 @@ from typing import Any
 
 import rows
 
-from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
+from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace
 from memo.planner.memory.exact import Exact
 from memo.planner.memory.minimalloc import read_csv
 from memo.planner.memory.solve import solve

@@ -28,7 +28,7 @@ import full_size
 import rows
 
 from memo.config import RunConfig, preset
-from memo.config.simulated import with_simulated_axes
+from memo.config.simulated_world import with_simulated_axes
 from memo.emulated_gpu.launch import Device, environment
 from memo.estimate.machines import find_hardware
 from memo.simulate.model import step_model

@@ -9,7 +9,7 @@ from typing import Any, get_origin
 from memo.cli.commands import Command
 from memo.cli.main import COMMANDS, main
 from memo.config import command_line
-from memo.config.flag_table import CommandLine, Entry, Group, dashed, texts_of
+from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed, texts_of
 from memo.config.flags import ALWAYS_ON, MEGATRON_SPELLINGS
 from memo.config.other_names import OTHER_NAMES, filled
 
@@ -101,7 +101,7 @@ def _captured(words: Sequence[str]) -> CommandLine:
     raise AssertionError(f"memo {' '.join(words)} parses no flags")
 
 
-def _table(group: Group) -> Iterator[str]:
+def _table(group: FlagGroup) -> Iterator[str]:
     yield "| flag | values | default | |"
     yield "| --- | --- | --- | --- |"
     texts = texts_of(group.kind)

@@ -13,7 +13,7 @@ from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
 from memo.config import RunConfig
 from memo.config.derived import world_size_from_env
-from memo.config.evaluation import for_evaluation
+from memo.config.evaluation_run import for_evaluation
 from memo.config.extend import ExtensionMethod, extend_context
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks

@@ -27,7 +27,7 @@ from memo.allocator import build
 from memo.allocator.library import OUTSIDE, Mode, NativeLibrary, RawEvent
 from memo.allocator.statistics import Statistics, from_raw
 from memo.artifacts.memory_plan import MemoryPlan
-from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace, check_trace
+from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace, check_trace
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.units import format_bytes
 

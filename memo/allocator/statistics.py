@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from memo.allocator.library import COUNTS, REASONS, RawStatistics
 from memo.artifacts.memory_plan import MemoryPlan
-from memo.artifacts.trace import Phase
+from memo.artifacts.memory_trace import Phase
 
 
 @dataclass(frozen=True)

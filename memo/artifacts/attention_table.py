@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memo.artifacts.artifact import Artifact
 from memo.artifacts.fields import PositiveFloat, PositiveInt, Time
-from memo.artifacts.files import Artifact
 
 LONGEST_TOKENS = 32768
 """Longer sequences are not measured: kernels work on tiles of few hundred tokens, so their ratio should not change."""

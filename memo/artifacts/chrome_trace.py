@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts import files
+from memo.artifacts import artifact
 
 Event = dict[str, Any]
 
@@ -33,7 +33,7 @@ def complete(
 
 def write(events: Sequence[Event], path: str | Path) -> None:
     """Write a trace. Raises ArtifactError if the file cannot be written."""
-    files.write(path, "chrome_trace", 1, {"displayTimeUnit": "ms", "traceEvents": list(events)})
+    artifact.write(path, "chrome_trace", 1, {"displayTimeUnit": "ms", "traceEvents": list(events)})
 
 
 def _metadata(process: int, row: int, what: str, args: dict[str, Any]) -> Event:

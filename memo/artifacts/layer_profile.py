@@ -15,8 +15,8 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 
+from memo.artifacts.artifact import Artifact
 from memo.artifacts.fields import NonNegativeFloat, PositiveFloat, PositiveInt, Time
-from memo.artifacts.files import Artifact
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ counted.
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from memo.artifacts.artifact import Artifact
 from memo.artifacts.fields import Count, PositiveInt
-from memo.artifacts.files import Artifact
 
 NATIVE = -1
 """The offset of a request that the native allocator serves, because it outlives the iteration."""
@@ -33,7 +33,7 @@ class PlannedRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """The requests of at least min_bytes of one phase, in order; fields as in memo.artifacts.trace.Phase."""
+    """The requests of at least min_bytes of one phase, in order; fields as in memo.artifacts.memory_trace.Phase."""
 
     kind: str
     layer: int

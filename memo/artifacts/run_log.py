@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memo.artifacts.artifact import Artifact
 from memo.artifacts.fields import AnyFloat, Count, Time, build, checked
-from memo.artifacts.files import Artifact
 from memo.artifacts.reading import Source, opened, parse_json, read_lines
 from memo.errors import ArtifactError
 

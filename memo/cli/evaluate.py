@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memo.config import RunConfig
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.checks import check_ranges
-from memo.config.evaluation import for_evaluation
+from memo.config.evaluation_run import for_evaluation
 from memo.config.flag_table import changed, dashed
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.config.checks import check_ranges
-from memo.config.evaluation import for_evaluation
+from memo.config.evaluation_run import for_evaluation
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks, wanted_ranks
 from memo.config.require import require

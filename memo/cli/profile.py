@@ -9,7 +9,7 @@ from memo.config.derived import resolved_vocab_size
 from memo.config.flags import parse_command
 from memo.config.launching import check_ranks
 from memo.config.require import require, require_count
-from memo.config.simulated import with_simulated_axes
+from memo.config.simulated_world import with_simulated_axes
 
 ABOUT = (
     "Measure one layer and the link to host memory, and print the plan that `memo train` would make with the same "

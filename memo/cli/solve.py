@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from memo.artifacts.trace import Trace
+from memo.artifacts.memory_trace import Trace
 from memo.config.command_line import parse_options
 from memo.config.flag import BYTES, TOKENS, Flag
 from memo.config.require import require

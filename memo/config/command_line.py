@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from memo.config import help_text
-from memo.config.flag_table import CommandLine, Entry, Group, dashed
+from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed
 from memo.config.other_names import advice
 from memo.errors import ConfigError
 
@@ -32,7 +32,7 @@ def parse_options(
     Raises ConfigError for a word that is no flag, for a value that is none, and for what is missing; SystemExit after
     --help.
     """
-    line = CommandLine(prog, about or kind.__doc__ or "", (Group(kind),), tuple(examples), notes=notes or {})
+    line = CommandLine(prog, about or kind.__doc__ or "", (FlagGroup(kind),), tuple(examples), notes=notes or {})
     wanted = help_text.request(argv)
     if wanted is not None:
         print(help_text.render(line, wanted))

@@ -30,7 +30,7 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Unit:
+class NumberUnit:
     """A whole number that may be written shorter.
 
     Attributes:
@@ -44,8 +44,8 @@ class Unit:
     parse: Callable[[str], int]
 
 
-TOKENS = Unit(
+TOKENS = NumberUnit(
     "TOKENS", "a whole number of tokens, such as 131072 or 128K (1K is 1,024)", partial(parse_count, k=K_TOKENS)
 )
-COUNT = Unit("COUNT", "a whole number, such as 2000 or 2K (1K is 1,000)", partial(parse_count, k=K_OTHERS))
-BYTES = Unit("BYTES", "a whole number of bytes, such as 65536 or 64KiB", parse_bytes)
+COUNT = NumberUnit("COUNT", "a whole number, such as 2000 or 2K (1K is 1,000)", partial(parse_count, k=K_OTHERS))
+BYTES = NumberUnit("BYTES", "a whole number of bytes, such as 65536 or 64KiB", parse_bytes)

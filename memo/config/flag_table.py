@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from memo.artifacts.fields import accepted
 from memo.artifacts.reading import shown
-from memo.config.flag import Flag, Unit
+from memo.config.flag import Flag, NumberUnit
 from memo.errors import ConfigError
 from memo.units import K_OTHERS, K_TOKENS, parse_count
 
@@ -35,7 +35,7 @@ class Entry:
     field: str
     hint: Any
     mark: Flag
-    unit: Unit | None
+    unit: NumberUnit | None
     default: Any
     is_list: bool
     is_optional: bool
@@ -123,7 +123,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class FlagGroup:
     """Flags that stand together in help.
 
     Attributes:
@@ -156,7 +156,7 @@ class CommandLine:
 
     prog: str
     about: str
-    groups: tuple[Group, ...]
+    groups: tuple[FlagGroup, ...]
     examples: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -200,7 +200,7 @@ def _entry(field: "dataclasses.Field[Any]", hint: Any) -> Entry:
         field.name,
         get_args(hint)[0] if is_list else hint,
         next((mark for mark in marks if isinstance(mark, Flag)), Flag()),
-        next((mark for mark in marks if isinstance(mark, Unit)), None),
+        next((mark for mark in marks if isinstance(mark, NumberUnit)), None),
         default,
         is_list,
         is_optional,

@@ -11,13 +11,13 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from memo.config import command_line, help_text
 from memo.config.flag import Flag
-from memo.config.flag_table import CommandLine, Group
+from memo.config.flag_table import CommandLine, FlagGroup
 from memo.config.launching import check_ranks, torchrun
 from memo.config.model_name import choose_model
 from memo.config.other_names import RANKS
 from memo.config.presets import PRESETS
 from memo.config.run import RunConfig, read_toml, section_of, with_one_length
-from memo.config.simulated import with_simulated_axes
+from memo.config.simulated_world import with_simulated_axes
 from memo.errors import ConfigError, exit_on_error, is_reporting_rank
 
 MEGATRON_SPELLINGS = {
@@ -134,10 +134,10 @@ def parse_command(
 def _line(
     prog: str, about: str, examples: tuple[str, ...], options: Any, run: RunConfig, notes: Mapping[str, str]
 ) -> CommandLine:
-    sections = [Group(kind, name, vars(getattr(run, name))) for name, kind in get_type_hints(RunConfig).items()]
-    own = [Group(type(options), "", vars(options))] if dataclasses.fields(options) else []
+    sections = [FlagGroup(kind, name, vars(getattr(run, name))) for name, kind in get_type_hints(RunConfig).items()]
+    own = [FlagGroup(type(options), "", vars(options))] if dataclasses.fields(options) else []
     always = dict.fromkeys((flag[2:].replace("-", "_") for flag in ALWAYS_ON), "memo always does this: leave it out")
-    groups = (*own, Group(_Sources, "start"), *sections)
+    groups = (*own, FlagGroup(_Sources, "start"), *sections)
     return CommandLine(prog, about, groups, examples, EVERYONE_NEEDS, {**always, **notes})
 
 

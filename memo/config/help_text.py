@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memo.config.flag_table import CommandLine, Entry, Group, texts_of
+from memo.config.flag_table import CommandLine, Entry, FlagGroup, texts_of
 
 ALL = "all"
 REQUESTS = ("-h", "--help", "--help-all", "--help_all")
@@ -74,7 +74,7 @@ def _overview(line: CommandLine, program: str) -> Iterator[str]:
         yield _wrapped(f"{each.name}: {names}", indent=2, hanging=_TEXT_COLUMN)
 
 
-def _explained(group: Group) -> Iterator[str]:
+def _explained(group: FlagGroup) -> Iterator[str]:
     yield f"\n{group.name or 'flags'}:"
     if group.name and group.kind.__doc__:
         yield _wrapped(" ".join(group.kind.__doc__.split()), indent=2)
@@ -82,7 +82,7 @@ def _explained(group: Group) -> Iterator[str]:
         yield from _described(group, entry)
 
 
-def _described(group: Group, entry: Entry) -> Iterator[str]:
+def _described(group: FlagGroup, entry: Entry) -> Iterator[str]:
     names = entry.flags if entry.mark.is_positional or not entry.is_switch else (*entry.flags, f"--no-{entry.flag[2:]}")
     value = "" if entry.mark.is_positional else f" {entry.value_name}".rstrip() + (" ..." if entry.is_list else "")
     yield f"  {', '.join(names)}{value}"

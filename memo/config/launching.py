@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from memo.config.checks import check
 from memo.config.require import require
 from memo.config.run import RunConfig
-from memo.config.simulated import run_world_size
+from memo.config.simulated_world import run_world_size
 
 GPUS_PER_NODE = 8
 """Of the machines that most clusters have; a command for more GPUs names several nodes."""

@@ -16,7 +16,7 @@ WHOLE: Part = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Split:
+class DocumentSplit:
     """Parts of each corpus; None for one without a share."""
 
     train: Part
@@ -24,7 +24,7 @@ class Split:
     test: Part | None
 
 
-def read_split(text: str) -> Split:
+def read_split(text: str) -> DocumentSplit:
     """Raises ConfigError for what is no list of one to three shares, the first above 0."""
     shares = text.split(",")
     is_list = all(re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*", share) for share in shares)
@@ -37,7 +37,7 @@ def read_split(text: str) -> Split:
     bounds = list(accumulate((number / sum(numbers) for number in numbers), initial=0.0))
     parts = [(begin, end) if end > begin else None for begin, end in pairwise(bounds)]
     assert parts[0] is not None
-    return Split(parts[0], parts[1], parts[2])
+    return DocumentSplit(parts[0], parts[1], parts[2])
 
 
 def documents_of(part: Part, num_documents: int) -> range:

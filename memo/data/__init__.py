@@ -2,11 +2,11 @@
 
 from memo.data.batch import Batch, collate
 from memo.data.blended import BlendedDataset
-from memo.data.build import BuildSummary, Reading, build_corpus, build_demo
 from memo.data.chat import build_chat
 from memo.data.chat_packing import PackedConversations
 from memo.data.checked import checked_sample
 from memo.data.corpus import open_corpora, open_corpus, training_part
+from memo.data.corpus_builder import BuildSummary, Reading, build_corpus, build_demo
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.mock import MockDataset

@@ -17,7 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memo.data.build import (
+from memo.data.chat_render import Span
+from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, Rendered, load_chat_template
+from memo.data.conversations import ChatForm, Conversation, read_conversations
+from memo.data.corpus_builder import (
     READING,
     BuildSummary,
     Reading,
@@ -27,9 +30,6 @@ from memo.data.build import (
     in_batches,
     is_held_out,
 )
-from memo.data.chat_render import Span
-from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, Rendered, load_chat_template
-from memo.data.conversations import ChatForm, Conversation, read_conversations
 from memo.data.facts import CorpusFacts, mask_prefix
 from memo.data.file_kinds import CHAT_KINDS, list_files
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype

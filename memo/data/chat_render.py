@@ -23,7 +23,7 @@ Span = tuple[int, int]
 """Characters [begin, end) of a text."""
 
 
-class Refusal(Exception):
+class TemplateRefusal(Exception):
     """Why there is no text; the message continues a sentence that begins with the name of the template."""
 
 
@@ -49,7 +49,7 @@ class Renderer:
     def conversation(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, max_characters: int
     ) -> tuple[str, list[Span]]:
-        """The text and the answers in it. Raises Refusal, also for a text of more than `max_characters`."""
+        """The text and the answers in it. Raises TemplateRefusal, also for a text of more than `max_characters`."""
 
         def text_of(num_messages: int, prompt: bool = False) -> str:
             return self._render(messages, num_messages, tools, prompt, max_characters)
@@ -63,7 +63,7 @@ class Renderer:
                 continue
             prompt, answered = text_of(i, prompt=True), text_of(i + 1)
             if not (answered.startswith(prompt) and text.startswith(answered)):
-                raise Refusal(
+                raise TemplateRefusal(
                     f"writes messages[{i}] in another way when more follows, or without the prompt for an answer, so "
                     "that what the assistant wrote cannot be told; put {% generation %} and {% endgeneration %} "
                     "around it in a copy of the template, and name the copy with --chat-template"
@@ -88,11 +88,11 @@ class Renderer:
             raise
         except Exception as error:  # a template is a program: it may raise whatever Python raises
             what = "the conversation" if count == len(messages) else f"its first {count} messages"
-            raise Refusal(
+            raise TemplateRefusal(
                 f"refuses {what} ({reason_of(error)}); repair the line, or give another chat template"
             ) from None
         if length > max_characters:
-            raise Refusal(
+            raise TemplateRefusal(
                 f"writes more than {max_characters} characters for the conversation, far more than it holds; give "
                 "another chat template"
             )
@@ -115,7 +115,7 @@ def _without_marks(marked: str, messages: list[dict[str, Any]], tools: list[Any]
     """The text, and where the marks stood."""
     said = json.dumps([messages, tools], ensure_ascii=False)
     if _BEGIN in said or _END in said:
-        raise Refusal(
+        raise TemplateRefusal(
             "marks answers with U+FDD0 and U+FDD1, which are no characters, but the conversation holds them; remove "
             "them"
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, read_text
-from memo.data.chat_render import Refusal, Span
+from memo.data.chat_render import Span, TemplateRefusal
 from memo.data.conversations import Conversation
 from memo.data.template_process import TemplateProcess, TemplateStopped
 from memo.errors import ConfigError, DataError
@@ -67,7 +67,7 @@ class ChatTemplate:
         )
         try:
             self._process.start()
-        except Refusal as refusal:
+        except TemplateRefusal as refusal:
             raise DataError(f"{name}: {refusal}") from None
         except TemplateStopped as stopped:
             raise DataError(f"{name}: to read it {stopped}; give another with --chat-template") from None
@@ -81,7 +81,7 @@ class ChatTemplate:
         """
         try:
             found = self._process.render(conversation.messages, conversation.tools)
-        except Refusal as refusal:
+        except TemplateRefusal as refusal:
             raise DataError(f"{conversation.where}: {self.name} {refusal}") from None
         except TemplateStopped as stopped:
             raise DataError(

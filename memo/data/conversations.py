@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from memo.artifacts.reading import listed
 from memo.data.left_out import Refuse, raise_it, read_each
-from memo.data.records import Piece, read_pieces
+from memo.data.records import RecordPiece, read_pieces
 from memo.errors import DataError
 
 ASSISTANT = "assistant"
@@ -82,7 +82,7 @@ def read_conversations(
         reached(piece.done_bytes)
 
 
-def _read(piece: Piece, form: ChatForm | None, place: int) -> Conversation:
+def _read(piece: RecordPiece, form: ChatForm | None, place: int) -> Conversation:
     record, where = piece.read(place), piece.where(place)
     if not isinstance(record, dict):
         raise DataError(f"{where}: found {_kind(record)} where a conversation should be; give a JSON object")

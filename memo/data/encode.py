@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.data.left_out import hinted
-from memo.data.records import Piece
+from memo.data.records import RecordPiece
 from memo.data.tokenizer import Tokenizer
 from memo.errors import DataError
 
@@ -46,7 +46,7 @@ class Encoder:
     dtype: np.dtype[Any]
     skip: bool
 
-    def __call__(self, piece: Piece) -> Encoded:
+    def __call__(self, piece: RecordPiece) -> Encoded:
         """Raises DataError for the first record that cannot be read, unless `skip`."""
         refused: list[str] = []
 

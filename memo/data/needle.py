@@ -23,7 +23,7 @@ _PLACE_STREAM, _KEY_STREAM, _FIRST_STREAM, _VALUE_STREAM, _ORDER_STREAM = range(
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
+class NeedleQuestions:
     """The questions of one sample, in their order."""
 
     labels: NDArray[np.int64]
@@ -100,12 +100,12 @@ class NeedleDataset:
             return where(self.haystack, index, int(in_text[0]))
         return "the keys or values that were given for the needles"
 
-    def questions(self, index: int) -> Questions:
+    def questions(self, index: int) -> NeedleQuestions:
         """The questions of sample `index`. Reads none of the text."""
         asked_at = self._text_length + np.arange(self.num_needles) * self._pair_length
         # The token at offset p of the window is label p - 1.
         labels = (asked_at + self.key_length - 1)[:, None] + np.arange(self.value_length)
-        return Questions(labels, asked_at - self._places(index)[self._order(index)])
+        return NeedleQuestions(labels, asked_at - self._places(index)[self._order(index)])
 
     def _text(self, index: int) -> NDArray[np.int64]:
         """[s + 1], the text before anything is hidden in it."""

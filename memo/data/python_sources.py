@@ -4,9 +4,9 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from memo.data.arrow_tables import Record
 from memo.data.file_kinds import walk
-from memo.data.records import Piece, grouped
-from memo.data.tables import Record
+from memo.data.records import RecordPiece, grouped
 
 _INSTALLED_PACKAGES = frozenset({"site-packages", "dist-packages"})
 
@@ -25,7 +25,7 @@ def python_sources(folder: Path) -> list[Path]:
     ]
 
 
-def read_python_sources(folder: Path) -> Iterator[Piece]:
+def read_python_sources(folder: Path) -> Iterator[RecordPiece]:
     """Every UTF-8 file of `python_sources` as a document.
 
     Sources in another encoding are skipped: the standard library keeps a few to test Python itself.

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from memo.artifacts.reading import MAX_BYTES, Source, decoded, kind_of, listed, parse_json, read_lines
+from memo.data.arrow_tables import Record, arrow_rows, parquet_rows
 from memo.data.file_kinds import file_kind
+from memo.data.file_stream import FileStream, open_stream
 from memo.data.left_out import Refuse, read_each
-from memo.data.streams import Stream, open_stream
-from memo.data.tables import Record, arrow_rows, parquet_rows
 from memo.errors import DataError
 
 PIECE_BYTES = 1 << 20
@@ -28,7 +28,7 @@ _LARGEST_DOCUMENT_BYTES = 1 << 31
 
 
 @dataclass(frozen=True)
-class Piece:
+class RecordPiece:
     """Neighbouring records of one file.
 
     Attributes:
@@ -88,7 +88,7 @@ def require_utf8(text: str, where: str) -> None:
 
 def read_pieces(
     files: Sequence[Path], key: str | None, refuse: Refuse, *, lines_of_text: bool = False
-) -> Iterator[Piece]:
+) -> Iterator[RecordPiece]:
     """The records of all files in turn.
 
     Args:
@@ -107,7 +107,7 @@ def read_pieces(
         before += path.stat().st_size
 
 
-def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> Iterator[Piece]:
+def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> Iterator[RecordPiece]:
     kind: str = file_kind(path) or "text"
     if kind == "text" and lines_of_text:
         kind = "lines"
@@ -129,7 +129,7 @@ def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> It
             raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-def grouped(path: Path, unit: str, records: Iterator[Record], before: int = 0) -> Iterator[Piece]:
+def grouped(path: Path, unit: str, records: Iterator[Record], before: int = 0) -> Iterator[RecordPiece]:
     """Records of one file as pieces; `before`: bytes of the files before it."""
     numbers: list[int] = []
     kept: list[Any] = []
@@ -139,27 +139,27 @@ def grouped(path: Path, unit: str, records: Iterator[Record], before: int = 0) -
         kept.append(record)
         num_bytes += size
         if num_bytes >= PIECE_BYTES:
-            yield Piece(str(path), unit, numbers, kept, before + position)
+            yield RecordPiece(str(path), unit, numbers, kept, before + position)
             numbers, kept, num_bytes = [], [], 0
     if kept:
-        yield Piece(str(path), unit, numbers, kept, before + position)
+        yield RecordPiece(str(path), unit, numbers, kept, before + position)
 
 
-def _lines(stream: Stream, source: Source) -> Iterator[Record]:
+def _lines(stream: FileStream, source: Source) -> Iterator[Record]:
     """Lines that are not blank."""
     for number, line in enumerate(read_lines(stream.file, source), 1):
         if line.strip():
             yield number, line, len(line), stream.position()
 
 
-def _text(stream: Stream, source: Source) -> Iterator[Record]:
+def _text(stream: FileStream, source: Source) -> Iterator[Record]:
     content = stream.file.read(_LARGEST_DOCUMENT_BYTES + 1)
     if len(content) > _LARGEST_DOCUMENT_BYTES:
         raise source.refusal(f"has more than {_LARGEST_DOCUMENT_BYTES} bytes, which is the most of one document")
     yield 1, decoded(content, source), len(content), stream.position()
 
 
-def _rows(stream: Stream, source: Source) -> Iterator[Record]:
+def _rows(stream: FileStream, source: Source) -> Iterator[Record]:
     """Rows of a table with commas, or with tabs, as dicts by the names in its first row."""
     csv.field_size_limit(_LARGEST_DOCUMENT_BYTES)
     text = io.TextIOWrapper(stream.file, encoding="utf-8-sig", newline="")
@@ -179,13 +179,13 @@ def _rows(stream: Stream, source: Source) -> Iterator[Record]:
         text.detach()
 
 
-def _begins_a_list(stream: Stream) -> bool:
+def _begins_a_list(stream: FileStream) -> bool:
     """Whether the first character that is no blank opens a list; the position in the stream stays."""
     peeked = stream.file.peek(4096)  # type: ignore[attr-defined]
     return bool(peeked.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["))
 
 
-def _elements(stream: Stream, source: Source) -> Iterator[Record]:
+def _elements(stream: FileStream, source: Source) -> Iterator[Record]:
     """The elements of one list, as JSON; a list of any length takes the memory of a few of them."""
     text = io.TextIOWrapper(stream.file, encoding="utf-8-sig")
     try:

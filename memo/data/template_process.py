@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from memo.data.chat_render import Refusal, Renderer, reason_of
+from memo.data.chat_render import Renderer, TemplateRefusal, reason_of
 
 TIME_LIMIT_S = 3.0
 """Processor time for one conversation, or to compile the template: thousands of times what templates take."""
@@ -60,14 +60,14 @@ class TemplateProcess:
         self._end: weakref.finalize[..., Any] | None = None
 
     def start(self) -> None:
-        """Compile the template. Raises Refusal with what is wrong with it, and TemplateStopped."""
+        """Compile the template. Raises TemplateRefusal with what is wrong with it, and TemplateStopped."""
         with self._lock:
             self._start()
 
     def render(self, messages: tuple[dict[str, Any], ...], tools: list[Any] | None) -> dict[str, Any]:
         """The text of a conversation, and spans: [begin, end) of each answer.
 
-        Raises Refusal, and TemplateStopped; the next call then starts another process.
+        Raises TemplateRefusal, and TemplateStopped; the next call then starts another process.
         """
         with self._lock:
             if self._process is None:
@@ -90,7 +90,7 @@ class TemplateProcess:
         self._end = weakref.finalize(self, _stop, self._process)
         try:
             self._ask(self._setup)
-        except Refusal:
+        except TemplateRefusal:
             self.close()
             raise
 
@@ -108,7 +108,7 @@ class TemplateProcess:
             raise TemplateStopped(_ending(status, len(line)))
         found: dict[str, Any] = json.loads(answer)
         if "refusal" in found:
-            raise Refusal(found["refusal"])
+            raise TemplateRefusal(found["refusal"])
         if "memory" in found:
             self.close()  # with what it holds
             raise TemplateStopped(_needs_memory(len(line)))
@@ -162,7 +162,7 @@ def _rendered(renderer: Renderer, line: bytes, base_bytes: int) -> dict[str, Any
         with _limits(base_bytes, len(line), renderer.num_renderings(question["messages"])):
             text, spans = renderer.conversation(**question, max_characters=MAX_CHARACTERS + MAX_GROWTH * len(line))
         return {"text": text, "spans": spans}
-    except Refusal as refusal:
+    except TemplateRefusal as refusal:
         return {"refusal": str(refusal)}
     except MemoryError:
         return {"memory": True}

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from memo.data.encode import Encoded, Encoder
-from memo.data.records import Piece
+from memo.data.records import RecordPiece
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer
 from memo.errors import DataError
 
@@ -30,7 +30,7 @@ _AHEAD = 3
 """Pieces that are read ahead for each process, so that none waits while the result of another one is written."""
 
 
-def encode_all(pieces: Iterable[Piece], encoder: Encoder, num_workers: int) -> Iterator[Encoded]:
+def encode_all(pieces: Iterable[RecordPiece], encoder: Encoder, num_workers: int) -> Iterator[Encoded]:
     """`encoder` of each piece in turn, in `num_workers` processes where there are several.
 
     Raises DataError as `encoder`, and for a process that ends.
@@ -67,7 +67,7 @@ class _Workers:
                 with contextlib.suppress(OSError):
                     _open(pipe).close()
 
-    def encode(self, piece: Piece) -> Encoded:
+    def encode(self, piece: RecordPiece) -> Encoded:
         process = getattr(self._own, "process", None)
         try:
             if process is None:
@@ -121,12 +121,12 @@ def serve() -> None:
             _send(answers, {"lengths": found.lengths.tolist(), "refused": found.refused, **told}, found.ids.tobytes())
 
 
-def _piece(header: dict[str, Any], body: bytes) -> Piece:
+def _piece(header: dict[str, Any], body: bytes) -> RecordPiece:
     records, are_json = header.pop("records"), header.pop("are_json")
     if are_json:
         ends = np.cumsum(records).tolist()
         records = [body[end - size : end] for end, size in zip(ends, records, strict=True)]
-    return Piece(records=records, **header)
+    return RecordPiece(records=records, **header)
 
 
 def _open(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 from memo.config.derived import rank_from_env, world_size_from_env
 from memo.config.grid import Coordinates, RankGrid
 from memo.config.parallel import ParallelConfig
-from memo.config.simulated import run_world_size
+from memo.config.simulated_world import run_world_size
 from memo.errors import EXIT_REFUSED, MemoError
 from memo.mesh.group import AxisGroup, Watch
 from memo.mesh.roll_call import Member, call_roll, open_store

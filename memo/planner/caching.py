@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from memo.artifacts.trace import Malloc, Trace
+from memo.artifacts.memory_trace import Malloc, Trace
 from memo.spec.torch_segments import LARGE_SEGMENT_BYTES, SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES
 from memo.units import MIB
 

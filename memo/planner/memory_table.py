@@ -1,7 +1,7 @@
 """A memory plan for people: what is reserved, beside the bound and what PyTorch's own allocator would reserve."""
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan
-from memo.artifacts.trace import Trace
+from memo.artifacts.memory_trace import Trace
 from memo.planner.caching import Mode, simulate_caching
 from memo.text_table import text_table
 from memo.units import format_bytes

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from memo.artifacts.trace import Free, Malloc, Phase, Trace, check_trace
+from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace, check_trace
 from memo.errors import TraceError
 
 RECORDED_LAYERS = 4

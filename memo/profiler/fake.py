@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
+from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace
 from memo.parallel.storages import StorageMode
 
 

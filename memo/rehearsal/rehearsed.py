@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from memo.artifacts.artifact import Artifact
 from memo.artifacts.fields import Count, NonNegativeFloat, PositiveFloat
-from memo.artifacts.files import Artifact
 from memo.estimate.rank_memory import RankMemory
 
 

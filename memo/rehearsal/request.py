@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from memo.artifacts.files import Artifact
+from memo.artifacts.artifact import Artifact
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.derived import world_size_from_env

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from memo.artifacts.trace import Trace, requests
+from memo.artifacts.memory_trace import Trace, requests
 from memo.config import RunConfig
 from memo.errors import ConfigError
 from memo.executor.phases import Phases, mark_phases

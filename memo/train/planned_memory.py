@@ -13,7 +13,7 @@ from torch import Tensor
 from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.allocator.statistics import Statistics
 from memo.artifacts.memory_plan import MemoryPlan
-from memo.artifacts.trace import Trace
+from memo.artifacts.memory_trace import Trace
 from memo.config import RunConfig
 from memo.config.memory import MemoryConfig, MemoryPlanner
 from memo.errors import AllocatorError, PlanError, TraceError

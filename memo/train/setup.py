@@ -16,7 +16,7 @@ from memo.config.derived import (
     resolved_vocab_size,
 )
 from memo.config.launching import check_ranks, this_script
-from memo.config.simulated import run_world_size, with_simulated_axes
+from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.data import SampleDataset, Tokenizer
 from memo.data.epochs import with_epochs
 from memo.data.find import check_corpora

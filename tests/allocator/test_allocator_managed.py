@@ -13,7 +13,7 @@ from ranks import run_ranks
 
 from memo.allocator.library import RawManagedUse
 from memo.allocator.planned import PlannedAllocator
-from memo.artifacts.trace import Trace
+from memo.artifacts.memory_trace import Trace
 from memo.cli.main import main
 from memo.errors import AllocatorError, ResourceError
 from memo.train import profile as profile_module

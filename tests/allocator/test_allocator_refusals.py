@@ -10,7 +10,7 @@ from ranks import run_ranks
 
 from memo.allocator.planned import PlannedAllocator
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
-from memo.artifacts.trace import Free, Malloc, Phase
+from memo.artifacts.memory_trace import Free, Malloc, Phase
 from memo.errors import AllocatorError, PlanError, TraceError
 
 BLOCK_BYTES = 4096

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memo.artifacts import files
+from memo.artifacts import artifact
 from memo.artifacts.attention_table import LONGEST_TOKENS, AttentionCase, AttentionRow, AttentionTable, length_class
 from memo.artifacts.profile_cache import attention_table_file, read_attention_table
 from memo.errors import ArtifactError
@@ -41,7 +41,7 @@ def test_anything_else_is_refused(change: dict[str, Any], message: str, tmp_path
     path = tmp_path / "table.json"
     body = json.loads(json.dumps(dataclasses.asdict(TABLE)))
     body["rows"][0] |= change
-    files.write(path, "attention_table", 1, body)
+    artifact.write(path, "attention_table", 1, body)
     with pytest.raises(ArtifactError, match=f"{message}.*delete it, and run `memo profile --attention` again"):
         AttentionTable.load(path)
 

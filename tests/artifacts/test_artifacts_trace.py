@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memo.artifacts.trace import MAX_BYTES, Event, Free, Malloc, Phase, Request, Trace, check_trace, requests
+from memo.artifacts.memory_trace import MAX_BYTES, Event, Free, Malloc, Phase, Request, Trace, check_trace, requests
 from memo.errors import ArtifactError, TraceError
 
 TRACE = Trace(

@@ -123,7 +123,7 @@ def test_data_demo_passes_its_flags_on(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "library").mkdir()
     for index in range(20):
         (tmp_path / "library" / f"{index}.py").write_text(f"number = {index}\n")
-    monkeypatch.setattr("memo.data.build.standard_library", lambda: tmp_path / "library")
+    monkeypatch.setattr("memo.data.corpus_builder.standard_library", lambda: tmp_path / "library")
     out = tmp_path / "demo"
     assert main(["data", "demo", str(out), "--tokenizer", "bpe", "--vocab-size", "270", "--eval-fraction", "0.4"]) == 0
     held_out, rest = len(IndexedDataset(f"{out}-eval")), len(IndexedDataset(out))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memo.artifacts.memory_plan import MemoryPlan
-from memo.artifacts.trace import Free, Malloc, Phase, Trace
+from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace
 from memo.cli.main import main
 from memo.planner.memory.plan_check import check_memory_plan
 from memo.units import MIB

@@ -8,7 +8,7 @@ import pytest
 
 from memo.config.command_line import parse_options, read_values
 from memo.config.flag import BYTES, COUNT, TOKENS, Flag
-from memo.config.flag_table import CommandLine, Group, entries_of, texts_of
+from memo.config.flag_table import CommandLine, FlagGroup, entries_of, texts_of
 from memo.config.flags import EVERYONE_NEEDS
 from memo.config.other_names import OTHER_NAMES, advice, filled
 from memo.config.run import RunConfig, section_of
@@ -121,7 +121,7 @@ def test_help_explains_all_of_few_flags_and_of_many_those_that_are_first(capsys:
 
 
 def test_notes_come_before_nearest_names() -> None:
-    line = CommandLine("memo test", "", (Group(Options),), notes={"sizes": "give --size VALUE"})
+    line = CommandLine("memo test", "", (FlagGroup(Options),), notes={"sizes": "give --size VALUE"})
     with pytest.raises(ConfigError, match="there is no flag --sizes: give --size 3"):
         read_values(line, ["--sizes", "3"])
 

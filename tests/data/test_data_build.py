@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memo.data import build as build_module
+from memo.data import corpus_builder as build_module
 from memo.data import records as records_module
-from memo.data.build import build_corpus, build_demo
+from memo.data.corpus_builder import build_corpus, build_demo
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset
 from memo.data.tokenizer import train_bpe

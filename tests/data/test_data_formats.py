@@ -16,10 +16,10 @@ import pytest
 from documents import read_documents
 
 from memo.cli.main import main
-from memo.data import build as build_module
+from memo.data import corpus_builder as build_module
 from memo.data import records
-from memo.data.build import Reading, build_corpus
 from memo.data.conversations import read_conversations
+from memo.data.corpus_builder import Reading, build_corpus
 from memo.data.indexed import IndexedDataset
 from memo.data.tokenizer import train_bpe
 from memo.data.workers import encode_all
@@ -264,7 +264,7 @@ def test_a_worker_that_ends_is_told(tokenizer: Path, monkeypatch: pytest.MonkeyP
     from memo.data.tokenizer import load_tokenizer
 
     monkeypatch.setattr(workers, "_START", "import sys; sys.exit(3)")
-    pieces = [records.Piece("a.jsonl", "line", [1], [b'{"text": "a"}'])]
+    pieces = [records.RecordPiece("a.jsonl", "line", [1], [b'{"text": "a"}'])]
     encoder = Encoder(load_tokenizer(tokenizer), "text", np.dtype("<u2"), False)
     with pytest.raises(DataError, match=r"a.jsonl, line 1: a process that tokenizes has ended"):
         list(encode_all(pieces, encoder, 2))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memo.config import RunConfig, preset
-from memo.config.simulated import run_world_size, with_simulated_axes
+from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.estimate.own_memory import RUNTIME_BYTES, own_memory, reserved_under_plan
 from memo.units import GIB
 

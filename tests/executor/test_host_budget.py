@@ -8,7 +8,7 @@ import torch
 from layouts import tiny
 from ranks import run_ranks
 
-from memo.config.simulated import with_simulated_axes
+from memo.config.simulated_world import with_simulated_axes
 from memo.errors import HostMemoryError
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.state_memory import state_bytes

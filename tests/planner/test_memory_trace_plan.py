@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedRequest
-from memo.artifacts.trace import Event, Free, Malloc, Phase, Trace
+from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace
 from memo.errors import PlanError, TraceError
 from memo.planner.memory import trace_plan
 from memo.planner.memory.plan_check import check_memory_plan

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from memo.artifacts.trace import Free, Malloc, Phase, Trace
+from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace
 from memo.planner.caching import CachingResult, simulate_caching
 from memo.units import MIB
 

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from memo.artifacts.trace import Free, Malloc, Phase, Trace
+from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace
 from memo.errors import TraceError
 from memo.planner.traces import RECORDED_LAYERS, extend_layers, extrapolate, merge
 

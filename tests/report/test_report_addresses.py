@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memo.artifacts.memory_plan import MemoryPlan, PlannedPhase, PlannedRequest
-from memo.artifacts.trace import Free, Malloc, Phase, Trace
+from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace
 from memo.cli.main import main
 from memo.errors import ArtifactError
 from memo.planner.memory.trace_plan import plan_trace

@@ -24,7 +24,7 @@ from disk_runs import shared
 import memo
 from memo.artifacts.attention_table import AttentionTable
 from memo.artifacts.layer_profile import LayerProfile
-from memo.artifacts.trace import Malloc, Trace
+from memo.artifacts.memory_trace import Malloc, Trace
 from memo.config import RunConfig, preset
 from memo.data import MockDataset
 from memo.errors import OutOfMemory

@@ -1,7 +1,7 @@
 """A memory plan by the simplest rule: large requests first, each at the lowest address that is free all its life."""
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
-from memo.artifacts.trace import Request, Trace, requests
+from memo.artifacts.memory_trace import Request, Trace, requests
 
 ALIGNMENT_BYTES = 64
 

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from memo.artifacts.attention_table import AttentionCase, AttentionRow, AttentionTable
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.memory_plan import MemoryPlan, PlannedPhase, PlannedRequest
+from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace, requests
 from memo.artifacts.run_log import RunLog
-from memo.artifacts.trace import Free, Malloc, Phase, Trace, requests
 from memo.checkpoint import index as checkpoint_index
 from memo.checkpoint.directory import LATEST, latest_checkpoint
 from memo.checkpoint.files import RUN_STATE

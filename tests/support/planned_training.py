@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memo.allocator.planned import PlannedAllocator
-from memo.artifacts.trace import Trace
+from memo.artifacts.memory_trace import Trace
 
 VOCABULARY, WIDTH, HEADS, NUM_LAYERS, BATCH, SEQ_LENGTH = 67, 32, 4, 3, 2, 48
 WARMUP_STEPS = 2  # the optimizer's states are made in the first

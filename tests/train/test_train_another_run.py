@@ -16,7 +16,7 @@ from memo.checkpoint import RunState, latest_checkpoint, save_checkpoint
 from memo.checkpoint.run_state import read_state
 from memo.checkpoint.store import open_checkpoint
 from memo.config import RunConfig
-from memo.config.evaluation import for_evaluation
+from memo.config.evaluation_run import for_evaluation
 from memo.config.flags import load_run
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, differences, model_identity
 from memo.config.model import ModelConfig

@@ -14,7 +14,7 @@ from memo.config import RunConfig
 from memo.config.blend import read_eval_sets
 from memo.config.checks import check
 from memo.config.data import DataConfig
-from memo.config.evaluation import for_evaluation
+from memo.config.evaluation_run import for_evaluation
 from memo.config.split import documents_of, read_split
 from memo.data import IndexedDataset, IndexedDatasetWriter, MockDataset, open_corpora
 from memo.data.epochs import with_epochs

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 import memo
-from memo.artifacts.trace import Malloc, Trace, requests
+from memo.artifacts.memory_trace import Malloc, Trace, requests
 from memo.config import RunConfig, preset
 from memo.errors import ConfigError
 from memo.train import paper

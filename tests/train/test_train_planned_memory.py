@@ -19,7 +19,7 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 import memo
-from memo.artifacts.trace import Trace, requests
+from memo.artifacts.memory_trace import Trace, requests
 from memo.train.metrics import StepRecord
 from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients

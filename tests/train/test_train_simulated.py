@@ -9,7 +9,7 @@ from ranks import run_ranks
 
 import memo
 from memo.config import RunConfig
-from memo.config.simulated import run_world_size, with_simulated_axes
+from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.errors import ConfigError
 
 RUN = {

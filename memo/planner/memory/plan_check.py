@@ -1,7 +1,7 @@
 """Replays an iteration against its memory plan and names what is wrong; shares no code with the planner."""
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
-from memo.artifacts.trace import Free, Malloc, Phase, Trace, check_trace
+from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace, check_trace
 from memo.errors import PlanError
 from memo.planner.memory.validator import LiveBlocks
 

@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Literal
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
-from memo.artifacts.trace import Request, Trace, requests
+from memo.artifacts.memory_trace import Request, Trace, requests
 from memo.errors import PlanError
 from memo.planner.memory.dsa import Block, Instance, Problem, Solution, lower_bound_bytes
 from memo.planner.memory.exact import Exact

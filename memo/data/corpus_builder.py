@@ -18,7 +18,7 @@ from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
 from memo.data.left_out import LeftOut
 from memo.data.progress import Progress
 from memo.data.python_sources import python_sources, read_python_sources, standard_library
-from memo.data.records import Piece, read_pieces
+from memo.data.records import RecordPiece, read_pieces
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from memo.data.workers import encode_all
 from memo.errors import ConfigError, DataError
@@ -145,7 +145,7 @@ def build_corpus(
 
 
 def _build(
-    read: Callable[[], Iterator[Piece]],
+    read: Callable[[], Iterator[RecordPiece]],
     total_bytes: int,
     prefix: Path,
     left_out: LeftOut,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from memo.artifacts import files
+from memo.artifacts import artifact
 from memo.artifacts.fields import build
 from memo.artifacts.reading import Source, listed, shown
 from memo.errors import TraceError
@@ -84,13 +84,13 @@ class Trace:
             for phase in self.phases
         ]
         body = {"device": self.device, "source": self.source, "run": self.run, "phases": phases}
-        files.write(path, SCHEMA, VERSION, body)
+        artifact.write(path, SCHEMA, VERSION, body)
 
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
         """Read a trace. Raises ArtifactError for another file, TraceError as `check_trace`."""
         source = Source(str(path), TraceError, "record the trace again")
-        found = build(_Written, files.read(path, SCHEMA, VERSION), source)
+        found = build(_Written, artifact.read(path, SCHEMA, VERSION), source)
         phases = [
             Phase(phase.kind, phase.layer, phase.microbatch, tuple(_events(phase.events, f"phases[{index}]", source)))
             for index, phase in enumerate(found.phases)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from memo.artifacts.reading import Source, opened
-from memo.data.tables import pyarrow
+from memo.data.arrow_tables import pyarrow
 from memo.errors import MemoError
 
 
 @dataclass(frozen=True)
-class Stream:
+class FileStream:
     """A file that is being read."""
 
     file: BinaryIO
@@ -25,7 +25,7 @@ class Stream:
 
 
 @contextlib.contextmanager
-def open_stream(path: Path, source: Source) -> Iterator[Stream]:
+def open_stream(path: Path, source: Source) -> Iterator[FileStream]:
     """The content of a regular file; of .gz, .bz2, .xz and .zst what they pack.
 
     Raises source.error for a file that cannot be read or unpacked, also from inside, and ConfigError where .zst needs
@@ -34,7 +34,7 @@ def open_stream(path: Path, source: Source) -> Iterator[Stream]:
     with opened(path, source) as raw:
         try:
             with _unpacked(raw, path) as file:
-                yield Stream(file, raw.tell)
+                yield FileStream(file, raw.tell)
         except (MemoError, UnicodeDecodeError):
             raise
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
