@@ -28,7 +28,14 @@ EXAMPLES = (
     "memo estimate --model llama-3.1-8b --seq-len 64K --tp 4 --gpus 8 --hardware h100-94",
     "memo estimate --cases in.csv --out out.csv",
 )
-SIZES = ("states_gib", "activations_gib", "total_gib", "host_gib", "disk_gib")
+SIZES = {
+    "states_gib": "states_bytes",
+    "activations_gib": "activation_bytes",
+    "total_gib": "total_bytes",
+    "host_gib": "host_bytes",
+    "disk_gib": "disk_bytes",
+}
+"""{column: the field of `Answer`}."""
 TIMES = tuple(field.name for field in fields(Timing))
 ADDED = (*SIZES, "verdict", *TIMES)
 """Columns of the output; those of time are filled for the methods memo and megatron-lm."""
@@ -269,21 +276,14 @@ def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def _row(result: Answer) -> dict[str, str]:
-    sizes = _sizes(result)
     times = dict.fromkeys(TIMES, "") if result.timing is None else asdict(result.timing)
-    cells = {name: f"{num_bytes / GIB:.6f}" for name, num_bytes in zip(SIZES, sizes, strict=True)}
+    cells = {name: f"{size_gib:.6f}" for name, size_gib in _sizes(result).items()}
     return cells | {"verdict": str(result.verdict)} | {name: str(value) for name, value in times.items()}
 
 
-def _sizes(result: Answer) -> tuple[float, ...]:
-    """Bytes in the order of SIZES."""
-    return (
-        result.states_bytes,
-        result.activation_bytes,
-        result.total_bytes,
-        result.host_bytes,
-        result.disk_bytes,
-    )
+def _sizes(result: Answer) -> dict[str, float]:
+    """{column: GiB}."""
+    return {name: getattr(result, field) / GIB for name, field in SIZES.items()}
 
 
 def _one(case: Case, result: Answer, as_json: bool) -> str:
@@ -319,12 +319,11 @@ def _title(case: Case) -> str:
 
 
 def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
-    sizes = _sizes(result)
     return {
         **{name: getattr(case, name) for name in COLUMNS if name != "hardware"},
         "hardware": case.hardware.name,
         "parameters": case.shape.parameters,
-        **{name: num_bytes / GIB for name, num_bytes in zip(SIZES, sizes, strict=True)},
+        **_sizes(result),
         "verdict": str(result.verdict),
         "bound": result.bound,
         "parts_bytes": result.parts,

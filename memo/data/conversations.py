@@ -126,7 +126,8 @@ def _messages_of(record: dict[str, Any], form: ChatForm, where: str) -> list[Mes
 
 
 def _conversation(record: dict[str, Any], messages: list[Message], where: str) -> Conversation:
-    learned = tuple(_is_learned(message, f"{where}: messages[{i}]") for i, message in _answers(messages))
+    answers = [(i, message) for i, message in enumerate(messages) if message["role"] == ASSISTANT]
+    learned = tuple(_is_learned(message, f"{where}: messages[{i}]") for i, message in answers)
     if not any(learned):
         raise DataError(f"{where}: no message of the role {ASSISTANT} to learn from; add one or remove the line")
     tools = record.get("tools")
@@ -187,10 +188,6 @@ def _part(part: Any, where: str) -> str:
         raise DataError(f'{where} is {kind}; memo trains on texts: give {{"type": "text", "text": ...}}')
     text: str = part["text"]
     return text
-
-
-def _answers(messages: list[Message]) -> Iterator[tuple[int, Message]]:
-    return ((i, message) for i, message in enumerate(messages) if message["role"] == ASSISTANT)
 
 
 def _is_learned(message: Message, where: str) -> bool:

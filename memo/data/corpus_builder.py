@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from memo.data.encode import Encoder
-from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts, tokenizer_spec
+from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.data.file_kinds import list_files
 from memo.data.hashing import uniform
 from memo.data.indexed import IndexedDatasetWriter, smallest_dtype
@@ -214,8 +214,9 @@ def _choose_tokenizer(spec: str, vocab_size: int | None, texts: Iterable[str]) -
 
 def add_facts(writer: IndexedDatasetWriter, tokenizer: Tokenizer, num_answer_tokens: int | None = None) -> CorpusFacts:
     """Add facts and tokenizer to a finished corpus. All of it is then on disk, under temporary names."""
+    is_file = isinstance(tokenizer, BPETokenizer)
     facts = CorpusFacts(
-        tokenizer=tokenizer_spec(writer.prefix, tokenizer),
+        tokenizer=f"{writer.prefix.name}{TOKENIZER_SUFFIX}" if is_file else tokenizer.name,
         vocab_size=tokenizer.vocab_size,
         eod=tokenizer.eod,
         num_documents=writer.num_documents,

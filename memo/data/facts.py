@@ -7,7 +7,7 @@ from typing import Self
 
 from memo.artifacts.fields import Count, FileName, PositiveInt, build
 from memo.artifacts.reading import Source, read_json_object, shown
-from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Tokenizer, load_tokenizer
+from memo.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from memo.errors import DataError
 
 SCHEMA_VERSION = 1
@@ -47,11 +47,6 @@ class CorpusFacts:
 def mask_prefix(prefix: str | Path) -> Path:
     """The prefix of the two files that say which tokens of a corpus of conversations are answers."""
     return Path(f"{prefix}.mask")
-
-
-def tokenizer_spec(prefix: str | Path, tokenizer: Tokenizer) -> str:
-    """How PREFIX.json names `tokenizer`."""
-    return Path(f"{prefix}{TOKENIZER_SUFFIX}").name if isinstance(tokenizer, BPETokenizer) else tokenizer.name
 
 
 def load_corpus_tokenizer(prefix: str | Path) -> Tokenizer:

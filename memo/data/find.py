@@ -45,8 +45,7 @@ def check_prefix(flag: str, prefix: str, model: str | None = None) -> None:
 
 def _half(prefix: str, missing: list[str]) -> str:
     (suffix,) = missing
-    other = next(each for each in _PAIR if each != suffix)
-    return f"{prefix}{other} is there, but {prefix}{suffix} is not: bring both, or build the corpus again"
+    return f"{prefix}{_other(suffix)} is there, but {prefix}{suffix} is not: bring both, or build the corpus again"
 
 
 def _problem(flag: str, prefix: str, model: str | None) -> str:
