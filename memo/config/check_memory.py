@@ -25,7 +25,7 @@ _OF_SWAPPING = (
     "offload_nvme_gib",
 )
 _OF_ALL_COPIES = ("offload_host_memory_gib", "offload_backend", "offload_check_races")
-"""Read by what moves activations and by what moves states."""
+"""Fields that are read both where activations move and where states do."""
 
 
 def check_memory(config: RunConfig) -> None:
@@ -115,7 +115,7 @@ def _check_states(config: RunConfig) -> None:
 
 
 def _check_unread(config: RunConfig) -> None:
-    """A setting of swapping that nothing reads is more likely a forgotten --offload-alpha."""
+    """Refuse settings of swapping that nothing reads: --offload-alpha was probably forgotten."""
     memory = config.memory
     why = f"--recompute-granularity {memory.recompute_granularity}"
     why = "--offload-alpha off" if memory.offload_alpha == "off" else why
@@ -144,7 +144,7 @@ def _check_tiles(config: RunConfig) -> None:
 
 
 def _check_sections(config: RunConfig) -> None:
-    """What a slot holds: a layer, or a few of its tiles."""
+    """Settings of layers that are swept, whose slots hold a few tiles."""
     memory, cp, kind = config.memory, config.parallel.cp, config.parallel.cp_comm_type
     tiles, in_slot = resolved_offload_tiles(config), resolved_slot_tiles(config)
     again, most = memory.recompute_attention_layers, layers_per_chunk(config)
@@ -187,7 +187,7 @@ def _check_swept(config: RunConfig, given: str, is_default: bool, of_layers: str
 
 
 def _check_device(config: RunConfig) -> None:
-    """With --device auto these wait until the device is known."""
+    """With --device auto these rules are asked again once the device is known."""
     backend, device = config.memory.offload_backend, config.hardware.device
     require(
         not (backend == "cuda" and device == "cpu"),

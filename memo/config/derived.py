@@ -8,18 +8,18 @@ from memo.config.run import RunConfig
 from memo.config.training import Dtype
 
 DEFAULT_TILES = 8
-"""In which layers are computed under a swap plan: they bound what a layer takes beside its slot, and kernels are still
-efficient."""
+"""Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
+enough for efficient kernels."""
 SWEPT_TOKENS = (32768, 16384, 4096)
-"""Of a tile where layers are swept, on a rank: what is fast, what is nearly as fast, what takes least memory.
+"""Tokens of a rank in one tile where layers are swept: the fastest, one nearly as fast, one for least memory.
 
-A tile costs launches, messages and sums of the gradients of all keys before it, whatever its size. Of a step of 262,144
-tokens that is 1 %, 2 % and 7 to 10 % for a 7B or 8B model over tp 8 (foreseen; benchmarks/sweep_speed.py), and less of
-a longer one. Tiles of 32,768 tokens take 1.5 GiB more there than the smallest, and without tp six times as much.
+A tile costs launches, messages and sums of the gradients of all keys before it, whatever its size. For a 7B or 8B model
+over tp 8, that is 1 %, 2 % and 7 to 10 % of a step of 262,144 tokens (foreseen; benchmarks/sweep_speed.py), and less of
+a longer step. Tiles of 32,768 tokens take 1.5 GiB more there than the smallest, and without tp six times as much.
 """
 SLOT_TILES = 4
-"""Of a slot where layers are swept: shares that move are multiples of a quarter, and each slot costs a wait. In slots
-of one tile a step of 262,144 tokens takes 1 to 3 % more (the same rows)."""
+"""Tiles in one slot where layers are swept, so shares that move are multiples of a quarter. Each slot costs a wait: in
+slots of one tile a step of 262,144 tokens takes 1 to 3 % more (the same rows)."""
 BYTE_VOCAB_SIZE = 257
 """256 bytes and the end of document: the vocabulary of mock data when nobody names one."""
 

@@ -77,7 +77,7 @@ class _Sources:
 
 @dataclass(frozen=True)
 class _NoOptions:
-    """Of `memo train`: a run has no others."""
+    """`memo train` has no flags besides those of a run."""
 
 
 Options = TypeVar("Options")
@@ -142,7 +142,7 @@ def _line(
 
 
 def _started_by_torchrun(prog: str, words: Sequence[str]) -> dict[str, str]:
-    """What to do instead of a flag such as --gpus 8: the command line without it, started so many times."""
+    """Notes on flags such as --gpus 8: the torchrun command that starts so many processes without that flag."""
     notes = {}
     for name in RANKS:
         at = next((at for at, word in enumerate(words) if word.split("=")[0].replace("-", "_") == f"__{name}"), None)
@@ -156,7 +156,7 @@ def _started_by_torchrun(prog: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> CommandLine:
-    """For help: with the values of the preset and the file that are named beside --help, if they can be read."""
+    """For help: `line` with the values of the preset and the file that stand before --help, if they can be read."""
     at = next(at for at, word in enumerate(words) if word in help_text.REQUESTS)
     try:
         sources = command_line.read_values(line, words[:at])
@@ -167,7 +167,7 @@ def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> Com
 
 
 def _merged(values: dict[str, Any], options: Options, prog: str) -> tuple[RunConfig, Options]:
-    """Of what the flags give. Raises ConfigError."""
+    """The run and the options of the command, from the values that flags give. Raises ConfigError."""
     values = dict(values)
     run = _defaults(_Sources(values.pop("model", None), values.pop("config", None)))
     own = {name: values.pop(name) for name in vars(options) if name in values}

@@ -65,6 +65,6 @@ class RankGrid:
 
 
 def rank_grid(config: RunConfig, world_size: int, order: tuple[str, ...] = AXES) -> RankGrid:
-    """Of a checked run; memo itself has its ranks in the order of `AXES`."""
+    """The grid of a checked run; memo itself has its ranks in the order of `AXES`."""
     p = config.parallel
     return RankGrid(tp=p.tp, cp=p.cp, dp=data_parallel_size(config, world_size), pp=p.pp, order=order)

@@ -1,8 +1,8 @@
 """What a checkpoint and the run that loads it must agree on: the function that the model is, and the samples it reads.
 
 Many fields change what a model computes and no shape: the rotary base, a norm's epsilon, how heads are split. So every
-field of ModelConfig counts, with its default resolved, but for those that this model does not read. A field that is new
-counts from its first day, and a checkpoint from before is taken to have had its default.
+field of ModelConfig counts, with its default resolved, but for those that this model does not read. A new field counts
+from the day it is added; a checkpoint from before that day is taken to have its default.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ Fact = str | int | float | bool
 """What a state says of one field."""
 
 DATA_FACTS = ("seq_length", "data_path", "packing", "long_conversations", "tokenizer")
-"""Names of what data_identity in memo.data says; a model that is only evaluated may read any data."""
+"""Names of the facts that memo.data.corpus.data_identity states; a model that is only evaluated may read any data."""
 
 MODEL_FACTS = tuple(entry.name for entry in dataclasses.fields(ModelConfig))
 _ONLY_AT_THE_START = ("init_method_std",)

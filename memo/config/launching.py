@@ -11,7 +11,7 @@ from memo.config.run import RunConfig
 from memo.config.simulated_world import run_world_size
 
 GPUS_PER_NODE = 8
-"""Of the machines that most clusters have; a command for more GPUs names several nodes."""
+"""GPUs of a node in most clusters; a command for more GPUs names several nodes."""
 
 
 def this_script() -> str:

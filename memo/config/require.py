@@ -5,7 +5,7 @@ from math import gcd, isqrt
 from memo.errors import ConfigError
 
 LARGEST = 1 << 40
-"""No count is larger; a cell of a table that is has lost its separator."""
+"""The largest count that is accepted: a larger one in a table has usually lost its separator."""
 
 
 def require(condition: object, message: str) -> None:

@@ -17,7 +17,7 @@ WHOLE: Part = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class DocumentSplit:
-    """Parts of each corpus; None for one without a share."""
+    """The parts of a corpus; None for a part without documents."""
 
     train: Part
     valid: Part | None
