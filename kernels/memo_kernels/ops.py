@@ -60,3 +60,9 @@ def select_ops(name: str, dtype: torch.dtype) -> Ops:
         for function, folder in _FOLDERS.items()
     }
     return Ops(name, **functions)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums over values of `dtype`: fp64 for fp64, else fp32. So of softmax, of attention's merged outputs,
+    and of gradients, masters and moments of weights."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
 from memo.attention.blocks import ScoreBlock
+from memo_kernels import wide_dtype
 
 
 def attend(
@@ -56,7 +57,7 @@ def _attend_squares(
     """Attention over causal squares alone, which share no token, so that nothing is merged."""
     s_q, b, n, _ = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    lse = torch.empty((b, n, s_q), dtype=accumulator_dtype(q), device=q.device)
+    lse = torch.empty((b, n, s_q), dtype=wide_dtype(q.dtype), device=q.device)
     q, k, v, whole = map(_heads_first, (q, k, v, out))
     for call in _calls(backend, blocks, b):
         _, part = call.forward(backend, q[call.q], k[call.k], v[call.k], scale, whole[call.q])
@@ -79,21 +80,16 @@ def attend_backward(
     return sums.dq.to(q.dtype), sums.dk.to(q.dtype), sums.dv.to(q.dtype)
 
 
-def accumulator_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which partial results are summed: fp64 for fp64, else fp32."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 class OutputMerger:
     """Running output and log-sum-exp of queries whose keys are processed block by block.
 
-    The running output has accumulator_dtype(q); it is ``out`` itself if that has this dtype.
+    The running output is in the wide dtype; it is ``out`` itself if that has this dtype.
     """
 
     def __init__(self, q: Tensor, out: Tensor | None = None) -> None:
         """For q [s_q, b, n, d]; ``out`` has the same shape, and the result is written to it."""
         s_q, b, n, _ = q.shape
-        wide = accumulator_dtype(q)
+        wide = wide_dtype(q.dtype)
         self._dtype, self._place = q.dtype, out
         if out is not None and out.dtype == wide:
             self._out = out.zero_()
@@ -219,7 +215,7 @@ def _runs(blocks: Sequence[ScoreBlock]) -> Iterator[list[ScoreBlock]]:
 
 def _sum_dtype(blocks: Sequence[ScoreBlock], x: Tensor) -> torch.dtype:
     """The dtype of sums: causal squares share no token, so if there is nothing else each sum has only one term."""
-    return x.dtype if all(block.causal for block in blocks) else accumulator_dtype(x)
+    return x.dtype if all(block.causal for block in blocks) else wide_dtype(x.dtype)
 
 
 def _is_whole(blocks: Sequence[ScoreBlock], q: Tensor, k: Tensor) -> bool:

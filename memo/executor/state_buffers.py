@@ -13,8 +13,9 @@ from memo.executor.state_slots import StateSlot
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.parallel.collectives import group_size
 from memo.parallel.data import ShardedDataParallel
-from memo.parallel.units import Bucket, Unit, wide_dtype
+from memo.parallel.units import Bucket, Unit
 from memo.planner.state_plan import StatePlan
+from memo_kernels import wide_dtype
 
 
 class StateBuffers:

@@ -30,11 +30,12 @@ from torch.distributed import ProcessGroup, Work
 
 from memo.attention.backends import AttentionBackend, Saved
 from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, cut_keys
-from memo.attention.core import GradSums, OutputMerger, accumulator_dtype, attend, attend_backward
+from memo.attention.core import GradSums, OutputMerger, attend, attend_backward
 from memo.errors import ConfigError
 from memo.parallel.collectives import all_gather, all_to_all, exchange, group_rank, group_size, reduce_scatter
 from memo.parallel.zigzag import natural_from_zigzag, zigzag_chunks, zigzag_from_natural
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
+from memo_kernels import wide_dtype
 
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a", "a2a+p2p")
 
@@ -235,7 +236,7 @@ class ContextAttention:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dk and dv are passed round the ring one step behind their k and v; one more message brings them home."""
         kv = torch.stack((saved.k, saved.v))
-        dtype = accumulator_dtype(kv)
+        dtype = wide_dtype(kv.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=kv.device)
         incoming_dkv: _Shift | None = None
         for step in range(self._ring_size):
@@ -263,7 +264,7 @@ class ContextAttention:
         self, grad_out: Tensor, saved: Saved, documents: Documents | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         k, v = self._gather(saved.k, saved.v)
-        dtype = accumulator_dtype(k)
+        dtype = wide_dtype(k.dtype)
         dq = torch.zeros(saved.q.shape, dtype=dtype, device=k.device)
         dkv = torch.zeros((*k.shape[:-1], 2 * k.shape[-1]), dtype=dtype, device=k.device)
         sums = GradSums(dq, *dkv.chunk(2, dim=-1))

@@ -25,9 +25,10 @@ from memo.mesh import Mesh
 from memo.parallel.collectives import add_up, all_gather, all_reduce, group_rank, group_size, reduce_scatter_async
 from memo.parallel.shards import Shard, ShardedParameter, initialize
 from memo.parallel.unit_plans import make_units, plan_units
-from memo.parallel.units import Bucket, HostMemory, HostRules, Unit, nothing, wide_dtype
+from memo.parallel.units import Bucket, HostMemory, HostRules, Unit, nothing
 from memo.spec.buckets import Segment
 from memo.spec.placement import StatePlacement
+from memo_kernels import wide_dtype
 from memo_kernels.squared_norm.reference import squared_norm
 
 

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 from memo.parallel.collectives import all_gather, group_rank, group_size, reduce_scatter
 from memo.parallel.hidden import Hidden, Section, in_one_section
 from memo.parallel.weight_gradients import gradient_added, own_sum
+from memo_kernels import wide_dtype
 
 _CHUNK = 8192
 """Number of tokens whose unsharded embeddings exist at one time."""
@@ -111,7 +112,7 @@ def _sum_of(table: Tensor) -> Tensor:
     main = own_sum(table)
     if main is not None:
         return main
-    return torch.zeros_like(table, dtype=torch.float64 if table.dtype == torch.float64 else torch.float32)
+    return torch.zeros_like(table, dtype=wide_dtype(table.dtype))
 
 
 def _given(table: Tensor, total: Tensor) -> Tensor | None:

@@ -19,7 +19,7 @@ from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_
 from memo.parallel.hidden import Hidden, Section, in_one_section
 from memo.parallel.replayed import Replayed
 from memo.parallel.weight_gradients import add_weight_gradient, gradient_added, own_sum
-from memo_kernels import Ops, select_ops
+from memo_kernels import Ops, select_ops, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Losses of all tokens [s, b], or their weighted sum, and log-sum-exp [s, b], a chunk at a time; writes the
     likeliest tokens to `greedy`."""
-    group, wide = how.group, _softmax_dtype(hidden.dtype)
+    group, wide = how.group, wide_dtype(hidden.dtype)
     log_sum_exp = torch.empty(labels.shape, dtype=wide, device=hidden.device)
     losses = torch.empty_like(log_sum_exp) if weights is None else weights.new_zeros(())
     for section in how.parts.sections:
@@ -256,10 +256,6 @@ def _forward(
         if how.trains:
             how.parts.put(part, section.index)  # for the backward
     return losses, log_sum_exp
-
-
-def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _row_ranges(section: Section, batch: int, how: _How) -> list[tuple[slice, slice]]:
@@ -294,7 +290,7 @@ def _logits(gathered: Tensor, weight: Tensor) -> Tensor:
 def _greedy(logits: Tensor, how: _How) -> Tensor:
     """The token with the largest logit over all ranks [c * b], of equal ones the lowest."""
     vocab, none = how.vocab, torch.iinfo(torch.int64).max
-    logits = logits.to(_softmax_dtype(logits.dtype))
+    logits = logits.to(wide_dtype(logits.dtype))
     logits[:, vocab.num_valid :] = float("-inf")
     best, token = logits.max(-1)
     is_best = best == all_reduce(best.clone(), how.group, "max")

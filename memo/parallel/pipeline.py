@@ -11,6 +11,7 @@ from memo.parallel.entrance import Entrance
 from memo.parallel.hidden import HiddenInPlan
 from memo.parallel.stage_messages import Messages, MessagesInSections, WholeMessages, Wire
 from memo.spec.schedule import Action, Pipeline
+from memo_kernels import wide_dtype
 
 ChunkForward = Callable[[Tensor | None, int], Tensor]
 """(input [n, b, h] or None at the first virtual stage, microbatch) -> output [n, b, h], at the last the loss."""
@@ -35,7 +36,7 @@ class PipelineStage:
         """
         training = any(action.kind == "B" for action in actions)
         messages = self._messages(actions, training)
-        loss_sum = torch.zeros((), dtype=_loss_dtype(self.wire.dtype), device=self.wire.device)
+        loss_sum = torch.zeros((), dtype=wide_dtype(self.wire.dtype), device=self.wire.device)
         # Backward starts from the node that made an output, so the output itself may go once it is sent.
         live: dict[tuple[int, int], tuple[Tensor | Entrance | None, GradientEdge]] = {}
         for index, action in enumerate(actions):
@@ -74,7 +75,3 @@ class PipelineStage:
         if not training:
             hidden.restart()
         return MessagesInSections(self.pipeline, self.mesh, self.wire, hidden, training)
-
-
-def _loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

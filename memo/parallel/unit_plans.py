@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from memo.parallel.shards import ShardedParameter
-from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes, wide_dtype
+from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes
 from memo.spec.buckets import BucketPlan, plan_buckets
 from memo.spec.placement import LayerPlaces, StatePlacement
+from memo_kernels import wide_dtype
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch.distributed import Work
 
 from memo.spec.buckets import BucketPlan, Slot
 from memo.spec.placement import LayerPlaces
+from memo_kernels import wide_dtype
 
 _HOST_ALIGNMENT_BYTES = 64
 
@@ -183,11 +184,6 @@ class HostRules:
     weight_copy: bool = True
     keeps_partial: bool = False
     consumes: bool = False
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of gradients, masters and moments of weights of `dtype`."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:

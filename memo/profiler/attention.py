@@ -19,6 +19,7 @@ from memo.attention.core import attend, attend_backward
 from memo.attention.select import CUDA_BACKENDS, is_installed, select_backend
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.layer import median_s
+from memo_kernels import wide_dtype
 
 _NUM_DOCUMENTS = 8
 """Number of documents of a packed case, which are of equal length."""
@@ -93,7 +94,7 @@ def _error(backend: AttentionBackend, case: AttentionCase, heads: int, kv_heads:
 
 def _dense(case: AttentionCase, inputs: list[Tensor]) -> list[Tensor]:
     """[out, dq, dk, dv] of a materialised softmax, in fp32 or wider."""
-    wide = torch.float64 if inputs[0].dtype == torch.float64 else torch.float32
+    wide = wide_dtype(inputs[0].dtype)
     q, k, v, grad_out = (x.to(wide).permute(1, 2, 0, 3) for x in inputs)  # [b, n, s, d]
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     group = q.shape[1] // k.shape[1]

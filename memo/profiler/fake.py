@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace
 from memo.parallel.storages import StorageMode
+from memo_kernels import wide_dtype
 
 
 class FakeRecorder(StorageMode):
@@ -90,9 +91,8 @@ class FakeGradients:
 
     def _add(self, parameter: torch.nn.Parameter, dtype: torch.dtype) -> torch.nn.Parameter:
         new = torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype))
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.parameters.append(new)
-        self._main[id(new)] = torch.empty(parameter.shape, dtype=wide)
+        self._main[id(new)] = torch.empty(parameter.shape, dtype=wide_dtype(dtype))
         new.register_post_accumulate_grad_hook(self._accumulate)
         return new
 

@@ -22,7 +22,7 @@ from memo.executor.phases import unmarked
 from memo.model.transformer import Microbatch, TransformerChunk
 from memo.parallel.entrance import Entrance, enter
 from memo.parallel.shards import ShardedParameter
-from memo.parallel.units import wide_dtype
+from memo_kernels import wide_dtype
 
 
 @dataclass(kw_only=True)

@@ -32,7 +32,6 @@ from memo.parallel.dtypes import torch_dtype
 from memo.parallel.hidden import HiddenInPlan
 from memo.parallel.pipeline import Enter, PipelineStage
 from memo.parallel.stage_messages import Wire
-from memo.parallel.units import wide_dtype
 from memo.parallel.weight_gradients import own_sum
 from memo.planner.state_plan import placed_state_plan
 from memo.spec.layer_ops import LayerOp, stage_ops
@@ -45,7 +44,7 @@ from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
 from memo.train.recompute import recompute_attention, recompute_layers
 from memo.train.swap import ChosenSwap
-from memo_kernels import select_ops
+from memo_kernels import select_ops, wide_dtype
 
 
 @dataclass

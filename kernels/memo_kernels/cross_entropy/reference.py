@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
+
+from memo_kernels.ops import wide_dtype
 
 
 def logit_sums(
@@ -36,6 +37,6 @@ def logit_gradient_(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, n
 
 def _widened(logits: Tensor, num_valid: int) -> Tensor:
     """The logits themselves where they are wide."""
-    wide = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    wide = logits.to(wide_dtype(logits.dtype))
     wide[:, num_valid:] = float("-inf")
     return wide
