@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from memo.parallel.shards import ShardedParameter
-from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes
+from memo.parallel.units import Bucket, Carver, HostMemory, HostRules, Unit, aligned_bytes, host_sizes
 from memo.spec.buckets import BucketPlan, plan_buckets
 from memo.spec.placement import LayerPlaces, StatePlacement
 from memo_kernels import wide_dtype
@@ -81,19 +81,12 @@ def ring_sizes(plans: list[UnitPlan]) -> list[int]:
 
 def host_bytes(plans: list[UnitPlan], dtype: torch.dtype, rules: HostRules) -> int:
     """Bytes of the arena in host memory that these units need."""
-    wide, narrow = wide_dtype(dtype).itemsize, dtype.itemsize
-    total = sum(aligned_bytes(size * wide) for size in ring_sizes(plans)) if rules.consumes else 0
+    sizes = [(size, wide_dtype(dtype)) for size in ring_sizes(plans)] if rules.consumes else []
     for unit in plans:
-        if not unit.places.optimizer_on_host:
-            continue
         in_ring = rules.consumes and unit.layer is not None
         for bucket in unit.buckets:
-            total += (3 if in_ring else 4) * aligned_bytes(bucket.shard_size * wide)
-            if unit.places.gradients_in_slot and rules.keeps_partial and bucket.num_shards > 1:
-                total += aligned_bytes(bucket.size * wide)
-            if unit.places.weights_in_slot and rules.weight_copy and narrow != wide:
-                total += aligned_bytes(bucket.shard_size * narrow)
-    return total
+            sizes += host_sizes(bucket, unit.places, rules, dtype, in_ring=in_ring).values()
+    return sum(aligned_bytes(numel * of.itemsize) for numel, of in sizes)
 
 
 def in_units(names: list[str], layer_of: Callable[[str], int | None]) -> Iterator[tuple[int | None, list[str]]]:

@@ -86,14 +86,14 @@ class Bucket:
         self.source: Tensor | None = None
         if places.optimizer_on_host:
             assert host is not None, "states in host memory need its arena"
-            self.master, *moments = (host.take(plan.shard_size, wide) for _ in range(3))
-            self.moments = moments[0], moments[1]
-            self.gradient_shard = host.take(plan.shard_size, wide) if ring is None else ring[1]
+            sizes = host_sizes(plan, places, rules, dtype, in_ring=ring is not None)
+            own = {name: host.take(*size) for name, size in sizes.items()}
+            self.master, self.moments = own["master"], (own["exp_avg"], own["exp_avg_sq"])
+            self.gradient_shard = own["gradient"] if ring is None else ring[1]
             if places.gradients_in_slot and rules.keeps_partial:
-                self.partial = self.gradient_shard if plan.num_shards == 1 else host.take(plan.size, wide)
+                self.partial = own.get("partial", self.gradient_shard)
             if places.weights_in_slot:
-                is_copy = rules.weight_copy and dtype != wide
-                self.source = host.take(plan.shard_size, dtype) if is_copy else self.master
+                self.source = own.get("source", self.master)
         else:
             self._on_device(dtype, wide)
         self.squared_norm: Tensor | None = None
@@ -184,6 +184,25 @@ class HostRules:
     weight_copy: bool = True
     keeps_partial: bool = False
     consumes: bool = False
+
+
+def host_sizes(
+    plan: BucketPlan, places: LayerPlaces, rules: HostRules, dtype: torch.dtype, *, in_ring: bool
+) -> dict[str, tuple[int, torch.dtype]]:
+    """Elements and dtype of each tensor of a bucket in the host arena, in their order there, by name.
+
+    `in_ring`: the reduced gradient lies in a record that layers have in turn.
+    """
+    if not places.optimizer_on_host:
+        return {}
+    wide = wide_dtype(dtype)
+    names = ("master", "exp_avg", "exp_avg_sq", *(() if in_ring else ("gradient",)))
+    sizes = dict.fromkeys(names, (plan.shard_size, wide))
+    if places.gradients_in_slot and rules.keeps_partial and plan.num_shards > 1:
+        sizes["partial"] = plan.size, wide
+    if places.weights_in_slot and rules.weight_copy and dtype != wide:
+        sizes["source"] = plan.shard_size, dtype
+    return sizes
 
 
 def nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
