@@ -5,7 +5,6 @@ and an output. Shapes as in `memo.model.layer`.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from memo.model.rope import Rope, RopeRows
 from memo.parallel.collectives import group_rank, group_size
 from memo.parallel.embedding import VocabParallelEmbedding
 from memo.parallel.hidden import Hidden
-from memo.parallel.loss import linear_cross_entropy, logits_of, losses_and_greedy_tokens
+from memo.parallel.loss import LossSettings, linear_cross_entropy, logits_of, losses_and_greedy_tokens
 from memo.spec.shapes import shape_of
 
 
@@ -84,30 +83,24 @@ class Head(nn.Module):
         """Where layers are swept, gives the input section by section."""
 
     def forward(self, x: Tensor, batch: Microbatch) -> Tensor:
-        return linear_cross_entropy(x, self.weight, batch.labels, weights=batch.loss_weight, **self._how())
+        return linear_cross_entropy(x, self.weight, batch.labels, self._settings(), batch.loss_weight)
 
     def token_losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Negative log-likelihood of each token, [s, b] fp32."""
-        return linear_cross_entropy(x, self.weight, labels, **self._how())
+        return linear_cross_entropy(x, self.weight, labels, self._settings())
 
     def losses_and_greedy_tokens(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The same, and the likeliest next token after each token, [s, b] int64; without gradients."""
-        return losses_and_greedy_tokens(x, self.weight, labels, **self._how())
+        return losses_and_greedy_tokens(x, self.weight, labels, self._settings())
 
     def logits_of(self, x: Tensor, numbers: Tensor, count: int) -> Tensor:
         """Logits of what follows a few tokens, [count, vocabulary] fp64; `numbers` [s, b] int64 gives such a token its
         row, and the others -1."""
-        return logits_of(x, self.weight, numbers, count, **self._how())
+        return logits_of(x, self.weight, numbers, count, self._settings())
 
-    def _how(self) -> dict[str, Any]:
-        return {
-            "norm": self.norm,
-            "vocab_size": self.vocab_size,
-            "chunk_size": self.chunk_size,
-            "group": self.group,
-            "ops": self.ops,
-            "parts": None if self.hidden is None else _in_this_pass(self.hidden),
-        }
+    def _settings(self) -> LossSettings:
+        parts = None if self.hidden is None else _in_this_pass(self.hidden)
+        return LossSettings(self.norm, self.vocab_size, self.chunk_size, self.group, self.ops, parts)
 
 
 def _in_this_pass(hidden: Hidden) -> Hidden:

@@ -36,18 +36,34 @@ class VocabSlice:
         return cls(first, num_rows, max(0, min(num_rows, vocab_size - first)))
 
 
+@dataclass(frozen=True)
+class LossSettings:
+    """How hidden states become logits and losses.
+
+    Attributes:
+        norm: from rows of hidden states [..., b, h] to as many that meet the weight; of each token by itself.
+        vocab_size: rows of the whole vocabulary, without padding.
+        chunk_size: number of tokens whose logits exist at one time.
+        ops: the kernels of softmax and its gradient; None: torch's.
+        parts: gives sections of the hidden states, at whose tiles chunks are cut; None: it is one.
+    """
+
+    norm: nn.Module
+    vocab_size: int
+    chunk_size: int
+    group: ProcessGroup | None
+    ops: Ops | None = None
+    parts: Hidden | None = None
+
+    def resolved(self, hidden: Tensor, weight: Tensor) -> "_How":
+        ops = select_ops("torch", hidden.dtype) if self.ops is None else self.ops
+        parts = in_one_section(hidden.shape[0]) if self.parts is None else self.parts
+        vocab = VocabSlice.of(self.vocab_size, weight.shape[0], self.group)
+        return _How(self.norm, vocab, self.chunk_size, self.group, ops, parts, torch.is_grad_enabled())
+
+
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    *,
-    norm: nn.Module,
-    vocab_size: int,
-    chunk_size: int,
-    group: ProcessGroup | None,
-    ops: Ops | None = None,
-    parts: Hidden | None = None,
-    weights: Tensor | None = None,
+    hidden: Tensor, weight: Tensor, labels: Tensor, settings: LossSettings, weights: Tensor | None = None
 ) -> Tensor:
     """Negative log-likelihood of every token of this context-parallel rank, or with `weights` their weighted sum.
 
@@ -58,64 +74,38 @@ def linear_cross_entropy(
 
     Args:
         hidden: [n, b, h], this tp rank's tokens (n = s / tp).
-        norm: from rows of `hidden` [..., b, h] to as many that meet the weight; of each token by itself.
         weight: [v_local, h], this rank's vocabulary rows, padding included.
         labels: [s, b] int32 or int64, all tokens of the context-parallel rank.
-        vocab_size: rows of the whole vocabulary, without padding.
-        chunk_size: number of tokens whose logits exist at one time.
-        ops: the kernels of softmax and its gradient; None: torch's.
-        parts: gives sections of `hidden`, at whose tiles chunks are cut; None: it is one.
         weights: [s, b] fp64, without gradients.
 
     Returns:
         [s, b] in fp32 (fp64 for fp64 inputs), or the sum in fp64, the same on every tp rank.
     """
-    how = _how(hidden, weight, norm, vocab_size, chunk_size, group, ops, parts)
-    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, weights, how, *norm.parameters())
+    how = settings.resolved(hidden, weight)
+    losses: Tensor = _LinearCrossEntropy.apply(hidden, weight, labels, weights, how, *how.norm.parameters())
     return losses
 
 
 @torch.no_grad()
 def losses_and_greedy_tokens(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    *,
-    norm: nn.Module,
-    vocab_size: int,
-    chunk_size: int,
-    group: ProcessGroup | None,
-    ops: Ops | None = None,
-    parts: Hidden | None = None,
+    hidden: Tensor, weight: Tensor, labels: Tensor, settings: LossSettings
 ) -> tuple[Tensor, Tensor]:
     """As `linear_cross_entropy`, whose arguments it takes, and the likeliest next token after each token, [s, b] int64;
     of equal logits the lowest. Reads the hidden states once."""
-    how = _how(hidden, weight, norm, vocab_size, chunk_size, group, ops, parts)
+    how = settings.resolved(hidden, weight)
     greedy = torch.empty_like(labels, dtype=torch.int64)
     losses, _ = _forward(hidden, weight, labels, how, greedy=greedy)
     return losses, greedy
 
 
 @torch.no_grad()
-def logits_of(
-    hidden: Tensor,
-    weight: Tensor,
-    numbers: Tensor,
-    count: int,
-    *,
-    norm: nn.Module,
-    vocab_size: int,
-    chunk_size: int,
-    group: ProcessGroup | None,
-    ops: Ops | None = None,
-    parts: Hidden | None = None,
-) -> Tensor:
+def logits_of(hidden: Tensor, weight: Tensor, numbers: Tensor, count: int, settings: LossSettings) -> Tensor:
     """The logits of the tokens after a few tokens: [count, vocabulary] fp64, the same on every tp rank.
 
     `numbers` [s, b] int64: -1, but for a token that is asked about the row of the result; a row that no token of this
     context-parallel rank has is zero. Other arguments as of `linear_cross_entropy`.
     """
-    how = _how(hidden, weight, norm, vocab_size, chunk_size, group, ops, parts)
+    how, group = settings.resolved(hidden, weight), settings.group
     own = _by_rank(numbers, group)[group_rank(group)]
     rows = hidden.new_zeros(count, hidden.shape[-1])
     for section in how.parts.sections:
@@ -125,7 +115,7 @@ def logits_of(
     asked = numbers[numbers >= 0]
     logits = hidden.new_zeros(group_size(group), count, weight.shape[0], dtype=torch.float64)
     logits[group_rank(group), asked] = (how.norm(rows.unsqueeze(1)).squeeze(1) @ weight.t())[asked].double()
-    return all_reduce(logits, group).transpose(0, 1).flatten(1)[:, :vocab_size]
+    return all_reduce(logits, group).transpose(0, 1).flatten(1)[:, : settings.vocab_size]
 
 
 @dataclass(frozen=True)
@@ -139,23 +129,6 @@ class _How:
     ops: Ops
     parts: Hidden
     trains: bool
-
-
-def _how(
-    hidden: Tensor,
-    weight: Tensor,
-    norm: nn.Module,
-    vocab_size: int,
-    chunk_size: int,
-    group: ProcessGroup | None,
-    ops: Ops | None,
-    parts: Hidden | None,
-) -> _How:
-    """Arguments as of `linear_cross_entropy`."""
-    vocab = VocabSlice.of(vocab_size, weight.shape[0], group)
-    ops = select_ops("torch", hidden.dtype) if ops is None else ops
-    parts = in_one_section(hidden.shape[0]) if parts is None else parts
-    return _How(norm, vocab, chunk_size, group, ops, parts, torch.is_grad_enabled())
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

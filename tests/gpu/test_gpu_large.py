@@ -10,7 +10,7 @@ import torch
 from memo.emulated_gpu.launch import is_emulated
 from memo.executor.host_pool import HostPool
 from memo.executor.streams import CudaStreams, Stream
-from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy
 from memo.units import GIB
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -62,7 +62,7 @@ def test_loss_of_hidden_states_with_more_than_2_31_elements() -> None:
 
     def run(x: torch.Tensor, of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = {"vocab_size": vocabulary, "chunk_size": chunk}
-        losses = linear_cross_entropy(x, weight, of, norm=torch.nn.Identity(), group=None, **sizes)
+        losses = linear_cross_entropy(x, weight, of, LossSettings(torch.nn.Identity(), group=None, **sizes))
         return losses.detach()[-chunk:], torch.autograd.grad(losses.sum(), x)[0][-chunk:]
 
     alone = hidden.detach()[-chunk:].clone().requires_grad_()

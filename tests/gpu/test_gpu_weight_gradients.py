@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from memo.model.norm import Norm
 from memo.parallel.embedding import VocabParallelEmbedding
 from memo.parallel.hidden import in_one_section
-from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy
 from memo.parallel.shards import Shard, ShardedParameter
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from memo.parallel.weight_gradients import add_weight_gradient
@@ -107,7 +107,7 @@ def test_the_loss_adds_its_chunks_to_the_main_gradient() -> None:
         norm = Norm(nn.Parameter(torch.ones(IN, device="cuda", dtype=torch.bfloat16)), None, 1e-5, OPS)
         sizes = {"vocab_size": OUT, "chunk_size": 20, "group": None}
         x = hidden.clone().requires_grad_()
-        linear_cross_entropy(x, table, labels, norm=norm, weights=weights, **sizes).backward()
+        linear_cross_entropy(x, table, labels, LossSettings(norm, **sizes), weights).backward()
     assert plain.grad is not None and owned.weight.grad is None and owned.told == 1
     assert 0 < far(owned.main, plain.grad.double().cpu()) < 2 * torch.finfo(torch.bfloat16).eps
 

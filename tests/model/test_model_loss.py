@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memo.model.norm import Norm
-from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy
 from memo_kernels import select_ops
 
 torch.set_num_threads(1)
@@ -44,7 +44,7 @@ def chunked(inputs: list[Tensor], chunk_size: int, centered: bool = True) -> lis
     hidden, weight, scale, bias = (nn.Parameter(x) for x in leaves)
     norm = Norm(scale, bias if centered else None, EPSILON, select_ops("torch", hidden.dtype))
     sizes = {"vocab_size": VOCAB, "chunk_size": chunk_size}
-    losses = linear_cross_entropy(hidden, weight, labels, norm=norm, group=None, **sizes)
+    losses = linear_cross_entropy(hidden, weight, labels, LossSettings(norm, group=None, **sizes))
     gradients = torch.autograd.grad((losses * of_losses).sum(), (hidden, weight, *norm.parameters()))
     return [losses.detach(), *gradients]
 
@@ -116,7 +116,7 @@ def test_hidden_states_become_their_gradient() -> None:
     kept = x.exp()  # autograd keeps its result, and of the next product x
     squares = x * x
     sizes = {"vocab_size": VOCAB, "chunk_size": 5}
-    loss = linear_cross_entropy(x, weight.requires_grad_(), labels, norm=norm, group=None, **sizes).sum()
+    loss = linear_cross_entropy(x, weight.requires_grad_(), labels, LossSettings(norm, group=None, **sizes)).sum()
     (grad,) = torch.autograd.grad(loss, x, retain_graph=True)
     assert grad.data_ptr() == x.data_ptr()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -171,7 +171,7 @@ def largest_tensor(seq_length: int, chunk_size: int, *, in_chunks: bool) -> int:
     with Made() as made:
         if in_chunks:
             sizes = {"vocab_size": 512, "chunk_size": chunk_size}
-            losses = linear_cross_entropy(hidden, weight, labels, norm=nn.LayerNorm(4), group=None, **sizes)
+            losses = linear_cross_entropy(hidden, weight, labels, LossSettings(nn.LayerNorm(4), group=None, **sizes))
         else:
             losses = F.cross_entropy(F.linear(hidden, weight).flatten(0, 1), labels.flatten(), reduction="none")
         losses.sum().backward()
@@ -194,5 +194,5 @@ def test_logits_of_two_chunks_never_meet(dtype: torch.dtype, logit_bytes: int) -
     labels = torch.randint(0, 512, (1024, 1), generator=generator)
     with Made() as made:
         sizes = {"vocab_size": 512, "chunk_size": 256}
-        linear_cross_entropy(hidden, weight, labels, norm=nn.Identity(), group=None, **sizes).sum().backward()
+        linear_cross_entropy(hidden, weight, labels, LossSettings(nn.Identity(), group=None, **sizes)).sum().backward()
     assert 1.0 <= made.peak_bytes / (256 * 512 * logit_bytes) < 1.25

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from memo.model.norm import Norm
 from memo.parallel.collectives import all_gather
-from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy
 from memo.parallel.shards import sharded_parameter
 from memo.spec.weights import one
 from memo_kernels import select_ops
@@ -51,7 +51,7 @@ def on_rank(inputs: list[Tensor], chunk_size: int) -> list[Tensor]:
     leaves = (local_hidden.requires_grad_(), local_weight.requires_grad_())
     norm = Norm(*(nn.Parameter(x) for x in of_norm), EPSILON, select_ops("torch", torch.float64))
     sizes = {"vocab_size": weight.shape[0], "chunk_size": chunk_size}
-    losses = linear_cross_entropy(*leaves, labels, norm=norm, group=group, **sizes)
+    losses = linear_cross_entropy(*leaves, labels, LossSettings(norm, group=group, **sizes))
     return [losses.detach(), *torch.autograd.grad((losses * weights).sum(), (*leaves, *norm.parameters()))]
 
 

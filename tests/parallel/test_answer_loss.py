@@ -22,7 +22,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
 from memo.data import GlobalBatchSampler
 from memo.parallel.collectives import all_reduce
-from memo.parallel.loss import linear_cross_entropy
+from memo.parallel.loss import LossSettings, linear_cross_entropy
 from memo.parallel.shards import sharded_parameter
 from memo.spec.weights import one
 from memo.train.build import build, build_mesh
@@ -124,8 +124,8 @@ def on_rank(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_size: int) -> 
         piece.of_local(local).copy_(piece.of_global(weight))
     leaves = (hidden.chunk(tp)[rank].clone().requires_grad_(), local.requires_grad_())
     counts = labels != IGNORE
-    options = {"norm": nn.Identity(), "vocab_size": len(weight), "chunk_size": chunk_size, "group": group}
-    losses = linear_cross_entropy(*leaves, labels.clamp_min(0), **options)
+    settings = LossSettings(nn.Identity(), len(weight), chunk_size, group)
+    losses = linear_cross_entropy(*leaves, labels.clamp_min(0), settings)
     loss = (losses * counts.double() / counts.sum()).sum()
     return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 

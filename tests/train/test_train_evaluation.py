@@ -19,7 +19,7 @@ import memo
 from memo.data import MockDataset, NeedleDataset, Sample, SampleDataset
 from memo.data.sample import cut_sample
 from memo.errors import ConfigError, DataError
-from memo.parallel.loss import losses_and_greedy_tokens
+from memo.parallel.loss import LossSettings, losses_and_greedy_tokens
 from memo.train.console import Console
 from memo.train.evaluation import LossByPosition, NeedleRecall, PositionBucket, compare_positions
 
@@ -150,10 +150,9 @@ def test_found_needles_are_those_of_plain_pytorch() -> None:
 def greedy_on_rank(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden [tp, n, b, h], weight [tp, rows, h]: each rank's part."""
     rank = dist.get_rank()
-    sizes = {"vocab_size": 100, "chunk_size": 5}
     labels = torch.zeros(12, 2, dtype=torch.int64)
-    how = {"norm": nn.Identity(), "group": dist.group.WORLD, **sizes}
-    return losses_and_greedy_tokens(hidden[rank], weight[rank], labels, **how)[1]
+    settings = LossSettings(nn.Identity(), vocab_size=100, chunk_size=5, group=dist.group.WORLD)
+    return losses_and_greedy_tokens(hidden[rank], weight[rank], labels, settings)[1]
 
 
 def test_greedy_tokens_are_the_first_of_the_largest_logits_over_all_ranks() -> None:
