@@ -9,6 +9,7 @@ VarlenBackend packed documents.
 from __future__ import annotations
 
 import importlib
+from abc import abstractmethod
 from types import ModuleType
 from typing import Any
 
@@ -112,7 +113,56 @@ class FlashAttn(VarlenBackend):
         }
 
 
-class FlashAttn3(VarlenBackend):
+class _OneFunction(VarlenBackend):
+    """A package that has one function each way, for [b, s, n, d] and, with boundaries, for packed [t, n, d].
+
+    It accepts an output.
+    """
+
+    @abstractmethod
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, causal: bool, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """`options`: scale and boundaries, by names that the packages share."""
+
+    @abstractmethod
+    def _backward(
+        self, grad_out: Tensor, saved: Saved, causal: bool, **options: Any
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, s, n, d]
+        place = None if out is None else out.transpose(1, 2)
+        found, lse = self._forward(q, k, v, place, causal, softmax_scale=scale)
+        return found.transpose(1, 2), lse
+
+    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, *saved[:4]))
+        found = self._backward(grad_out, Saved(q, k, v, out, saved.lse.contiguous()), causal, softmax_scale=scale)
+        dq, dk, dv = (x.transpose(1, 2) for x in found)
+        return dq, dk, dv
+
+    def forward_varlen(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: tuple[int, ...],
+        scale: float,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return self._forward(q, k, v, out, True, softmax_scale=scale, **_documents(cu_seqlens, q.device))
+
+    def backward_varlen(
+        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        saved = saved._replace(lse=saved.lse.contiguous())
+        return self._backward(grad_out, saved, True, softmax_scale=scale, **_documents(cu_seqlens, grad_out.device))
+
+
+class FlashAttn3(_OneFunction):
     """FlashAttention-3, for Hopper: the package flash-attn-3 (folder `hopper` of the flash-attention repository).
 
     It is called through the operators that it registers with torch, which have named arguments and accept an output;
@@ -126,52 +176,20 @@ class FlashAttn3(VarlenBackend):
         _require("flash_attn_interface", "flash_attn_3", "flash-attn-3")
         self._ops = torch.ops.flash_attn_3
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, causal: bool, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, s, n, d]
-        place = None if out is None else out.transpose(1, 2)
-        found, lse, *_ = self._ops.fwd(q, k, v, out=place, softmax_scale=scale, is_causal=causal, num_splits=1)
-        return found.transpose(1, 2), lse
-
-    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, *saved[:4]))
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        self._ops.bwd(
-            *(grad_out, q, k, v, out, saved.lse.contiguous(), dq, dk, dv),
-            softmax_scale=scale,
-            is_causal=causal,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
-        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
-
-    def forward_varlen(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: tuple[int, ...],
-        scale: float,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        options = {**_documents(cu_seqlens, q.device), "softmax_scale": scale, "is_causal": True}
-        found, lse, *_ = self._ops.fwd(q, k, v, out=out, num_splits=1, **options)
+        found, lse, *_ = self._ops.fwd(q, k, v, out=out, is_causal=causal, num_splits=1, **options)
         return found, lse
 
-    def backward_varlen(
-        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _backward(self, grad_out: Tensor, saved: Saved, causal: bool, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in saved[:3])
-        options = {**_documents(cu_seqlens, grad_out.device), "softmax_scale": scale, "is_causal": True}
-        self._ops.bwd(
-            *(grad_out, *saved[:4], saved.lse.contiguous(), dq, dk, dv),
-            **options,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        self._ops.bwd(grad_out, *saved, dq, dk, dv, is_causal=causal, deterministic=deterministic, **options)
         return dq, dk, dv
 
 
-class FlashAttn4(VarlenBackend):
+class FlashAttn4(_OneFunction):
     """FlashAttention-4, for Hopper and Blackwell: the package flash-attn-4. Compiles each kernel at its first call."""
 
     name = "flash_attn_4"
@@ -180,47 +198,16 @@ class FlashAttn4(VarlenBackend):
     def __init__(self) -> None:
         self._lib = _require("flash_attn.cute.interface", "flash_attn_4", "flash-attn-4")
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, causal: bool, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b, s, n, d]
-        place = None if out is None else out.transpose(1, 2)
-        found, lse, *_ = self._lib._flash_attn_fwd(
-            q, k, v, softmax_scale=scale, causal=causal, return_lse=True, out=place
-        )
-        return found.transpose(1, 2), lse
-
-    def backward(self, grad_out: Tensor, saved: Saved, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        grad_out, q, k, v, out = (x.transpose(1, 2) for x in (grad_out, *saved[:4]))
-        dq, dk, dv, *_ = self._lib._flash_attn_bwd(
-            *(q, k, v, out, grad_out, saved.lse.contiguous()),
-            softmax_scale=scale,
-            causal=causal,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
-        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
-
-    def forward_varlen(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        cu_seqlens: tuple[int, ...],
-        scale: float,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        options = {**_documents(cu_seqlens, q.device), "softmax_scale": scale, "causal": True}
-        found, lse, *_ = self._lib._flash_attn_fwd(q, k, v, return_lse=True, out=out, **options)
+        found, lse, *_ = self._lib._flash_attn_fwd(q, k, v, causal=causal, return_lse=True, out=out, **options)
         return found, lse
 
-    def backward_varlen(
-        self, grad_out: Tensor, saved: Saved, cu_seqlens: tuple[int, ...], scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        options = {**_documents(cu_seqlens, grad_out.device), "softmax_scale": scale, "causal": True}
+    def _backward(self, grad_out: Tensor, saved: Saved, causal: bool, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        deterministic = torch.are_deterministic_algorithms_enabled()
         dq, dk, dv, *_ = self._lib._flash_attn_bwd(
-            *(*saved[:4], grad_out, saved.lse.contiguous()),
-            **options,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
+            *(*saved[:4], grad_out, saved.lse), causal=causal, deterministic=deterministic, **options
         )
         return dq, dk, dv
 
