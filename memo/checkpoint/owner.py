@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import psutil
-
 from memo.artifacts.fields import build
+from memo.artifacts.processes import machine, process_start
 from memo.artifacts.reading import Source, read_json
 from memo.errors import CheckpointError
 
@@ -42,8 +41,7 @@ class Owner:
 
     Attributes:
         token: a random name of this start.
-        machine: within one machine, process numbers are unique: a boot of a kernel and a namespace of processes.
-        process_start: when the process started, in units of the system.
+        machine, process_start: of memo.artifacts.processes; within one machine, process numbers are unique.
         job, restart: torchrun's name of the job ("" without torchrun) and the number of its restarts.
     """
 
@@ -65,9 +63,9 @@ class Owner:
         return cls(
             token=uuid.uuid4().hex,
             host=socket.gethostname(),
-            machine=_machine(),
+            machine=machine(),
             pid=os.getpid(),
-            process_start=_process_start(os.getpid()),
+            process_start=process_start(os.getpid()),
             user=_user(),
             since=datetime.now().astimezone().isoformat(timespec="seconds"),
             job="" if job == "none" else job,
@@ -146,7 +144,7 @@ def _is_dead(theirs: Owner | None, mine: Owner, path: Path, report: Callable[[st
     if theirs is not None and theirs.job and theirs.job == mine.job and theirs.restart < mine.restart:
         return True
     if theirs is not None and theirs.machine == mine.machine:
-        return _process_start(theirs.pid) != theirs.process_start
+        return process_start(theirs.pid) != theirs.process_start
     return _is_stale(path, theirs, report)
 
 
@@ -197,29 +195,6 @@ def _release(path: Path, owner: Owner, stop: threading.Event) -> None:
     if theirs is not None and theirs.token == owner.token and os.getpid() == owner.pid:  # not in a forked child
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
-
-
-def _process_start(pid: int) -> str:
-    """The start of a process; "" if it does not run. /proc counts ticks since the boot, which do not depend on the
-    clock."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]
-    except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/stat").exists():
-            return ""
-    try:
-        return str(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return ""
 
 
 def _user() -> str:

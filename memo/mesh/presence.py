@@ -10,7 +10,6 @@ or one whose process is stopped, is lost if its number has not grown for as long
 """
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from memo.artifacts.processes import process_start
 from memo.mesh.roll_call import Member, is_kept_by_torchrun, keeper
 
 PULSE_S = 1.0
@@ -61,7 +61,7 @@ class Presence:
         size = len(members)
         self._neighbours = sorted({(rank - 1) % size, (rank + 1) % size} - {rank})
         same_place = [n for n in self._neighbours if members[n].place == members[rank].place]
-        self._visible = [n for n in same_place if is_running(members[n].pid)]
+        self._visible = [n for n in same_place if process_start(members[n].pid)]
         self._pulse = 0
         self._heard: dict[int, bytes] = {}
         self._silent_s = dict.fromkeys(self._neighbours, 0.0)
@@ -106,7 +106,7 @@ class Presence:
         most two pulses to the time for which a neighbour was silent.
         """
         for rank in self._neighbours:
-            if rank in self._visible and not is_running(self.members[rank].pid):
+            if rank in self._visible and not process_start(self.members[rank].pid):
                 if self._is_done(rank):
                     continue
                 return self._tell(rank, _GONE)
@@ -151,20 +151,3 @@ class Presence:
 
     def _is_done(self, rank: int) -> bool:
         return bool(self.store.check([f"done/{rank}"]))
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process of this machine runs; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        if os.path.exists("/proc/self/stat"):
-            return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

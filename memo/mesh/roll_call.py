@@ -23,6 +23,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from memo.artifacts.processes import machine
 from memo.errors import ConfigError, RankLost, host_name
 
 _POLL_S = 0.05
@@ -47,7 +48,7 @@ class Member:
 
     @classmethod
     def here(cls, words: str = "") -> "Member":
-        return cls(uuid.uuid4().hex, host_name(), _place(), os.getpid(), words)
+        return cls(uuid.uuid4().hex, host_name(), machine(), os.getpid(), words)
 
 
 def open_store(rank: int, timeout: timedelta) -> TCPStore:
@@ -178,14 +179,6 @@ def _missing(store: Store, world_size: int, timeout: timedelta) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _place() -> str:
-    """A name that is equal for processes that can see each other by their process number."""
-    try:
-        return f"{host_name()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return host_name()
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from memo.artifacts.processes import process_start
 from memo.errors import ConfigError, RankLost
-from memo.mesh.presence import CENSUS_S, Presence, is_running
+from memo.mesh.presence import CENSUS_S, Presence
 from memo.mesh.roll_call import Member, call_roll, open_store
 
 LONG, SHORT = timedelta(seconds=60), timedelta(seconds=0.5)
@@ -178,9 +179,9 @@ def test_processes_that_have_ended_do_not_run() -> None:
     import subprocess
 
     child = subprocess.Popen(["sleep", "60"])
-    assert is_running(child.pid) and is_running(os.getpid())
+    assert process_start(child.pid) and process_start(os.getpid())
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and nobody has read its status
-    assert not is_running(child.pid)
+    assert not process_start(child.pid)
     child.wait()
-    assert not is_running(child.pid)
+    assert not process_start(child.pid)
