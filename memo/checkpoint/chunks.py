@@ -94,12 +94,22 @@ def global_chunks(segment: Segment, shard: Shard, values: Tensor) -> dict[str, t
         local = values[consumed : consumed + count].view(shape)
         consumed += count
         for piece in shard.pieces:
-            low = [max(a, b) for a, b in zip(offset, piece.local_offset, strict=True)]
-            high = [
-                min(a + n, b + m) for a, n, b, m in zip(offset, shape, piece.local_offset, piece.shape, strict=True)
-            ]
-            if all(a < b for a, b in zip(low, high, strict=True)):
-                part = local[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset, strict=True))]
+            if common := overlap((offset, shape), (piece.local_offset, piece.shape)):
+                low, high = common
                 at = tuple(g + a - start for g, a, start in zip(piece.offset, low, piece.local_offset, strict=True))
+                part = local[slices(low, high, offset)]
                 found.setdefault(piece.name, (piece.global_shape, []))[1].append((at, part))
     return found
+
+
+def overlap(one: Rectangle, other: Rectangle) -> tuple[Shape, Shape] | None:
+    """(low, high) corners of what two rectangles of a tensor have in common; None for nothing."""
+    (offset, shape), (other_offset, other_shape) = one, other
+    low = tuple(map(max, offset, other_offset))
+    high = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, other_offset, other_shape, strict=True))
+    return (low, high) if all(a < b for a, b in zip(low, high, strict=True)) else None
+
+
+def slices(low: Shape, high: Shape, origin: Shape) -> tuple[slice, ...]:
+    """The rectangle between two corners, within the one that begins at `origin`."""
+    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))

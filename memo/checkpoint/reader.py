@@ -7,7 +7,7 @@ from typing import BinaryIO
 import torch
 
 from memo.artifacts.checksum import checksum
-from memo.checkpoint.chunks import GlobalTensor, Part, Shape
+from memo.checkpoint.chunks import GlobalTensor, Part, overlap, slices
 from memo.checkpoint.files import DamagedError, checkpoint_file
 from memo.checkpoint.index import Index, StoredRectangle
 from memo.errors import CheckpointError
@@ -26,7 +26,7 @@ def read_parts(folder: Path, index: Index, tensors: Mapping[str, GlobalTensor], 
     wanted: dict[str, list[tuple[int, str, StoredRectangle, list[Part]]]] = {}
     for name, tensor in tensors.items():
         for stored in index[name].rectangles:
-            parts = [part for part in tensor.parts if _common(stored.offset, stored.shape, part) is not None]
+            parts = [part for part in tensor.parts if overlap((stored.offset, stored.shape), (part.offset, part.shape))]
             if parts:
                 wanted.setdefault(stored.file, []).append((stored.at_byte, name, stored, parts))
     for file, entries in wanted.items():
@@ -58,25 +58,14 @@ def _read(
         values = torch.frombuffer(piece, dtype=dtype).view(count, *inner)
         offset = (stored.offset[0] + row, *stored.offset[1:])
         for part, view in zip(parts, views, strict=True):
-            if common := _common(offset, tuple(values.shape), part):
+            if common := overlap((offset, tuple(values.shape)), (part.offset, part.shape)):
                 low, high = common
-                view[_slices(low, high, part.offset)].copy_(values[_slices(low, high, offset)])
+                view[slices(low, high, part.offset)].copy_(values[slices(low, high, offset)])
     if verify and digest.hexdigest() != stored.checksum:
         raise DamagedError(
             f"{stored.file}: {name}, {stored.shape} at {stored.offset}, has the checksum {digest.hexdigest()} "
             f"({stored.algorithm}), but {stored.checksum} was written: the file is damaged"
         )
-
-
-def _common(offset: Shape, shape: Shape, part: Part) -> tuple[Shape, Shape] | None:
-    """(low, high) corners of what a rectangle and a part have in common, in the global tensor; None for nothing."""
-    low = tuple(map(max, offset, part.offset))
-    high = tuple(min(a + n, b + m) for a, n, b, m in zip(offset, shape, part.offset, part.shape, strict=True))
-    return (low, high) if all(a < b for a, b in zip(low, high, strict=True)) else None
-
-
-def _slices(low: Shape, high: Shape, origin: Shape) -> tuple[slice, ...]:
-    return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))
 
 
 def _wanted_rows(stored: StoredRectangle, parts: list[Part]) -> tuple[int, int]:
