@@ -24,12 +24,10 @@ import torch
 from memo.checkpoint import RunState, writer
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.store import open_checkpoint, read_tensors, write_tensors
-from memo.mesh import Mesh, RankGrid
 from memo.units import MIB
 
 BOUND_PERCENT = 10.0
 TENSOR_BYTES = 64 * MIB
-ALONE = Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0)
 
 
 class NoChecksum:
@@ -56,12 +54,12 @@ def save_and_load(folder: Path, tensors: dict[str, GlobalTensor], *, checksums: 
     """Seconds of one save, of the CPU in it, and of one load with the files in the page cache."""
     start_s, start_cpu_s = time.perf_counter(), time.thread_time()
     if checksums:
-        final = write_tensors(folder, RunState(1, 0, 0, 0, 0, 0), tensors, ALONE)
+        final = write_tensors(folder, RunState(1, 0, 0, 0, 0, 0), tensors)
     else:
         with without_checksums():
-            final = write_tensors(folder, RunState(1, 0, 0, 0, 0, 0), tensors, ALONE)
+            final = write_tensors(folder, RunState(1, 0, 0, 0, 0, 0), tensors)
     saved_s, cpu_s = time.perf_counter(), time.thread_time() - start_cpu_s
-    read_tensors(final, open_checkpoint(final, verify=checksums)[1], tensors, ALONE, verify=checksums)
+    read_tensors(final, open_checkpoint(final, verify=checksums)[1], tensors, verify=checksums)
     return saved_s - start_s, cpu_s, time.perf_counter() - saved_s
 
 

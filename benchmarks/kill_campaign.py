@@ -32,7 +32,6 @@ import torch
 from memo.checkpoint import latest_checkpoint
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.store import open_checkpoint, read_tensors
-from memo.mesh import Mesh, RankGrid
 
 ROOT = Path(__file__).parents[1]
 TRAIN_ITERS = 6
@@ -177,7 +176,7 @@ def bits(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     state, index = open_checkpoint(final)
     values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in index.items()}
     tensors = {name: GlobalTensor.whole(value) for name, value in values.items()}
-    read_tensors(final, index, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0))
+    read_tensors(final, index, tensors)
     return asdict(state), values
 
 

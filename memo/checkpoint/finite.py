@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -11,6 +10,7 @@ from memo.checkpoint.chunks import global_chunks
 from memo.checkpoint.store import SegmentState
 from memo.errors import DivergenceError
 from memo.mesh import Mesh
+from memo.mesh.objects import of_all_ranks
 
 
 def check_finite(
@@ -20,12 +20,7 @@ def check_finite(
 
     It reads all values once without a copy, and waits for the device. `group` has all ranks, by default mesh.world.
     """
-    group = mesh.world if group is None else group
-    mine = _first_not_finite(segments)
-    found = [mine]
-    if group is not None:
-        found = [None] * mesh.grid.world_size
-        dist.all_gather_object(found, mine, group=group)
+    found = of_all_ranks(_first_not_finite(segments), mesh.world if group is None else group)
     names = [f"{name} on rank {rank}" for rank, name in enumerate(found) if name is not None]
     if names:
         more = f" and of {len(names) - 1} more ranks" if len(names) > 1 else ""

@@ -8,7 +8,7 @@ directory.py describes a directory of checkpoints.
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +27,8 @@ from memo.checkpoint.run_state import RunState, read_sealed_state
 from memo.checkpoint.writer import write_file
 from memo.errors import CheckpointError, MemoError
 from memo.mesh import Mesh
+from memo.mesh.objects import from_rank_zero, of_all_ranks
+from memo.parallel.collectives import group_rank
 from memo.parallel.data import MasterSegment
 
 MASTER = "master/"
@@ -34,8 +36,6 @@ MASTER = "master/"
 
 SegmentState = tuple[MasterSegment, dict[str, Tensor]]
 """A segment and its 1-D tensors by kind: master, exp_avg, exp_avg_sq."""
-
-T = TypeVar("T")
 
 
 def save_checkpoint(
@@ -58,28 +58,29 @@ def save_checkpoint(
     Raises CheckpointError on every rank if any rank cannot write; older checkpoints stay whole.
     """
     tensors = _state_dict(_written_here(segments, mesh))
-    return write_tensors(directory, state, tensors, mesh, group=group, on_read=on_read)
+    return write_tensors(directory, state, tensors, mesh.world if group is None else group, on_read=on_read)
 
 
 def write_tensors(
     directory: str | Path,
     state: RunState,
     tensors: Mapping[str, GlobalTensor],
-    mesh: Mesh,
-    flag: str = "--save",
     group: ProcessGroup | None = None,
+    flag: str = "--save",
     on_read: Callable[[], None] = lambda: None,
 ) -> Path:
-    """The same as save_checkpoint, for tensors by kind and global name; `flag` is the one that named `directory`."""
+    """The same as save_checkpoint, for tensors by kind and global name; `flag` is the one that named `directory`.
+
+    `group`: all ranks that write; None is a single process.
+    """
     root = Path(directory)
     final = root / f"iter_{state.iteration:07d}"
-    group = mesh.world if group is None else group
     try:
-        from_rank_zero(lambda: prepare(final), mesh.rank, group)
-        written = _written_by_all(partial(final), tensors, mesh.rank, group, on_read)
-        from_rank_zero(lambda: _complete(final, state, written), mesh.rank, group)
+        from_rank_zero(lambda: prepare(final), group)
+        written = _written_by_all(partial(final), tensors, group, on_read)
+        from_rank_zero(lambda: _complete(final, state, written), group)
     except Exception as error:
-        if mesh.rank == 0:  # what cannot be loaded must not fill the disk
+        if group_rank(group) == 0:  # what cannot be loaded must not fill the disk
             shutil.rmtree(partial(final), ignore_errors=True)
         raise CheckpointError(
             f"{flag} {root}: iteration {state.iteration} could not be written ({_cause(error)}); "
@@ -89,13 +90,10 @@ def write_tensors(
 
 
 def _written_by_all(
-    folder: Path,
-    tensors: Mapping[str, GlobalTensor],
-    rank: int,
-    group: ProcessGroup | None,
-    on_read: Callable[[], None],
+    folder: Path, tensors: Mapping[str, GlobalTensor], group: ProcessGroup | None, on_read: Callable[[], None]
 ) -> list[Index | str]:
     """Write this rank's file; returns, on rank 0, what each rank wrote or why it could not."""
+    rank = group_rank(group)
     outcome: Index | str
     try:
         outcome = write_file(folder / f"tensors-{rank:05d}.bin", tensors, on_read)
@@ -139,7 +137,8 @@ def load_checkpoint(
     """
     tensors = _state_dict(segments)
     # All ranks check the tensors of all ranks, so that all of them raise or none does.
-    shapes = _gather_shapes(tensors, mesh)
+    own_shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes = {name: shape for part in of_all_ranks(own_shapes, mesh.world) for name, shape in part.items()}
 
     def described() -> tuple[Path, RunState, Index]:
         final = resolve_checkpoint(directory)
@@ -147,14 +146,14 @@ def load_checkpoint(
         check(state)
         return final, state, index
 
-    final, state, index = from_rank_zero(described, mesh.rank, mesh.world)
+    final, state, index = from_rank_zero(described, mesh.world)
     if all(name.startswith(MASTER) for name in index):
         for _, kinds in segments:
             _zero_moments(kinds)
         tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(MASTER)}
         shapes = {name: shape for name, shape in shapes.items() if name.startswith(MASTER)}
     _check_shapes(final, shapes, {name: entry.shape for name, entry in index.items()})
-    read_tensors(final, index, tensors, mesh, verify=verify)
+    read_tensors(final, index, tensors, mesh.world, verify=verify)
     return state
 
 
@@ -178,9 +177,14 @@ def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict
 
 
 def read_tensors(
-    final: Path, index: Index, tensors: Mapping[str, GlobalTensor], mesh: Mesh, *, verify: bool = True
+    final: Path,
+    index: Index,
+    tensors: Mapping[str, GlobalTensor],
+    group: ProcessGroup | None = None,
+    *,
+    verify: bool = True,
 ) -> None:
-    """Fill tensors, by kind and global name, with the shapes that `index` has; collective.
+    """Fill tensors, by kind and global name, with the shapes that `index` has; collective over `group`.
 
     Raises CheckpointError on every rank if any rank cannot read its part, or finds it damaged.
     """
@@ -189,42 +193,14 @@ def read_tensors(
         read_parts(final, index, tensors, verify=verify)
     except Exception as error:
         failure = str(_unreadable(final, error))
-    raise_together(failure, mesh)
+    raise_together(failure, group)
 
 
-def raise_together(failure: str | None, mesh: Mesh) -> None:
+def raise_together(failure: str | None, group: ProcessGroup | None) -> None:
     """Raise the CheckpointError of the first rank that has one, on every rank; collective."""
-    failures: list[str | None] = [failure]
-    if mesh.world is not None:
-        failures *= mesh.grid.world_size
-        dist.all_gather_object(failures, failure)
-    for message in failures:
+    for message in of_all_ranks(failure, group):
         if message is not None:
             raise CheckpointError(message)
-
-
-def from_rank_zero(action: Callable[[], T], rank: int, group: ProcessGroup | None) -> T:
-    """Run `action` on rank 0 of `group`, and return or raise its outcome on every rank; None is a single process."""
-    return from_rank(0, action, rank, group)
-
-
-def from_rank(source: int, action: Callable[[], T], rank: int, group: ProcessGroup | None) -> T:
-    """As from_rank_zero, but of rank `source` of the world, which `group` is."""
-    if group is None:
-        return action()
-    outcome: list[Any] = [None, None]
-    if rank == source:
-        try:
-            outcome[0] = action()
-        except (OSError, MemoError) as error:
-            outcome[1] = type(error)(str(error))  # without its traceback, which cannot travel
-        except Exception as error:
-            outcome[1] = RuntimeError(f"{type(error).__name__}: {error}")
-    dist.broadcast_object_list(outcome, src=source, group=group)
-    if outcome[1] is not None:
-        raise outcome[1]
-    value: T = outcome[0]
-    return value
 
 
 def _state_dict(segments: Sequence[SegmentState]) -> dict[str, GlobalTensor]:
@@ -246,16 +222,6 @@ def _written_here(segments: Sequence[SegmentState], mesh: Mesh) -> list[SegmentS
     writes it."""
     writes = {"": True, "tp": mesh.at.tp == 0, "embedding": mesh.is_first_stage}
     return [entry for entry in segments if writes[entry[0].shard.replicated]]
-
-
-def _gather_shapes(tensors: Mapping[str, GlobalTensor], mesh: Mesh) -> dict[str, tuple[int, ...]]:
-    """Names and global shapes of what all ranks hold together."""
-    mine = {name: tensor.shape for name, tensor in tensors.items()}
-    if mesh.world is None:
-        return mine
-    everyone: list[Any] = [None] * mesh.grid.world_size
-    dist.all_gather_object(everyone, mine)
-    return {name: shape for part in everyone for name, shape in part.items()}
 
 
 def _zero_moments(kinds: dict[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 
 from memo.errors import ReplicaError
 from memo.mesh.group import torch_group
+from memo.mesh.objects import of_all_ranks
 from memo.parallel.collectives import all_gather, all_reduce, group_rank, group_size
 from memo.parallel.data import ShardedDataParallel
 
@@ -42,9 +43,7 @@ def check_replicas(data_parallel: ShardedDataParallel, iteration: int) -> None:
             found += _differences(dict(_copies(data_parallel, group)), group)
     if all_reduce(torch.tensor(float(len(found)), device=data_parallel.device), mesh.world) == 0:
         return
-    everyone: list[list[str]] = [[] for _ in range(mesh.grid.world_size)]
-    dist.all_gather_object(everyone, found, group=mesh.world)
-    reported = sorted({text for texts in everyone for text in texts})
+    reported = sorted({text for texts in of_all_ranks(found, mesh.world) for text in texts})
     more = f", and {len(reported) - 3} more" if len(reported) > 3 else ""
     raise ReplicaError(
         f"copies of the weights differ at iteration {iteration}: {'; '.join(reported[:3])}{more}. Memory or network of "

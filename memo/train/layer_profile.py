@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from memo import __version__
@@ -18,6 +17,7 @@ from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
 from memo.errors import ArtifactError, ConfigError
 from memo.mesh import Mesh
+from memo.mesh.objects import from_rank_zero
 from memo.model.custom import CustomLayer
 from memo.model.layer import LayerContext, TransformerLayer
 from memo.model.rope import rope_table
@@ -157,17 +157,18 @@ def tensor_bytes(config: RunConfig) -> dict[str, int]:
 
 def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: ProfileKey) -> LayerProfile | None:
     """What rank 0 has kept, if it fits every rank: nodes may differ in their devices."""
-    found: list[LayerProfile | None] = [None]
-    path = cache_file(config.memory.profile_cache, key)
-    if mesh.is_main_rank and path is not None:
+
+    def cached() -> LayerProfile | None:
+        path = cache_file(config.memory.profile_cache, key)
         try:
-            found[0] = read_cached(path, key)
+            return None if path is None else read_cached(path, key)
         except ArtifactError as error:
             warnings.warn(f"the kept profile is not used, the layer is measured: {error}", stacklevel=2)
-    if not mesh.is_alone:
-        dist.broadcast_object_list(found, src=0, group=mesh.world, device=device)
-    fits = torch.tensor([int(found[0] is not None and found[0].key == key)], device=device)
-    return found[0] if all_reduce(fits, mesh.world, "min").item() else None
+            return None
+
+    found = from_rank_zero(cached, None if mesh.is_alone else mesh.world)
+    fits = torch.tensor([int(found is not None and found.key == key)], device=device)
+    return found if all_reduce(fits, mesh.world, "min").item() else None
 
 
 def _slowest(own: LayerProfile, mesh: Mesh, device: torch.device) -> LayerProfile:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from memo.checkpoint.store import from_rank
 from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env
 from memo.config.memory import MemoryConfig
@@ -20,6 +19,7 @@ from memo.estimate.machines import nearest_hardware
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import Mesh
+from memo.mesh.objects import from_rank
 from memo.parallel.collectives import all_reduce
 from memo.search.granularity import Machine, resolve_granularity
 from memo.search.limits import MemoryLimits
@@ -80,7 +80,7 @@ def agreed(config: RunConfig, mesh: Mesh, device: torch.device) -> RunConfig:
     group, size = None if mesh.is_alone else mesh.world, mesh.grid.world_size
     rank_last = torch.tensor(_thrift(config) * size + size - 1 - mesh.rank, device=device)
     source = size - 1 - int(all_reduce(rank_last, group, "max").item()) % size
-    return replace(config, memory=from_rank(source, lambda: config.memory, mesh.rank, group))
+    return replace(config, memory=from_rank(source, lambda: config.memory, group))
 
 
 def room_of(config: RunConfig, device: torch.device) -> Room:

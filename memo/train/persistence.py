@@ -12,13 +12,14 @@ from memo.checkpoint.directory import LATEST, has_pointer, remove_older
 from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.finite import check_finite
 from memo.checkpoint.owner import Ownership, claim
-from memo.checkpoint.store import SegmentState, from_rank_zero
+from memo.checkpoint.store import SegmentState
 from memo.config import RunConfig
 from memo.config.identity import accepted_changes, differences, model_identity
 from memo.data.corpus import data_identity
 from memo.errors import CheckpointError, ConfigError
 from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh
+from memo.mesh.objects import from_rank_zero
 from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
 from memo.train.console import say
@@ -46,7 +47,7 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
             raise _unwritable(save, error) from None
 
     try:
-        from_rank_zero(take, mesh.rank, mesh.world)
+        from_rank_zero(take, mesh.world)
     except BaseException:
         for each in owned:
             each.release()
@@ -86,7 +87,7 @@ class Persistence:
             except OSError as error:
                 raise _unwritable(save, error) from None
 
-        from_rank_zero(write, self.mesh.rank, self.mesh.world)
+        from_rank_zero(write, self.mesh.world)
 
     def load(self) -> RunState | None:
         """Go on from the newest checkpoint in --load; None where a run starts afresh. Collective.
@@ -95,7 +96,7 @@ class Persistence:
         is of another model or seed, or would go on with another global batch without having been told to.
         """
         directory = self.config.checkpoint.load
-        if directory is None or not from_rank_zero(lambda: has_checkpoint(directory), self.mesh.rank, self.mesh.world):
+        if directory is None or not from_rank_zero(lambda: has_checkpoint(directory), self.mesh.world):
             return None
         segments, verify = self.optimizer.segment_states(), self.config.checkpoint.verify_checkpoint
         state = load_checkpoint(directory, segments, self.mesh, verify=verify, check=self._check_run)
@@ -159,7 +160,7 @@ class Persistence:
     def _write(self, target: Path, state: RunState, segments: list[SegmentState], on_read: Callable[[], None]) -> Path:
         if self._is_own(target):
             owned, group = self._owned, self.mesh.background or self.mesh.world
-            from_rank_zero(lambda: None if owned is None else owned.check(), self.mesh.rank, group)
+            from_rank_zero(lambda: None if owned is None else owned.check(), group)
         check_finite(segments, state.iteration, self.mesh, self.mesh.background)
         path = save_checkpoint(target, state, segments, self.mesh, group=self.mesh.background, on_read=on_read)
         self._remove_older(path)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ALONE, contents
+from checkpoints import contents
 from ranks import run_ranks
 
 from memo.checkpoint.chunks import GlobalTensor
@@ -178,7 +178,7 @@ def test_nothing_is_called_while_an_index_is_written_down() -> None:
 
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
-    return write_tensors(tmp_path / "new", RunState(1, 0, 0, 0, 0, 0), {NAME: GlobalTensor.whole(torch.ones(4))}, ALONE)
+    return write_tensors(tmp_path / "new", RunState(1, 0, 0, 0, 0, 0), {NAME: GlobalTensor.whole(torch.ones(4))})
 
 
 def rename_in_index(final: Path, name: str) -> None:

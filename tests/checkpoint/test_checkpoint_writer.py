@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import ALONE, contents
+from checkpoints import contents
 from ranks import run_ranks
 from torch import Tensor
 
@@ -47,7 +47,7 @@ def test_the_index_says_where_each_rectangle_lies(tmp_path: Path) -> None:
     values = torch.arange(48, dtype=torch.float32).view(6, 8)
     parts = [Part.of((0, 0), values[:2]), Part.of((2, 0), values[2:])]
     tensors = {"master/a": GlobalTensor((6, 8), torch.float32, parts), "exp_avg/a": GlobalTensor.whole(values + 1)}
-    final = write_tensors(tmp_path, STATE, tensors, ALONE)
+    final = write_tensors(tmp_path, STATE, tensors)
     state, index = open_checkpoint(final)
     assert state == STATE and list(index) == ["master/a", "exp_avg/a"]
     for rectangle in index["master/a"].rectangles:
@@ -68,7 +68,7 @@ def test_rectangles_that_do_not_cover_a_tensor_once_are_not_published(
     parts = [Part.of(offset, torch.zeros(2, 8)) for offset in offsets]
     tensors = {"master/a": GlobalTensor((4, 8), torch.float32, parts)}
     with pytest.raises(Exception, match=r"the rectangles of master/a overlap, or do not fill its shape \(4, 8\)"):
-        write_tensors(tmp_path, STATE, tensors, ALONE)
+        write_tensors(tmp_path, STATE, tensors)
     assert not list(tmp_path.iterdir())
 
 
@@ -82,17 +82,17 @@ def _save_and_load_large(folder: Path, num_bytes: int) -> tuple[int, int]:
     flat = torch.arange(num_bytes // 4, dtype=torch.float32)
     parts = flat.view(4, -1, 1024)
     tensors = {f"master/{i}": GlobalTensor.whole(part) for i, part in enumerate(parts)}
-    write_tensors(folder / "warm", STATE, {"master/x": GlobalTensor.whole(torch.zeros(8))}, ALONE)  # imports, buffers
+    write_tensors(folder / "warm", STATE, {"master/x": GlobalTensor.whole(torch.zeros(8))})  # imports, buffers
     contents(folder / "warm" / "iter_0000001")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before_bytes = _high_water_bytes()
-    final = write_tensors(folder / "large", STATE, tensors, ALONE)
+    final = write_tensors(folder / "large", STATE, tensors)
     saving_bytes = _high_water_bytes() - before_bytes
     restored = {f"master/{i}": torch.zeros(parts[0].shape) for i in range(4)}
     Path("/proc/self/clear_refs").write_text("5")
     before_bytes = _high_water_bytes()
     index = open_checkpoint(final)[1]
-    read_tensors(final, index, {name: GlobalTensor.whole(values) for name, values in restored.items()}, ALONE)
+    read_tensors(final, index, {name: GlobalTensor.whole(values) for name, values in restored.items()})
     loading_bytes = _high_water_bytes() - before_bytes
     assert all(torch.equal(restored[f"master/{i}"], part) for i, part in enumerate(parts))
     return saving_bytes, loading_bytes

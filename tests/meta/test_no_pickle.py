@@ -26,10 +26,9 @@ MESSAGES = {"broadcast_object_list", "all_gather_object", "gather_object", "scat
 """Objects between ranks travel as pickles."""
 
 MAY_SEND = {
-    "memo/checkpoint/finite.py": "the name of a tensor that is not finite",
-    "memo/checkpoint/store.py": "which checkpoint all load, what each rank wrote, and who failed",
-    "memo/parallel/replicas.py": "sentences about copies that differ",
-    "memo/train/layer_profile.py": "the layer that rank 0 measured",
+    "memo/checkpoint/store.py": "what each rank wrote",
+    "memo/mesh/objects.py": "which checkpoint or kept profile all take, how memory is used, and sentences about what "
+    "failed or differs",
 }
 """Ranks of one run trust each other: they run the same program for one user, over sockets that the launcher opened
 (SECURITY.md says what that takes of a network). What they send is made by memo, after files have been checked."""

@@ -8,16 +8,13 @@ from torch import Tensor
 from memo.checkpoint import RunState
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.store import open_checkpoint, read_tensors
-from memo.mesh import Mesh, RankGrid
-
-ALONE = Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0)
 
 
 def contents(final: Path) -> tuple[RunState, dict[str, Tensor]]:
     """The state, and every global tensor (master, exp_avg, exp_avg_sq) of one checkpoint; in one process."""
     state, index = open_checkpoint(final)
     values = {name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in index.items()}
-    read_tensors(final, index, {name: GlobalTensor.whole(value) for name, value in values.items()}, ALONE)
+    read_tensors(final, index, {name: GlobalTensor.whole(value) for name, value in values.items()})
     return state, values
 
 

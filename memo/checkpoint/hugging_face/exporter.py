@@ -18,10 +18,9 @@ from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer, write_byte_tokenizer
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
-from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, places
+from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.checkpoint.index import Index
 from memo.checkpoint.run_state import RunState
-from memo.checkpoint.shapes import global_shapes
 from memo.checkpoint.store import MASTER, open_checkpoint, read_tensors
 from memo.config import RunConfig
 from memo.config.blend import read_blend
@@ -33,7 +32,6 @@ from memo.config.to_hugging_face import write_config
 from memo.data import ByteTokenizer
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.errors import CheckpointError, ConfigError
-from memo.mesh import Mesh, RankGrid
 from memo.units import GIB
 
 ExportDtype = Literal["bf16", "fp16", "fp32", "fp64"]
@@ -76,7 +74,7 @@ class _Source:
     def fill(self, masters: Mapping[str, Tensor]) -> None:
         """Raises CheckpointError."""
         tensors = {f"{MASTER}{name}": GlobalTensor.whole(values) for name, values in masters.items()}
-        read_tensors(self.final, self.index, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0), verify=self.verify)
+        read_tensors(self.final, self.index, tensors, verify=self.verify)
 
 
 def export_checkpoint(

@@ -23,7 +23,6 @@ from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, read_config
 from memo.config.identity import model_identity
 from memo.errors import CheckpointError
-from memo.mesh import Mesh, RankGrid
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
             f"--out {root} could not be written ({error.strerror}): free disk space or choose another directory"
         ) from error
     # The pointer to the checkpoint is written last, so an import that fails leaves none.
-    path = write_tensors(root, state, tensors, Mesh(RankGrid(tp=1, cp=1, dp=1, pp=1), 0), flag="--out")
+    path = write_tensors(root, state, tensors, flag="--out")
     weights.files.close()
     return Imported(path, sum(math.prod(tensor.shape) for tensor in tensors.values()), companions)
 

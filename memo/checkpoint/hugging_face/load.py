@@ -41,7 +41,7 @@ def load_pretrained(directory: str | Path, config: RunConfig, data_parallel: Sha
         _read_masters(open_pretrained(directory, config), data_parallel)
     except MemoError as error:
         failure = str(error)
-    raise_together(failure, mesh)
+    raise_together(failure, mesh.world)
     data_parallel.publish_weights()
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from memo.config.hugging_face_families import TRAINED
 from memo.config.hugging_face_family import TensorNames
+from memo.config.model import ModelConfig
+from memo.spec.shapes import shape_of
 
 Shape = tuple[int, ...]
 
@@ -54,6 +56,21 @@ BASE_PREFIXES = ("model.", "transformer.")
 
 # Masks and angles, which some versions store and memo computes.
 _NO_WEIGHTS = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|rope\.freqs)")
+
+
+def global_shapes(model: ModelConfig, num_positions: int) -> dict[str, Shape]:
+    """{memo's global name: shape} in the model's order.
+
+    `num_positions`: rows of a learned position table, if the model has one.
+    """
+    shape = shape_of(model, "", num_positions)
+    layers = [(f"layers.{index}.", shape.layer_weights) for index in range(model.num_layers)]
+    return {
+        f"{prefix}{name}": size
+        for prefix, weights in [("", shape.embedding_weights), *layers, ("", shape.head_weights)]
+        for weight in weights
+        for name, size in weight.part_shapes().items()
+    }
 
 
 def places(model_type: str, names: Iterable[str]) -> dict[str, HuggingFacePlace]:

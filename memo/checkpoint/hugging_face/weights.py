@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from memo.checkpoint.hugging_face.files import DTYPES, TensorFiles
-from memo.checkpoint.hugging_face.names import BASE_PREFIXES, HuggingFacePlace, Shape, is_no_weight, places
-from memo.checkpoint.shapes import global_shapes
+from memo.checkpoint.hugging_face.names import (
+    BASE_PREFIXES,
+    HuggingFacePlace,
+    Shape,
+    global_shapes,
+    is_no_weight,
+    places,
+)
 from memo.config.model import ModelConfig
 from memo.errors import CheckpointError
 
