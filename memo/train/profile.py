@@ -8,7 +8,7 @@ from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import global_batch_size, num_microbatches, resolved_offload_tiles
+from memo.config.derived import global_batch_size, resolved_offload_tiles
 from memo.config.grid import rank_grid
 from memo.data import GlobalBatchSampler
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
@@ -21,8 +21,8 @@ from memo.parallel.collectives import all_reduce
 from memo.parallel.data import ShardedDataParallel
 from memo.parallel.dtypes import torch_dtype
 from memo.planner.profile_table import describe_profile
-from memo.spec.layer_ops import LayerOp, layer_ops
-from memo.spec.schedule import Pipeline, one_f_one_b
+from memo.spec.layer_ops import stage_ops
+from memo.spec.schedule import pipeline_of
 from memo.train.attention import choose_attention, describe_rows, measure_attention
 from memo.train.build import build, build_attention, build_mesh
 from memo.train.ending import shutdown
@@ -130,7 +130,8 @@ def _profile(config: RunConfig, mesh: Mesh, device: torch.device, out: str | Non
     states = state_bytes(config, mesh.grid.world_size, mesh.at.pp)  # the model does not exist: count what it would take
     host.draw("states", states.host)
     room = free_memory(config, mesh, device, host, states_exist=False)
-    chosen = decide(config, mesh, _operations(config, mesh), profile, origin, room, device)
+    ops = stage_ops(pipeline_of(config, mesh.grid.world_size), mesh.at.pp, config.model.num_layers)
+    chosen = decide(config, mesh, ops, profile, origin, room, device)
     show(f"\nplan for {chosen.describe()}")
 
 
@@ -170,9 +171,3 @@ def _measure_alone(config: RunConfig, mesh: Mesh, device: torch.device) -> Layer
     )
     data_parallel.initialize(config.training.seed)
     return measure(config, mesh, layer, data_parallel.main_gradient, device)
-
-
-def _operations(config: RunConfig, mesh: Mesh) -> list[LayerOp]:
-    """The forwards and backwards of layers that this stage runs in one step."""
-    pipeline = Pipeline(mesh.grid.pp, config.parallel.vpp, num_microbatches(config, mesh.grid.world_size))
-    return layer_ops(pipeline, mesh.at.pp, config.model.num_layers, one_f_one_b(pipeline, mesh.at.pp))
