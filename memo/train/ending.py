@@ -1,4 +1,4 @@
-"""The message of a run that was stopped, and the end of process groups."""
+"""How runs end before their last step: stopped, or by too many skipped steps; and the end of process groups."""
 
 import gc
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from memo.config import RunConfig
+from memo.errors import DivergenceError
 from memo.train.outputs import goes_on
 
 
@@ -20,6 +21,22 @@ def stopped(config: RunConfig, signal_name: str | None, iteration: int, saved: P
     if saved is None:
         return f"{why}, before its first step: nothing new to save; start again with the same command"
     return f"{why}, saved as {saved}: go on with {again}"
+
+
+def check_skips(config: RunConfig, iteration: int, consecutive_skips: int) -> None:
+    """Raises DivergenceError when the last --max-consecutive-skips steps were all skipped; the same on all ranks.
+
+    Where weights have become NaN every later step is skipped, so the run would go on for ever and learn nothing.
+    """
+    limit = config.training.max_consecutive_skips
+    if limit == 0 or consecutive_skips < limit:
+        return
+    first = iteration - consecutive_skips + 1
+    raise DivergenceError(
+        f"iterations {first} to {iteration} were all skipped, because their gradient norm is not finite, and "
+        f"--max-consecutive-skips is {limit}: go on with --load from a checkpoint before iteration {first}, with a "
+        "lower --lr or after a look at the data since then; 0 lets a run go on for ever"
+    )
 
 
 def shutdown() -> None:

@@ -26,7 +26,7 @@ from memo.train.agreement import Agreement, on_any_rank
 from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.console import Outcome, describe_end, say
 from memo.train.data_sources import DataSource, EvalSource, evaluated_now
-from memo.train.ending import shutdown, stopped
+from memo.train.ending import check_skips, shutdown, stopped
 from memo.train.feed import Feed
 from memo.train.header import describe_start
 from memo.train.history import History
@@ -39,7 +39,6 @@ from memo.train.planned_memory import describe_run
 from memo.train.questions import Questions
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import Prepared, prepare
-from memo.train.skips import check_skips
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
 from memo.train.watchdog import Watchdog
