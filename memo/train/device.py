@@ -52,7 +52,7 @@ def place_on_host(config: HardwareConfig, device: torch.device) -> str:
     launcher = allowed_cpus(os.getppid() if local_ranks > 1 else 0)
     where = ""
     if device.type == "cuda" and config.numa_binding == "auto":
-        where = f", {bind_near(pci_address(device)).reason}"
+        where = f", {bind_near(pci_address(device))}"
     threads = config.num_threads or threads_of_a_rank(allowed_cpus(), launcher, cpu_quota(), local_ranks)
     torch.set_num_threads(threads)
     return f"{threads} CPU thread{'s' * (threads > 1)} a rank{where}"

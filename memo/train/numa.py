@@ -6,7 +6,6 @@ crosses the link between the sockets, which is slower and which all ranks share.
 
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from memo.estimate.host_cpus import allowed_cpus
@@ -14,40 +13,27 @@ from memo.estimate.host_cpus import allowed_cpus
 SYSFS = Path("/sys")
 
 
-@dataclass(frozen=True)
-class Binding:
-    """Where this rank runs.
-
-    Attributes:
-        node: NUMA node to which the rank is bound now; None if nothing was done.
-        reason: what was done, or why nothing was, for people.
-    """
-
-    node: int | None
-    reason: str
-
-
-def bind_near(pci_address: str | None, sysfs: Path = SYSFS) -> Binding:
+def bind_near(pci_address: str | None, sysfs: Path = SYSFS) -> str:
     """Let this process run only on CPUs of the NUMA node of the device at `pci_address`, such as 0000:3b:00.0.
 
     A process that already runs on that node alone (torchrun --numa-binding, Slurm) keeps the CPUs it has. Nothing is
     done if there is only one node, if the node of the device is unknown, or if this process may use none of its CPUs.
-    `sysfs` is for tests.
+    Returns what was done, or why nothing was, for people. `sysfs` is for tests.
     """
     nodes = cpus_by_node(sysfs)
     if len(nodes) < 2:
-        return Binding(None, "one NUMA node")
+        return "one NUMA node"
     node = numa_node(pci_address, sysfs)
     if node is None or node not in nodes:
-        return Binding(None, "NUMA node of the GPU unknown")
+        return "NUMA node of the GPU unknown"
     allowed = allowed_cpus()
     if allowed <= nodes[node]:
-        return Binding(node, f"on NUMA node {node}, as started")
+        return f"on NUMA node {node}, as started"
     near = allowed & nodes[node]
     if not near:
-        return Binding(None, f"NUMA node {node} of the GPU has no CPU that this process may use")
+        return f"NUMA node {node} of the GPU has no CPU that this process may use"
     _run_on(near)
-    return Binding(node, f"bound to NUMA node {node} of its GPU")
+    return f"bound to NUMA node {node} of its GPU"
 
 
 def numa_node(pci_address: str | None, sysfs: Path = SYSFS) -> int | None:

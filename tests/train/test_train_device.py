@@ -18,7 +18,7 @@ from memo.estimate.hardware_table import HARDWARE
 from memo.executor.host_pool import HostPool
 from memo.train import device as device_module
 from memo.train.device import PeakFlops, device_peak, pci_address, place_on_host
-from memo.train.numa import Binding, bind_near, cpus_by_node, numa_node
+from memo.train.numa import bind_near, cpus_by_node, numa_node
 
 GPU0, GPU1, UNKNOWN = "0000:3b:00.0", "0000:dc:00.0", "0001:00:00.0"
 CUDA = torch.device("cuda", 0)
@@ -46,7 +46,7 @@ def test_reading_sysfs(tmp_path: Path) -> None:
     assert cpus_by_node(tmp_path / "nowhere") == {}
 
 
-def _bind(sysfs: Path, address: str | None, before: set[int] | None) -> tuple[Binding, set[int], list[set[int]]]:
+def _bind(sysfs: Path, address: str | None, before: set[int] | None) -> tuple[str, set[int], list[set[int]]]:
     """The binding; CPUs of this thread after it; those of one thread that ran before and one started after."""
     if before is not None:
         os.sched_setaffinity(0, before)
@@ -77,7 +77,7 @@ def test_every_thread_moves_to_the_node_of_the_gpu(tmp_path: Path) -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
     sysfs = make_sysfs(tmp_path, f"{first},1000-1003", f"{second},1004-1007")  # CPUs not allowed are not asked for
     ((binding, own, threads),) = run_ranks(1, _bind, sysfs, GPU1, {first, second})
-    assert binding == Binding(1, "bound to NUMA node 1 of its GPU")
+    assert binding == "bound to NUMA node 1 of its GPU"
     assert own == {second} and threads == [{second}, {second}]
 
 
@@ -85,13 +85,13 @@ def test_every_thread_moves_to_the_node_of_the_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "before", "binding"),
     [
-        (GPU0, "first", Binding(0, "on NUMA node 0, as started")),
-        (GPU1, "first", Binding(None, "NUMA node 1 of the GPU has no CPU that this process may use")),
-        (UNKNOWN, "both", Binding(None, "NUMA node of the GPU unknown")),
-        (None, "both", Binding(None, "NUMA node of the GPU unknown")),
+        (GPU0, "first", "on NUMA node 0, as started"),
+        (GPU1, "first", "NUMA node 1 of the GPU has no CPU that this process may use"),
+        (UNKNOWN, "both", "NUMA node of the GPU unknown"),
+        (None, "both", "NUMA node of the GPU unknown"),
     ],
 )
-def test_what_is_left_as_it_is(tmp_path: Path, address: str | None, before: str, binding: Binding) -> None:
+def test_what_is_left_as_it_is(tmp_path: Path, address: str | None, before: str, binding: str) -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
     sysfs = make_sysfs(tmp_path, str(first), f"{second},1004-1007")
     allowed = {first} if before == "first" else {first, second}
@@ -102,7 +102,7 @@ def test_what_is_left_as_it_is(tmp_path: Path, address: str | None, before: str,
 @pytest.mark.parametrize("cpulists", [(), ("0-1023",), ("0-1023", "")])
 def test_one_node_or_none_readable(tmp_path: Path, cpulists: tuple[str, ...]) -> None:
     before = os.sched_getaffinity(0)
-    assert bind_near(GPU0, make_sysfs(tmp_path, *cpulists)) == Binding(None, "one NUMA node")
+    assert bind_near(GPU0, make_sysfs(tmp_path, *cpulists)) == "one NUMA node"
     assert os.sched_getaffinity(0) == before
 
 
