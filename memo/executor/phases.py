@@ -12,11 +12,13 @@ schedule allocates the buffers of messages before and after a backward, so it ma
 itself.
 """
 
+import functools
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from memo.executor.marks import on_backward
 from memo.spec.schedule import Action
 
 
@@ -58,30 +60,14 @@ class MarkedModule(nn.Module):
         if not torch.is_grad_enabled():
             plain: Tensor = self.module(*args)
             return plain
-        microbatch = self.phases.microbatch
-        self.phases.begin(f"{self.name}_forward", self.layer, microbatch)
-        output: Tensor = _BackwardMark.apply(self.module(*args), self, microbatch)
-        return output
+        begin = functools.partial(self.phases.begin, layer=self.layer, microbatch=self.phases.microbatch)
+        begin(f"{self.name}_forward")
+        return on_backward(self.module(*args), functools.partial(begin, f"{self.name}_backward"))
 
 
 def unmarked(module: Any) -> Any:
     """The wrapped module itself, for its methods other than forward."""
     return module.module if isinstance(module, MarkedModule) else module
-
-
-class _BackwardMark(torch.autograd.Function):
-    """The identity on the module's output; its backward, which sets the mark, runs just before the module's."""
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, module: MarkedModule, microbatch: int) -> Tensor:
-        ctx.module, ctx.microbatch = module, microbatch
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        module = ctx.module
-        module.phases.begin(f"{module.name}_backward", module.layer, ctx.microbatch)
-        return grads[0], None, None
 
 
 def mark_phases(chunks: list[Any], phases: Phases) -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from memo.attention.backends import Saved
 from memo.executor.pieces import (
     Gathering,
     GradientSink,
@@ -30,35 +29,9 @@ from memo.executor.pieces import (
     row_forward,
 )
 from memo.parallel.collectives import all_gather
+from memo.parallel.context import ContextAttention
 from memo.parallel.replayed import Replayed
 from memo.spec.slots import SlotLayout
-
-
-class CoreAttention(Protocol):
-    """Attention with an explicit forward and backward (memo.parallel.context)."""
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Any = None, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def backward(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, documents: Any = None
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
-    def forward_rows(
-        self,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        own: Tensor | None,
-        before: Tensor,
-        documents: Any,
-        out: Tensor,
-    ) -> Tensor: ...
-
-    def gather_rows(self, own: Tensor, before: Tensor) -> None: ...
-
-    def backward_rows(
-        self, grad_out: Tensor, saved: Saved, sums: Tensor, documents: Any
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 class Rope(Protocol):
@@ -77,7 +50,7 @@ class Context(Protocol):
 class SelfAttention(Protocol):
     qkv: Linear
     projection: Linear
-    core: CoreAttention
+    core: ContextAttention
     head_dim: int
     q_norm: nn.Module | None
     k_norm: nn.Module | None
