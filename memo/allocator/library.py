@@ -64,12 +64,12 @@ class NativeLibrary:
         self._declare("copy_events", None, ctypes.POINTER(RawEvent))
         self._declare("statistics", None, ctypes.POINTER(RawStatistics))
         self._declare("take_fault", ctypes.c_char_p)
-        self._declare("set_poison", None, ctypes.c_int)
-        self._declare("reset_statistics", None)
         self._declare("open_managed", ctypes.c_char_p, i64)
-        self._declare("close_managed", None)
         self._declare("managed_use", None, ctypes.POINTER(RawManagedUse))
-        # Called for every phase or message: without the detour over a method.
+        # What needs no more than the call. Some are made for every phase or message.
+        self.set_poison = self._declare("set_poison", None, ctypes.c_int)
+        self.reset_statistics = self._declare("reset_statistics", None)
+        self.close_managed = self._declare("close_managed", None)  # blocks that are alive stay until they are freed
         self.begin_iteration = self._declare("begin_iteration", None)
         self.mark = self._declare("mark", None, i64)
         self.end_iteration = self._declare("end_iteration", None)
@@ -107,9 +107,6 @@ class NativeLibrary:
     def set_mode(self, mode: Mode) -> None:
         self._check(self._native.memo_set_mode(int(mode)))
 
-    def set_poison(self, is_on: bool) -> None:
-        self._native.memo_set_poison(int(is_on))
-
     def take_fault(self) -> None:
         """Raise AllocatorError for an error since the last call that occurred where it could not be raised."""
         if fault := self._native.memo_take_fault():
@@ -129,17 +126,10 @@ class NativeLibrary:
         self._native.memo_statistics(ctypes.byref(found))
         return found
 
-    def reset_statistics(self) -> None:
-        self._native.memo_reset_statistics()
-
     def open_managed(self, limit_bytes: int) -> None:
         """Serve requests from managed memory, at most `limit_bytes` of it at a time. Raises AllocatorError."""
         if refusal := self._native.memo_open_managed(_int64s([limit_bytes])[0]):
             raise AllocatorError(f"managed memory cannot be used: {refusal.decode()}")
-
-    def close_managed(self) -> None:
-        """Stop serving from managed memory; blocks that are alive stay until they are freed."""
-        self._native.memo_close_managed()
 
     def managed_use(self) -> RawManagedUse:
         """Use of managed memory since it was opened."""
