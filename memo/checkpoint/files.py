@@ -9,6 +9,8 @@ from memo.errors import CheckpointError
 
 INDEX = "index.json"
 RUN_STATE = "run_state.json"
+RUN_CONFIG = "config.toml"
+"""Beside the checkpoints of a run: its configuration."""
 
 
 def checkpoint_file(final: Path, name: str) -> Path:

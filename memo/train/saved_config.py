@@ -3,17 +3,16 @@
 from pathlib import Path
 
 from memo.checkpoint import has_checkpoint, resolve_checkpoint
+from memo.checkpoint.files import RUN_CONFIG
 from memo.config import RunConfig
 from memo.config.run import read_toml
 from memo.errors import CheckpointError, ConfigError
 from memo.spec.sweep import Sweep, sweep_of
 
-CONFIG_FILE = "config.toml"
-
 
 def save_config(config: RunConfig, directory: str) -> None:
     """Raises OSError."""
-    Path(directory, CONFIG_FILE).write_text(config.to_toml(), encoding="utf-8")
+    Path(directory, RUN_CONFIG).write_text(config.to_toml(), encoding="utf-8")
 
 
 def loaded_config(config: RunConfig) -> RunConfig | None:
@@ -22,7 +21,7 @@ def loaded_config(config: RunConfig) -> RunConfig | None:
     if load is None or not has_checkpoint(load):
         return None
     try:
-        return RunConfig().override(read_toml(resolve_checkpoint(load).parent / CONFIG_FILE))
+        return RunConfig().override(read_toml(resolve_checkpoint(load).parent / RUN_CONFIG))
     except (ConfigError, CheckpointError):  # of a checkpoint that was moved alone, or of another version of memo
         return None
 

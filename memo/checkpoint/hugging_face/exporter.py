@@ -16,6 +16,7 @@ from torch import Tensor
 from memo.artifacts.model_directory import model_file, path_within
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
+from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer, write_byte_tokenizer
 from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
@@ -136,7 +137,7 @@ def export_checkpoint(
 
 
 def _run_config(final: Path, given: str | Path | None) -> RunConfig:
-    path = Path(given) if given is not None else final.parent / "config.toml"
+    path = Path(given) if given is not None else final.parent / RUN_CONFIG
     if given is None and not path.exists():
         raise CheckpointError(
             f"{path} does not exist, so the shape of the model is not known: give the run's with --config RUN.TOML"

@@ -14,6 +14,7 @@ from pathlib import Path
 from memo.artifacts.model_directory import path_within
 from memo.checkpoint.chunks import GlobalTensor, Part
 from memo.checkpoint.directory import has_checkpoint
+from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_companions
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.checkpoint.run_state import RunState
@@ -52,7 +53,7 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     try:
         companions = [CONFIG_FILE, *copy_companions(source, root / COMPANION_DIR)]
         shutil.copyfile(path_within(source, CONFIG_FILE), root / COMPANION_DIR / CONFIG_FILE)
-        (root / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+        (root / RUN_CONFIG).write_text(config.to_toml(), encoding="utf-8")
     except OSError as error:
         raise CheckpointError(
             f"--out {root} could not be written ({error.strerror}): free disk space or choose another directory"
