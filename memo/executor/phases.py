@@ -13,7 +13,8 @@ itself.
 """
 
 import functools
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +23,16 @@ from memo.executor.marks import on_backward
 from memo.spec.schedule import Action
 
 
-class PhaseListener(Protocol):
-    """Called by the thread in which a phase begins; -1 stands for no layer or no microbatch."""
-
-    def phase(self, kind: str, layer: int, microbatch: int) -> None: ...
-
-
 class Phases:
     """Passes marks to a listener, with the microbatch that is running."""
 
-    def __init__(self, listener: PhaseListener) -> None:
-        self.listener = listener
+    def __init__(self, tell: Callable[[str, int, int], None]) -> None:
+        """`tell` gets a kind, a layer and a microbatch, in the thread in which the phase begins; -1 stands for none."""
+        self._tell = tell
         self.microbatch = -1
 
     def begin(self, kind: str, layer: int = -1, microbatch: int = -1) -> None:
-        self.listener.phase(kind, layer, microbatch)
+        self._tell(kind, layer, microbatch)
 
     def enter(self, action: Action) -> None:
         """Begin the phase `enter_forward` or `enter_backward` of the schedule's next action.

@@ -267,7 +267,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     if memory.plans:
         transients = Transients(memory, device.type)
         mark_phases(chunks, transients.phases)
-        mesh.watch.settle = transients.settle
+        mesh.watch.settle = None if transients.allocator is None else transients.allocator.settle
     hidden = runtime.hidden if isinstance(runtime, SweepRuntime) else None
     stage = build_stage(config, mesh, pipeline, device, hidden)
     return ParallelModel(

@@ -98,7 +98,7 @@ def _run(config: RunConfig, mesh: Mesh) -> Trace:
     batch = _batch(config)
     executor = build_stage(config, mesh, pipeline, _DEVICE)
     recorder = FakeRecorder([*gradients.tensors, *slots, *(v for v in vars(batch).values() if isinstance(v, Tensor))])
-    phases = Phases(recorder)
+    phases = Phases(recorder.phase)
     mark_phases(chunks, phases)
 
     def forward(chunk: TransformerChunk, hidden: Tensor | None, microbatch: int) -> Tensor:

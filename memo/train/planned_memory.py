@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.allocator.statistics import Statistics
@@ -110,16 +109,7 @@ class Transients:
             self.allocator = PlannedAllocator.install("cuda" if device_type == "cuda" else "cpu")
         except AllocatorError as error:
             self.reason = str(error)
-        self.phases = Phases(self)
-
-    def phase(self, kind: str, layer: int, microbatch: int) -> None:
-        if self.allocator is not None:
-            self.allocator.mark(kind, layer, microbatch)
-
-    def settle(self, tensor: Tensor) -> None:
-        """Call it when a message of `tensor` has been waited for; see PlannedAllocator.settle."""
-        if self.allocator is not None:
-            self.allocator.settle(tensor)
+        self.phases = Phases(_untold if self.allocator is None else self.allocator.mark)
 
     def iteration(self) -> contextlib.AbstractContextManager[None]:
         """A context around one step: forwards, backwards, reduction and optimizer."""
@@ -211,3 +201,7 @@ class Transients:
     def statistics(self) -> Statistics | None:
         """Counts since the plan was made; None without a plan."""
         return self.allocator.statistics if self.allocator is not None and self.planned is not None else None
+
+
+def _untold(kind: str, layer: int, microbatch: int) -> None:
+    """No allocator wants to know where in an iteration the program is."""
