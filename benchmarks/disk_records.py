@@ -25,9 +25,11 @@ import rows
 import torch
 
 from memo.executor import record_file
+from memo.executor.disk_budget import DiskBudget
+from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
+from memo.executor.host_records import HostRecords
 from memo.executor.record_file import RecordFile
-from memo.executor.staging import Staging
 from memo.executor.streams import ThreadStreams
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan
@@ -47,13 +49,15 @@ class Engine:
     def __init__(self, folder: Path, num_records: int, record_bytes: int) -> None:
         self.plan = swap_plan(stage_ops(Pipeline(1, 1, 1), 0, num_records + 2))  # the last two layers stay
         assert self.plan.num_records == num_records
-        self.file, self.backend = RecordFile(str(folder), num_records, record_bytes), ThreadStreams()
-        buffers, none = HostPool(NUM_BUFFERS, self.file.stride_bytes, CPU), HostPool(0, record_bytes, CPU)
+        self.backend = ThreadStreams()
+        budget = HostBudget(sys.maxsize, "a benchmark", disk=DiskBudget(str(folder), sys.maxsize))
         places = disk_plan(self.plan, num_records, NUM_BUFFERS)
-        staging = Staging(places, [buffers.record(index) for index in range(NUM_BUFFERS)], self.file)
+        records = HostRecords(self.plan, record_bytes, CPU, self.backend, budget, places)
+        assert records.file is not None
+        self.file = records.file
         slots = HostPool(self.plan.num_slots, record_bytes, CPU)
         self.slots = [slots.record(index).random_(0, 255) for index in range(self.plan.num_slots)]
-        self.swapper = Swapper(self.plan, self.slots, record_bytes, none, self.backend, staging=staging)
+        self.swapper = Swapper(self.plan, self.slots, record_bytes, records, self.backend)
 
     def step_s(self) -> float:
         begin_s = time.perf_counter()

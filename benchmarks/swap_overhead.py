@@ -31,7 +31,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from memo import Trainer
 from memo.config import preset
-from memo.executor.recorder import record
 from memo.report.timeline import copied_s
 
 WAYS = ("plain", "resident", "swap")
@@ -70,7 +69,7 @@ def step_times(args: argparse.Namespace) -> list[dict[str, Any]]:
                 times[way].append(time.perf_counter() - start_s)
     swap = trainers["swap"].parts.swap
     assert swap is not None
-    with record(swap.swapper) as recorder:
+    with swap.swapper.recorded() as recorder:
         trainers["swap"].step()
     copies_s = {"plain": 0.0, "resident": 0.0, "swap": copied_s(recorder.spans())}
 
@@ -100,7 +99,7 @@ def memory(way: str, args: argparse.Namespace) -> dict[str, int]:
     if swap is not None and chosen is not None:
         buffers = [*swap.swapper.slots, swap._workspace]
         found["device_held_bytes"] = sum(buffer.untyped_storage().nbytes() for buffer in buffers)
-        found["host_held_bytes"] = swap.pool._arena.untyped_storage().nbytes()
+        found["host_held_bytes"] = swap.swapper.records.pool._arena.untyped_storage().nbytes()
         if way == "swap":
             found["device_planned_bytes"] = chosen.solution.device_bytes
             found["host_planned_bytes"] = chosen.solution.host_bytes

@@ -26,7 +26,6 @@ from scaled_node import link_bytes_per_s
 
 from memo import Trainer
 from memo.config import HardwareConfig, preset
-from memo.executor.move_recorder import record_moves
 from memo.report.drawing import draw_swaps
 from memo.report.perfetto import write_perfetto
 from memo.report.sweep_timeline import SweepTimes, simulate_sweep
@@ -81,7 +80,7 @@ def record_step(args: argparse.Namespace) -> tuple[Trainer, list[SwapSpan]]:
     assert trainer.parts.swap is not None
     for _ in range(args.warmup):
         trainer.step()
-    with record_moves(trainer.parts.swap) as recorder:
+    with trainer.parts.swap.recorded() as recorder:
         trainer.step()
     return trainer, recorder.spans()
 

@@ -66,22 +66,13 @@ class HiddenOnHost(_HiddenStates):
         backend: StreamBackend,
         device: torch.device,
         host: HostBudget | None,
-        poison: bool = False,
     ) -> None:
         """`place`: of one section. Other arguments, and errors, as of memo.executor.runtime.SwapRuntime."""
-        stream = SectionStream(plan, place, "hidden states ", backend, device, host, poison)
+        stream = SectionStream(plan, place, "hidden states ", backend, device, host)
         # What it holds between two modules is of no use.
         work = torch.empty(place.num_bytes, dtype=torch.uint8, device=device)
         super().__init__(stream, view_of(replace(place, offset_bytes=0), work), sections)
         self.unplanned = _InEvaluation(stream.under(evaluation), self)
-
-    @property
-    def device_bytes(self) -> int:
-        return self.stream.device_bytes + self.work.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        return self.stream.host_bytes
 
     def restart(self) -> None:
         """Before a training step, or an evaluation."""

@@ -18,9 +18,8 @@ move: a backward gathers them again.
 import torch
 from torch import Tensor
 
-from memo.executor.disk_records import DiskRecords
 from memo.executor.host_budget import HostBudget
-from memo.executor.host_pool import HostPool
+from memo.executor.host_records import HostRecords
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
 from memo.parallel.dtypes import torch_dtype
@@ -53,8 +52,8 @@ class KeyValues:
         return self._both if self._own is None else self._own
 
     @property
-    def device_bytes(self) -> int:
-        return self._both.nbytes + self.sums.nbytes + (0 if self._own is None else self._own.nbytes)
+    def tensors(self) -> list[Tensor]:
+        return [self._both, self.sums, *([] if self._own is None else [self._own])]
 
     def own(self, rows: slice) -> Tensor | None:
         """Of this rank's tokens alone; None if nothing is gathered."""
@@ -82,31 +81,19 @@ class KeyValueSwapper:
         values: KeyValues,
         backend: StreamBackend,
         host: HostBudget | None,
-        poison: bool = False,
         disk: DiskPlan | None = None,
     ) -> None:
         """Takes host records from the budget `host` (None: no limit), and those of `disk`, in each part, from its disk.
 
         Raises HostMemoryError or DiskError if it is too small.
-
-        `poison`: as of memo.executor.runtime.
         """
-        self.sections, device = layout.sections, values.moved.device
-        in_memory = plan.num_records - (0 if disk is None else len(disk.records))
-        self.pool = HostPool(in_memory * layout.sections, layout.part_bytes, device, host)
-        self.disk = None if disk is None else DiskRecords(disk, layout.part_bytes, device, host, "key/value ")
+        self.sections, device, size = layout.sections, values.moved.device, layout.part_bytes
+        self.records = HostRecords(plan, size, device, backend, host, disk, "key/value ", layout.sections)
         parts = values.moved.view(layout.sections, -1).view(torch.uint8)
         self.swappers = [
-            self._swapper(index, part, plan, in_memory, backend, poison) for index, part in enumerate(parts)
+            Swapper(plan, [part], size, self.records, backend, f"key/value part {index} ", index)
+            for index, part in enumerate(parts)
         ]
-
-    def _swapper(
-        self, index: int, part: Tensor, plan: SwapPlan, in_memory: int, backend: StreamBackend, poison: bool
-    ) -> Swapper:
-        name = f"key/value part {index} "
-        records = _Part(self.pool, in_memory, index)
-        staging = None if self.disk is None else self.disk.staging
-        return Swapper(plan, [part], part.numel(), records, backend, poison, name, staging, index)
 
     def begin(self, kind: str, layer: int, section: int) -> None:
         """Before the section of this layer; a backward begins with the last, which reads all keys and values."""
@@ -131,17 +118,3 @@ class KeyValueSwapper:
         """Call it before each training step, also after one that an exception has interrupted."""
         for swapper in self.swappers:
             swapper.reset()
-
-
-class _Part:
-    """The records of one part: as many as each part has in memory."""
-
-    def __init__(self, pool: HostPool, num_records: int, index: int) -> None:
-        self._pool, self.num_records, self._first = pool, num_records, index * num_records
-
-    @property
-    def record_bytes(self) -> int:
-        return self._pool.record_bytes
-
-    def record(self, index: int) -> Tensor:
-        return self._pool.record(self._first + index)

@@ -32,6 +32,9 @@ class PassingBackend:
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self.backend.access(stream, buffer_name, mode, what)
 
+    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
+        self.backend.spoil(stream, buffer, name)
+
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         return self.backend.issuing(stream)
 

@@ -1,53 +1,78 @@
-"""Records when the streams of a real run worked: a backend that takes timestamps, and the spans it found.
+"""Records when the streams of a real run worked, for swappers that tell what they begin and end.
 
-    with record(swapper) as recorder:
+    with swapper.recorded() as recorder:  # trainer.parts.swap.recorded(): all that moves, and transfers of a disk
         ...  # training steps
     spans = recorder.spans()
 
-The recorder passes every call to another backend, in the same order and with the same events, and takes timestamps
-around compute, copies and waits. The swapper declares an access when a layer operation begins and when it ends, and
-issues its copies right after it, so the recorder needs no other information.
+A swapper tells its layer operations, copies and waits of compute, and memo.executor.staging the transfers of a disk,
+each with the step of the plan that it belongs to. The recorder takes a timestamp of the stream before and after each,
+and changes no order and no event.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from torch import Tensor
+from memo.executor.streams import Stream, StreamBackend, Timestamp
+from memo.planner.swap import SwapStep
+from memo.report.timeline import Kind, Row, SwapSpan
 
-from memo.executor.passing import PassingBackend
-from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
-from memo.executor.swapper import Swapper
-from memo.planner.swap import SwapPlan, SwapStep
-from memo.report.timeline import Row, SwapSpan
+BeginSpan = Callable[[Row, SwapStep, int | None, int], Callable[[], None]]
+"""Called with what begins, its step, the part of the step's record (None: records have none) and the bytes of a copy;
+returns what is called at the end."""
+
+_STREAM_OF: dict[Row, Stream] = {
+    "compute": Stream.COMPUTE,
+    "wait": Stream.COMPUTE,
+    "offload": Stream.OFFLOAD,
+    "prefetch": Stream.PREFETCH,
+    "write": Stream.WRITE,
+    "read": Stream.READ,
+}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Seen:
+    """A span that has begun; one that an exception has cut short never ends."""
+
     row: Row
+    kind: Kind
     step: SwapStep
+    num_bytes: int
     begin: Timestamp
-    end: Timestamp
-    num_bytes: int = 0
+    end: Timestamp | None = None
 
 
-class Recorder(PassingBackend):
-    """A backend that passes all calls to another one; see `record`."""
+class SwapRecorder:
+    """The spans of one or several swappers.
 
-    def __init__(self, backend: StreamBackend, plan: SwapPlan, origin: Timestamp | None = None) -> None:
-        super().__init__(backend)
-        self.plan = plan
-        self._steps = {str(step.op): step for step in plan.steps}
-        self._seen: list[_Seen] = []
+    It keeps a few numbers for each operation and copy, so record only single steps of a long run. On CUDA the
+    timestamps are events, and only `spans` waits for them.
+    """
+
+    def __init__(self, backend: StreamBackend, origin: Timestamp | None = None) -> None:
+        """Times count from `origin`, a timestamp of the backend; default: now."""
+        self._backend = backend
         self._origin = origin or backend.timestamp(Stream.COMPUTE)
-        self._open: tuple[SwapStep, Timestamp] | None = None  # the layer operation that runs, and its begin
-        self._waited: tuple[Timestamp, Timestamp] | None = None  # the wait of compute for the next operation
-        # The step whose activations the next copy of a slot moves; one that waits for the disk is issued later.
-        self._due: dict[tuple[Stream, str], SwapStep] = {}
+        self._seen: list[_Seen] = []
+
+    def begin(self, kind: Kind, row: Row, step: SwapStep, part: int | None, num_bytes: int) -> Callable[[], None]:
+        """A BeginSpan, once `kind` is given. What a layer computes is told by the swapper of its activations alone."""
+        if row == "compute" and kind != "activations":
+            return _nothing
+        if part is not None and step.op.section is None:
+            step = replace(step, op=replace(step.op, section=part))
+        seen = _Seen(row, kind, step, num_bytes, self._backend.timestamp(_STREAM_OF[row]))
+        self._seen.append(seen)
+
+        def end() -> None:
+            seen.end = self._backend.timestamp(_STREAM_OF[row])
+
+        return end
 
     def spans(self) -> list[SwapSpan]:
-        """All spans in the order of issue, in seconds since the recording began; waits for all copies."""
-        self.backend.synchronize()
+        """All spans by the time at which they began, in seconds; waits for all of them."""
+        self._backend.synchronize()
         return self.finished()
 
     def finished(self) -> list[SwapSpan]:
@@ -56,74 +81,31 @@ class Recorder(PassingBackend):
         Once the host has read a number that compute produced after a training step, all spans of the step have ended: a
         swap plan fetches within the step whatever it offloads, and compute waits for these copies.
         """
-        since = self._origin
-        return [
+        found = [
             SwapSpan(
-                seen.row, seen.step, seen.begin.seconds_since(since), seen.end.seconds_since(since), seen.num_bytes
+                seen.row,
+                seen.step,
+                seen.begin.seconds_since(self._origin),
+                seen.end.seconds_since(self._origin),
+                seen.num_bytes,
+                seen.kind,
             )
             for seen in self._seen
-            if seen.end.is_reached()
+            if seen.end is not None and seen.end.is_reached()
         ]
-
-    def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
-        step = self._due.pop((stream, src_name if stream is Stream.OFFLOAD else dst_name), None)
-        if step is None:  # not a copy of the plan, but NaN that tests write
-            self.backend.copy(stream, dst, src, dst_name, src_name)
-            return
-        begin = self.backend.timestamp(stream)
-        self.backend.copy(stream, dst, src, dst_name, src_name)
-        row: Row = "offload" if stream is Stream.OFFLOAD else "prefetch"
-        self._seen.append(_Seen(row, step, begin, self.backend.timestamp(stream), dst.nbytes))
-
-    def wait(self, stream: Stream, event: Event | None) -> None:
-        if stream is not Stream.COMPUTE or event is None:
-            self.backend.wait(stream, event)
-            return
-        begin = self.backend.timestamp(stream)
-        self.backend.wait(stream, event)
-        self._waited = begin, self.backend.timestamp(stream)
-
-    def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
-        self.backend.access(stream, buffer_name, mode, what)
-        step = self._steps[what]
-        if self._open is None:
-            if self._waited is not None:
-                self._seen.append(_Seen("wait", step, *self._waited))
-                self._waited = None
-            self._open = step, self.backend.timestamp(stream)
-        else:
-            begun, begin = self._open
-            self._seen.append(_Seen("compute", begun, begin, self.backend.timestamp(stream)))
-            self._open = None
-            self._due |= self._moves_after(step, buffer_name)
-
-    def synchronize(self) -> None:
-        # The swapper synchronizes after an interrupted training step, whose open operation will never end.
-        self._open = self._waited = None
-        self._due = {}
-        self.backend.synchronize()
-
-    def _moves_after(self, step: SwapStep, slot_name: str) -> dict[tuple[Stream, str], SwapStep]:
-        """Both are of the same slot."""
-        moves = {(Stream.OFFLOAD, slot_name): step} if step.offload else {}
-        if step.next_prefetch is not None:
-            moves[Stream.PREFETCH, slot_name] = self.plan.steps[step.next_prefetch]
-        return moves
+        return sorted(found, key=lambda span: span.start_s)
 
 
-@contextmanager
-def record(swapper: Swapper, origin: Timestamp | None = None) -> Iterator[Recorder]:
-    """Record the training steps of a swapper until the end of the block, which must begin between two steps.
+@contextlib.contextmanager
+def timed(
+    listeners: Sequence[BeginSpan], row: Row, step: SwapStep, part: int | None = None, num_bytes: int = 0
+) -> Iterator[None]:
+    """A context around one copy, transfer or wait, which is told to whoever records."""
+    ends = [begin(row, step, part, num_bytes) for begin in listeners]
+    yield
+    for end in ends:
+        end()
 
-    The times of spans count from `origin`, a timestamp of the swapper's backend; default: the beginning of the block.
 
-    A recording keeps a few numbers for each layer operation, so record only single steps of a long run. On CUDA the
-    timestamps are events, and only `Recorder.spans` waits for them.
-    """
-    backend = swapper.backend
-    recorder = Recorder(backend, swapper.plan, origin)
-    swapper.backend = recorder
-    try:
-        yield recorder
-    finally:
-        swapper.backend = backend
+def _nothing() -> None:
+    pass

@@ -1,22 +1,26 @@
 """Owns the memory of swapping on one rank, slots and host records, and the swappers that obey the plan."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from memo.executor.disk_records import DiskRecords, disk_bytes, host_bytes
 from memo.executor.hidden_states import HiddenOnHost
 from memo.executor.host_budget import HostBudget
-from memo.executor.host_pool import HostPool
+from memo.executor.host_records import HostRecords
 from memo.executor.key_values import KeyValues, KeyValueSwapper
+from memo.executor.recorder import BeginSpan, SwapRecorder
 from memo.executor.section_stream import SectionStream
-from memo.executor.slots import slot_tensors, view_of
-from memo.executor.streams import StreamBackend
+from memo.executor.slots import slot_tensors
+from memo.executor.staging import Staging
+from memo.executor.streams import Stream, StreamBackend, Timestamp
 from memo.executor.swapper import Swapper
 from memo.parallel.hidden import Section
 from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans
 from memo.planner.swap import SwapPlan, SweepPlans
+from memo.report.timeline import Kind
 from memo.spec.slots import SlotLayout
 from memo.spec.sweep import KeyValueLayout
 
@@ -31,40 +35,58 @@ class SwapRuntime:
         backend: StreamBackend,
         device: torch.device,
         host: HostBudget | None,
-        poison: bool = False,
         disk: DiskPlan | None = None,
     ) -> None:
         """Takes the host records from the budget `host` (None: no limit), and those of `disk` from its disk.
 
         Raises HostMemoryError or DiskError if it is too small.
-
-        `poison`, for tests, fills what is no longer valid in slots, host records and workspace with NaN, so that
-        reading it shows in the results.
         """
-        self.plan, self.layout, self._poison = plan, layout, poison
-        on_disk = 0 if disk is None else len(disk.records)
-        self.pool = HostPool(plan.num_records - on_disk, layout.moved_bytes, device, host)
-        self.disk = None if disk is None else DiskRecords(disk, layout.moved_bytes, device, host)
-        self._slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
+        self.plan, self.layout = plan, layout
+        records = HostRecords(plan, layout.moved_bytes, device, backend, host, disk)
+        slots = [_buffer(layout.slot_bytes, device) for _ in range(plan.num_slots)]
         self._workspace = _buffer(layout.workspace_bytes, device)
-        staging = None if self.disk is None else self.disk.staging
-        self.swapper = Swapper(plan, self._slots, layout.moved_bytes, self.pool, backend, poison, staging=staging)
-        self._views = [slot_tensors(layout, slot, self._workspace) for slot in self._slots]
+        self.swapper = Swapper(plan, slots, layout.moved_bytes, records, backend)
+        self._views = [slot_tensors(layout, slot, self._workspace) for slot in slots]
+        self._on_device, self._on_host = [*slots, self._workspace], [records]
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of the slots and the workspace."""
-        return sum(buffer.nbytes for buffer in [*self._slots, self._workspace])
+        """Bytes on the device of all that serves what moves."""
+        return sum(tensor.nbytes for tensor in self._on_device)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the host records that are in memory, and of staging buffers."""
-        return host_bytes(self.pool, self.disk)
+        """Bytes of the host records that are in memory, and of staging buffers, of all that moves."""
+        return sum(records.host_bytes for records in self._on_host)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of the records that are on disk."""
-        return disk_bytes(self.disk)
+        """Bytes of the records that are on disk, of all that moves."""
+        return sum(records.disk_bytes for records in self._on_host)
+
+    @contextlib.contextmanager
+    def recorded(self, origin: Timestamp | None = None) -> Iterator[SwapRecorder]:
+        """Record all copies and transfers of the disk until the end of the block, which must begin between two steps.
+
+        Times count from `origin`, a timestamp of the backend; default: the beginning of the block.
+        """
+        recorder = SwapRecorder(self.swapper.backend, origin)
+        told: dict[Swapper | Staging, BeginSpan] = {}
+        for swapper, kind in self._swappers():
+            told[swapper] = partial(recorder.begin, kind)
+            if swapper.records.staging is not None:
+                told[swapper.records.staging] = told[swapper]
+        for moving, begin in told.items():
+            moving.listeners.append(begin)
+        try:
+            yield recorder
+        finally:
+            for moving, begin in told.items():
+                moving.listeners.remove(begin)
+
+    def _swappers(self) -> Iterator[tuple[Swapper, Kind]]:
+        """All of them, and what each moves."""
+        yield self.swapper, "activations"
 
     def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this operation, valid for the compute stream."""
@@ -72,17 +94,16 @@ class SwapRuntime:
 
     def end(self, kind: str, layer: int) -> None:
         self.swapper.end(kind, layer)
-        self._poison_workspace()
+        self._spoil_workspace()
 
     def next_step(self) -> None:
         """Call it before each training step, also after one that an exception has interrupted."""
         self.swapper.reset()
-        self._poison_workspace()
+        self._spoil_workspace()
 
-    def _poison_workspace(self) -> None:
+    def _spoil_workspace(self) -> None:
         """No operation may rely on what another one left in the workspace, not even a backward on its own forward."""
-        if self._poison and self.layout.workspace is not None:
-            view_of(self.layout.workspace, self._workspace).fill_(float("nan"))
+        self.swapper.backend.spoil(Stream.COMPUTE, self._workspace, "workspace")
 
 
 class SweepRuntime(SwapRuntime):
@@ -98,41 +119,35 @@ class SweepRuntime(SwapRuntime):
         backend: StreamBackend,
         device: torch.device,
         host: HostBudget | None,
-        poison: bool = False,
         disk: DiskPlans = NOTHING_ON_DISK,
     ) -> None:
         """`plan` is of sections, whose rows are `sections`. Raises as SwapRuntime."""
-        super().__init__(plan, layout, backend, device, host, poison, disk.sections)
+        super().__init__(plan, layout, backend, device, host, disk.sections)
         self.keys = KeyValues(key_layout, device)
-        self.key_swapper = KeyValueSwapper(beside.keys, key_layout, self.keys, backend, host, poison, disk.keys)
+        self.key_swapper = KeyValueSwapper(beside.keys, key_layout, self.keys, backend, host, disk.keys)
+        self._on_device += self.keys.tensors
+        self._on_host.append(self.key_swapper.records)
         self.inputs: SectionStream | None = None
         place = layout.places["input"]
         if beside.inputs is not None:
-            name = "layer input "
-            self.inputs = SectionStream(beside.inputs, place, name, backend, device, host, poison, disk.inputs)
+            self.inputs = SectionStream(beside.inputs, place, "layer input ", backend, device, host, disk.inputs)
+            self._on_device += self.inputs.slots
+            self._on_host.append(self.inputs.records)
         self.hidden: HiddenOnHost | None = None
         if beside.hidden is not None and beside.evaluation is not None:
-            self.hidden = HiddenOnHost(beside.hidden, beside.evaluation, place, sections, backend, device, host, poison)
+            self.hidden = HiddenOnHost(beside.hidden, beside.evaluation, place, sections, backend, device, host)
+            self._on_device += [*self.hidden.stream.slots, self.hidden.work]
+            self._on_host.append(self.hidden.stream.records)
         self.unplanned = ScratchMemory(layout, self._views[0], self.keys)
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of all slots, the workspace, the keys and values, the sums of their gradients, and what serves other
-        sections that move."""
-        beside = sum(each.device_bytes for each in (self.inputs, self.hidden) if each is not None)
-        return super().device_bytes + self.keys.device_bytes + beside
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the host records that are in memory, and of staging buffers, of all that moves."""
-        beside = sum(each.host_bytes for each in (self.inputs, self.hidden) if each is not None)
-        return super().host_bytes + host_bytes(self.key_swapper.pool, self.key_swapper.disk) + beside
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of the records that are on disk, of all that moves."""
-        inputs = 0 if self.inputs is None else self.inputs.disk_bytes
-        return super().disk_bytes + disk_bytes(self.key_swapper.disk) + inputs
+    def _swappers(self) -> Iterator[tuple[Swapper, Kind]]:
+        yield from super()._swappers()
+        for swapper in self.key_swapper.swappers:
+            yield swapper, "keys and values"
+        if self.inputs is not None:
+            yield self.inputs.swapper, "layer inputs"
+        if self.hidden is not None:
+            yield self.hidden.stream.swapper, "hidden states"
 
     def begin_section(self, kind: str, layer: int, section: int) -> dict[str, Tensor]:
         """The tensors of the slot that the plan assigns to this section; `keys` has what was computed before it."""
@@ -148,7 +163,7 @@ class SweepRuntime(SwapRuntime):
         if kind == "B":
             self.key_swapper.end(kind, layer, section)
         self.swapper.end(kind, layer, section)
-        self._poison_workspace()
+        self._spoil_workspace()
         if kind == "F":
             self.key_swapper.end(kind, layer, section)
 

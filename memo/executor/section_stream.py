@@ -14,9 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from memo.executor.disk_records import DiskRecords, disk_bytes, host_bytes
 from memo.executor.host_budget import HostBudget
-from memo.executor.host_pool import HostPool
+from memo.executor.host_records import HostRecords
 from memo.executor.slots import view_of
 from memo.executor.streams import StreamBackend
 from memo.executor.swapper import Swapper
@@ -36,38 +35,20 @@ class SectionStream:
         backend: StreamBackend,
         device: torch.device,
         host: HostBudget | None,
-        poison: bool = False,
         disk: DiskPlan | None = None,
     ) -> None:
         """`place`: of a section, anywhere; `name`: begins those of its buffers. Other arguments and errors as of
         SwapRuntime."""
-        self._poison = poison
-        on_disk = 0 if disk is None else len(disk.records)
-        self.pool = HostPool(plan.num_records - on_disk, place.num_bytes, device, host)
-        self.disk = None if disk is None else DiskRecords(disk, place.num_bytes, device, host, name)
-        staging = None if self.disk is None else self.disk.staging
-        self._slots = [torch.empty(place.num_bytes, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
-        self._views = [view_of(replace(place, offset_bytes=0), slot) for slot in self._slots]
-        self.swapper = Swapper(plan, self._slots, place.num_bytes, self.pool, backend, poison, name, staging)
-
-    @property
-    def device_bytes(self) -> int:
-        return sum(slot.nbytes for slot in self._slots)
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of the host records that are in memory, and of staging buffers."""
-        return host_bytes(self.pool, self.disk)
-
-    @property
-    def disk_bytes(self) -> int:
-        return disk_bytes(self.disk)
+        self.records = HostRecords(plan, place.num_bytes, device, backend, host, disk, name)
+        self.slots = [torch.empty(place.num_bytes, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
+        self._views = [view_of(replace(place, offset_bytes=0), slot) for slot in self.slots]
+        self.swapper = Swapper(plan, self.slots, place.num_bytes, self.records, backend, name)
 
     def under(self, plan: SwapPlan) -> "SectionStream":
         """The same slots and records under another plan, which needs no more of them; one of both rests meanwhile."""
         other, of = copy.copy(self), self.swapper
-        slots = self._slots[: plan.num_slots]
-        other.swapper = Swapper(plan, slots, of.moved_bytes, self.pool, of.backend, self._poison, of.name)
+        slots = self.slots[: plan.num_slots]
+        other.swapper = Swapper(plan, slots, of.moved_bytes, self.records, of.backend, of.name)
         return other
 
     def put(self, layer: int, section: int, x: Tensor) -> None:

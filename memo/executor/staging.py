@@ -13,6 +13,7 @@ layer begins, and then the caller waits; a read begins as many turns ahead as th
 Where a record has parts, each part has a swapper of its own, and all of them share the buffers.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -20,8 +21,11 @@ from torch import Tensor
 
 from memo.errors import PlanError
 from memo.executor.record_file import RecordFile
+from memo.executor.recorder import BeginSpan, timed
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.planner.disk_plan import DiskPlan, Turn
+from memo.planner.swap import SwapStep
+from memo.report.timeline import Row
 
 
 class Staging:
@@ -30,11 +34,21 @@ class Staging:
     Turns are named by their number in the plan.
     """
 
-    def __init__(self, plan: DiskPlan, buffers: Sequence[Tensor], file: RecordFile, name: str = "") -> None:
-        """`buffers`: plan.num_buffers of file.stride_bytes; `name`: begins the names of buffers and records, for the
-        checker of races.
+    def __init__(
+        self,
+        steps: Sequence[SwapStep],
+        plan: DiskPlan,
+        buffers: Sequence[Tensor],
+        file: RecordFile,
+        backend: StreamBackend,
+        name: str = "",
+    ) -> None:
+        """`steps`: of the swap plan; `buffers`: plan.num_buffers of file.stride_bytes; `name`: begins the names of
+        buffers and records, for the checker of races.
         """
-        self.plan, self.buffers, self.file, self._name = plan, buffers, file, name
+        self._steps, self.plan, self.buffers, self.file = steps, plan, buffers, file
+        self._backend, self._name = backend, name
+        self.listeners: list[BeginSpan] = []  # told of transfers
         self._reads = [number for number, turn in enumerate(plan.turns) if turn.is_read]
         self.reset()
 
@@ -64,22 +78,25 @@ class Staging:
         index = self.plan.turns[number].buffer
         return self.buffers[index], f"{self._name}buffer{index}"
 
-    def before_offload(self, number: int, backend: StreamBackend) -> None:
+    def before_offload(self, number: int) -> None:
         """Issues the prefetches that must leave the buffer before. Raises PlanError where another turn comes next."""
         self._come_to(number)
         while not self._may_begin(number):
             self._issue_first()
-        backend.wait(Stream.OFFLOAD, self._used[self.plan.turns[number].buffer])
+        self._backend.wait(Stream.OFFLOAD, self._used[self.plan.turns[number].buffer])
 
-    def after_offload(self, number: int, offloaded: Event, backend: StreamBackend) -> None:
+    def after_offload(self, number: int, offloaded: Event) -> None:
         """Write what has been copied into the buffer."""
         turn, place, (buffer, buffer_name) = self.plan.turns[number], self._place(number), self.buffer(number)
-        backend.wait(Stream.WRITE, offloaded)
-        backend.wait(Stream.WRITE, self._moved.get(place))
-        backend.call(Stream.WRITE, lambda: self.file.write(place, buffer), buffer_name, self._record_name(turn))
-        self._used[turn.buffer] = self._moved[place] = backend.record(Stream.WRITE)
+        self._backend.wait(Stream.WRITE, offloaded)
+        self._backend.wait(Stream.WRITE, self._moved.get(place))
+        with self._timed("write", turn):
+            self._backend.call(
+                Stream.WRITE, lambda: self.file.write(place, buffer), buffer_name, self._record_name(turn)
+            )
+        self._used[turn.buffer] = self._moved[place] = self._backend.record(Stream.WRITE)
         self._begun.add(number)
-        self._end(number, backend)
+        self._end(number)
 
     def await_read(self, number: int, prefetch: Callable[[], None]) -> None:
         """`prefetch` is due, and is called when the record has been read, or something needs what follows it.
@@ -89,11 +106,11 @@ class Staging:
         self._come_to(number)
         self._due.append((number, prefetch))
 
-    def issue_read(self, backend: StreamBackend) -> None:
+    def issue_read(self) -> None:
         """Issue the due prefetches whose records have come from the disk; waits for none."""
         while self._due:
             number = self._due[0][0]
-            if number not in self._arrived or not backend.has_happened(self._arrived[number]):
+            if number not in self._arrived or not self._backend.has_happened(self._arrived[number]):
                 return
             self._issue_first()
 
@@ -102,12 +119,12 @@ class Staging:
         while any(due == number for due, _ in self._due):
             self._issue_first()
 
-    def before_prefetch(self, number: int, backend: StreamBackend) -> None:
-        backend.wait(Stream.PREFETCH, self._arrived.pop(number))
+    def before_prefetch(self, number: int) -> None:
+        self._backend.wait(Stream.PREFETCH, self._arrived.pop(number))
 
-    def after_prefetch(self, number: int, prefetched: Event, backend: StreamBackend) -> None:
+    def after_prefetch(self, number: int, prefetched: Event) -> None:
         self._used[self.plan.turns[number].buffer] = prefetched
-        self._end(number, backend)
+        self._end(number)
 
     def _come_to(self, number: int) -> None:
         if number != self._next_turn:
@@ -127,20 +144,24 @@ class Staging:
         is_free = turn.last_of_buffer is None or turn.last_of_buffer in self._ended
         return is_free and (turn.last_of_record is None or turn.last_of_record in self._begun)
 
-    def _end(self, number: int, backend: StreamBackend) -> None:
+    def _end(self, number: int) -> None:
         """The turn has been issued to its end: begin every read that may begin now."""
         self._ended.add(number)
         while self._num_reads < len(self._reads) and self._may_begin(self._reads[self._num_reads]):
-            self._read(self._reads[self._num_reads], backend)
+            self._read(self._reads[self._num_reads])
             self._num_reads += 1
 
-    def _read(self, number: int, backend: StreamBackend) -> None:
+    def _read(self, number: int) -> None:
         turn, place, (buffer, buffer_name) = self.plan.turns[number], self._place(number), self.buffer(number)
-        backend.wait(Stream.READ, self._used[turn.buffer])
-        backend.wait(Stream.READ, self._moved[place])
-        backend.call(Stream.READ, lambda: self.file.read(place, buffer), self._record_name(turn), buffer_name)
-        self._arrived[number] = self._moved[place] = backend.record(Stream.READ)
+        self._backend.wait(Stream.READ, self._used[turn.buffer])
+        self._backend.wait(Stream.READ, self._moved[place])
+        with self._timed("read", turn):
+            self._backend.call(Stream.READ, lambda: self.file.read(place, buffer), self._record_name(turn), buffer_name)
+        self._arrived[number] = self._moved[place] = self._backend.record(Stream.READ)
         self._begun.add(number)
+
+    def _timed(self, row: Row, turn: Turn) -> contextlib.AbstractContextManager[None]:
+        return timed(self.listeners, row, self._steps[turn.step], turn.part if self.plan.parts > 1 else None)
 
     def _place(self, number: int) -> int:
         return self.plan.file_index(self.plan.turns[number])

@@ -37,10 +37,8 @@ class StateBuffers:
         units: Mapping[int, Unit],
         data_parallel: ShardedDataParallel,
         backend: StreamBackend,
-        poison: bool,
     ) -> None:
-        """`poison`: for tests: fill buffers with NaN when they are new and before they are filled again."""
-        self.data_parallel, self.backend, self._poison = data_parallel, backend, poison
+        self.data_parallel, self.backend = data_parallel, backend
         self.num_shards = group_size(data_parallel.group)
         layers, buckets = list(units.values()), data_parallel.buckets
         narrow, wide = data_parallel.dtype, wide_dtype(data_parallel.dtype)
@@ -80,12 +78,10 @@ class StateBuffers:
         self.backend.wait(stream, self.backend.record(other))
 
     def spoil(self, slot: StateSlot) -> None:
-        """For tests: fill a slot with NaN, so that reading its old content shows in the results."""
-        if not self._poison:
-            return
-        for flat, name in ((slot.flat, slot.name), (slot.shard, f"{slot.name} shard")):
-            if flat is not None:
-                self.backend.copy(Stream.PREFETCH, flat, torch.full_like(flat, float("nan")), name, "poison")
+        """Declare that the old content of a slot, which is filled next, is not valid any more."""
+        self.backend.spoil(Stream.PREFETCH, slot.flat, slot.name)
+        if slot.shard is not None:
+            self.backend.spoil(Stream.PREFETCH, slot.shard, f"{slot.name} shard")
 
     def offload_gradient(self, bucket: Bucket, reduced: Tensor, name: str) -> Event:
         """Copy a reduced gradient, in the memory of this name, to host memory; returns the event that follows."""
@@ -113,7 +109,8 @@ class StateBuffers:
 
     def _empty(self, numel: int, dtype: torch.dtype) -> Tensor:
         empty = torch.empty(numel, dtype=dtype, device=self.data_parallel.device)
-        return empty.fill_(float("nan")) if self._poison else empty
+        self.backend.spoil(Stream.COMPUTE, empty, "new memory")
+        return empty
 
     def _make_host_stages(self, numel: int, dtype: torch.dtype) -> list[StateSlot]:
         """Two stages in host memory for weights that are copied to the device."""

@@ -38,12 +38,11 @@ class StateStreamer:
         data_parallel: ShardedDataParallel,
         layers: Mapping[int, int],
         backend: StreamBackend,
-        poison: bool = False,
     ) -> None:
-        """`layers`: position on this rank, by global index. `poison`: fill slots with NaN before they are reused."""
+        """`layers`: position on this rank, by global index."""
         self.plan, self.data_parallel = plan, data_parallel
         units = {layer: data_parallel.layer_units[position] for layer, position in layers.items()}
-        self._buffers = StateBuffers(plan, units, data_parallel, backend, poison)
+        self._buffers = StateBuffers(plan, units, data_parallel, backend)
         self._layers = {layer: LayerStates(layer, unit, self._buffers) for layer, unit in units.items()}
         self._order = list(layers)
         self._on_host = [b for b in data_parallel.buckets if b.places.optimizer_on_host]
@@ -242,7 +241,7 @@ class StateStreamer:
                 self.backend.access(Stream.HOST, source_name(bucket), "w", "update")
 
     def upload_weights(self, bucket: Bucket) -> None:
-        shard = given(bucket.weight_shard)
+        shard = given(bucket.weights)[bucket.mine]
         source, name = bucket.master, name_of("masters", bucket)
         if source.dtype != shard.dtype:
             stage = in_turn(self._buffers.host_stages)

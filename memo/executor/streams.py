@@ -76,6 +76,10 @@ class StreamBackend(Protocol):
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         """Declares that the stream reads or writes a buffer at this point, outside of `copy`."""
 
+    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
+        """Declares that the content of a flat buffer is not valid from this point of the stream on. A backend of tests
+        fills it with NaN, so that reading it shows in the results; all others do nothing."""
+
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         """A context in which messages that are started run after what was issued on the stream."""
 
@@ -133,6 +137,9 @@ class CudaStreams:
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._disk.raise_errors()
+
+    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
+        pass
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream(stream))
@@ -216,6 +223,9 @@ class VirtualStreams:
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._progress()
 
+    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
+        pass
+
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         self._run_until(self.record(stream))
         return contextlib.nullcontext()
@@ -297,6 +307,9 @@ class ThreadStreams:
 
     def access(self, stream: Stream, buffer_name: str, mode: AccessMode, what: str) -> None:
         self._workers.raise_errors()
+
+    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
+        pass
 
     def issuing(self, stream: Stream) -> contextlib.AbstractContextManager[object]:
         self.wait(Stream.HOST, self.record(stream))

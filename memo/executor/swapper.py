@@ -17,42 +17,19 @@ The layer calls `begin` and `end` from wherever it runs (on CUDA, backwards run 
 operation at a time; the order is asserted against the plan.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from memo.errors import PlanError
-from memo.executor.staging import Staging
-from memo.executor.streams import AccessMode, Event, Stream, StreamBackend
+from memo.executor.host_records import HostRecords
+from memo.executor.recorder import BeginSpan, SwapRecorder, timed
+from memo.executor.streams import AccessMode, Event, Stream, StreamBackend, Timestamp
 from memo.planner.swap import SwapPlan, SwapStep
 from memo.planner.swap_validator import validate
-
-_POISON = 0xFF
-"""Bytes of a NaN in every floating dtype."""
-
-
-@dataclass
-class SwapStatistics:
-    """Counts of copies since the swapper was created."""
-
-    offloads: int = 0
-    prefetches: int = 0
-    offloaded_bytes: int = 0
-    prefetched_bytes: int = 0
-
-
-class Records(Protocol):
-    """Host memory in records of equal size; a HostPool is some."""
-
-    @property
-    def num_records(self) -> int: ...
-    @property
-    def record_bytes(self) -> int: ...
-    def record(self, index: int) -> Tensor: ...
 
 
 class Swapper:
@@ -61,13 +38,14 @@ class Swapper:
     Args:
         slots: plan.num_slots flat uint8 tensors on the device, each of at least moved_bytes.
         moved_bytes: length of the prefix of a slot that is moved, the same for every layer.
-        pool: a record of moved_bytes for each of the plan's that is not on disk, in their order.
-        poison: for tests: fill what is no longer valid with NaN, so that reading it shows in the results.
+        records: those of the plan, in parts of moved_bytes.
         name: begins the names of its buffers, for the checker of races, where a backend serves several swappers.
-        staging: for the records of the plan that are on disk; None: none is.
-        part: which part of each of these records the slots hold.
+        part: which part of each record the slots hold; None: records have one.
 
-    Raises PlanError when the plan is wrong in itself or does not fit slots and pool.
+    Raises PlanError when the plan is wrong in itself or does not fit slots and records.
+
+    Attributes:
+        listeners: told of operations, copies and waits.
     """
 
     def __init__(
@@ -75,23 +53,17 @@ class Swapper:
         plan: SwapPlan,
         slots: Sequence[Tensor],
         moved_bytes: int,
-        pool: Records,
+        records: HostRecords,
         backend: StreamBackend,
-        poison: bool = False,
         name: str = "",
-        staging: Staging | None = None,
-        part: int = 0,
+        part: int | None = None,
     ) -> None:
         validate(plan)
-        on_disk = () if staging is None else staging.plan.place_of
-        in_memory = [record for record in range(plan.num_records) if record not in on_disk]
-        _check_fit(plan, slots, moved_bytes, pool, len(in_memory))
-        self._in_memory = {record: index for index, record in enumerate(in_memory)}
-        self._staging, self._part = staging, part
-        self.name = name
-        self.plan, self.slots, self.moved_bytes, self.pool = plan, slots, moved_bytes, pool
-        self.backend = backend
-        self.statistics = SwapStatistics()
+        _check_fit(plan, slots, moved_bytes, records)
+        self.plan, self.slots, self.moved_bytes, self.records = plan, slots, moved_bytes, records
+        self.backend, self.name = backend, name
+        self.listeners: list[BeginSpan] = []
+        self._staging, self._part = records.staging, part
         self._position = 0  # index of the step that is running or comes next
         self._open = False  # between begin and end
         self._has_offloaded = False  # what the step that is running has written
@@ -99,16 +71,23 @@ class Swapper:
         self._offloaded: list[Event | None] = [None] * plan.num_slots
         self._prefetched: list[Event | None] = [None] * plan.num_slots
         self._record_used: list[Event | None] = [None] * plan.num_records
-        self._poison = torch.full((moved_bytes,), _POISON, dtype=torch.uint8) if poison else None
-        if poison:
-            staged = [] if staging is None else staging.buffers
-            for buffer in [*slots, *staged, *(pool.record(index) for index in range(len(in_memory)))]:
-                buffer.fill_(_POISON)
+        self._end_compute: list[Callable[[], None]] = []  # for listeners, of the step that is running
+        for buffer in [*slots, *records.buffers(part or 0)]:
+            backend.spoil(Stream.COMPUTE, buffer, "new memory")
 
-    @property
-    def staging(self) -> Staging | None:
-        """Of the records that are on disk, perhaps shared with other swappers; None if none is."""
-        return self._staging
+    @contextlib.contextmanager
+    def recorded(self, origin: Timestamp | None = None) -> Iterator[SwapRecorder]:
+        """Record the training steps until the end of the block, which must begin between two steps; not the disk.
+
+        Times count from `origin`, a timestamp of the backend; default: the beginning of the block.
+        """
+        recorder = SwapRecorder(self.backend, origin)
+        begin = partial(recorder.begin, "activations")
+        self.listeners.append(begin)
+        try:
+            yield recorder
+        finally:
+            self.listeners.remove(begin)
 
     @property
     def current(self) -> SwapStep:
@@ -134,14 +113,15 @@ class Swapper:
             self._staging.issue_until(self._turn(self._position))
         slot, name = step.slot, self._slot_name(step.slot)
         if kind == "F":
-            self.backend.wait(Stream.COMPUTE, self._offloaded[slot])  # the offload reads it
+            self._await(step, self._offloaded[slot])  # the offload reads it
             self._offloaded[slot] = None
         elif step.prefetch:
-            self.backend.wait(Stream.COMPUTE, self._prefetched[slot])
+            self._await(step, self._prefetched[slot])
         self.backend.access(Stream.COMPUTE, name, "w" if kind == "F" else "r", str(step.op))
-        if self._poison is not None and (kind == "F" or step.prefetch):
-            self.slots[slot][0 if kind == "F" else self.moved_bytes :].fill_(_POISON)
+        if kind == "F" or step.prefetch:
+            self.backend.spoil(Stream.COMPUTE, self.slots[slot][0 if kind == "F" else self.moved_bytes :], name)
         self._open = True
+        self._end_compute = [begin("compute", step, self._part, 0) for begin in self.listeners]
         return slot
 
     def end_writes(self, kind: str, layer: int, section: int | None = None) -> None:
@@ -158,8 +138,10 @@ class Swapper:
         # Backwards write as well: they recompute what was not moved.
         mode: AccessMode = "r" if self._has_offloaded else "w"
         self.backend.access(Stream.COMPUTE, self._slot_name(step.slot), mode, str(step.op))
-        if self._poison is not None and kind == "B":
-            self.slots[step.slot].fill_(_POISON)
+        for end in self._end_compute:
+            end()
+        if kind == "B":
+            self.backend.spoil(Stream.COMPUTE, self.slots[step.slot], self._slot_name(step.slot))
         offloads = step.offload and not self._has_offloaded
         if offloads or step.next_prefetch is not None:
             computed = self.backend.record(Stream.COMPUTE)
@@ -174,7 +156,7 @@ class Swapper:
     def prefetch_what_is_read(self) -> None:
         """Issue the due prefetches whose records have come from the disk; waits for none. `begin` and `end` do so."""
         if self._staging is not None:
-            self._staging.issue_read(self.backend)
+            self._staging.issue_read()
 
     def next_step(self) -> None:
         """Between training steps. Raises PlanError when the last one did not follow the plan to its end."""
@@ -210,18 +192,16 @@ class Swapper:
         staging, turn = self._staging, self._turn(index)
         backend.wait(Stream.OFFLOAD, computed)
         if staging is not None and turn is not None:
-            staging.before_offload(turn, backend)
+            staging.before_offload(turn)
         else:
             backend.wait(Stream.OFFLOAD, self._record_used[step.record])  # a prefetch may still read it
         self._copy(Stream.OFFLOAD, index)
         done = backend.record(Stream.OFFLOAD)
         self._offloaded[step.slot] = done
         if staging is not None and turn is not None:
-            staging.after_offload(turn, done, backend)
+            staging.after_offload(turn, done)
         else:
             self._record_used[step.record] = done
-        self.statistics.offloads += 1
-        self.statistics.offloaded_bytes += self.moved_bytes
 
     def _prefetch_when_read(self, index: int, computed: Event) -> None:
         """At once if the record is in memory."""
@@ -240,33 +220,36 @@ class Swapper:
         backend.wait(Stream.PREFETCH, computed)
         backend.wait(Stream.PREFETCH, self._offloaded[target.slot])  # the slot may still be offloaded
         if staging is not None and turn is not None:
-            staging.before_prefetch(turn, backend)
+            staging.before_prefetch(turn)
         else:
             backend.wait(Stream.PREFETCH, self._record_used[record])  # it may still be written
         self._copy(Stream.PREFETCH, index)
-        if self._poison is not None:
-            host, name = self._host(index)
-            backend.copy(Stream.PREFETCH, host, self._poison, name, "poison")
+        backend.spoil(Stream.PREFETCH, *self._host(index))
         done = backend.record(Stream.PREFETCH)
         self._offloaded[target.slot] = None  # whoever waits for the prefetch need not wait for the offload
         self._prefetched[target.slot] = done
         if staging is not None and turn is not None:
-            staging.after_prefetch(turn, done, backend)
+            staging.after_prefetch(turn, done)
         else:
             self._record_used[record] = done
-        self.statistics.prefetches += 1
-        self.statistics.prefetched_bytes += self.moved_bytes
 
     def _turn(self, index: int) -> int | None:
         """Of the activations of a step in the staging buffers; None if their record is in memory."""
-        return None if self._staging is None else self._staging.turn(index, self._part)
+        return None if self._staging is None else self._staging.turn(index, self._part or 0)
+
+    def _await(self, step: SwapStep, event: Event | None) -> None:
+        """Before the step: compute waits for a copy, if there is one to wait for."""
+        if event is not None:
+            with timed(self.listeners, "wait", step, self._part):
+                self.backend.wait(Stream.COMPUTE, event)
 
     def _copy(self, stream: Stream, index: int) -> None:
-        slot = self.plan.steps[index].slot
-        device = self.slots[slot][: self.moved_bytes], self._slot_name(slot)
-        host = self._host(index)
-        (dst, dst_name), (src, src_name) = (host, device) if stream is Stream.OFFLOAD else (device, host)
-        self.backend.copy(stream, dst, src, dst_name, src_name)
+        step = self.plan.steps[index]
+        device = self.slots[step.slot][: self.moved_bytes], self._slot_name(step.slot)
+        host, offloads = self._host(index), stream is Stream.OFFLOAD
+        (dst, dst_name), (src, src_name) = (host, device) if offloads else (device, host)
+        with timed(self.listeners, "offload" if offloads else "prefetch", step, self._part, self.moved_bytes):
+            self.backend.copy(stream, dst, src, dst_name, src_name)
 
     def _host(self, index: int) -> tuple[Tensor, str]:
         """Where the activations of a step are in host memory, perhaps on their way to or from the disk; its name."""
@@ -276,7 +259,7 @@ class Swapper:
         if self._staging is not None and turn is not None:
             buffer, name = self._staging.buffer(turn)
             return buffer[: self.moved_bytes], name
-        return self.pool.record(self._in_memory[record]), f"{self.name}record{record}"
+        return self.records.record(record, self._part or 0), f"{self.name}record{record}"
 
     def _expect(self, kind: str, layer: int, section: int | None, begin: bool) -> SwapStep:
         step = self.current
@@ -294,7 +277,7 @@ class Swapper:
         return f"{self.name}slot{slot}"
 
 
-def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, pool: Records, in_memory: int) -> None:
+def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, records: HostRecords) -> None:
     if len(slots) != plan.num_slots:
         raise PlanError(f"the swap plan uses {plan.num_slots} slots, but {len(slots)} are given")
     for index, slot in enumerate(slots):
@@ -303,8 +286,8 @@ def _check_fit(plan: SwapPlan, slots: Sequence[Tensor], moved_bytes: int, pool: 
                 f"slot {index} is {slot.dtype} {list(slot.shape)}: it must be flat uint8 with at least"
                 f" moved_bytes = {moved_bytes} bytes"
             )
-    if in_memory and (pool.num_records < in_memory or pool.record_bytes != moved_bytes):
+    if plan.num_records and (records.num_records < plan.num_records or records.part_bytes != moved_bytes):
         raise PlanError(
-            f"the swap plan needs {in_memory} host records of {moved_bytes} bytes, but the pool has"
-            f" {pool.num_records} of {pool.record_bytes}"
+            f"the swap plan needs {plan.num_records} host records of {moved_bytes} bytes, but there are"
+            f" {records.num_records} of {records.part_bytes}"
         )

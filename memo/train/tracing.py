@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from memo.executor.move_recorder import record_moves
 from memo.executor.select import make_backend
 from memo.executor.work import record_work
 from memo.parallel.collectives import all_reduce
@@ -24,7 +23,7 @@ def trace_steps(parts: ParallelModel, step: Callable[[], object], first_iteratio
     all_reduce(torch.zeros(1, device=parts.device), mesh.world)
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(record_work(mesh.watch, parts.chunks, backend, layers=swap is None))
-        swaps = stack.enter_context(record_moves(swap, work.origin)) if swap is not None else None
+        swaps = stack.enter_context(swap.recorded(work.origin)) if swap is not None else None
         for iteration in range(first_iteration, first_iteration + steps):
             with mesh.watch.work(f"step {iteration}"):
                 step()

@@ -19,7 +19,6 @@ from memo.attention.select import AttentionChoice
 from memo.config import RunConfig
 from memo.estimate.own_memory import RUNTIME_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
-from memo.executor.recorder import record
 from memo.executor.state_recorder import StateRecorder
 from memo.profiler.product_scratch import scratch_on_this_cpu
 from memo.report.timeline import SwapSpan, copied_s, hidden_share, stalled_s
@@ -98,7 +97,7 @@ class Meter:
             yield times
             return
         with contextlib.ExitStack() as stack:
-            swaps = None if parts.swap is None else stack.enter_context(record(parts.swap.swapper))
+            swaps = None if parts.swap is None else stack.enter_context(parts.swap.swapper.recorded())
             if parts.states is not None:
                 self._states = stack.enter_context(parts.states.recorded(self._states))
             yield times

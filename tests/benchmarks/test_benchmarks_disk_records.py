@@ -14,7 +14,9 @@ def test_a_row_has_both_sides(tmp_path: Path) -> None:
 
 def test_a_step_moves_all_records_there_and_back(tmp_path: Path) -> None:
     engine = benchmark.Engine(tmp_path, 5, 1 << 16)
-    engine.step_s()
-    found = engine.swapper.statistics
-    assert found.offloaded_bytes == found.prefetched_bytes == 5 << 16 == engine.file.num_bytes
+    with engine.swapper.recorded() as recorder:
+        engine.step_s()
+    spans = recorder.spans()
+    for row in ("offload", "prefetch"):
+        assert sum(span.num_bytes for span in spans if span.row == row) == 5 << 16 == engine.file.num_bytes
     engine.close()

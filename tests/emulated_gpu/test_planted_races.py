@@ -82,7 +82,7 @@ def test_a_race_planted_in_the_host_pool_is_told(
     engines = [Engine(ENGINE["engine, pp 2 stage 0, 8 layers, 4 microbatches"]) for _ in range(2)]
     for engine in engines:
         engine.step(stop_after=4)  # an exception cuts it short, with offloads on their way
-        engine.swapper.pool.close()
+        engine.swapper.records.pool.close()
     torch.cuda.synchronize()
     found = sorted(gpu.races())
     gpu.clear()

@@ -47,10 +47,11 @@ def examine(
         for run in runs:
             with observed():
                 model = workplace.build(**common, **run)
-            different = differences(workplace.step(model, batches), reference)
-            unequal += [f"{run}: {different}"] if different else []
             assert model.swap is not None
-            moves += model.swap.swapper.statistics.offloads
+            with model.swap.swapper.recorded() as recorder:
+                different = differences(workplace.step(model, batches), reference)
+            unequal += [f"{run}: {different}"] if different else []
+            moves += sum(span.row == "offload" for span in recorder.spans())
     return unequal, moves, {"plain": expected.pieces, "swapped": reference.pieces}
 
 

@@ -67,22 +67,24 @@ def examine(name: str, granularity: str, directory: str) -> Findings:
             for share, copies in ON_DISK:
                 with observed(copies=copies), shared(share):
                     model_on_disk = workplace.build(**common, offload_nvme_path=directory)
-                for step in range(2):
-                    different = differences(workplace.step(model_on_disk, batches), reference)
-                    if different:
-                        findings.unequal.append(f"{dtype}, {share}, {copies}, step {step}: {different}")
                 runtime = model_on_disk.swap
                 assert runtime is not None
+                with runtime.swapper.recorded() as recorder:
+                    for step in range(2):
+                        different = differences(workplace.step(model_on_disk, batches), reference)
+                        if different:
+                            findings.unequal.append(f"{dtype}, {share}, {copies}, step {step}: {different}")
                 findings.disk_bytes.append(runtime.disk_bytes)
-                findings.moved.append(runtime.swapper.statistics.prefetches)
+                findings.moved.append(sum(span.row == "prefetch" for span in recorder.spans()))
                 host_bytes = foreseen(workplace, common, directory, model_on_disk)
                 if share == 1.0 and runtime.host_bytes != host_bytes:
                     findings.unequal.append(f"{runtime.host_bytes} bytes in host memory, {host_bytes} foreseen")
-                if isinstance(runtime, SweepRuntime) and runtime.disk is not None:
-                    inputs = None if runtime.inputs is None else runtime.inputs.disk
-                    assert (inputs is None) == (granularity != "attention again")
-                    files = (runtime.disk, runtime.key_swapper.disk, inputs)
-                    assert runtime.disk_bytes == sum(records.file.num_bytes for records in files if records is not None)
+                if isinstance(runtime, SweepRuntime):
+                    assert (runtime.inputs is None) == (granularity != "attention again")
+                    kinds = [runtime.swapper.records, runtime.key_swapper.records]
+                    kinds += [] if runtime.inputs is None else [runtime.inputs.records]
+                    assert all(records.disk_bytes > 0 for records in kinds)
+                    assert runtime.disk_bytes == sum(records.disk_bytes for records in kinds)
     return findings
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from layouts import make, one_step_backward, tiny
 
-from memo.executor.move_recorder import record_moves
 from memo.executor.runtime import SweepRuntime
 from memo.report.sweep_timeline import SweepTimes, simulate_sweep
 from memo.report.timeline import Row, SwapSpan, kinds_of, tenancies
@@ -25,7 +24,7 @@ def swept_step(**overrides: Any) -> tuple[list[SwapSpan], list[SwapSpan], SweepR
     runtime, chosen = model.swap, model.chosen_swap
     assert isinstance(runtime, SweepRuntime) and chosen is not None and chosen.sweep is not None
     one_step_backward(model, feed)
-    with record_moves(runtime) as moves:
+    with runtime.recorded() as moves:
         one_step_backward(model, feed)
     return moves.spans(), simulate_sweep(chosen.plan, chosen.sweep, TIMES, LAYERS), runtime
 
@@ -56,7 +55,7 @@ def test_a_run_copies_what_its_plans_say_in_their_order(name: str, backend: str)
     copies = [span for span in ran if span.row in ("offload", "prefetch")]
     assert all(span.num_bytes > 0 for span in copies)
     assert len(tenancies(ran)) == len(tenancies(planned)) > 0
-    assert runtime.swapper.backend is runtime.key_swapper.swappers[0].backend  # as before the recording
+    assert not any(swapper.listeners for swapper, _ in runtime._swappers())  # nobody is told any more
 
 
 def test_what_is_on_a_disk_is_written_and_read_with_its_name(tmp_path: Path) -> None:

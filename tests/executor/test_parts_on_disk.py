@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swap_runs import SCHEDULES, DroppedWait, Logged, stage_ops
+from swap_runs import SCHEDULES, DroppedWait, Logged, Poisoned, stage_ops
 
 from memo.errors import PlanError, RaceError
 from memo.executor.checker import Checked
@@ -40,7 +40,7 @@ class SweptKeys:
     def __init__(self, plan: SwapPlan, disk: DiskPlan, backend: StreamBackend, directory: Path) -> None:
         self.plan, self.values = plan, KeyValues(LAYOUT, torch.device("cpu"))
         host = HostBudget(2**30, "a test", disk=DiskBudget(str(directory), 2**30))
-        self.swapper = KeyValueSwapper(plan, LAYOUT, self.values, backend, host, poison=True, disk=disk)
+        self.swapper = KeyValueSwapper(plan, LAYOUT, self.values, Poisoned(backend), host, disk)
         self.host = host
         self.wrong: list[tuple[LayerOp, int]] = []
 

@@ -12,7 +12,6 @@ from swap_runs import MOVED_BYTES, SCHEDULES, Forwarding, Layers, make_swapper
 from torch import Tensor
 
 from memo.executor.checker import Checked
-from memo.executor.recorder import record
 from memo.executor.state_recorder import StateRecorder
 from memo.executor.streams import (
     COPY_STREAMS,
@@ -39,7 +38,7 @@ BACKENDS: dict[str, Callable[[], StreamBackend]] = {
 
 def record_steps(name: str, backend: StreamBackend, num_steps: int = 2, poison: bool = False) -> list[SwapSpan]:
     layers = Layers(make_swapper(swap_plan(SCHEDULES[name]), backend, poison))
-    with record(layers.swapper) as recorder:
+    with layers.swapper.recorded() as recorder:
         for _ in range(num_steps):
             layers.step()
             layers.swapper.next_step()
@@ -138,7 +137,7 @@ def test_the_backend_is_asked_for_the_same_in_the_same_order(name: str) -> None:
         backend = Calls(VirtualStreams("lazy"))
         layers = Layers(make_swapper(swap_plan(SCHEDULES[name]), backend, poison=True))
         if recording:
-            with record(layers.swapper):
+            with layers.swapper.recorded():
                 layers.step()
         else:
             layers.step()
@@ -149,7 +148,7 @@ def test_the_backend_is_asked_for_the_same_in_the_same_order(name: str) -> None:
 def test_a_step_that_was_cut_short_leaves_no_half_operation() -> None:
     plan = swap_plan(SCHEDULES["1 stage, 5 layers, 2 microbatches"])
     swapper = make_swapper(plan, VirtualStreams())
-    with record(swapper) as recorder:
+    with swapper.recorded() as recorder:
         swapper.begin("F", 0)  # fails in the middle of the very operation that comes first in the next step
         swapper.reset()
         layers = Layers(swapper)
@@ -163,7 +162,7 @@ def test_a_step_that_was_cut_short_leaves_no_half_operation() -> None:
 def test_what_has_not_ended_is_not_waited_for() -> None:
     swapper = make_swapper(swap_plan(SCHEDULES["1 stage, 6 layers, 1 microbatch"]), VirtualStreams("lazy"))
     layers = Layers(swapper)
-    with record(swapper) as recorder:
+    with swapper.recorded() as recorder:
         layers.step(stop_after=1)
     assert Counter(span.row for span in recorder.finished()) == {"compute": 1}
     assert Counter(span.row for span in recorder.spans()) == {"compute": 1, "offload": 1}
@@ -184,13 +183,24 @@ def test_copies_of_states_count_once_when_they_have_ended() -> None:
     assert second.take_copies_s() == second.take_waited_s() == 0.0
 
 
-def test_the_backend_comes_back_even_after_an_error() -> None:
+def test_two_recordings_at_one_time_see_the_same() -> None:
+    """memo.Trainer.trace records steps in which copies are timed for the log."""
+    layers = Layers(make_swapper(swap_plan(SCHEDULES["1 stage, 6 layers, 1 microbatch"]), VirtualStreams()))
+    with layers.swapper.recorded() as outer:
+        with layers.swapper.recorded() as inner:
+            layers.step()
+        layers.swapper.next_step()
+        layers.step()
+    seen = [[(span.row, str(span.step.op)) for span in recorder.spans()] for recorder in (outer, inner)]
+    assert seen[0] == 2 * seen[1] != []
+
+
+def test_nothing_is_recorded_after_an_error() -> None:
     swapper = make_swapper(swap_plan(SCHEDULES["1 stage, 6 layers, 1 microbatch"]), VirtualStreams())
-    backend = swapper.backend
-    with pytest.raises(ZeroDivisionError), record(swapper) as recorder:
-        assert swapper.backend is recorder
+    with pytest.raises(ZeroDivisionError), swapper.recorded() as recorder:
         raise ZeroDivisionError
-    assert swapper.backend is backend
+    Layers(swapper).step()
+    assert recorder.spans() == []
 
 
 def test_looking_at_a_lazy_stream_runs_no_copy() -> None:
@@ -211,7 +221,7 @@ def test_training_with_threads_is_bit_equal_while_it_is_recorded() -> None:
         model, feed = make(config, 1)
         assert model.swap is not None
         if recording:
-            with record(model.swap.swapper) as recorder:
+            with model.swap.swapper.recorded() as recorder:
                 loss = one_step_backward(model, feed)
             spans = recorder.spans()
         else:

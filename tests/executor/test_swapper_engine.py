@@ -19,7 +19,7 @@ from swap_runs import (
 from memo.errors import PlanError, RaceError
 from memo.executor import swapper as swapper_module
 from memo.executor.checker import Checked
-from memo.executor.host_pool import HostPool
+from memo.executor.host_records import HostRecords
 from memo.executor.streams import CudaStreams, Stream, StreamBackend, ThreadStreams, VirtualStreams
 from memo.executor.swapper import Swapper
 from memo.planner.swap import SwapStep, swap_plan
@@ -77,15 +77,6 @@ def test_copies_of_two_steps() -> None:
         "prefetch: record0 -> slot0",
     ]
     assert backend.calls == step * 2
-
-
-def test_statistics() -> None:
-    plan = swap_plan(ONE_STAGE)
-    layers = Layers(make_swapper(plan, VirtualStreams()))
-    layers.step()
-    found = layers.swapper.statistics
-    assert (found.offloads, found.prefetches) == (plan.num_offloads, plan.num_prefetches) == (4, 4)
-    assert found.offloaded_bytes == found.prefetched_bytes == 4 * MOVED_BYTES
 
 
 def test_without_moves_there_is_no_event_and_no_copy() -> None:
@@ -186,17 +177,18 @@ def test_the_order_of_operations_is_the_plan_s() -> None:
 def test_slots_and_pool_must_fit_the_plan() -> None:
     plan, backend = swap_plan(ONE_STAGE), VirtualStreams()
     slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8) for _ in range(2)]
-    pool = HostPool(plan.num_records, MOVED_BYTES, CPU)
+    records = HostRecords(plan, MOVED_BYTES, CPU, backend)
     with pytest.raises(PlanError, match="uses 2 slots, but 1"):
-        Swapper(plan, slots[:1], MOVED_BYTES, pool, backend)
+        Swapper(plan, slots[:1], MOVED_BYTES, records, backend)
     with pytest.raises(PlanError, match=r"slot 1 is torch\.uint8 \[39\].* moved_bytes = 40"):
-        Swapper(plan, [slots[0], slots[1][:39]], MOVED_BYTES, pool, backend)
+        Swapper(plan, [slots[0], slots[1][:39]], MOVED_BYTES, records, backend)
     with pytest.raises(PlanError, match=r"slot 0 is torch\.float64"):
-        Swapper(plan, [slot.double() for slot in slots], MOVED_BYTES, pool, backend)
-    with pytest.raises(PlanError, match="needs 4 host records of 40 bytes, but the pool has 3 of 40"):
-        Swapper(plan, slots, MOVED_BYTES, HostPool(3, MOVED_BYTES, CPU), backend)
-    with pytest.raises(PlanError, match="needs 4 host records of 40 bytes, but the pool has 4 of 48"):
-        Swapper(plan, slots, MOVED_BYTES, HostPool(4, 48, CPU), backend)
+        Swapper(plan, [slot.double() for slot in slots], MOVED_BYTES, records, backend)
+    fewer = swap_plan(stage_ops(1, 1, 1, 5, 0))
+    with pytest.raises(PlanError, match="needs 4 host records of 40 bytes, but there are 3 of 40"):
+        Swapper(plan, slots, MOVED_BYTES, HostRecords(fewer, MOVED_BYTES, CPU, backend), backend)
+    with pytest.raises(PlanError, match="needs 4 host records of 40 bytes, but there are 4 of 48"):
+        Swapper(plan, slots, MOVED_BYTES, HostRecords(plan, 48, CPU, backend), backend)
 
 
 def test_an_event_recorded_too_early_is_a_race() -> None:
@@ -212,6 +204,6 @@ def test_an_event_recorded_too_early_is_a_race() -> None:
             super()._offload(step, self.at_begin)
 
     good = make_swapper(swap_plan(ONE_STAGE), Checked(VirtualStreams()))
-    early = Early(good.plan, good.slots, MOVED_BYTES, good.pool, good.backend)
+    early = Early(good.plan, good.slots, MOVED_BYTES, good.records, good.backend)
     with pytest.raises(RaceError, match="slot0"):
         Layers(early).step()

@@ -10,6 +10,7 @@ The packed documents of the mock data cross tiles and sections in every layout.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,15 +142,14 @@ def examine(name: str, dtypes: Sequence[str]) -> Findings:
                         recompute_attention_layers=min(sweep.again, layers_per_chunk(workplace.config)),
                         offload_hidden_states=sweep.hidden,
                     )
-                for step in range(2):  # the second begins with what the first left in slots and store
-                    different = differences(workplace.step(swept, tiled), reference)
-                    if different:
-                        findings.unequal.append(f"{dtype}, {sweep}, step {step}: {different}")
                 assert isinstance(swept.swap, SweepRuntime)
-                parts = swept.swap.key_swapper.swappers
-                keys = sum(part.statistics.prefetches for part in parts)
-                inputs = 0 if swept.swap.inputs is None else swept.swap.inputs.swapper.statistics.prefetches
-                findings.moves.append((swept.swap.swapper.statistics.prefetches, keys, inputs))
+                with swept.swap.recorded() as recorder:
+                    for step in range(2):  # the second begins with what the first left in slots and store
+                        different = differences(workplace.step(swept, tiled), reference)
+                        if different:
+                            findings.unequal.append(f"{dtype}, {sweep}, step {step}: {different}")
+                moved = Counter(span.kind for span in recorder.spans() if span.row == "prefetch")
+                findings.moves.append((moved["activations"], moved["keys and values"], moved["layer inputs"]))
     return findings
 
 

@@ -117,11 +117,12 @@ def compare_swaps(workplace: Workplace, dtype: str, swaps: Sequence[tuple[str, f
     for policy, alpha in swaps:
         with observed(copies="lazy" if policy == "auto" else "random"):
             model = workplace.build(**common, offload_alpha=alpha, offload_policy=policy)
-        different = differences(workplace.step(model, batches), reference)
+        assert model.swap is not None
+        with model.swap.recorded() as recorder:
+            different = differences(workplace.step(model, batches), reference)
         if different:
             findings.unequal.append(f"{dtype}, {policy}, alpha {alpha}: {different}")
-        assert model.swap is not None
-        findings.num_moves.append(model.swap.swapper.statistics.offloads)
+        findings.num_moves.append(sum(span.row == "offload" for span in recorder.spans()))
         findings.moved_bytes.setdefault(f"{dtype} {policy}", []).append(model.swap.layout.moved_bytes)
     return reference
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from layouts import tiny
-from swap_runs import DroppedCopy, Forwarding, reuse_record
+from swap_runs import DroppedCopy, Forwarding, Poisoned, reuse_record
 from swapped_steps import Step, Workplace, differences, observed, profiled_once
 from torch import Tensor
 
@@ -131,7 +131,7 @@ class NoWait(Forwarding):
 
 
 def backend(make: Callable[[], Forwarding]) -> AbstractContextManager[object]:
-    return patch.object(building, "make_backend", lambda *_, **__: make())
+    return patch.object(building, "make_backend", lambda *_, **__: Poisoned(make()))
 
 
 FAULTS: dict[str, tuple[float, Fault]] = {

@@ -57,7 +57,7 @@ def assert_same_bits(actual: Run, expected: Run) -> None:
 def contents(runtime: SwapRuntime) -> list[Tensor]:
     """Every byte that swapping owns, after all copies."""
     runtime.swapper.backend.synchronize()
-    records = [runtime.pool.record(index) for index in range(runtime.plan.num_records)]
+    records = runtime.swapper.records.buffers(0)
     return [buffer.clone() for buffer in (*runtime.swapper.slots, runtime._workspace, *records)]
 
 
@@ -70,9 +70,11 @@ def steps_of(count: int, alpha: float, backend: str) -> Run:
     workplace = Workplace(config, world_size=1)
     with profiled_once():
         model = workplace.build(offload_alpha=alpha, offload_backend=backend)
-    run = train(workplace, model, count)
     assert model.swap is not None
-    assert model.swap.swapper.statistics.prefetches == count * model.swap.plan.num_prefetches > 0
+    with model.swap.recorded() as recorder:
+        run = train(workplace, model, count)
+    num_prefetches = sum(span.row == "prefetch" for span in recorder.spans())
+    assert num_prefetches == count * model.swap.plan.num_prefetches > 0
     return run
 
 
@@ -108,10 +110,11 @@ def test_evaluation_between_steps_changes_nothing() -> None:
 def evaluate_beside_buffers(trainer: Trainer) -> float:
     runtime = trainer.parts.swap
     assert runtime is not None
-    before, moved = contents(runtime), vars(runtime.swapper.statistics).copy()
-    loss = trainer.evaluate()
+    before = contents(runtime)
+    with runtime.recorded() as recorder:
+        loss = trainer.evaluate()
     assert all(torch.equal(now, then) for now, then in zip(contents(runtime), before, strict=True))
-    assert vars(runtime.swapper.statistics) == moved
+    assert recorder.spans() == [], "an evaluation has moved or computed something under the plan"
     return loss
 
 
@@ -133,10 +136,12 @@ def compare_in_pipeline(config: RunConfig, count: int) -> None:
             assert_same_bits(train(workplace, model, count), expected)
         with observed():
             model = workplace.build(offload_alpha=0.25)
-        run = train(workplace, model, count, evaluates=True)
+        assert model.swap is not None
+        with model.swap.recorded() as recorder:
+            run = train(workplace, model, count, evaluates=True)
     assert_same_bits(run, expected)
     if workplace.mesh.at.pp == 0:
-        assert model.swap is not None and model.swap.swapper.statistics.offloads > 0
+        assert any(span.row == "offload" for span in recorder.spans())
     else:
         assert run.evaluations[-1] < run.evaluations[0]
 

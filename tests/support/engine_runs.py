@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memo.config import RunConfig
 from memo.estimate.hardware_table import HARDWARE
-from memo.executor.host_pool import HostPool
+from memo.executor.host_records import HostRecords
 from memo.executor.streams import Stream, StreamBackend, VirtualStreams
 from memo.executor.swapper import Swapper
 from memo.mesh import Mesh, RankGrid
@@ -103,8 +103,8 @@ class _Run(StateRun):
         if moved_bytes:
             plan = swap_plan(ops)
             slots = [torch.zeros(moved_bytes, dtype=torch.uint8) for _ in range(plan.num_slots)]
-            pool = HostPool(plan.num_records, moved_bytes, CPU)
-            self.swapper = Swapper(plan, slots, moved_bytes, pool, self.logged)
+            records = HostRecords(plan, moved_bytes, CPU, self.logged)
+            self.swapper = Swapper(plan, slots, moved_bytes, records, self.logged)
 
     def copies(self) -> Copies:
         self.step()

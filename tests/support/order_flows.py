@@ -138,7 +138,7 @@ class Engine:
 
     def close(self) -> None:
         torch.cuda.synchronize()
-        self.swapper.pool.close()
+        self.swapper.records.pool.close()
 
 
 def given(value: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from layouts import tiny
-from swap_runs import CPU
+from swap_runs import CPU, Poisoned
 from torch import Tensor, nn
 
 from memo.config import TrainingConfig
@@ -107,7 +107,7 @@ class StateRun:
         self.states: StateStreamer | None = None
         if backend is not None:
             plan = placed_state_plan(ops, placement)
-            self.states = StateStreamer(plan, self.data_parallel, self.positions, backend, poison=True)
+            self.states = StateStreamer(plan, self.data_parallel, self.positions, Poisoned(backend))
         self.optimizer = Optimizer(self.data_parallel, training, self.states)
         self.seen = Seen()
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memo.executor.host_pool import HostPool
+from memo.executor.disk_budget import DiskBudget
+from memo.executor.host_budget import HostBudget
+from memo.executor.host_records import HostRecords
 from memo.executor.passing import PassingBackend
-from memo.executor.record_file import RecordFile
-from memo.executor.staging import Staging
 from memo.executor.streams import Event, Stream, StreamBackend
 from memo.executor.swapper import Swapper
 from memo.planner.disk_plan import disk_plan
@@ -20,6 +20,8 @@ from memo.spec.schedule import Pipeline, breadth_first, one_f_one_b
 
 SLOT_BYTES = 64
 MOVED_BYTES = 40
+NAN_BYTE = 0xFF
+"""All bytes of a NaN in every floating dtype."""
 CPU = torch.device("cpu")
 
 
@@ -82,8 +84,10 @@ class Layers:
 
 
 def make_swapper(plan: SwapPlan, backend: StreamBackend, poison: bool = False, device: torch.device = CPU) -> Swapper:
+    """`poison`: what is not valid is NaN."""
+    backend = Poisoned(backend) if poison else backend
     slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
-    return Swapper(plan, slots, MOVED_BYTES, HostPool(plan.num_records, MOVED_BYTES, device), backend, poison)
+    return Swapper(plan, slots, MOVED_BYTES, HostRecords(plan, MOVED_BYTES, device, backend), backend)
 
 
 def on_disk(
@@ -96,13 +100,11 @@ def on_disk(
     device: torch.device = CPU,
 ) -> Swapper:
     """A swapper of which so many records are on a real disk, all others in memory."""
-    file = RecordFile(str(directory), count, MOVED_BYTES)
-    buffers = HostPool(num_buffers, file.stride_bytes, device)
-    staged = [buffers.record(index) for index in range(num_buffers)]
-    staging = Staging(disk_plan(plan, count, num_buffers), staged, file)
+    backend = Poisoned(backend) if poison else backend
+    host = HostBudget(2**30, "a test", disk=DiskBudget(str(directory), 2**30))
+    records = HostRecords(plan, MOVED_BYTES, device, backend, host, disk_plan(plan, count, num_buffers))
     slots = [torch.zeros(SLOT_BYTES, dtype=torch.uint8, device=device) for _ in range(plan.num_slots)]
-    pool = HostPool(plan.num_records - count, MOVED_BYTES, device)
-    return Swapper(plan, slots, MOVED_BYTES, pool, backend, poison, staging=staging)
+    return Swapper(plan, slots, MOVED_BYTES, records, backend)
 
 
 def run_steps(
@@ -131,6 +133,17 @@ class Forwarding(PassingBackend):
     """A backend that hands everything to another one; faults override one call."""
 
     backend: StreamBackend
+
+
+class Poisoned(PassingBackend):
+    """Fills what is declared not to be valid with NaN, by the stream from whose present point on it is not."""
+
+    def spoil(self, stream: Stream, buffer: Tensor, name: str) -> None:
+        content = buffer.view(torch.uint8)
+        if stream is Stream.COMPUTE:
+            content.fill_(NAN_BYTE)
+        else:
+            self.backend.copy(stream, content, torch.full_like(content, NAN_BYTE), name, "poison")
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Training steps of a whole model, plain or under a swap plan, on the rank that runs them."""
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +9,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from layouts import global_pieces
+from swap_runs import Poisoned
 from torch import Tensor
 
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.executor.checker import Checked
-from memo.executor.runtime import SwapRuntime, SweepRuntime
-from memo.executor.states import StateStreamer
 from memo.executor.streams import StreamBackend, ThreadStreams, VirtualStreams
 from memo.model.transformer import Microbatch
 from memo.parallel.collectives import all_reduce
@@ -60,17 +58,13 @@ def differences(actual: Step, expected: Step) -> list[str]:
 @contextmanager
 def observed(poison: bool = True, copies: Copies = "lazy") -> Iterator[None]:
     """What moves activations or states, started inside, keeps NaN where nothing is valid and checks all accesses."""
-    with (
-        patch.object(swap, "SwapRuntime", functools.partial(SwapRuntime, poison=poison)),
-        patch.object(swap, "SweepRuntime", functools.partial(SweepRuntime, poison=poison)),
-        patch.object(building, "StateStreamer", functools.partial(StateStreamer, poison=poison)),
-        patch.object(building, "make_backend", lambda *_, **__: _backend(copies)),
-    ):
+    with patch.object(building, "make_backend", lambda *_, **__: _backend(poison, copies)):
         yield
 
 
-def _backend(copies: Copies) -> StreamBackend:
-    return Checked(ThreadStreams() if copies == "threads" else VirtualStreams(copies, SEED))
+def _backend(poison: bool, copies: Copies) -> StreamBackend:
+    checked = Checked(ThreadStreams() if copies == "threads" else VirtualStreams(copies, SEED))
+    return Poisoned(checked) if poison else checked
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def mapped(**overrides: Any) -> tuple[int, int]:
     with trainer(**overrides) as run:
         run.step()
         assert run.parts.states is not None and run.parts.swap is not None
-        return run.parts.states.host_bytes, run.parts.swap.pool.num_bytes
+        return run.parts.states.host_bytes, run.parts.swap.swapper.records.pool.num_bytes
 
 
 def test_activations_get_what_states_leave() -> None:

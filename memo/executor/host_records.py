@@ -1,0 +1,72 @@
+"""Where the records of a swap plan lie: in one arena of host memory, and those that a disk plan names in a file."""
+
+import torch
+from torch import Tensor
+
+from memo.executor.host_budget import HostBudget
+from memo.executor.host_pool import HostPool
+from memo.executor.record_file import RecordFile
+from memo.executor.staging import Staging
+from memo.executor.streams import StreamBackend
+from memo.planner.disk_plan import DiskPlan
+from memo.planner.swap import SwapPlan
+
+
+class HostRecords:
+    """The records of one plan, each in equal parts of which every swapper that follows the plan moves one.
+
+    Args:
+        part_bytes: of one of `parts` parts of a record.
+        host: the budget from which memory and disk are taken; None: no limit, and no disk.
+        disk: which records are on a disk; None: none is.
+        name: begins the names of staging buffers and of records on disk, for the checker of races.
+
+    Raises HostMemoryError or DiskError where the budget does not hold them.
+
+    Attributes:
+        staging: moves the records that are on disk; None: none is.
+    """
+
+    def __init__(
+        self,
+        plan: SwapPlan,
+        part_bytes: int,
+        device: torch.device,
+        backend: StreamBackend,
+        host: HostBudget | None = None,
+        disk: DiskPlan | None = None,
+        name: str = "",
+        parts: int = 1,
+    ) -> None:
+        on_disk = () if disk is None else disk.place_of
+        in_memory = [record for record in range(plan.num_records) if record not in on_disk]
+        self.num_records, self.part_bytes = plan.num_records, part_bytes
+        self._place_of = {record: place for place, record in enumerate(in_memory)}
+        self.pool = HostPool(parts * len(in_memory), part_bytes, device, host)
+        self.file: RecordFile | None = None
+        self.staging: Staging | None = None
+        self._staged: HostPool | None = None
+        if disk is not None:
+            assert host is not None and host.disk is not None, "a disk plan without a disk"
+            self.file = host.disk.file(parts * len(disk.records), part_bytes)
+            self._staged = HostPool(disk.num_buffers, self.file.stride_bytes, device, host)
+            buffers = [self._staged.record(index) for index in range(disk.num_buffers)]
+            self.staging = Staging(plan.steps, disk, buffers, self.file, backend, name)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the records in memory, and of the staging buffers of those on disk."""
+        return self.pool.num_bytes + (0 if self._staged is None else self._staged.num_bytes)
+
+    @property
+    def disk_bytes(self) -> int:
+        return 0 if self.file is None else self.file.num_bytes
+
+    def record(self, number: int, part: int) -> Tensor:
+        """A part of a record that is in memory, uint8 [part_bytes]."""
+        return self.pool.record(part * len(self._place_of) + self._place_of[number])
+
+    def buffers(self, part: int) -> list[Tensor]:
+        """All host memory through which the activations of a part pass."""
+        staged = [] if self.staging is None else self.staging.buffers
+        return [*staged, *(self.record(number, part) for number in self._place_of)]
