@@ -118,8 +118,9 @@ class ShardedDataParallel:
         self.buckets = [bucket for unit in self.units for bucket in unit.buckets]
         self.layer_units = {unit.layer: unit for unit in self.units if unit.layer is not None}
         self._nothing = nothing(dtype, device)
-        self.parameters = self._give_memory(named)
+        self.parameters = self._replaced(named)
         for unit in self.units:
+            self.bind_weights(unit, None)
             self.bind_gradients(unit, None)
         self._missing: dict[str, int] = {}
         self._reduced_here = [b for unit in self.units if not unit.is_driven for b in unit.buckets]
@@ -304,14 +305,13 @@ class ShardedDataParallel:
     def _parameters_of(self, unit: Unit) -> list[ShardedParameter]:
         return [self.parameters[slot.name] for bucket in unit.buckets for slot in bucket.plan.slots]
 
-    def _give_memory(self, named: dict[str, ShardedParameter]) -> dict[str, ShardedParameter]:
+    def _replaced(self, named: dict[str, ShardedParameter]) -> dict[str, ShardedParameter]:
+        """New parameters in the place of those that the model was built of, by name."""
         placed = {}
         for bucket in self.buckets:
             for slot in bucket.plan.slots:
-                view = self._nothing.expand(slot.shape)
-                if bucket.weights is not None:
-                    view = bucket.view(slot, bucket.weights)
-                placed[slot.name] = ShardedParameter(view, named[slot.name].shard, slot.name)
+                unseen = self._nothing.expand(slot.shape)
+                placed[slot.name] = ShardedParameter(unseen, named[slot.name].shard, slot.name)
         for module in self.model.modules():
             for key, parameter in list(module.named_parameters(recurse=False)):
                 assert isinstance(parameter, ShardedParameter)

@@ -114,11 +114,6 @@ class Bucket:
         if self.weights is None:
             self.source = self.master if dtype == wide else torch.zeros(shard, dtype=dtype, device=device)
 
-    @property
-    def weight_shard(self) -> Tensor | None:
-        """This rank's shard of the resident weights; None where they are not resident."""
-        return None if self.weights is None else self.weights[self.mine]
-
     def refresh_source(self) -> None:
         """Call it after the masters have changed: casts them to the copy that fills weight slots, if there is one."""
         if self.source is not None and self.source is not self.master:

@@ -190,7 +190,7 @@ def _bf16(world_size: int) -> bool:
         for bucket in model.data_parallel.buckets:
             assert bucket.weights.dtype == torch.bfloat16
             assert bucket.master.dtype == bucket.gradients.dtype == torch.float32
-            assert torch.equal(bucket.weight_shard, bucket.master.bfloat16())
+            assert torch.equal(bucket.weights[bucket.mine], bucket.master.bfloat16())
     states = [kinds for _, kinds in model.optimizer.segment_states()]
     assert all(value.dtype == torch.float32 for kinds in states for value in kinds.values())
     finer = any(not torch.equal(b.master, b.master.bfloat16().float()) for b in model.data_parallel.buckets)

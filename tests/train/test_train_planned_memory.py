@@ -161,7 +161,7 @@ def shards_on_rank() -> tuple[list[int], list[int]]:
         planned = transients(training).planned
         assert planned is not None
         assert planned.plan.phases[-1].kind == "optimizer"
-        shards = [bucket.weight_shard.nbytes for bucket in training.parts.data_parallel.buckets]
+        shards = [bucket.weights[bucket.mine].nbytes for bucket in training.parts.data_parallel.buckets]
         return shards, [request.num_bytes for request in planned.plan.phases[-1].requests]
 
 
