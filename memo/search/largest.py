@@ -24,7 +24,7 @@ from memo.config.check_model import check_model
 from memo.errors import ConfigError
 from memo.estimate.verdict import Verdict
 from memo.search.candidates import KEEP, Layout, Strategy, grids, refusal
-from memo.search.longest import Speed
+from memo.search.longest import Speed, frugal, shortage_of
 from memo.search.oversized import costs_of, strategies
 from memo.search.question import PlannedModel, Question
 from memo.search.sizing import size
@@ -88,7 +88,8 @@ def largest(
     limit = ""
     if count and speed is not None and speed(found, min_tgs) < min_tgs:
         count, found, limit = _fast_enough(scaled, found, count, speed, min_tgs)
-    unclipped = found if limit else _most(scaled, count, 0.0)[1]
+    is_clipping_free = question.place_states == "never"  # gradients never wait in host memory
+    unclipped = found if limit or is_clipping_free else _most(scaled, count, 0.0)[1]
     model = found.model.sizes
     return (
         Largest(
@@ -234,6 +235,9 @@ class _Last:
 
 def _tries(question: Question) -> Iterator[tuple[Layout, Strategy]]:
     """Micro-batches of 1 and stages of one chunk: others hold more."""
+    if question.place_states == "never":
+        yield from frugal(question, places=False)
+        return
     for layout, why in grids(question):
         if not why:
             yield layout, KEEP
@@ -242,13 +246,15 @@ def _tries(question: Question) -> Iterator[tuple[Layout, Strategy]]:
 
 
 def _holds(question: Question, layout: Layout, strategy: Strategy) -> bool:
-    if strategy == KEEP:
+    if strategy == KEEP or question.place_states == "never":
         return size(question, layout, strategy).verdict == Verdict.FITS
     return fits(costs_of(question, layout, strategy))
 
 
 def _limit(question: Question) -> str:
     """Of the layout that comes nearest to holding this model."""
+    if question.place_states == "never":
+        return shortage_of(question)
     pairs = [pair for pair in _tries(question) if pair[1] != KEEP]
     if not pairs:
         raise ConfigError(

@@ -111,7 +111,7 @@ def _longest(question: Question, unit: int, places: bool) -> Longest:
         at = _at(question, units * unit)
         if at is None:
             return False
-        found = next((pair for pair in _frugal(at, places, last) if _holds(at, *pair, places)), None)
+        found = next((pair for pair in frugal(at, places, last) if _holds(at, *pair, places)), None)
         last[:] = last if found is None else [found[0]]
         return found is not None
 
@@ -130,7 +130,7 @@ def _longest(question: Question, unit: int, places: bool) -> Longest:
 def fits(question: Question) -> bool:
     """Whether some layout fits at the question's length; states may move, unless the question forbids that."""
     ways = [False] if question.place_states == "never" else [False, True]
-    return any(_holds(question, *pair, places) for places in ways for pair in _frugal(question, places))
+    return any(_holds(question, *pair, places) for places in ways for pair in frugal(question, places))
 
 
 def shortage_of(question: Question) -> str:
@@ -161,7 +161,7 @@ def _at(question: Question, seq_len: int) -> Question | None:
     return question.at_length(seq_len)
 
 
-def _frugal(question: Question, places: bool, first: Sequence[Layout] = ()) -> Iterator[tuple[Layout, Strategy]]:
+def frugal(question: Question, places: bool, first: Sequence[Layout] = ()) -> Iterator[tuple[Layout, Strategy]]:
     """Micro-batches of 1, and stages of one chunk: several hold more."""
     layouts = (layout for grid, why in grids(question) if not why for layout in exchanges(question, grid))
     for layout in chain(first, layouts):
@@ -175,7 +175,7 @@ def _limit(question: Question, seq_len: int, places: bool) -> str:
     at = _at(question, seq_len)
     if at is None:
         return f"the model's table of {question.model.sizes.max_position_embeddings:,} positions"
-    pairs = list(_frugal(at, places))
+    pairs = list(frugal(at, places))
     if not pairs:
         raise ConfigError(f"--gpus {question.gpus} cannot be laid out: {next(why for _, why in grids(at) if why)}")
     if places:

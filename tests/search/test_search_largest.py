@@ -11,6 +11,7 @@ from memo.search.largest import Family
 from memo.search.planning import plan
 from memo.search.question import ask
 from memo.search.ranking import search
+from memo.units import GIB
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,19 @@ def test_a_speed_that_the_largest_model_has_binds_nothing() -> None:
     never = plan("llama-3.1-8b", 1, min_tgs=1e9, **asked)
     assert never.largest is not None and never.largest.parameters == 0 and never.best is None
     assert "fewer than --min-tgs 1e+09" in never.largest.limit
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_states_that_must_not_be_placed_are_not(gpus: int) -> None:
+    """The model that is found has a layout, GPU memory is what the next size lacks, and clipping costs nothing."""
+    asked: dict[str, Any] = {"objective": "max-model-size", "seq_len": 8192, "place_states": "never", "top": 1}
+    found = plan(None, gpus, family="gpt", **asked)
+    largest, best = found.largest, found.best
+    assert largest is not None and best is not None and best.sized.verdict == "fits"
+    assert best.strategy.placement is None and best.strategy.sharding == "optim"
+    assert 18 * largest.parameters / gpus < 80 * GIB  # bytes of states, as nothing holds them but the GPUs
+    assert largest.limit.startswith("GPU memory: ")
+    assert largest.unclipped_parameters == largest.parameters
 
 
 def test_a_family_needs_its_objective() -> None:
