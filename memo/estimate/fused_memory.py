@@ -1,7 +1,7 @@
 """What torch's allocator gives a rank of Megatron-LM on Transformer Engine at the peak of a step. Nothing is fitted.
 
-memo.estimate.rank_memory has the same program on kernels that are not fused, as its calibration's runs had it. With
-Transformer Engine and --cross-entropy-loss-fusion,
+memo.estimate.rank_memory has the same program with the bytes that its calibration's runs show, as if no kernels were
+fused. With Transformer Engine and --cross-entropy-loss-fusion,
 
     SwiGLU          is one kernel, so that silu(gate) is not kept beside the product
     cross entropy   writes the gradients of the logits over the logits, which stay in bf16

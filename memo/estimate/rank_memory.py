@@ -17,7 +17,8 @@ number of layers in flight is that of 1F1B, interleaved or not. `communication` 
 runs (memo.estimate.calibration); all other components are counted.
 
 Known error: within 2 % of the device's memory on the 232 runs of the calibration. The bytes of a layer are those that
-memo saves, 1.2 times what Megatron-LM saves; the difference makes up for what Megatron-LM's allocator loses to holes.
+memo saves, 1.2 times what Megatron-LM saves, whose SwiGLU is one kernel unless told otherwise; the difference makes up
+for what Megatron-LM's allocator loses to holes.
 Layers under a swap plan and states in slots were not measured; where states stream, reduced gradients are counted
 instead of the fitted STEP_BYTES.
 """
@@ -42,8 +43,9 @@ from memo.spec.slots import Moved
 from memo.units import DTYPE_BYTES, GIB
 
 WHOLE_LOGIT_BYTES = 10
-"""Bytes of each logit if the loss is not chunked, as in Megatron-LM: the logit in bf16, a copy in fp32, and another
-copy in fp32 from which the maximum is subtracted.
+"""Bytes of each logit if the loss is not chunked, as in Megatron-LM: what the calibration's runs show, not what its
+code asks for. That is 6 at their release (core_r0.8.0): the logit in bf16, and a copy in fp32 on which the loss works
+in place. With 6 no fit would place all runs rightly (memo.estimate.calibration).
 """
 
 

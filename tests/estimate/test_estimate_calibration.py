@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 from golden import golden_rows, memo_case, p4d_cells
 from scipy.optimize import linprog
 
-from memo.estimate import calibration
+from memo.config import RunConfig
+from memo.estimate import accounts, calibration, rank_memory
 from memo.estimate.answer import answer
 from memo.estimate.calibration import (
     CONTEXT_GIB,
@@ -78,19 +80,24 @@ class Runs:
 
     def __init__(self) -> None:
         rows = [(table, row) for table in TABLES for row in runs(table)]
-        self.needs = Needs([p4d_cells(row, "megatron-lm") for _, row in rows])
+        self.cells = [p4d_cells(row, "megatron-lm") for _, row in rows]
+        self.needs = Needs(self.cells)
         self.ran = np.array([row["status"] == "ok" for _, row in rows])
         of = {name: np.array([int(row[name]) for _, row in rows]) for name in ("tp", "cp", "pp", "mbs", "gpus")}
         layout = 100 * of["tp"] + 10 * of["cp"] + of["pp"]
         self.of = {**of, "layout": layout, "table": np.array([TABLES.index(table) for table, _ in rows])}
         self.guard = Needs([memo_case(row) for row in golden_rows("memo_table7_memo") if ran_in_memo(row)])
 
+    def sides(self) -> tuple[np.ndarray, np.ndarray]:
+        """A x <= b for all runs: x, the four numbers and the distance, puts each on its side of its limit."""
+        signs, needs = np.where(self.ran, 1.0, -1.0), self.needs
+        rows = np.column_stack([signs[:, None] * needs.features, needs.limits / USABLE_SHARE])
+        return rows, signs * (needs.limits - needs.counted)
+
     def fit(self, among: np.ndarray, constant_alone: bool = False) -> tuple[np.ndarray, float]:
         """The numbers with the largest least distance of a run from its limit, as a share of it, and that distance."""
-        signs = np.where(self.ran, 1.0, -1.0)
-        nominal, needs, guard = self.needs.limits / USABLE_SHARE, self.needs, self.guard
-        rows = np.column_stack([signs[:, None] * needs.features, nominal])[among]
-        bounds = (signs * (needs.limits - needs.counted))[among]
+        guard = self.guard
+        rows, bounds = (side[among] for side in self.sides())
         guarded = np.column_stack([guard.features, np.zeros(len(guard.counted))])
         found = linprog(
             [0, 0, 0, 0, -1],
@@ -161,6 +168,59 @@ def test_a_third_of_the_unsure_ran_out_of_memory(measured: Runs) -> None:
     unsure = (shares > FITS_SHARE) & (shares <= OOM_SHARE)
     failed = unsure & ~np.tile(measured.ran, 4)
     assert (unsure.sum(), failed.sum()) == (33, 11)
+
+
+@pytest.mark.parametrize(
+    ("fused", "logit_bytes", "margin"), [(False, 6, -0.0124), (True, 10, -0.0220), (True, 6, -0.0417)]
+)
+def test_bytes_that_the_code_keeps_leave_runs_on_the_wrong_side(
+    fused: bool, logit_bytes: int, margin: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By these shares of their limit, whatever the four numbers: fused SwiGLU, and 6 bytes a logit."""
+    layer, worst = rank_memory.layer_activation_bytes, rank_memory.worst_rank
+    monkeypatch.setattr(accounts, "worst_rank", partial(worst, logit_bytes=logit_bytes))
+    if fused:
+        monkeypatch.setattr(rank_memory, "layer_activation_bytes", lambda config: layer(config) - silu_bytes(config))
+    counted = Runs()
+    found = linprog([0, 0, 0, 0, -1], *counted.sides(), bounds=[(0, None)] * 4 + [(None, None)])
+    assert found.success and found.x[4] == pytest.approx(margin, abs=1e-4)
+
+
+def silu_bytes(config: RunConfig) -> int:
+    """silu(gate), which a kernel for all of SwiGLU does not keep."""
+    return rank_memory.num_tokens(config) * 2 * config.model.ffn_size // config.parallel.tp
+
+
+def test_all_accounts_by_tokens_say_alike_of_two_sequences_of_16k(measured: Runs) -> None:
+    """On 4 H100 under tp 2 and cp 2 they hold as many tokens as four of 8K, which ran out of memory.
+
+    With bytes a token, a logit, a token of each doubling of cp, a chip, and a second node left free, too, all accounts
+    that place the runs rightly are of one mind, even where that of four sequences of 8K is not among them.
+    """
+    sizes = {"model": "llama-3.1-8b", "tp": "2", "cp": "2", "pp": "1", "gpus": "4", "method": "megatron-lm"}
+    h100 = {**sizes, "hardware": "h100-94gb", "gpu_memory_gib": "94"}
+    long, short = ({**h100, "seq_len": length, "mbs": mbs} for length, mbs in (("16384", "2"), ("8192", "4")))
+    asked = Needs([long, short])
+    assert asked.counted[0] == asked.counted[1]
+    at = measured.cells.index(short)
+    assert not measured.ran[at]
+    numbers = np.column_stack([measured.needs.features, list(map(more_features, measured.cells))])
+    of_long = np.concatenate([asked.features[0], more_features(long)])
+    signs, others = np.where(measured.ran, 1.0, -1.0), np.arange(len(measured.ran)) != at
+    rows, bounds = signs[:, None] * numbers, signs * (measured.needs.limits - measured.needs.counted)
+    ends = [
+        linprog(sign * of_long, rows[others], bounds[others], bounds=[(0, None)] * 4 + [(None, None)] * 5)
+        for sign in (1, -1)
+    ]
+    shares = [(asked.counted[0] + of_long @ end.x) / asked.limits[0] for end in ends]
+    assert shares == pytest.approx([1.062, 1.176], abs=2e-3)
+
+
+def more_features(case: dict[str, str]) -> list[float]:
+    tokens = int(case["seq_len"]) * int(case["mbs"]) / int(case["cp"]) / int(case["tp"])
+    is_h100 = case["hardware"] == "h100-94gb"
+    nodes = int(case["gpus"]) > (4 if is_h100 else 8)
+    return [tokens / 8192 * each for each in (1, case["pp"] == "1", math.log2(int(case["cp"])))] + [is_h100, nodes]
 
 
 def test_at_most_six_fitted_numbers() -> None:
