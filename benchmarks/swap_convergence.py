@@ -56,11 +56,12 @@ RUNS = (
 
 def train(run: Run, corpus: Path, args: argparse.Namespace) -> list[float]:
     """The loss of every step."""
+    swapping = {} if run.alpha is None else {"offload_tiles": run.tiles}  # without a swap plan nothing reads it
     trainer = Trainer(
         args.model,
         train_data=corpus,
         plan="off" if run.alpha is None else run.alpha,
-        offload_tiles=run.tiles,
+        **swapping,
         seq_length=args.seq_length,
         micro_batch_size=2,
         params_dtype=args.dtype,
