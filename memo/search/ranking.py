@@ -24,7 +24,7 @@ from memo.search.oversized import PlacedChoice, PlacedLayouts, place_oversized, 
 from memo.search.question import Question
 from memo.search.sifting import STRATEGIES, Reason, Refusal, sift
 from memo.search.sizing import Sized, size
-from memo.search.swap_choice import SwapChoice, choose_swap
+from memo.search.swap_choice import SwapChoice, choose_swap, given_swaps
 from memo.search.sweeping import sweeps
 from memo.simulate import StepPrediction, predict_step
 
@@ -246,5 +246,9 @@ class _Race:
         question, layout = self.question, choice.layout
         if choice.strategy != AUTO or not can_tile(question, layout):
             return choice
-        fitting = [share for share in GRID if size(question, layout, share).verdict == Verdict.FITS]
+        alphas = [float(share.alpha) for share in GRID]
+        swaps = given_swaps(config_of(question, layout, AUTO), question.gpus, question.hardware, alphas)
+        least_s = [self.bounds.least_s(layout, share, swap) for share, swap in zip(GRID, swaps, strict=True)]
+        faster = [share for share, bound_s in zip(GRID, least_s, strict=True) if bound_s < _step_s(choice)]
+        fitting = [share for share in faster if size(question, layout, share).verdict == Verdict.FITS]
         return min([choice, *(_timed(question, layout, share) for share in fitting)], key=_step_s)

@@ -1,5 +1,6 @@
 """Chooses which activations --offload-alpha auto moves, for GPUs whose use of memory an account predicts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
@@ -11,7 +12,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.own_memory import worst_stages
 from memo.estimate.verdict import Capacity
-from memo.planner.problem import Limit
+from memo.planner.problem import Limit, SwapProblem
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.swapping import choose, disk_of_rank, modelled_problem
@@ -73,6 +74,17 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
         limit = Limit.DISK
     except PlanError:
         pass
+    return _choice(problem, hardware, tiles, limit)
+
+
+def given_swaps(config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float]) -> list[SwapChoice]:
+    """What each of the given shares moves and what that costs, whether it fits or not; `config` as of `choose_swap`."""
+    layer = swapped_layer(config, Kernels(hardware, resolved_dtype(config, "cuda")))
+    problem = modelled_problem(config, world_size, hardware, layer)
+    return [_choice(problem, hardware, choose(problem, alpha).tiles, Limit.REQUEST) for alpha in alphas]
+
+
+def _choice(problem: SwapProblem, hardware: Hardware, tiles: dict[str, int], limit: Limit) -> SwapChoice:
     slower = min(hardware.offload_gb_per_s, hardware.prefetch_gb_per_s) * 1e9
     layer_s = problem.sections * (problem.forward_s + problem.backward_s + problem.recompute_s(tiles))
     return SwapChoice(tiles, limit, layer_s, problem.num_moves * problem.moved_bytes(tiles) / slower)
