@@ -6,18 +6,19 @@ on a CPU that imitates them deterministically, and on threads. `timestamp` measu
 
 import contextlib
 import math
-import queue
 import random
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+
+from memo.executor.workers import Workers
 
 
 class Stream(Enum):
@@ -96,7 +97,8 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._streams = {stream: torch.cuda.Stream(device) for stream in COPY_STREAMS}
-        self._disk = _Workers()
+        self._disk = Workers()
+        self._idle: torch.cuda.Stream | None = None  # for timestamps of a disk's threads
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         # Slots and records are never freed during the run, so record_stream is not needed.
@@ -105,13 +107,13 @@ class CudaStreams:
 
     def call(self, stream: Stream, task: Callable[[], object], reads: str, writes: str) -> None:
         self._disk.raise_errors()
-        self._disk.put(stream, task)
+        self._disk.put(stream.value, task)
 
     def record(self, stream: Stream) -> Event:
         if stream is Stream.HOST:
             return None  # the CPU has finished its work before it issues anything else
         if stream in DISK_STREAMS:
-            return self._disk.record(stream)
+            return self._disk.record(stream.value)
         # A thread that waits for an event that is not of the blocking kind keeps a core busy.
         event = torch.cuda.Event(blocking=True) if self._disk.have_begun else torch.cuda.Event()
         event.record(self._stream(stream))
@@ -121,7 +123,7 @@ class CudaStreams:
         if event is None:
             return
         if stream in DISK_STREAMS:
-            self._disk.put(stream, event.wait if isinstance(event, threading.Event) else event.synchronize)
+            self._disk.put(stream.value, event.wait if isinstance(event, threading.Event) else event.synchronize)
         elif isinstance(event, threading.Event):
             event.wait()
             self._disk.raise_errors()
@@ -145,12 +147,21 @@ class CudaStreams:
         return torch.cuda.stream(self._stream(stream))
 
     def timestamp(self, stream: Stream) -> Timestamp:
-        return _CudaTimestamp(self._stream(stream))
+        stamp = _CudaTimestamp()
+        if stream in DISK_STREAMS:
+            if self._idle is None:
+                self._idle = torch.cuda.Stream(self.device)
+            self._disk.put(stream.value, partial(stamp.reach, self._idle))
+        else:
+            stamp.reach(self._stream(stream))
+        return stamp
 
     def synchronize(self) -> None:
         self._disk.finish()  # they wait for streams of the device, which wait for no thread
         for stream in _DEVICE_STREAMS:
             self._stream(stream).synchronize()
+        if self._idle is not None:
+            self._idle.synchronize()
         self._disk.raise_errors()
 
     def _stream(self, stream: Stream) -> torch.cuda.Stream:
@@ -161,12 +172,18 @@ class CudaStreams:
 
 
 class _CudaTimestamp:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    """An event that is recorded on a stream; by a disk's thread on one without other work, where it happens at once."""
+
+    def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
+        self._is_recorded = False
+
+    def reach(self, stream: torch.cuda.Stream) -> None:
         self.event.record(stream)
+        self._is_recorded = True
 
     def is_reached(self) -> bool:
-        return bool(self.event.query())
+        return self._is_recorded and bool(self.event.query())
 
     def seconds_since(self, earlier: "_CudaTimestamp") -> float:
         return earlier.event.elapsed_time(self.event) * 1e-3
@@ -284,7 +301,7 @@ class ThreadStreams:
     """
 
     def __init__(self) -> None:
-        self._workers = _Workers(COPY_STREAMS)
+        self._workers = Workers([stream.value for stream in COPY_STREAMS])
 
     def copy(self, stream: Stream, dst: Tensor, src: Tensor, dst_name: str, src_name: str) -> None:
         self._issue(stream, lambda: dst.copy_(src))
@@ -331,64 +348,6 @@ class ThreadStreams:
     def _issue(self, stream: Stream, task: Callable[[], object]) -> None:
         self._workers.raise_errors()
         if stream in _QUEUED_STREAMS:
-            self._workers.put(stream, task)
+            self._workers.put(stream.value, task)
         else:
             task()
-
-
-class _Workers:
-    """Threads, one for each of the streams given and for each that gets a task; they end with this object."""
-
-    def __init__(self, streams: Sequence[Stream] = ()) -> None:
-        self._workers = {stream: _Worker(stream.value) for stream in streams}
-        self.close = weakref.finalize(self, _stop_all, self._workers)
-
-    @property
-    def have_begun(self) -> bool:
-        return bool(self._workers)
-
-    def put(self, stream: Stream, task: Callable[[], object]) -> None:
-        if stream not in self._workers:
-            self._workers[stream] = _Worker(stream.value)
-        self._workers[stream].tasks.put(task)
-
-    def record(self, stream: Stream) -> threading.Event:
-        event = threading.Event()
-        self.put(stream, event.set)
-        return event
-
-    def finish(self) -> None:
-        """Return when all tasks have run, also after an error."""
-        for event in [self.record(stream) for stream in self._workers]:
-            event.wait()
-
-    def raise_errors(self) -> None:
-        for worker in self._workers.values():
-            if worker.errors:
-                first = worker.errors[0]
-                worker.errors.clear()
-                raise first
-
-
-class _Worker:
-    def __init__(self, name: str) -> None:
-        self.tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self.errors: list[BaseException] = []
-        self.thread = threading.Thread(target=self._run, name=f"memo-{name}", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        while (task := self.tasks.get()) is not None:
-            try:
-                task()
-            except BaseException as error:  # raised by the next call; later events must still happen
-                self.errors.append(error)
-
-
-def _stop_all(workers: dict[Stream, _Worker]) -> None:
-    for worker in workers.values():
-        worker.tasks.put(None)
-    for worker in workers.values():
-        # This may run in a worker, if a finished task held the last reference to the backend.
-        if worker.thread is not threading.current_thread():
-            worker.thread.join()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,19 @@ def test_a_late_stream_changes_nothing_of_records_on_disk(name: str, late: Strea
         layers.swapper.next_step()
     torch.cuda.synchronize()
     assert layers.wrong == []
+
+
+def test_transfers_of_a_disk_are_recorded(tmp_path: Path) -> None:
+    """Their threads have no stream of the device, and their times count on the device's clock all the same."""
+    plan = swap_plan(SCHEDULES["1 stage, 5 layers, 2 microbatches"])
+    swapper = on_disk(plan, CudaStreams(device()), tmp_path, plan.num_records, 2, poison=False, device=device())
+    assert swapper.records.staging is not None
+    with swapper.recorded() as recorder:
+        swapper.records.staging.listeners.append(partial(recorder.begin, "activations"))
+        Layers(swapper).step()
+    spans = recorder.spans()
+    assert {"write", "read"} <= {span.row for span in spans}
+    assert all(0 <= span.start_s <= span.end_s for span in spans)
 
 
 def test_a_dropped_wait_shows_when_copies_are_late() -> None:
