@@ -1,4 +1,4 @@
-"""What the MEMO paper (arXiv 2407.12117) counts: skeletal activations, host memory, MFU; and memory of its system.
+"""What the MEMO paper (arXiv 2407.12117) counts: skeletal activations, host memory, and memory of its system.
 
 Skeletal activations of a GPT layer in units of b s h (section 3): input 1, input norm 1, q k v 3, attention output 1,
 residual 1, norm 1, fc1 4, GELU 4: 16 in all, in half precision 32 b s h bytes. Input and attention output always
@@ -12,7 +12,6 @@ allocator rounds each block up to a power of two, which `host_bytes(..., powers_
 
 from memo.config import ModelConfig, RunConfig
 from memo.estimate.rank_memory import RankMemory, worst_rank
-from memo.spec.flops import model_flops_per_token
 from memo.spec.shapes import shape_of
 from memo.spec.slots import Moved
 
@@ -83,19 +82,6 @@ def gpu_memory(config: RunConfig, world_size: int, moved: Moved | None) -> RankM
     """
     shape = shape_of(config.model, "", config.data.seq_length)
     return worst_rank(config, shape, world_size, whole_logits=True, logit_bytes=LOGIT_BYTES, moved=moved)
-
-
-def paper_parameters(model: ModelConfig) -> int:
-    """MEMO's count for its GPT models, 12 n h^2 + v h: fc of 4 h, tied embedding, no norms, no biases."""
-    return 12 * model.num_layers * model.hidden_size**2 + model.vocabulary * model.hidden_size
-
-
-def mfu_percent(model: ModelConfig, seq_length: int, tgs: float, peak_flops: float = 312e12) -> float:
-    """Model FLOPs utilisation of `tgs` tokens per GPU per second; A100s' dense bf16 peak unless told.
-
-    Source: section 5.1 and table 3, which count P = 12 n h^2 + v h and the causal half of attention.
-    """
-    return 100 * tgs * model_flops_per_token(model, seq_length) / peak_flops
 
 
 def _next_power_of_two(num_bytes: float) -> float:

@@ -5,8 +5,8 @@ of 2 MiB for requests up to 1 MiB, of 20 MiB below 10 MiB, and of the request ro
 `expandable_segments:True` each of its two pools is one range of addresses that grows at its end. A free block
 serves the smallest request that it is the best fit for, and free neighbours of one segment merge.
 
-Source: torch/c10/cuda/CUDACachingAllocator.cpp, versions 2.11 to 2.13, with one stream and without a garbage collection
-threshold. Known error: if a capacity is given, expandable segments are not unmapped in part before a request fails.
+Source: torch/c10/cuda/CUDACachingAllocator.cpp, versions 2.11 to 2.13, with one stream, without max_split_size_mb and
+without a garbage collection threshold, on a device that has room for all that is asked of it.
 """
 
 from bisect import bisect_left, insort
@@ -23,7 +23,6 @@ Mode = Literal["default", "expandable"]
 _ROUND = 512
 _OWN_SEGMENT = 10 * MIB
 _SEGMENT_ROUND = 2 * MIB
-_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -31,48 +30,29 @@ class CachingResult:
     """The result of a simulated run of the allocator.
 
     Attributes:
-        reserved_bytes: peak of the device memory that it holds.
+        reserved_bytes: the device memory that it holds, none of which it gives back.
         allocated_bytes: peak of the blocks in use, with the sizes to which they were cut.
         device_mallocs: how often it requested memory from the device.
-        retries: how often it had to give cached segments back first.
-        out_of_memory: whether a request failed; the other values are those up to then.
     """
 
     reserved_bytes: int
     allocated_bytes: int
     device_mallocs: int
-    retries: int
-    out_of_memory: bool
 
 
-def simulate_caching(
-    trace: Trace,
-    mode: Mode = "default",
-    *,
-    max_split_bytes: int | None = None,
-    capacity_bytes: int | None = None,
-    iterations: int = 2,
-) -> CachingResult:
-    """Run the requests of a trace through the model `iterations` times, as training does.
-
-    Args:
-        max_split_bytes: PyTorch's max_split_size_mb, in bytes; only the default mode uses it.
-        capacity_bytes: device memory that there is for the requests.
-    """
-    pools = _Allocator(mode == "expandable", max_split_bytes or _UNLIMITED, capacity_bytes)
+def simulate_caching(trace: Trace, mode: Mode = "default", *, iterations: int = 2) -> CachingResult:
+    """Run the requests of a trace through the model `iterations` times, as training does."""
+    pools = _Allocator(mode == "expandable")
     for _ in range(iterations):
         blocks: dict[int, _Block] = {}
         for event in (event for phase in trace.phases for event in phase.events):
             if isinstance(event, Malloc):
-                block = pools.malloc(event.num_bytes)
-                if block is None:
-                    return pools.result(out_of_memory=True)
-                blocks[event.id] = block
+                blocks[event.id] = pools.malloc(event.num_bytes)
             else:
                 pools.free(blocks.pop(event.id))
         for block in blocks.values():  # blocks that outlive an iteration are freed before the next one makes them again
             pools.free(block)
-    return pools.result(out_of_memory=False)
+    return CachingResult(pools.reserved, pools.peak_allocated, pools.device_mallocs)
 
 
 class _Block:
@@ -113,26 +93,16 @@ class _Pool:
 
 
 class _Allocator:
-    def __init__(self, expandable: bool, max_split: int, capacity: int | None) -> None:
-        self.expandable, self.max_split, self.capacity = expandable, max_split, capacity
+    def __init__(self, expandable: bool) -> None:
+        self.expandable = expandable
         self.small, self.large = _Pool(True), _Pool(False)
-        self.reserved = self.peak_reserved = self.allocated = self.peak_allocated = 0
-        self.device_mallocs = self.retries = 0
+        self.reserved = self.allocated = self.peak_allocated = self.device_mallocs = 0
         self._next_address = 0
 
-    def result(self, out_of_memory: bool) -> CachingResult:
-        return CachingResult(self.peak_reserved, self.peak_allocated, self.device_mallocs, self.retries, out_of_memory)
-
-    def malloc(self, num_bytes: int) -> _Block | None:
+    def malloc(self, num_bytes: int) -> _Block:
         size = max(_ROUND, -(-num_bytes // _ROUND) * _ROUND)
         pool = self.small if size <= SMALL_REQUEST_BYTES else self.large
         block = self._best_fit(pool, size) or self._from_device(pool, size)
-        if block is None:
-            self.retries += 1
-            self._release_cached()
-            block = self._from_device(pool, size)
-        if block is None:
-            return None
         pool.remove(block)
         self._split(block, size)
         self.allocated += block.size
@@ -155,17 +125,11 @@ class _Allocator:
         block = next(candidates, None)
         if block is None:
             return None
-        if self.expandable:
-            # The block that can grow has no size limit, so any other one is a better fit.
-            other = next(candidates, None) if block is pool.end else None
-            return other or block
-        if size < self.max_split <= block.size:
-            return None
-        if size >= self.max_split and block.size >= size + LARGE_SEGMENT_BYTES:
-            return None
-        return block
+        # A block that can grow has no size limit, so any other one is a better fit.
+        other = next(candidates, None) if block is pool.end else None
+        return other or block
 
-    def _from_device(self, pool: _Pool, size: int) -> _Block | None:
+    def _from_device(self, pool: _Pool, size: int) -> _Block:
         """A free block of at least `size` in new memory of the device."""
         if self.expandable:
             return self._grown(pool, size)
@@ -175,21 +139,19 @@ class _Allocator:
             segment = LARGE_SEGMENT_BYTES
         else:
             segment = -(-size // _SEGMENT_ROUND) * _SEGMENT_ROUND
-        if not self._reserve(segment):
-            return None
+        self._reserve(segment)
         block = _Block(self._next_address, segment, pool)
         self._next_address += segment + _SEGMENT_ROUND  # segments never touch
         pool.add(block)
         return block
 
-    def _grown(self, pool: _Pool, size: int) -> _Block | None:
+    def _grown(self, pool: _Pool, size: int) -> _Block:
         """Extend the range of a pool until its last block, if that is free, or else a new one has `size`."""
         end = pool.end
         have = end.size if end is not None and end.is_free else 0
         unit = SMALL_SEGMENT_BYTES if pool.is_small else LARGE_SEGMENT_BYTES
         more = -(-(size - have) // unit) * unit
-        if not self._reserve(more):
-            return None
+        self._reserve(more)
         if end is not None and end.is_free:
             pool.remove(end)
             end.size += more
@@ -204,29 +166,15 @@ class _Allocator:
         pool.add(block)
         return block
 
-    def _reserve(self, num_bytes: int) -> bool:
-        if self.capacity is not None and self.reserved + num_bytes > self.capacity:
-            return False
+    def _reserve(self, num_bytes: int) -> None:
         self.reserved += num_bytes
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
         self.device_mallocs += 1
-        return True
-
-    def _release_cached(self) -> None:
-        """Give back every segment that is free as a whole."""
-        if self.expandable:
-            return
-        for pool in (self.small, self.large):
-            for block in list(pool.blocks.values()):
-                if block.before is None and block.next is None:
-                    pool.remove(block)
-                    self.reserved -= block.size
 
     def _split(self, block: _Block, size: int) -> None:
         """Cut off what a request does not need, if it is large enough, and make it free."""
         rest, pool = block.size - size, block.pool
         cuts_anything = pool.is_small or self.expandable
-        if rest < _ROUND or not (cuts_anything or (size < self.max_split and rest > SMALL_REQUEST_BYTES)):
+        if rest < _ROUND or not (cuts_anything or rest > SMALL_REQUEST_BYTES):
             return
         remainder = _Block(block.address + size, rest, pool)
         remainder.before, remainder.next = block, block.next

@@ -32,9 +32,6 @@ class Fetch:
     layer: int
     slot: int
 
-    def __str__(self) -> str:
-        return f"{self.kind} {self.layer} -> slot {self.slot}"
-
 
 @dataclass(frozen=True)
 class StateStep:
@@ -74,20 +71,6 @@ class StatePlan:
     @property
     def num_fetches(self) -> int:
         return sum(len(step.fetches) for step in self.steps)
-
-    def to_table(self) -> str:
-        """The counts, then one line a step."""
-        lines = [
-            f"layer operations: {len(self.steps)}, slots for weights: {self.num_weight_slots}, for gradients: "
-            f"{self.num_gradient_slots}; fetches: {self.num_fetches}",
-            f"{'step':>5}  {'operation':<16} {'weights':>7} {'gradient':>8}  {'before':<36} after",
-        ]
-        for index, step in enumerate(self.steps):
-            slots = ["" if slot is None else str(slot) for slot in (step.weight_slot, step.gradient_slot)]
-            before = ", ".join([*map(str, step.fetches), *([] if step.start is None else [f"gradient {step.start}"])])
-            line = f"{index:>5}  {step.op!s:<16} {slots[0]:>7} {slots[1]:>8}  {before:<36} {step.end or ''}"
-            lines.append(line.rstrip())
-        return "\n".join(lines)
 
 
 def state_plan(

@@ -12,21 +12,16 @@ Layers 2 and 3 never move: their backward comes while they are still in their sl
 `memo.planner.swap_validator` replays every plan independently; `memo.executor.swapper` obeys it.
 """
 
-import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from memo.artifacts.fields import build, checked
-from memo.artifacts.reading import Source, parse_json, shown
 from memo.errors import PlanError
 from memo.spec.hidden_ops import HiddenOps
 from memo.spec.layer_ops import LayerOp, SweptOps
 from memo.spec.schedule import Kind
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -70,49 +65,6 @@ class SwapPlan:
     def num_resident(self) -> int:
         """Backwards that find their activations still in the slot."""
         return sum(step.op.kind == "B" for step in self.steps) - self.num_prefetches
-
-    @cached_property
-    def peak_records(self) -> int:
-        """Most records in use at once: from the issue of an offload to the issue of its prefetch."""
-        used = peak = 0
-        for step in self.steps:
-            used += step.offload
-            peak = max(peak, used)
-            used -= step.next_prefetch is not None
-        return peak
-
-    def to_json(self) -> str:
-        fields = {"schema": "swap_plan", "version": SCHEMA_VERSION, **asdict(self)}
-        return json.dumps(fields, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> "SwapPlan":
-        """Inverse of `to_json`. Raises PlanError for another schema, another version, and fields that do not fit."""
-        source = Source("the swap plan", PlanError, "plan again")
-        fields = checked(dict[str, Any], parse_json(text, source), "", source)
-        schema, version = fields.pop("schema", None), fields.pop("version", None)
-        if (schema, version) != ("swap_plan", SCHEMA_VERSION):
-            raise source.refusal(
-                f"found schema {shown(schema)} version {shown(version)}, this memo reads 'swap_plan' version "
-                f"{SCHEMA_VERSION}"
-            )
-        return build(cls, fields, source)
-
-    def to_table(self) -> str:
-        """The counts, then one line a step."""
-        lines = [
-            f"layer operations: {len(self.steps)}, slots: {self.num_slots}, host records: {self.num_records};"
-            f" offloads: {self.num_offloads}, prefetches: {self.num_prefetches}, resident: {self.num_resident}",
-            f"{'step':>5}  {'operation':<16} {'slot':>4}  {'before':<15} after",
-        ]
-        for index, step in enumerate(self.steps):
-            before = f"await record {step.record}" if step.prefetch else ""
-            after = [f"offload to record {step.record}"] if step.offload else []
-            if step.next_prefetch is not None:
-                target = self.steps[step.next_prefetch]
-                after.append(f"prefetch {target.op} from record {target.record}")
-            lines.append(f"{index:>5}  {step.op!s:<16} {step.slot:>4}  {before:<15} {', '.join(after)}".rstrip())
-        return "\n".join(lines)
 
 
 def swap_plan(ops: Sequence[LayerOp], max_slots: int = 2) -> SwapPlan:

@@ -141,10 +141,3 @@ def _num_warmup(pipeline: Pipeline, stage: int) -> int:
 def link_of(source_stage: int, source: Action, target_stage: int, target: Action) -> Link:
     """The link that carries a message between two neighbouring virtual stages."""
     return source_stage, target_stage, source.kind, source.chunk != target.chunk
-
-
-def to_text(schedules: list[list[Action]]) -> str:
-    """One line a stage: `stage 0: F0 F1 B0 ...`."""
-    return "\n".join(
-        f"stage {stage}: " + " ".join(str(action) for action in actions) for stage, actions in enumerate(schedules)
-    )

@@ -1,11 +1,10 @@
 """The swap plan: goldens, counts over many schedules, and a validator that finds every corruption."""
 
 import dataclasses
-import json
 import random
 
 import pytest
-from swap_runs import SCHEDULES, stage_ops
+from swap_runs import SCHEDULES, peak_records, stage_ops
 
 from memo.errors import PlanError
 from memo.planner.swap import SwapPlan, SwapStep, swap_plan
@@ -45,12 +44,29 @@ layer operations: 12, slots: 2, host records: 3; offloads: 6, prefetches: 6, res
    11  B2 layer 0          0  await record 0"""
 
 
+def table(plan: SwapPlan) -> str:
+    """The counts, then one line a step."""
+    lines = [
+        f"layer operations: {len(plan.steps)}, slots: {plan.num_slots}, host records: {plan.num_records};"
+        f" offloads: {plan.num_offloads}, prefetches: {plan.num_prefetches}, resident: {plan.num_resident}",
+        f"{'step':>5}  {'operation':<16} {'slot':>4}  {'before':<15} after",
+    ]
+    for index, step in enumerate(plan.steps):
+        before = f"await record {step.record}" if step.prefetch else ""
+        after = [f"offload to record {step.record}"] if step.offload else []
+        if step.next_prefetch is not None:
+            target = plan.steps[step.next_prefetch]
+            after.append(f"prefetch {target.op} from record {target.record}")
+        lines.append(f"{index:>5}  {step.op!s:<16} {step.slot:>4}  {before:<15} {', '.join(after)}".rstrip())
+    return "\n".join(lines)
+
+
 def test_golden_one_stage() -> None:
-    assert swap_plan(stage_ops(1, 1, 1, 5, 0)).to_table() == GOLDEN
+    assert table(swap_plan(stage_ops(1, 1, 1, 5, 0))) == GOLDEN
 
 
 def test_golden_1f1b() -> None:
-    assert swap_plan(stage_ops(2, 1, 3, 4, 0)).to_table() == GOLDEN_1F1B
+    assert table(swap_plan(stage_ops(2, 1, 3, 4, 0))) == GOLDEN_1F1B
 
 
 @pytest.mark.parametrize("num_layers", range(1, 9))
@@ -80,7 +96,7 @@ def test_plans_of_pipelines(stages: int, chunks: int) -> None:
                 assert [step.op for step in plan.steps] == ops
                 assert plan.num_offloads == plan.num_prefetches
                 assert plan.num_resident + plan.num_prefetches == len(ops) // 2
-                assert plan.peak_records == plan.num_records <= in_flight[stage] * layers_per_chunk
+                assert peak_records(plan) == plan.num_records <= in_flight[stage] * layers_per_chunk
 
 
 def test_any_microbatch_count_of_1f1b() -> None:
@@ -129,7 +145,6 @@ def test_empty_schedule() -> None:
     plan = swap_plan([])
     validate(plan)
     assert plan == SwapPlan((), 0, 0)
-    assert SwapPlan.from_json(plan.to_json()) == plan
 
 
 def test_layers_of_an_interleaved_stage() -> None:
@@ -158,7 +173,6 @@ def test_plans_of_sections_and_of_one_slot(name: str, sections: int) -> None:
     """The two plans of layers that are swept: sections in two slots, and each part of keys and values in one."""
     plan = swap_plan(in_sections(SCHEDULES[name], sections))
     validate(plan)
-    assert SwapPlan.from_json(plan.to_json()) == plan
     assert plan.num_slots <= 2
     keys = swap_plan(SCHEDULES[name], max_slots=1)
     validate(keys)
@@ -202,27 +216,7 @@ def test_random_orders() -> None:
         for max_slots in (1, 2, 3):
             plan = swap_plan(ops, max_slots)
             validate(plan)
-            assert plan.num_records == plan.peak_records
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_json_round_trip(name: str) -> None:
-    plan = swap_plan(SCHEDULES[name])
-    assert SwapPlan.from_json(plan.to_json()) == plan
-
-
-def test_foreign_and_damaged_json_is_refused() -> None:
-    text = swap_plan(SCHEDULES["1 stage, 6 layers, 1 microbatch"]).to_json()
-    fields = json.loads(text)
-    with pytest.raises(PlanError, match="found schema 'swap_plan' version 2, this memo reads 'swap_plan' version 1"):
-        SwapPlan.from_json(json.dumps({**fields, "version": 2}))
-    refused = {text[:-5]: "is not JSON", "[]": "is .. .a list.: give an object", "{}": "found schema None", "3": "is 3"}
-    for broken, message in refused.items():
-        with pytest.raises(PlanError, match=f"^the swap plan: {message}.*plan again$"):
-            SwapPlan.from_json(broken)
-    del fields["steps"][0]["slot"]
-    with pytest.raises(PlanError, match=r"the swap plan: steps\[0\] has no field slot: plan again"):
-        SwapPlan.from_json(json.dumps(fields))
+            assert plan.num_records == peak_records(plan)
 
 
 def with_step(plan: SwapPlan, index: int, **changes: object) -> SwapPlan:

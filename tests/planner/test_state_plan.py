@@ -101,20 +101,24 @@ def test_nothing_streams() -> None:
     assert plan.steps == tuple(StateStep(op) for op in ops)
 
 
-def test_a_plan_can_be_read() -> None:
-    ops = stage_ops(1, 1, 1, 3, 0)
-    assert state_plan(ops, dict.fromkeys(range(3), KINDS[-1])).to_table() == "\n".join(
-        [
-            "layer operations: 6, slots for weights: 2, for gradients: 2; fetches: 4",
-            " step  operation        weights gradient  before                               after",
-            "    0  F0 layer 0             0           weights 0 -> slot 0, weights 1 -> slot 1",
-            "    1  F0 layer 1             1           weights 2 -> slot 0",
-            "    2  F0 layer 2             0",
-            "    3  B0 layer 2             0        0  gradient zero                        reduce",
-            "    4  B0 layer 1             1        1  weights 0 -> slot 0, gradient zero   reduce",
-            "    5  B0 layer 0             0        0  gradient zero                        reduce",
-        ]
-    )
+def line(step: StateStep) -> str:
+    slots = ["" if slot is None else str(slot) for slot in (step.weight_slot, step.gradient_slot)]
+    fetches = [f"{fetch.kind} {fetch.layer} -> slot {fetch.slot}" for fetch in step.fetches]
+    before = ", ".join([*fetches, *([] if step.start is None else [f"gradient {step.start}"])])
+    return f"{step.op!s:<12} {slots[0]:>7} {slots[1]:>8}  {before:<36} {step.end or ''}".rstrip()
+
+
+def test_golden_of_three_layers() -> None:
+    plan = state_plan(stage_ops(1, 1, 1, 3, 0), dict.fromkeys(range(3), KINDS[-1]))
+    assert (plan.num_weight_slots, plan.num_gradient_slots, plan.num_fetches) == (2, 2, 4)
+    assert [line(step) for step in plan.steps] == [
+        "F0 layer 0         0           weights 0 -> slot 0, weights 1 -> slot 1",
+        "F0 layer 1         1           weights 2 -> slot 0",
+        "F0 layer 2         0",
+        "B0 layer 2         0        0  gradient zero                        reduce",
+        "B0 layer 1         1        1  weights 0 -> slot 0, gradient zero   reduce",
+        "B0 layer 0         0        0  gradient zero                        reduce",
+    ]
 
 
 class Counted(Sequence[LayerOp]):

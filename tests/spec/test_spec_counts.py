@@ -4,7 +4,6 @@ import pytest
 
 from memo.config import PRESETS, RunConfig, preset
 from memo.estimate.time import EFFICIENCY, estimate_step_s
-from memo.papers.memo_paper import paper_parameters
 from memo.spec.flops import matmul_parameters, model_flops_per_token, step_flops
 from memo.spec.parameters import count_parameters, stage_parameters
 
@@ -23,12 +22,12 @@ def test_published_models(name: str, count: int) -> None:
 
 
 def test_the_papers_models() -> None:
-    """MEMO counts matrices alone; LayerNorms come on top: 2 x 2 h a layer, 2 h at the end."""
-    counts = [paper_parameters(preset(f"gpt-{size}")) for size in ("7b", "13b", "30b", "65b")]
+    """MEMO counts matrices alone, 12 n h^2 + v h; LayerNorms come on top: 2 x 2 h a layer, 2 h at the end."""
+    counts = [matmul_parameters(preset(f"gpt-{size}")) for size in ("7b", "13b", "30b", "65b")]
     assert counts == [6_648_303_616, 12_840_227_840, 29_955_251_200, 64_836_214_784]
-    config = run("gpt-7b")
-    assert count_parameters(config).total == counts[0] + 32 * 4 * 4096 + 2 * 4096
-    assert matmul_parameters(config.model) == counts[0]
+    model = preset("gpt-7b")
+    assert counts[0] == 12 * model.num_layers * model.hidden_size**2 + model.vocabulary * model.hidden_size
+    assert count_parameters(run("gpt-7b")).total == counts[0] + 32 * 4 * 4096 + 2 * 4096
 
 
 def test_gpt2_with_biases_and_positions() -> None:

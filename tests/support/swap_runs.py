@@ -37,6 +37,16 @@ def breadth_first_ops(microbatches: int, num_layers: int) -> list[LayerOp]:
     return layer_ops(pipeline, 0, num_layers, breadth_first(pipeline))
 
 
+def peak_records(plan: SwapPlan) -> int:
+    """Most records in use at once: from the issue of an offload to the issue of its prefetch."""
+    used = peak = 0
+    for step in plan.steps:
+        used += step.offload
+        peak = max(peak, used)
+        used -= step.next_prefetch is not None
+    return peak
+
+
 SCHEDULES: dict[str, list[LayerOp]] = {
     "1 stage, 6 layers, 1 microbatch": stage_ops(1, 1, 1, 6, 0),
     "1 stage, 5 layers, 2 microbatches": stage_ops(1, 1, 2, 5, 0),
