@@ -4,24 +4,19 @@ import contextlib
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from memo.artifacts.memory_plan import MemoryPlan
-from memo.config import RunConfig
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import dashed, entries_of
 from memo.config.model_name import check_planned_model
-from memo.errors import ConfigError, DiskError, HostMemoryError, PlanError
-from memo.estimate.accounts import Account
-from memo.estimate.answer import Answer, answer
+from memo.errors import ConfigError
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
-from memo.estimate.hardware import Hardware
-from memo.estimate.timing import Timing
-from memo.estimate.verdict import Capacity
 from memo.papers.methods import answer_by_paper
+from memo.search.estimating import Answer, answer
 from memo.units import GIB
 
 EXAMPLES = (
@@ -36,7 +31,7 @@ SIZES = {
     "disk_gib": "disk_bytes",
 }
 """{column: the field of `Answer`}."""
-TIMES = tuple(field.name for field in fields(Timing))
+TIMES = ("step_time_s", "tflops_per_gpu", "mfu_percent", "tgs")
 ADDED = (*SIZES, "verdict", *TIMES)
 """Columns of the output; those of time are filled for the methods memo and megatron-lm."""
 
@@ -115,13 +110,12 @@ def main(argv: Sequence[str]) -> None:
     elif options.out is not None:
         raise ConfigError(f"--out {options.out} takes the answers to a file, but --cases is not given: give both")
 
-    time_model = _Simulation(options.trace_out)
     arena_bytes = None if options.memory_plan is None else MemoryPlan.load(options.memory_plan).arena_bytes
 
     def evaluate(case: Case) -> Answer:
         if case.method not in COUNTED:
             return answer_by_paper(case, llmem_corrected=options.llmem_corrected)
-        return answer(case, time_model=time_model, arena_bytes=arena_bytes)
+        return answer(case, is_timed=True, trace_out=options.trace_out, arena_bytes=arena_bytes)
 
     if options.cases is not None and options.out is not None:
         _table(Path(options.cases), Path(options.out), evaluate)
@@ -155,35 +149,6 @@ def _require_memo(method: str, options: _Options) -> None:
     for flag, (value, reason) in reasons.items():
         if value is not None and method not in COUNTED:
             raise ConfigError(f"{flag} fights with --method {method}, which {reason}: drop one")
-
-
-class _Simulation:
-    """The model of time: `memo.simulate`, loaded when the first case asks.
-
-    Each step that it times is also written to `trace_out`, where that is given.
-    """
-
-    def __init__(self, trace_out: str | None = None) -> None:
-        self.trace_out = trace_out
-
-    def timing(
-        self, config: RunConfig, world_size: int, hardware: Hardware, moved: Mapping[str, int] | None
-    ) -> Timing | None:
-        from memo.simulate import predict_step
-        from memo.simulate.trace import trace_step
-
-        if self.trace_out is not None:
-            trace_step(config, world_size, hardware, self.trace_out, moved)
-        try:
-            step = predict_step(config, world_size, hardware, moved)
-        except (PlanError, HostMemoryError, DiskError):
-            return None
-        return Timing(step.step_time_s, step.tflops_per_gpu, step.mfu_percent, step.tgs)
-
-    def moved(self, config: RunConfig, account: Account, hardware: Hardware, capacity: Capacity) -> Mapping[str, int]:
-        from memo.search.swap_choice import choose_swap
-
-        return choose_swap(config, account, hardware, capacity).tiles
 
 
 def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
@@ -276,14 +241,18 @@ def _spelled_out(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def _row(result: Answer) -> dict[str, str]:
-    times = dict.fromkeys(TIMES, "") if result.timing is None else asdict(result.timing)
     cells = {name: f"{size_gib:.6f}" for name, size_gib in _sizes(result).items()}
-    return cells | {"verdict": str(result.verdict)} | {name: str(value) for name, value in times.items()}
+    times = {name: "" if value is None else str(value) for name, value in _times(result).items()}
+    return cells | {"verdict": str(result.verdict)} | times
 
 
 def _sizes(result: Answer) -> dict[str, float]:
     """{column: GiB}."""
     return {name: getattr(result, field) / GIB for name, field in SIZES.items()}
+
+
+def _times(result: Answer) -> dict[str, float | None]:
+    return {name: None if result.step is None else getattr(result.step, name) for name in TIMES}
 
 
 def _one(case: Case, result: Answer, as_json: bool) -> str:
@@ -301,8 +270,7 @@ def _one(case: Case, result: Answer, as_json: bool) -> str:
         lines.append(f"  {'NVMe, one node':<18}{result.disk_bytes / GIB:>12,.3f} GiB of {case.nvme_gib:,.1f} GiB")
     if case.alpha == "auto":
         lines.append(f"  {'alpha auto':<18}{_moved(result.moved)}")
-    if result.timing is not None:
-        lines += [f"  {name:<18}{value:>12,.3f}" for name, value in asdict(result.timing).items()]
+    lines += [f"  {name:<18}{value:>12,.3f}" for name, value in _times(result).items() if value is not None]
     return "\n".join([*lines, f"verdict: {result.verdict} ({result.bound})"])
 
 
@@ -328,5 +296,5 @@ def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
         "bound": result.bound,
         "parts_bytes": result.parts,
         "moved_tiles": result.moved,
-        **(dict.fromkeys(TIMES) if result.timing is None else asdict(result.timing)),
+        **_times(result),
     }

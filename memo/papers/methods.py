@@ -11,14 +11,13 @@ from dataclasses import replace
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
 from memo.errors import ConfigError, HostMemoryError, PlanError
-from memo.estimate.answer import Answer, run_config
 from memo.estimate.cases import Case
-from memo.estimate.rank_memory import components
-from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
+from memo.estimate.verdict import Capacity, Verdict, judge_capacity
 from memo.papers import llmem, memo_paper
 from memo.papers.dnnmem import dnnmem
 from memo.papers.eq18 import Layout, Zone, eq18, zone
 from memo.planner.alpha import solve_paper
+from memo.search.estimating import Answer, capacity_of, run_config
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer
 from memo.units import GIB
@@ -32,7 +31,7 @@ def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
     Args:
         llmem_corrected: llmem with the formulas that select every row that its paper prints.
     """
-    capacity = Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
+    capacity = capacity_of(case)
     if case.method == "eq18":
         return _by_eq18(case, capacity)
     if case.method == "llmem":
@@ -42,16 +41,19 @@ def answer_by_paper(case: Case, *, llmem_corrected: bool = False) -> Answer:
     return _by_dnnmem(case, capacity)
 
 
+def _answer(parts: dict[str, float], verdict: Callable[[float], Verdict], bound: str) -> Answer:
+    """`parts`: states first, then activations, then what else adds to the total; nothing is in host memory."""
+    states_bytes, activation_bytes, *_ = parts.values()
+    total_bytes = sum(parts.values())
+    return Answer(states_bytes, activation_bytes, total_bytes, 0, verdict(total_bytes), parts, bound)
+
+
 def _by_eq18(case: Case, capacity: Capacity) -> Answer:
     estimate = eq18(case.shape, Layout(case.seq_len, case.tp, case.cp, case.pp, case.mbs, case.gpus))
-    return Answer(
-        states_bytes=estimate.states_bytes,
-        activation_bytes=estimate.activation_bytes,
-        total_bytes=estimate.total_bytes,
-        host_bytes=0,
-        verdict=_VERDICTS[zone(estimate.total_bytes, capacity.gpu_bytes)],
-        parts={"states": estimate.states_bytes, "activations": estimate.activation_bytes},
-        bound="the paper's zones: fits up to 80 % of the capacity, oom above all of it",
+    return _answer(
+        {"states": estimate.states_bytes, "activations": estimate.activation_bytes},
+        lambda total_bytes: _VERDICTS[zone(total_bytes, capacity.gpu_bytes)],
+        "the paper's zones: fits up to 80 % of the capacity, oom above all of it",
     )
 
 
@@ -66,14 +68,10 @@ def _by_llmem(case: Case, capacity: Capacity, corrected: bool) -> Answer:
     elif case.tp == case.gpus:
         method = llmem.Method.TP
     peak = llmem.peak(setting, method, case.mbs)
-    return Answer(
-        states_bytes=peak.states_bytes,
-        activation_bytes=peak.activation_bytes,
-        total_bytes=peak.total_bytes,
-        host_bytes=0,
-        verdict=judge_capacity(peak.total_bytes, capacity),
-        parts={"states": peak.states_bytes, "activations": peak.activation_bytes, "base": peak.base_bytes},
-        bound=f"{method}{', corrected' if corrected else ''}: fits up to the capacity, as Algorithm 1",
+    return _answer(
+        {"states": peak.states_bytes, "activations": peak.activation_bytes, "base": peak.base_bytes},
+        lambda total_bytes: judge_capacity(total_bytes, capacity),
+        f"{method}{', corrected' if corrected else ''}: fits up to the capacity, as Algorithm 1",
     )
 
 
@@ -92,16 +90,8 @@ def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
 
     alpha, why = (case.alpha, "as given") if isinstance(case.alpha, float) else _paper_alpha(case, config, node_bytes)
     rank = memo_paper.gpu_memory(config, case.gpus, alpha)
-    host = node_bytes(alpha)
-    return Answer(
-        states_bytes=rank.states,
-        activation_bytes=rank.activations,
-        total_bytes=rank.total,
-        host_bytes=host,
-        verdict=judge(rank.total, host, capacity),
-        parts={**components(rank)},
-        bound=f"alpha {alpha:g}, {why}; an account that tells 62 of 64 marks of the paper's tables 4 and 7",
-    )
+    bound = f"alpha {alpha:g}, {why}; an account that tells 62 of 64 marks of the paper's tables 4 and 7"
+    return Answer.of_rank(rank, node_bytes(alpha), capacity, bound)
 
 
 def _paper_alpha(case: Case, config: RunConfig, node_bytes: Callable[[float], float]) -> tuple[float, str]:
@@ -130,12 +120,8 @@ def _by_dnnmem(case: Case, capacity: Capacity) -> Answer:
     if case.gpus > 1:
         raise ConfigError(f"gpus {case.gpus}: dnnmem knows one GPU alone: set gpus to 1")
     estimate = dnnmem(replace(case.shape, name=""), case.seq_len, case.mbs)
-    return Answer(
-        states_bytes=estimate.weight_bytes,
-        activation_bytes=estimate.live_bytes,
-        total_bytes=estimate.total_bytes,
-        host_bytes=0,
-        verdict=judge_capacity(estimate.total_bytes, capacity),
-        parts={"weights": estimate.weight_bytes, "live": estimate.live_bytes, "overhead": estimate.overhead_bytes},
-        bound="fits up to the capacity; 34 to 43 % below measured peaks in LLMem's table 2",
+    return _answer(
+        {"weights": estimate.weight_bytes, "live": estimate.live_bytes, "overhead": estimate.overhead_bytes},
+        lambda total_bytes: judge_capacity(total_bytes, capacity),
+        "fits up to the capacity; 34 to 43 % below measured peaks in LLMem's table 2",
     )

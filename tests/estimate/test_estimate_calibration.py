@@ -11,7 +11,6 @@ from scipy.optimize import linprog
 
 from memo.config import RunConfig
 from memo.estimate import accounts, calibration, rank_memory
-from memo.estimate.answer import answer
 from memo.estimate.calibration import (
     CONTEXT_GIB,
     CONTEXT_SHARE,
@@ -23,6 +22,7 @@ from memo.estimate.calibration import (
 )
 from memo.estimate.cases import read_case
 from memo.estimate.verdict import Capacity, Verdict, judge
+from memo.search.estimating import answer
 from memo.units import GIB
 
 TABLES = ("p4d_table03_measured", "p4d_table04_measured")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from memo.config import RunConfig
 from memo.errors import ConfigError
-from memo.estimate.answer import answer
 from memo.estimate.cases import read_case
 from memo.estimate.own_memory import cpu_context_bytes
 from memo.estimate.program.ledger import Ledger
@@ -29,6 +28,7 @@ from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.dtypes import torch_dtype
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients
+from memo.search.estimating import answer
 from memo.spec.buckets import plan_buckets
 from memo.spec.slots import slot_dims
 from memo.train.build import build_chunks, build_mesh

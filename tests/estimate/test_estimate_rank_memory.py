@@ -6,7 +6,6 @@ import pytest
 from golden import golden_rows
 
 from memo.config import RunConfig, preset
-from memo.estimate.answer import answer, run_config
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.cases import read_case
 from memo.estimate.rank_memory import (
@@ -20,6 +19,7 @@ from memo.estimate.rank_memory import (
 from memo.estimate.swap_memory import num_records, swap_bytes
 from memo.estimate.verdict import Verdict
 from memo.planner.swap import swap_plan
+from memo.search.estimating import answer, run_config
 from memo.spec.layer_ops import layer_ops
 from memo.spec.schedule import Pipeline, one_f_one_b
 from memo.spec.shapes import shape_of

@@ -6,11 +6,11 @@ import pytest
 from golden import golden_rows, p4d_cells
 
 from memo.config import preset
-from memo.estimate.answer import Answer
 from memo.estimate.cases import read_case
 from memo.estimate.verdict import Verdict
 from memo.papers.eq18 import Layout, Zone, eq18, zone
 from memo.papers.methods import answer_by_paper
+from memo.search.estimating import Answer
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 

@@ -1,10 +1,11 @@
-"""Answers a case by memo's memory account: bytes by component, and the verdict.
+"""Answers a case by memo's memory account: bytes by component, the verdict, and the simulated step.
 
 The methods of the papers are in memo.papers.methods.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memo.config import MemoryConfig, ParallelConfig, RunConfig, TrainingConfig
 from memo.config.check_layout import check_batch, check_layout
@@ -12,7 +13,7 @@ from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
 from memo.config.data import DataConfig
 from memo.config.run import HardwareConfig
-from memo.errors import ConfigError
+from memo.errors import ConfigError, DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
@@ -20,9 +21,11 @@ from memo.estimate.disks import NVME_PATH
 from memo.estimate.node_memory import node_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
-from memo.estimate.rank_memory import components
-from memo.estimate.timing import TimeModel, Timing
+from memo.estimate.rank_memory import RankMemory, components
 from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
+from memo.search.swap_choice import choose_swap
+from memo.simulate import StepPrediction, predict_step
+from memo.simulate.trace import trace_step
 from memo.spec.slots import Moved
 from memo.units import GIB
 
@@ -52,7 +55,7 @@ class Answer:
         parts: bytes by component, as the method names them.
         bound: what the verdict is based on, for people.
         moved: tiles by group that alpha auto moves; None if nothing moves or alpha is a number.
-        timing: times of a step; None without a model of time.
+        step: the simulated step; None if it was not asked for, or if what has to move does not fit.
     """
 
     states_bytes: float
@@ -63,29 +66,52 @@ class Answer:
     parts: dict[str, float]
     bound: str
     moved: Mapping[str, int] | None = None
-    timing: Timing | None = None
+    step: StepPrediction | None = None
     disk_bytes: float = 0.0
+
+    @classmethod
+    def of_rank(cls, rank: RankMemory, host_bytes: float, capacity: Capacity, bound: str, **others: Any) -> "Answer":
+        """By the calibrated verdict on the rank that needs most."""
+        return cls(
+            states_bytes=rank.states,
+            activation_bytes=rank.activations,
+            total_bytes=rank.total,
+            host_bytes=host_bytes,
+            verdict=judge(rank.total, host_bytes, capacity),
+            parts={**components(rank)},
+            bound=bound,
+            **others,
+        )
 
 
 def answer(
-    case: Case,
-    *,
-    time_model: TimeModel | None = None,
-    arena_bytes: int | None = None,
+    case: Case, *, is_timed: bool = False, trace_out: str | None = None, arena_bytes: int | None = None
 ) -> Answer:
     """The answer of memo's account of its own runs, or of Megatron-LM's runs for that method.
 
     Args:
+        is_timed: whether a step is simulated too.
+        trace_out: file to which that step is written.
         arena_bytes: bytes that a memory plan of this case reserves; they then replace all that a step allocates.
 
-    Raises ConfigError if memo cannot run the case, or if alpha is auto and no model of time is given.
+    Raises ConfigError if memo cannot run the case.
     """
-    capacity = Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
     if case.hardware.device == "cpu" and case.method != "memo":
         raise ConfigError(f"--method {case.method} knows GPUs alone, but the hardware is cpu: use --method memo")
-    if case.hardware.device == "cpu":
-        return _on_cpu(case, capacity, time_model, arena_bytes)
-    return _on_gpu(case, capacity, time_model, arena_bytes)
+    on_device = _on_cpu if case.hardware.device == "cpu" else _on_gpu
+    found, config = on_device(case, capacity_of(case), arena_bytes)
+    if trace_out is not None:
+        trace_step(config, case.gpus, case.hardware, trace_out, found.moved)
+    if not is_timed:
+        return found
+    try:
+        return replace(found, step=predict_step(config, case.gpus, case.hardware, found.moved))
+    except (PlanError, HostMemoryError, DiskError):
+        return found
+
+
+def capacity_of(case: Case) -> Capacity:
+    return Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
 
 
 def run_config(case: Case) -> RunConfig:
@@ -127,7 +153,8 @@ def _filling_batch(case: Case) -> int:
     return case.mbs * (case.gpus // case.model_ranks) * microbatches
 
 
-def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
+def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[Answer, RunConfig]:
+    """The answer for a GPU, and the run."""
     config, is_own = run_config(case), case.method == "memo"
     if is_own and not case.loss_chunk_size:
         raise ConfigError(
@@ -137,10 +164,8 @@ def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
     account = Account("memo" if is_own else "megatron-lm", case.shape, case.gpus, not case.loss_chunk_size)
     moved = None
     if case.alpha == "auto":
-        if time_model is None:
-            raise ConfigError("alpha is 'auto', which is solved from times: give a time_model, or a number")
         if judge(account.worst(config).total, 0, capacity) != Verdict.FITS:
-            moved = time_model.moved(config, account, case.hardware, capacity)
+            moved = choose_swap(config, account, case.hardware, capacity).tiles
         else:  # nothing moves
             config = replace(config, memory=replace(config.memory, offload_alpha="off", offload_nvme_path=None))
     what = case.alpha if isinstance(case.alpha, float) else moved
@@ -148,18 +173,8 @@ def _on_gpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
     if arena_bytes is not None:  # the arena also holds what layers keep, unless rounding buffers do
         rank = replace(rank, skeletal=0, transient=arena_bytes)
     host, disk = _of_node(case, config, what)
-    return Answer(
-        states_bytes=rank.states,
-        activation_bytes=rank.activations,
-        total_bytes=rank.total,
-        host_bytes=host,
-        verdict=judge(rank.total, host, capacity),
-        parts={**components(rank)},
-        bound=_OWN_BOUND if is_own else _MEGATRON_BOUND,
-        moved=moved,
-        timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, moved),
-        disk_bytes=disk,
-    )
+    bound = _OWN_BOUND if is_own else _MEGATRON_BOUND
+    return Answer.of_rank(rank, host, capacity, bound, moved=moved, disk_bytes=disk), config
 
 
 def _of_node(case: Case, config: RunConfig, moved: Moved | None) -> tuple[int, int]:
@@ -169,8 +184,8 @@ def _of_node(case: Case, config: RunConfig, moved: Moved | None) -> tuple[int, i
     return node_bytes(config, case.gpus, case.hardware, moved, case.host_memory_gib * GIB)
 
 
-def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_bytes: int | None) -> Answer:
-    """The answer for a CPU: requests to torch's allocator are counted, and the process takes memory in addition."""
+def _on_cpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[Answer, RunConfig]:
+    """The same for a CPU: requests to torch's allocator are counted, and the process takes memory in addition."""
     if not case.loss_chunk_size:
         raise ConfigError(
             "loss_chunk_size is 0, as in Megatron-LM, but on a CPU memo itself runs, which never has all logits at "
@@ -186,7 +201,7 @@ def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
     memory = max((program_memory(config, case.gpus, stage) for stage in stages), key=lambda stage: stage.total)
     context_bytes = cpu_context_bytes(memory.total, case.gpus)
     host, disk = _of_node(case, config, case.alpha if isinstance(case.alpha, float) else None)
-    return Answer(
+    found = Answer(
         states_bytes=memory.states.device,
         activation_bytes=memory.total - memory.states.device,
         total_bytes=memory.total,
@@ -194,6 +209,6 @@ def _on_cpu(case: Case, capacity: Capacity, time_model: TimeModel | None, arena_
         verdict=judge_capacity(memory.total + context_bytes, capacity),
         parts=memory.main_components,
         bound=_CPU_BOUND.format(context_bytes / GIB),
-        timing=None if time_model is None else time_model.timing(config, case.gpus, case.hardware, None),
         disk_bytes=disk,
     )
+    return found, config
