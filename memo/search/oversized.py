@@ -26,12 +26,18 @@ _LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True)
-class PlacedChoice:
-    """A candidate that fits, with its simulated step. `moved`: tiles by group if activations are swapped."""
+class Timed:
+    """A candidate with its simulated step.
+
+    Attributes:
+        limit: what kept it from a faster strategy.
+        moved: tiles by group under alpha auto.
+    """
 
     layout: Layout
     strategy: Strategy
     step: StepPrediction
+    limit: str
     moved: Mapping[str, int] | None
 
 
@@ -39,7 +45,7 @@ class PlacedChoice:
 class PlacedLayouts:
     """The oversized layouts that fit under some placement, and for the others the reason why they do not."""
 
-    choices: list[PlacedChoice] = field(default_factory=list)
+    choices: list[Timed] = field(default_factory=list)
     too_large: dict[Layout, str] = field(default_factory=dict)
     num_candidates: int = 0
 
@@ -55,13 +61,14 @@ def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
     )
 
 
-def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> PlacedChoice | None:
+def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:
     """The fastest placement under the activations and the sharding of a strategy; None if none fits."""
     found = place(costs or costs_of(question, layout, strategy))
     if found is None:
         return None
     alpha = strategy.alpha if found.moved is not None or strategy.alpha != "auto" else "off"
-    return PlacedChoice(layout, replace(strategy, alpha=alpha, placement=found.placement), found.step, found.moved)
+    where = replace(strategy, alpha=alpha, placement=found.placement)
+    return Timed(layout, where, found.step, "device memory", found.moved)
 
 
 def strategies(question: Question, layout: Layout, sizes: Sequence[int] | None = None) -> Iterator[Strategy]:
@@ -82,7 +89,7 @@ def place_oversized(
 ) -> PlacedLayouts:
     """The fastest placements of the `count` best grids among those whose step takes less than `below_s`."""
     placed_layouts = PlacedLayouts()
-    best: dict[tuple[int, int, int], PlacedChoice] = {}
+    best: dict[tuple[int, int, int], Timed] = {}
     waits: dict[tuple[Layout, Strategy], float] = {}  # of what fits, the share of a step that is not compute
     dead: set[object] = set()
     tries = [
@@ -131,5 +138,5 @@ def _larger(question: Question, mbs: int) -> Iterator[int]:
         mbs *= 2
 
 
-def _step_s(choice: PlacedChoice | None) -> float:
+def _step_s(choice: Timed | None) -> float:
     return inf if choice is None else choice.step.step_time_s

@@ -20,13 +20,13 @@ from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, GRID, KEEP, Layout, Strategy, can_tile, config_of, refusal
 from memo.search.largest import Largest
 from memo.search.longest import Longest
-from memo.search.oversized import PlacedChoice, PlacedLayouts, place_oversized, placed, strategies
+from memo.search.oversized import PlacedLayouts, Timed, place_oversized, placed, strategies
 from memo.search.question import Question
 from memo.search.sifting import STRATEGIES, Reason, Refusal, sift
 from memo.search.sizing import Sized, size
 from memo.search.swap_choice import SwapChoice, choose_swap, given_swaps
 from memo.search.sweeping import sweeps
-from memo.simulate import StepPrediction, predict_step
+from memo.simulate import predict_step
 
 NUM_UNSURE = 3
 """Shown of those that may or may not fit."""
@@ -36,20 +36,10 @@ NOTHING_BINDS = "nothing: all activations stay on the GPU"
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A candidate with its prediction.
+class Choice(Timed):
+    """With its memory: only of candidates that are shown all bytes are counted."""
 
-    Attributes:
-        limit: what kept it from a faster strategy.
-        moved: tiles by group under alpha auto.
-    """
-
-    layout: Layout
-    strategy: Strategy
     sized: Sized
-    step: StepPrediction
-    limit: str
-    moved: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +107,7 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     below_s = min(below_s, _step_s(choices[0])) if choices else below_s
     wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
     placed_layouts = place_oversized(question, sifted.oversized if wanted else (), race.bounds, top, below_s)
-    placed_choices = [_choice_of(question, found) for found in placed_layouts.choices]
+    placed_choices = [_sized(question, timed) for timed in placed_layouts.choices]
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
     faster = race.run(sifted.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
     unsure = tuple(_sized(question, timed) for timed in faster)
@@ -126,28 +116,16 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     return Plan(question, choices, unsure, refusals, sifted.num_candidates + placed_layouts.num_candidates, num_fitting)
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """A `Choice` without its memory: only of those that are shown all bytes are counted."""
-
-    layout: Layout
-    strategy: Strategy
-    step: StepPrediction
-    limit: str
-    moved: dict[str, int] | None
-
-
 def evaluate(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Choice:
     """One candidate in full, fitting or not; `swap` is of alpha auto, where it is known already."""
     return _sized(question, _timed(question, layout, strategy, swap))
 
 
-def _sized(question: Question, timed: _Timed) -> Choice:
-    memory = size(question, timed.layout, timed.strategy, timed.moved, exactly=True)
-    return Choice(timed.layout, timed.strategy, memory, timed.step, timed.limit, timed.moved)
+def _sized(question: Question, timed: Timed) -> Choice:
+    return Choice(**vars(timed), sized=size(question, timed.layout, timed.strategy, timed.moved, exactly=True))
 
 
-def _timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> _Timed:
+def _timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapChoice | None = None) -> Timed:
     """`swap` is of alpha auto, where it is known already."""
     moved: dict[str, int] | None = None
     limit = NOTHING_BINDS if strategy == KEEP else "device memory"
@@ -155,13 +133,7 @@ def _timed(question: Question, layout: Layout, strategy: Strategy, swap: SwapCho
         swap = swap or _swap_choice(question, layout, strategy)
         moved, limit = swap.tiles, str(swap.limit)
     step = predict_step(config_of(question, layout, strategy), question.gpus, question.hardware, moved)
-    return _Timed(layout, strategy, step, limit, moved)
-
-
-def _choice_of(question: Question, found: PlacedChoice) -> Choice:
-    moved = None if found.moved is None else dict(found.moved)
-    sized = size(question, found.layout, found.strategy, moved, exactly=True)
-    return Choice(found.layout, found.strategy, sized, found.step, "device memory", moved)
+    return Timed(layout, strategy, step, limit, moved)
 
 
 def _best_of_grids(choices: list[Choice], count: int | None) -> tuple[Choice, ...]:
@@ -200,11 +172,11 @@ def explain(question: Question, layout: Layout) -> tuple[str, list[Choice]]:
     choices = [evaluate(question, layout, way) for way in ways]
     if not any(choice.sized.verdict == Verdict.FITS for choice in choices):
         found = [placed(question, layout, strategy) for strategy in strategies(question, layout)]
-        choices += [_choice_of(question, choice) for choice in found if choice is not None]
+        choices += [_sized(question, timed) for timed in found if timed is not None]
     return "", sorted(choices, key=_step_s)
 
 
-def _step_s(choice: Choice | _Timed) -> float:
+def _step_s(choice: Timed) -> float:
     return choice.step.step_time_s
 
 
@@ -215,13 +187,13 @@ class _Race:
         self.question, self.everything = question, everything
         self.bounds = Bounds(question)
 
-    def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> list[_Timed]:
+    def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> list[Timed]:
         """The best of `count` grids, or of all candidates one by one; only those that take less than `below_s`."""
         queue: list[tuple[float, int, SwapChoice | None]] = [
             (self.bounds.least_s(layout, strategy), index, None) for index, (layout, strategy) in enumerate(pool)
         ]
         heapq.heapify(queue)
-        best: dict[object, _Timed] = {}
+        best: dict[object, Timed] = {}
         while queue:
             bound_s, index, swap = heapq.heappop(queue)
             last_s = sorted(map(_step_s, best.values()))[count - 1] if len(best) >= count else below_s
@@ -241,7 +213,7 @@ class _Race:
                 best[key] = timed
         return sorted(best.values(), key=_step_s)[:count]
 
-    def refined(self, choice: _Timed) -> _Timed:
+    def refined(self, choice: Timed) -> Timed:
         """The best of alpha auto and of the given ones that fit on its layout; any other choice as it is."""
         question, layout = self.question, choice.layout
         if choice.strategy != AUTO or not can_tile(question, layout):
