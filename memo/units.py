@@ -17,6 +17,12 @@ _SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)([KMG]?)(?:iB)?")
 DTYPE_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 
 
+def element_bytes(dtype: str) -> tuple[int, int]:
+    """Bytes of an element of a model of that dtype, and of its sums and statistics, which are wide: fp32, or fp64."""
+    narrow = DTYPE_BYTES[dtype]
+    return narrow, max(4, narrow)
+
+
 def parse_count(text: str, k: int) -> int:
     """`'512K'` -> 524288 with k = 1024: a whole number, alone or times k (K), k^2 (M), k^3 (B), k^4 (T).
 

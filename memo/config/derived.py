@@ -67,6 +67,11 @@ def num_microbatches(config: RunConfig, world_size: int) -> int:
     return global_batch_size(config, world_size) // one_microbatch_each
 
 
+def rank_tokens(config: RunConfig) -> int:
+    """Tokens of a microbatch on one context-parallel rank, before tp splits them."""
+    return config.data.seq_length // config.parallel.cp * config.training.micro_batch_size
+
+
 def resolved_dtype(config: RunConfig, device: str) -> Dtype:
     """Dtype of weights and activations on a device type ("cpu" or "cuda")."""
     return config.training.params_dtype or ("bf16" if device == "cuda" else "fp32")

@@ -29,7 +29,7 @@ from memo.config.derived import data_parallel_size, num_microbatches, resolved_d
 from memo.spec.buckets import RankUnits, Unit, rank_units
 from memo.spec.parameters import count_parameters
 from memo.spec.placement import NUM_STATE_SLOTS, StatePlacement, placement_of
-from memo.units import DTYPE_BYTES
+from memo.units import element_bytes
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,9 @@ def state_bytes(config: RunConfig, world_size: int, stage: int, placement: State
 
 
 def state_sizes(config: RunConfig, world_size: int) -> StateSizes:
-    narrow = DTYPE_BYTES[resolved_dtype(config, "cuda" if config.hardware.device == "cuda" else "cpu")]
+    device = "cuda" if config.hardware.device == "cuda" else "cpu"
     return StateSizes(
-        narrow,
-        max(4, narrow),
+        *element_bytes(resolved_dtype(config, device)),
         data_parallel_size(config, world_size) * config.parallel.cp,
         num_microbatches(config, world_size),
         config.training.clip_grad > 0,
@@ -108,14 +107,13 @@ def checkpoint_bytes(config: RunConfig, world_size: int) -> int:
     Known error: none for the values. The index and the state of the run, about 100 bytes per rectangle, are not
     counted.
     """
-    return 3 * state_sizes(config, world_size).wide * count_parameters(config).total
+    return 3 * state_sizes(config, world_size).wide * count_parameters(config)
 
 
 def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> StateBytes:
     """The same as `state_bytes`, for given parameters."""
     narrow, wide, layer, layers = sizes.narrow, sizes.wide, units.layer, units.layers
-    in_weight_slots = layers if placement.shards_weights else placement.weights
-    in_gradient_slots = layers if placement.shards_gradients else placement.gradients
+    in_weight_slots, in_gradient_slots = placement.weights_in_slots, placement.gradients_in_slots
     updated_here = layers - placement.optimizer
     ends = sum(end.size for end in units.ends)
     here_size, here_numel = updated_here * layer.size, updated_here * layer.numel
@@ -131,14 +129,9 @@ def placed_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes)
         masters=masters,
         moments=2 * _shard(here_numel, sizes) * wide,
         slots=layer.size * slots,
-        staging=_staging_bytes(layer, placement, sizes, in_gradient_slots),
+        staging=_staging_bytes(layer, placement, sizes),
         host=_host_bytes(units, placement, sizes),
     )
-
-
-def streamed_weights(placement: StatePlacement) -> int:
-    """Number of layers whose weights are fetched from host memory."""
-    return placement.optimizer if placement.shards_weights else placement.weights
 
 
 def accumulates_whole(placement: StatePlacement, sizes: StateSizes) -> bool:
@@ -153,16 +146,13 @@ def rings_gradients(placement: StatePlacement, sizes: StateSizes) -> bool:
     return placement.optimizer > 0 and not sizes.clips and sizes.microbatches == 1
 
 
-def _staging_bytes(layer: Unit, placement: StatePlacement, sizes: StateSizes, in_gradient_slots: int) -> int:
-    from_host = streamed_weights(placement)
-    total = 0
-    if sizes.shards > 1 and (in_gradient_slots or placement.optimizer):
+def _staging_bytes(layer: Unit, placement: StatePlacement, sizes: StateSizes) -> int:
+    from_host, driven, total = placement.weights_from_host, placement.num_driven, 0
+    if sizes.shards > 1 and driven:
         adds = placement.shards_gradients and placement.optimizer > 0 and sizes.microbatches > 1
-        driven = max(in_gradient_slots, placement.optimizer)
         total += (min(NUM_STATE_SLOTS, driven) + adds) * _shard(layer.size, sizes) * sizes.wide
     if sizes.shards > 1 and from_host:
-        in_weight_slots = placement.layers if placement.shards_weights else placement.weights
-        total += min(NUM_STATE_SLOTS, in_weight_slots) * _shard(layer.size, sizes) * sizes.narrow
+        total += min(NUM_STATE_SLOTS, placement.weights_in_slots) * _shard(layer.size, sizes) * sizes.narrow
     if from_host and sizes.has_masters and not placement.weight_copy:
         total += _shard(layer.largest, sizes) * sizes.wide
     return total
@@ -178,8 +168,8 @@ def _host_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) 
     if accumulates_whole(placement, sizes) and sizes.shards > 1:
         total += placement.gradients * layer.size * sizes.wide
     if placement.weight_copy and sizes.has_masters:
-        total += streamed_weights(placement) * shard * sizes.narrow
-    return_whole = [layer.largest] if on_host > streamed_weights(placement) else []
+        total += placement.weights_from_host * shard * sizes.narrow
+    return_whole = [layer.largest] if on_host > placement.weights_from_host else []
     if placement.ends_on_host:
         total += 4 * sizes.wide * sum(_shard(end.size, sizes) for end in units.ends)
         return_whole += [end.largest for end in units.ends]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from memo.spec.layer_ops import LayerOp
-from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces, StatePlacement
+from memo.spec.placement import NUM_STATE_SLOTS, LayerPlaces, StatePlacement, next_in_slots
 
 Start = Literal["zero", "fetched", "kept"]
 End = Literal["keep", "offload", "reduce"]
@@ -117,12 +117,12 @@ def _weights(
     ops: Sequence[LayerOp], places: Mapping[int, LayerPlaces], slots: int
 ) -> tuple[dict[int, int], dict[int, tuple[Fetch, ...]]]:
     """The weight slot of each step, and the fetches that each step issues when it begins."""
-    is_needed = [places[op.layer].weights_in_slot for op in ops]
-    slots = min(slots, len({op.layer for op, needed in zip(ops, is_needed, strict=True) if needed}))
+    needed = [op.layer if places[op.layer].weights_in_slot else None for op in ops]
+    slots = min(slots, len({*needed} - {None}))
     content: list[int | None] = [None] * slots
     chosen: dict[int, int] = {}
     fetches: dict[int, tuple[Fetch, ...]] = {}
-    for index, wanted in enumerate(_next_layers(ops, is_needed, slots)):
+    for index, (own, wanted) in enumerate(zip(needed, next_in_slots(needed, slots), strict=True)):
         issued = []
         for layer in wanted:
             if layer not in content:
@@ -131,25 +131,9 @@ def _weights(
                 issued.append(Fetch("weights", layer, slot))
         if issued:
             fetches[index] = tuple(issued)
-        if is_needed[index]:
-            chosen[index] = content.index(ops[index].layer)
+        if own is not None:
+            chosen[index] = content.index(own)
     return chosen, fetches
-
-
-def _next_layers(ops: Sequence[LayerOp], is_needed: Sequence[bool], count: int) -> list[tuple[int, ...]]:
-    """For each step the next `count` different layers that need a slot, beginning with the step's own.
-
-    Computed from the last step to the first: the layer of a step is put in front of those that follow it.
-    """
-    found: list[tuple[int, ...]] = [()] * len(ops)
-    following: tuple[int, ...] = ()
-    for index in reversed(range(len(ops))):
-        if is_needed[index]:
-            layer = ops[index].layer
-            if (layer,) != following[:1]:
-                following = (layer, *(other for other in following if other != layer))[:count]
-        found[index] = following
-    return found
 
 
 def _victim(content: list[int | None], wanted: Sequence[int]) -> int:

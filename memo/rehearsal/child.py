@@ -60,7 +60,7 @@ class Rehearsal:
             device_bytes=torch.cuda.mem_get_info(self.device)[1],
             host_bytes=total_host_bytes(),
             foreseen=self._foreseen(None),
-            parameters=count_parameters(self.config).total,
+            parameters=count_parameters(self.config),
             attention=prepared.attention.name,
             took_s=0.0,
             layer_times=layer_times,

@@ -6,7 +6,7 @@ from functools import cached_property
 from memo.config.grid import RankGrid
 from memo.config.training import Dtype
 from memo.estimate.hardware import Hardware
-from memo.units import DTYPE_BYTES
+from memo.units import element_bytes
 
 _LARGE_HEAD = 128
 """The head size for which the efficiencies of attention are given."""
@@ -47,12 +47,12 @@ class Kernels:
     @cached_property
     def narrow(self) -> int:
         """Bytes of an element of weights and activations."""
-        return DTYPE_BYTES[self.dtype]
+        return element_bytes(self.dtype)[0]
 
     @cached_property
     def wide(self) -> int:
-        """Bytes of an element of sums and gradients: fp32, and fp64 for fp64."""
-        return max(4, self.narrow)
+        """Bytes of an element of sums and gradients."""
+        return element_bytes(self.dtype)[1]
 
     @property
     def adds_in_products(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_dtype, resolved_sections
+from memo.config.derived import rank_tokens, resolved_dtype, resolved_sections
 from memo.config.grid import AXES, rank_grid
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
@@ -129,8 +129,7 @@ def stage_message_s(
     counted.
     """
     parallel, sections = config.parallel, resolved_sections(config) if from_host else 1
-    tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
-    wire_bytes = tokens // parallel.tp * config.model.hidden_size * kernels.narrow / sections
+    wire_bytes = rank_tokens(config) // parallel.tp * config.model.hidden_size * kernels.narrow / sections
     stride = rank_grid(config, world_size, order).stride("pp")
     sent_s = kernels.message_s(wire_bytes, Group(parallel.pp, stride))
     if not from_host or parallel.pp == 1:

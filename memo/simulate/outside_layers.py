@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import data_parallel_size, vocab_rows_per_rank
+from memo.config.derived import data_parallel_size, rank_tokens, vocab_rows_per_rank
 from memo.config.grid import AXES, RankGrid, rank_grid
 from memo.simulate.cost import Cost
 from memo.simulate.kernels import Group, Kernels
-from memo.simulate.states import ADAM_BYTES, resident_elements
+from memo.simulate.states import ADAM_BYTES
 from memo.spec.parameters import layer_parameters, stage_parameters
 from memo.spec.placement import placement_of
 
@@ -56,7 +56,7 @@ class UpdateCost:
 def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     """The embedding: look-up and scatter over tp; backward makes a dense gradient of the table and adds it to the main
     gradient, on every device: rows are scattered, and no product could do it."""
-    tokens = _tokens(config)
+    tokens = rank_tokens(config)
     tp = Group(config.parallel.tp, 1)
     hidden_bytes = tokens * config.model.hidden_size * kernels.narrow
     scatter_s = kernels.gather_s(hidden_bytes, tp)
@@ -72,7 +72,7 @@ def embedding_cost(config: RunConfig, kernels: Kernels) -> EndCost:
 
 def loss_cost(config: RunConfig, kernels: Kernels) -> EndCost:
     """The chunks of final norm and loss, whose backward computes norm and logits of each chunk again."""
-    tokens, hidden, rows = _tokens(config), config.model.hidden_size, _head_rows(config)
+    tokens, hidden, rows = rank_tokens(config), config.model.hidden_size, _head_rows(config)
     tp = Group(config.parallel.tp, 1)
     chunk = min(config.training.loss_chunk_size, tokens)
     count = math.ceil(tokens / chunk)
@@ -107,13 +107,13 @@ def update_cost(
     parallel = config.parallel
     grid = rank_grid(config, world_size, order)
     group = Group.along(grid, "cp", "dp")
-    parameters = stage_parameters(config, stage)
-    layer = layer_parameters(config.model)
-    per_layer = layer.split // parallel.tp + layer.replicated
-    num_layers = config.model.num_layers // parallel.pp
-    rest = parameters - num_layers * per_layer
-    updated, gathered = resident_elements(config, stage, placement_of(config, world_size), group.size)
-    adam = updated * (ADAM_BYTES * kernels.wide / 4 + 3 * kernels.wide + kernels.narrow)
+    per_layer = layer_parameters(config.model).of_rank(parallel.tp)
+    rest = stage_parameters(config, stage) - config.model.num_layers // parallel.pp * per_layer
+    placement = placement_of(config, world_size)
+    # Embedding and head are gathered after the update in any case; layers that the CPU updates are gathered one by one.
+    here = (placement.layers - placement.optimizer) * per_layer
+    updated, gathered = 0 if placement.ends_on_host else here + rest, rest + (0 if placement.shards_weights else here)
+    adam = updated / group.size * (ADAM_BYTES * kernels.wide / 4 + 3 * kernels.wide + kernels.narrow)
     return UpdateCost(
         bucket_s=kernels.gather_s(per_layer * kernels.wide, group),
         rest_s=kernels.gather_s(rest * kernels.wide, group) + _tied_s(config, kernels, grid, stage),
@@ -130,7 +130,7 @@ def _replicas_s(config: RunConfig, kernels: Kernels, world_size: int) -> float:
     parallel, placement = config.parallel, placement_of(config, world_size)
     shards, tp = data_parallel_size(config, world_size) * parallel.cp, Group(parallel.tp, 1)
     layer_bytes = layer_parameters(config.model).replicated / shards * kernels.wide * tp.size
-    leaving = placement.layers if placement.shards_gradients else placement.optimizer
+    leaving = placement.num_driven
     rest_s = kernels.gather_s((placement.layers - leaving) * layer_bytes, tp)
     return leaving * kernels.gather_s(layer_bytes, tp) + rest_s
 
@@ -142,10 +142,6 @@ def _tied_s(config: RunConfig, kernels: Kernels, grid: RankGrid, stage: int) -> 
         return 0.0
     num_bytes = _head_rows(config) * config.model.hidden_size * kernels.wide / (grid.dp * grid.cp)
     return kernels.all_reduce_s(num_bytes, Group(2, grid.pp * grid.stride("pp") // 2))
-
-
-def _tokens(config: RunConfig) -> int:
-    return config.data.seq_length * config.training.micro_batch_size // config.parallel.cp
 
 
 def _head_rows(config: RunConfig) -> int:

@@ -74,7 +74,7 @@ class StateTimes:
     @property
     def num_reduced_apart(self) -> int:
         """Layers whose gradients data parallelism reduces bucket by bucket, as if nothing streamed."""
-        return sum(not self.placement.of_layer(position).is_driven for position in range(self.placement.layers))
+        return self.placement.layers - self.placement.num_driven
 
     @property
     def most_of_a_layer_s(self) -> tuple[float, float, float]:
@@ -115,8 +115,7 @@ def state_times(
     if not placement.streams:
         return None
     parallel, hardware, sizes = config.parallel, kernels.hardware, state_sizes(config, world_size)
-    per_layer = layer_parameters(config.model)
-    layer = per_layer.split // parallel.tp + per_layer.replicated
+    layer = layer_parameters(config.model).of_rank(parallel.tp)
     ends = stage_parameters(config, stage) - placement.layers * layer if placement.ends_on_host else 0
     group = Group(data_parallel_size(config, world_size) * parallel.cp, parallel.tp)
     shard = layer / sizes.shards
@@ -144,16 +143,3 @@ def state_times(
         clips=sizes.clips,
         rings=rings_gradients(placement, sizes),
     )
-
-
-def resident_elements(config: RunConfig, stage: int, placement: StatePlacement, shards: int) -> tuple[float, int]:
-    """(elements of the shard that the device updates, elements of whole weights that are gathered after its update).
-
-    Embedding and head are gathered then in any case; layers that the CPU updates are gathered one by one.
-    """
-    per_layer = layer_parameters(config.model)
-    layer = per_layer.split // config.parallel.tp + per_layer.replicated
-    ends = stage_parameters(config, stage) - placement.layers * layer
-    here = placement.layers - placement.optimizer
-    updated = 0 if placement.ends_on_host else here * layer + ends
-    return updated / shards, ends + (0 if placement.shards_weights else here * layer)

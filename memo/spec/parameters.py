@@ -23,22 +23,8 @@ class LayerParameters:
     def total(self) -> int:
         return self.split + self.replicated
 
-
-@dataclass(frozen=True)
-class ParameterCount:
-    """The whole model; padding rows of the vocabulary belong to no model and are not counted."""
-
-    embedding: int
-    positions: int
-    """The learned position table; 0 for RoPE."""
-    layers: int
-    final_norm: int
-    head: int
-    """0 when the head is the embedding's matrix."""
-
-    @property
-    def total(self) -> int:
-        return self.embedding + self.positions + self.layers + self.final_norm + self.head
+    def of_rank(self, tp: int) -> int:
+        return self.split // tp + self.replicated
 
 
 @lru_cache(maxsize=256)
@@ -48,22 +34,15 @@ def layer_parameters(model: ModelConfig) -> LayerParameters:
     return LayerParameters(shape.layer_split, shape.layer_replicated)
 
 
-def count_parameters(config: RunConfig) -> ParameterCount:
-    """Parameters of the model as its checkpoint holds them."""
-    shape = shape_of_run(config)
-    return ParameterCount(
-        embedding=shape.embedding,
-        positions=shape.position_table,
-        layers=shape.layers * (shape.layer_split + shape.layer_replicated),
-        final_norm=shape.end_norms,
-        head=shape.head,
-    )
+def count_parameters(config: RunConfig) -> int:
+    """Parameters of the model as its checkpoint holds them, without padding rows of the vocabulary."""
+    return shape_of_run(config).parameters
 
 
 def stage_parameters(config: RunConfig, stage: int) -> int:
     """Parameters that one rank of a pipeline stage holds, vocabulary padding included."""
     shape, parallel = shape_of_run(config), config.parallel
-    layer = shape.layer_split // parallel.tp + shape.layer_replicated
+    layer = layer_parameters(config.model).of_rank(parallel.tp)
     ends = end_weights(shape, parallel.pp, stage)
     return shape.layers // parallel.pp * layer + sum(w.local_numel(parallel.tp) for end in ends for w in end)
 

@@ -12,6 +12,7 @@ weights of every layer in slots too, and only this rank's shard of them besides,
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -73,6 +74,25 @@ class StatePlacement:
     def streams(self) -> bool:
         """Whether anything is ever in a slot or on the host."""
         return bool(self.optimizer) or self.shards_gradients or self.shards_weights
+
+    @property
+    def gradients_in_slots(self) -> int:
+        """Layers whose gradients have no place of their own on the device."""
+        return self.layers if self.shards_gradients else self.gradients
+
+    @property
+    def weights_in_slots(self) -> int:
+        return self.layers if self.shards_weights else self.weights
+
+    @property
+    def weights_from_host(self) -> int:
+        """Layers whose weights are fetched from host memory."""
+        return self.optimizer if self.shards_weights else self.weights
+
+    @property
+    def num_driven(self) -> int:
+        """Layers whose gradients are reduced and moved by themselves (`LayerPlaces.is_driven`)."""
+        return max(self.optimizer, self.gradients_in_slots)
 
     def of_layer(self, position: int) -> LayerPlaces:
         """Places of the layer at `position` on this rank, counted over its chunks."""
@@ -150,3 +170,20 @@ def spread(layers: int) -> tuple[int, ...]:
     for turn, position in enumerate(order):
         turns[position] = turn
     return tuple(turns)
+
+
+def next_in_slots(needed: Sequence[int | None], slots: int = NUM_STATE_SLOTS) -> list[tuple[int, ...]]:
+    """For each step the layers that its slots are to hold: the next `slots` different ones, its own first.
+
+    Computed from the last step to the first: the layer of a step is put in front of those that follow it.
+
+    Args:
+        needed: by step the layer that needs a slot; None: it needs none.
+    """
+    found: list[tuple[int, ...]] = []
+    following: tuple[int, ...] = ()
+    for layer in reversed(needed):
+        if layer is not None and (layer,) != following[:1]:
+            following = (layer, *(other for other in following if other != layer))[:slots]
+        found.append(following)
+    return found[::-1]

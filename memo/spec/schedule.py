@@ -57,16 +57,14 @@ class Pipeline:
 
     def source(self, stage: int, action: Action) -> tuple[int, Action] | None:
         """The stage and action whose output this action needs, or None at either end of the model."""
-        virtual = self.virtual_stage(stage, action.chunk)
-        virtual += -1 if action.kind == "F" else 1
-        if not 0 <= virtual <= self.last_virtual_stage:
-            return None
-        return virtual % self.stages, Action(action.kind, action.microbatch, virtual // self.stages)
+        return self._beside(stage, action, -1 if action.kind == "F" else 1)
 
     def target(self, stage: int, action: Action) -> tuple[int, Action] | None:
         """The stage and action that need this action's output."""
-        virtual = self.virtual_stage(stage, action.chunk)
-        virtual += 1 if action.kind == "F" else -1
+        return self._beside(stage, action, 1 if action.kind == "F" else -1)
+
+    def _beside(self, stage: int, action: Action, step: int) -> tuple[int, Action] | None:
+        virtual = self.virtual_stage(stage, action.chunk) + step
         if not 0 <= virtual <= self.last_virtual_stage:
             return None
         return virtual % self.stages, Action(action.kind, action.microbatch, virtual // self.stages)

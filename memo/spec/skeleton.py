@@ -29,7 +29,7 @@ from memo.config.memory import OffloadPolicy
 from memo.config.model import ModelConfig
 from memo.config.training import Dtype
 from memo.spec.custom_layer import custom_facts
-from memo.units import DTYPE_BYTES
+from memo.units import element_bytes
 
 Kind = Literal["always", "token_wise", "never"]
 Group = str
@@ -97,8 +97,8 @@ def bytes_of(tensor: SkeletalTensor, num_tokens: int, tp: int, dtype: Dtype) -> 
     split, what = (num_tokens, "tokens") if tensor.layout == "tokens" else (tensor.width, "elements a token")
     if split % tp:
         raise ValueError(f"{tensor.name}: {split} {what} do not divide by tp {tp}: use a tp that divides {split}")
-    item_bytes = DTYPE_BYTES[dtype] if tensor.dtype == "model" else max(4, DTYPE_BYTES[dtype])
-    return num_tokens * tensor.width // tp * item_bytes
+    narrow, wide = element_bytes(dtype)
+    return num_tokens * tensor.width // tp * (narrow if tensor.dtype == "model" else wide)
 
 
 def bytes_per_token(tensor: SkeletalTensor, tp: int, dtype: Dtype) -> float:

@@ -49,10 +49,6 @@ class SlotDims:
     tiles: int
     dtype: Dtype
 
-    @property
-    def wide_dtype(self) -> Dtype:
-        return wide_dtype(self.dtype)
-
 
 @dataclass(frozen=True)
 class Place:
@@ -157,7 +153,7 @@ def plan_slot(
 
 def _local(tensor: SkeletalTensor, dims: SlotDims) -> tuple[int, int, Dtype]:
     """Rows, width and dtype on this rank."""
-    dtype = dims.wide_dtype if tensor.dtype == "wide" else dims.dtype
+    dtype = wide_dtype(dims.dtype) if tensor.dtype == "wide" else dims.dtype
     if tensor.layout == "tokens":
         return dims.tokens // dims.tp, tensor.width, dtype
     return dims.tokens, tensor.width // dims.tp, dtype

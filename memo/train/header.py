@@ -23,7 +23,7 @@ def describe_start(
     model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
     memory = f"memory: {prepared.allocator}\n" if prepared.allocator else ""
     text = (
-        f"model: {format_count(count_parameters(config).total)} parameters, {model.num_layers} layers, "
+        f"model: {format_count(count_parameters(config))} parameters, {model.num_layers} layers, "
         f"h = {model.hidden_size}, "
         f"{model.num_attention_heads} heads ({model.kv_heads} k/v), vocabulary {model.vocabulary}, "
         f"{config.training.params_dtype}\n"

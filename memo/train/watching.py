@@ -225,7 +225,7 @@ def run_header(
         started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         versions={"memo": __version__, "torch": torch.__version__, "python": platform.python_version()},
         device=device_name(parts.device),
-        parameters=count_parameters(config).total,
+        parameters=count_parameters(config),
         layout={**layout, "microbatches": parts.pipeline.microbatches},
         peak_flops=peak.flops,
         config=dataclasses.asdict(config),

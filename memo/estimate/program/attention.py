@@ -3,7 +3,7 @@
 q, k and v belong to the caller. Each sequence is taken as one document; shorter ones only make the blocks smaller.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from memo.estimate.program.ledger import Block, Ledger
@@ -22,40 +22,21 @@ class Call(NamedTuple):
     keys: int
 
 
-def attention_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, Block]:
-    """(output, log-sum-exp)."""
-    out, lse = _forward(ledger, z, placed=False)
-    assert out is not None
-    return out, lse
-
-
-def attention_forward_placed(ledger: Ledger, z: LayerSizes) -> Block:
-    """Log-sum-exp alone: the output is written to a slot, which exists already."""
-    _, lse = _forward(ledger, z, placed=True)
-    return lse
-
-
-def _forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | None, Block]:
+def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
+    """(output, log-sum-exp); an output that is `placed` is written to a slot, which exists already, and is empty."""
     if z.a2a == 1:
         return _ring_forward(ledger, z, placed)
     inner, shared = _exchanged(z), z.tokens * z.narrow
     heads = _split_heads(ledger, z.qkv * shared)
     inner_out, lse = _ring_forward(ledger, inner, placed=False)
     (out,) = _join_heads(ledger, z, (z.q, 1 if placed else inner.heads))  # what is copied to the slot takes nothing
-    ledger.free(inner_out, heads, out if placed else None)
-    return (None if placed else out), lse
+    ledger.free(inner_out, heads)
+    return _left(ledger, out, placed), lse
 
 
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     """Gradients of q, k and v; those that one message carries are one tensor."""
-    if z.a2a == 1:
-        return _ring_backward(ledger, z)
-    inner = _exchanged(z)
-    heads = _split_heads(ledger, (z.qkv + 2 * z.q) * z.tokens * z.narrow)
-    inner_grads = _ring_backward(ledger, inner)
-    grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
-    ledger.free(*inner_grads, heads)
-    return grads
+    return _with_exchange(ledger, z, z.qkv + 2 * z.q, lambda inner: _ring_backward(ledger, inner))
 
 
 def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
@@ -76,7 +57,7 @@ def gather_rows(ledger: Ledger, z: LayerSizes) -> None:
     ledger.free(all_gather(ledger, z.ring, "k and v gathered", z.ring * 2 * _kv_bytes(z)))
 
 
-def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block | None, Block]:
+def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> tuple[Block, Block]:
     calls = _rows_calls(z, before)
     if len(calls) == 1:
         return _ring_forward(ledger, z, placed)
@@ -85,14 +66,7 @@ def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> t
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
     """Gradients of these queries and of their keys and values, whose sums are in their store."""
-    if z.a2a == 1:
-        return _rows_backward(ledger, z, before)
-    inner = _exchanged(z)
-    heads = _split_heads(ledger, 3 * z.q * z.tokens * z.narrow)
-    inner_grads = _rows_backward(ledger, inner, before)
-    grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
-    ledger.free(*inner_grads, heads)
-    return grads
+    return _with_exchange(ledger, z, 3 * z.q, lambda inner: _rows_backward(ledger, inner, before))
 
 
 def _rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
@@ -134,6 +108,20 @@ def _exchanged(z: LayerSizes) -> LayerSizes:
     return z._replace(tokens=z.tokens * z.a2a, heads=z.heads // z.a2a, kv_heads=z.kv_heads // z.a2a)
 
 
+def _with_exchange(
+    ledger: Ledger, z: LayerSizes, width: int, backward: Callable[[LayerSizes], list[Block]]
+) -> list[Block]:
+    """`backward` between the two all-to-alls, where there are any; `width`: of what the first one takes there."""
+    if z.a2a == 1:
+        return backward(z)
+    inner = _exchanged(z)
+    heads = _split_heads(ledger, width * z.tokens * z.narrow)
+    inner_grads = backward(inner)
+    grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
+    ledger.free(*inner_grads, heads)
+    return grads
+
+
 def _split_heads(ledger: Ledger, num_bytes: int) -> Block:
     packed = ledger.make("heads to send", num_bytes)
     received = ledger.make("heads received", num_bytes)
@@ -158,11 +146,18 @@ def _join_heads(ledger: Ledger, z: LayerSizes, *parts: tuple[int, int]) -> list[
     return copies
 
 
-def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | None, Block]:
+def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
+    """What is left of an output that had a tensor of its own in any case: nothing, once it is copied to its place."""
+    if not placed:
+        return out
+    ledger.free(out)
+    return ledger.make(out.name, 0)
+
+
+def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     if z.ring == 1:
         made, lse = _kernel_forward(ledger, z, Call(z.tokens, z.tokens))
-        ledger.free(made if placed else None)  # the kernel makes its own output in any case
-        return (None if placed else made), lse
+        return _left(ledger, made, placed), lse
     if z.gathers_kv:
         gathered = _gather(ledger, z)
         out, lse = _merged_forward(ledger, z, _gathered_calls(z), placed)
@@ -181,23 +176,23 @@ def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | 
     return out, lse
 
 
-def _merged_forward(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) -> tuple[Block | None, Block]:
+def _merged_forward(ledger: Ledger, z: LayerSizes, calls: list[Call], placed: bool) -> tuple[Block, Block]:
     merger = _start_merger(ledger, z, placed)
     _merge_calls(ledger, z, calls)
     return _merged(ledger, z, *merger, placed)
 
 
-def _start_merger(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block | None, Block]:
-    """The sums of the output, unless they are made where the output is placed, and the log-sum-exp."""
+def _start_merger(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
+    """The sums of the output, empty if they are made where the output is placed, and the log-sum-exp."""
     in_place = placed and not z.mixed
-    total = None if in_place else ledger.make("merged output", _q_bytes(z) // z.narrow * z.wide)
+    total = ledger.make("merged output", 0 if in_place else _q_bytes(z) // z.narrow * z.wide)
     return total, ledger.make("lse", _lse_bytes(z, z.tokens))
 
 
-def _merged(ledger: Ledger, z: LayerSizes, total: Block | None, lse: Block, placed: bool) -> tuple[Block | None, Block]:
+def _merged(ledger: Ledger, z: LayerSizes, total: Block, lse: Block, placed: bool) -> tuple[Block, Block]:
     if not z.mixed:
         return total, lse
-    out = None if placed else ledger.make("attention_out", _q_bytes(z))
+    out = ledger.make("attention_out", 0 if placed else _q_bytes(z))
     ledger.free(total)
     return out, lse
 

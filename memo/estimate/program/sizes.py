@@ -3,10 +3,16 @@
 from typing import NamedTuple
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_a2a_size, resolved_dtype, resolved_offload_tiles, resolved_sections
+from memo.config.derived import (
+    rank_tokens,
+    resolved_a2a_size,
+    resolved_dtype,
+    resolved_offload_tiles,
+    resolved_sections,
+)
 from memo.estimate.program.products import Scratch, uncounted
 from memo.spec.custom_layer import Half, custom_facts
-from memo.units import DTYPE_BYTES
+from memo.units import element_bytes
 
 ON_CPUS_ALONE = frozenset(
     {
@@ -115,14 +121,14 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
     """The sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring)."""
     model, parallel = config.model, config.parallel
     device = "cuda" if config.hardware.device == "cuda" else "cpu"
-    narrow = DTYPE_BYTES[resolved_dtype(config, device)]
+    narrow, wide = element_bytes(resolved_dtype(config, device))
     a2a = resolved_a2a_size(config)
     return LayerSizes(
-        tokens=config.data.seq_length // parallel.cp * config.training.micro_batch_size,
+        tokens=rank_tokens(config),
         batch=config.training.micro_batch_size,
         tp=parallel.tp,
         narrow=narrow,
-        wide=max(4, narrow),
+        wide=wide,
         hidden=model.hidden_size,
         heads=model.num_attention_heads // parallel.tp,
         kv_heads=model.kv_heads // parallel.tp,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from memo.estimate.program.attention import attention_backward, attention_forward_placed
+from memo.estimate.program.attention import attention_backward, attention_forward
 from memo.estimate.program.halves import half_again, half_forward
 from memo.estimate.program.layer import matrices, normed_heads_backward, normed_heads_forward
 from memo.estimate.program.ledger import Block, Ledger
@@ -49,7 +49,7 @@ def tiled_forward(ledger: Ledger, z: LayerSizes, groups: KeptGroups, x: Block) -
     hidden = hidden_bytes(z, z.tokens) // z.tp
     compute_qkv(ledger, z, tile)
     q, k = attention_inputs(ledger, z, z.tokens)
-    lse = attention_forward_placed(ledger, z)
+    _, lse = attention_forward(ledger, z, placed=True)
     ledger.free(lse, q, k)
     y = ledger.make("layer output", hidden)
     mlp_forward(ledger, z, groups, tile)
