@@ -10,7 +10,7 @@ from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.simulate.framework import MEMO, Framework
 from memo.simulate.model import StepModel, step_model
-from memo.simulate.stage import Stage, streams_of
+from memo.simulate.stage import run_stages, update_stages
 from memo.simulate.swapping import always_hidden, copies_s, moves_and_records
 from memo.spec.clock import Clock, Op, run
 from memo.spec.flops import model_flops_per_token
@@ -188,21 +188,17 @@ def _with_update(model: StepModel, pipeline_s: float, stall_s: float = 0.0) -> _
 def _simulated(model: StepModel, short: Pipeline) -> _Timed:
     """Layer by layer, on the streams of each stage."""
     full, stages = model.pipeline, range(model.pipeline.stages)
-    streams = [streams_of(model, short, stage) for stage in stages]
-    workers = [Stage(stage, model, streams[stage], short.microbatches) for stage in stages]
-    clock = run(
-        model.program(short), lambda stage, op, ready_s: workers[stage].execute(op.acting, ready_s), model.message_s
-    )
+    workers, clock = run_stages(model, short)
+    streams = [worker.streams for worker in workers]
     stall_s = sum(stream.stall_s for stream in streams) / short.microbatches * full.microbatches / full.stages
     pipeline_s = _extended(full, short, clock, skip=1 if any(model.states) else 0)
     if not any(model.states):
         return _with_update(model, pipeline_s, stall_s)
-    reduced = [worker.finish_reduction(clock.ends[stage][-1]) for stage, worker in enumerate(workers)]
-    end_s = max(worker.optimize(max(reduced)) for worker in workers)
+    reduced_s, end_s = update_stages(workers, clock)
     copied_s = sum(stream.rows.busy_s.get(row, 0.0) for stream in streams for row in ("offload", "prefetch"))
     moved_s = sum(copies_s(short, stage, model.num_layers, model.times) for stage in stages)
     states_s = max(0.0, copied_s - moved_s) / short.microbatches * full.microbatches / full.stages
-    return _Timed(pipeline_s, max(reduced) - clock.makespan_s, end_s - max(reduced), stall_s, states_s)
+    return _Timed(pipeline_s, reduced_s - clock.makespan_s, end_s - reduced_s, stall_s, states_s)
 
 
 def _resources(model: StepModel, timed: _Timed, compute_s: float) -> dict[str, float]:

@@ -1,35 +1,49 @@
 """One stage at work: its actions become layers on the streams of its swap plan, and reductions beside them."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from memo.simulate.model import StepModel
 from memo.simulate.rows import Record, Rows
 from memo.simulate.state_streams import StateStreams
 from memo.simulate.state_traffic import stage_state_plan
 from memo.simulate.streams import StageStreams
 from memo.simulate.swapping import steady_plan
+from memo.spec.clock import Clock, run
 from memo.spec.schedule import Action, Pipeline
 
+Recorder = Callable[[int, str, str, float, float], None]
+"""Called as (stage, row, name, start, end) for every piece of work."""
 
-def streams_of(model: StepModel, pipeline: Pipeline, stage: int) -> StageStreams:
-    """The rows of one stage and the plans that they execute, for as many microbatches as `pipeline` has."""
-    plan = steady_plan(pipeline, stage, model.num_layers)
-    rows, times = Rows(model.times.copies_overlap), model.states[stage]
-    if times is None:
-        return StageStreams(plan, model.times, rows)
-    states = stage_state_plan(pipeline, stage, times.placement)
-    return StageStreams(plan, model.times, rows, StateStreams(times, states, rows))
+
+def run_stages(model: StepModel, pipeline: Pipeline, record: Recorder | None = None) -> tuple[list["Stage"], Clock]:
+    """Run all stages for as many microbatches as `pipeline` has, up to their last backwards."""
+    stages = [Stage(stage, model, pipeline, record and partial(record, stage)) for stage in range(pipeline.stages)]
+    clock = run(
+        model.program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.acting, ready_s), model.message_s
+    )
+    return stages, clock
+
+
+def update_stages(stages: Sequence["Stage"], clock: Clock) -> tuple[float, float]:
+    """(when all gradients are reduced, when all stages have updated their weights): the end of a step."""
+    reduced_s = max(stage.finish_reduction(ends[-1]) for stage, ends in zip(stages, clock.ends, strict=True))
+    # The norm of the gradients is of the whole model: all stages meet there.
+    return reduced_s, max(stage.optimize(reduced_s) for stage in stages)
 
 
 class Stage:
-    """Executes actions in the order of the swap plan that `streams` runs."""
+    """Executes the actions of a stage, in the order of its swap plan."""
 
-    def __init__(
-        self, index: int, model: StepModel, streams: StageStreams, microbatches: int, record: Record | None = None
-    ) -> None:
-        self.index, self.model, self.streams, self.record = index, model, streams, record
-        self.update, self.states = model.updates[index], streams.states
-        if self.states is not None:
-            self.states.record = record
-        self._last_microbatch = microbatches - 1
+    def __init__(self, index: int, model: StepModel, pipeline: Pipeline, record: Record | None = None) -> None:
+        self.index, self.model, self.record = index, model, record
+        rows, times = Rows(model.times.copies_overlap), model.states[index]
+        self.update, self.states = model.updates[index], None
+        if times is not None:
+            self.states = StateStreams(times, stage_state_plan(pipeline, index, times.placement), rows, record)
+        plan = steady_plan(pipeline, index, model.num_layers)
+        self.streams = StageStreams(plan, model.times, rows, self.states)
+        self._last_microbatch = pipeline.microbatches - 1
         self._waiting: list[int] = []  # layers whose own gradients are complete and not reduced yet
         self._ends_there_s = 0.0
 

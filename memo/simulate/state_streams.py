@@ -44,9 +44,8 @@ class _Reduction:
 class StateStreams:
     """Executes the steps of a state plan on the rows that activations use too."""
 
-    def __init__(self, times: StateTimes, plan: StatePlan, rows: Rows) -> None:
-        self.times, self.plan, self.rows = times, plan, rows
-        self.record: Record | None = None
+    def __init__(self, times: StateTimes, plan: StatePlan, rows: Rows, record: Record | None = None) -> None:
+        self.times, self.plan, self.rows, self.record = times, plan, rows, record
         order = sorted({step.op.layer for step in plan.steps})
         self._places = {layer: times.placement.of_layer(position) for position, layer in enumerate(order)}
         self._weights = [_Slot() for _ in range(plan.num_weight_slots)]

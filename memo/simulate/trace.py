@@ -6,7 +6,6 @@ the fast prediction is tested against.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from memo.artifacts import chrome_trace
@@ -16,8 +15,7 @@ from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.rows import ROWS
-from memo.simulate.stage import Stage, streams_of
-from memo.spec.clock import run
+from memo.simulate.stage import run_stages, update_stages
 
 MOST_PASSES = 1 << 19
 """Forwards and backwards of layers in one file, which then has some 100 MB: viewers open little more."""
@@ -78,21 +76,14 @@ def simulate_step(
 
 def simulate(model: StepModel) -> SimulatedStep:
     """Simulate one step of given costs."""
-    pipeline, spans = model.pipeline, []
+    spans: list[Span] = []
 
     def record(stage: int, row: str, name: str, start_s: float, end_s: float) -> None:
         spans.append(Span(stage, row, name, start_s, end_s))
 
-    count = pipeline.microbatches
-    streams = [streams_of(model, pipeline, index) for index in range(pipeline.stages)]
-    stages = [Stage(index, model, streams[index], count, partial(record, index)) for index in range(pipeline.stages)]
-    clock = run(
-        model.program(pipeline), lambda stage, op, ready_s: stages[stage].execute(op.acting, ready_s), model.message_s
-    )
-    ends = [stage.finish_reduction(clock.ends[stage.index][-1]) for stage in stages]
-    # The norm of the gradients is of the whole model: all stages meet there.
-    step_s = max(stage.optimize(max(ends)) for stage in stages)
-    return SimulatedStep(tuple(spans), step_s, clock.makespan_s, tuple(stream.stall_s for stream in streams))
+    stages, clock = run_stages(model, model.pipeline, record)
+    _, step_s = update_stages(stages, clock)
+    return SimulatedStep(tuple(spans), step_s, clock.makespan_s, tuple(stage.streams.stall_s for stage in stages))
 
 
 def write_trace(spans: Sequence[Span], path: str | Path) -> None:
