@@ -5,7 +5,7 @@
 simumax b200   SimuMax's runs of Megatron-LM on 8 B200 (tests/golden/README.md), dense models, each step of 4 to 32
                microbatches of one sequence; beside memo's error stands that of SimuMax, which measures kernels of the
                very shapes. memo's efficiencies of B200 are round figures from those kernels, not from these steps.
-               Memory is what torch's allocator gave at most, which SimuMax foresees too, by memo.estimate.fused_memory;
+               Memory is what torch's allocator gave at most, which SimuMax foresees too, by fused_memory.py;
                and, beside what was reserved, the account of Megatron-LM on kernels that are not fused, which was fitted
                to older runs (memo.estimate.calibration).
 trl 1m         TRL 1.13's guide: Qwen3-8B, one sequence of 1,048,576 tokens on 8 H100 over a ring, layers recomputed
@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import rows
+from fused_memory import fused_allocated_bytes
 from simulator_accuracy import GOLDEN
 
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.accounts import Account
-from memo.estimate.fused_memory import fused_allocated_bytes
 from memo.estimate.hardware_table import HARDWARE
 from memo.simulate import predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO, Framework

@@ -20,7 +20,8 @@ from typing import Any
 from memo.config import RunConfig, preset
 from memo.estimate.accounts import Account
 from memo.estimate.hardware_table import HARDWARE
-from memo.estimate.rank_memory import node_host_bytes, worst_rank
+from memo.estimate.node_memory import node_host_bytes
+from memo.estimate.rank_memory import worst_rank
 from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.papers.memo_paper import gpu_memory, host_bytes
 from memo.spec.shapes import shape_of

@@ -11,7 +11,7 @@ from typing import Literal
 
 from memo.config import RunConfig
 from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory
-from memo.estimate.rank_memory import RankMemory, rank_memory, worst_rank
+from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, rank_memory, worst_rank
 from memo.spec.shapes import ModelShape
 from memo.spec.slots import Moved
 
@@ -25,13 +25,14 @@ class Account:
     Attributes:
         program: the program that runs.
         shape: the model whose parameters are counted for Megatron-LM; for memo the configuration has them.
-        whole_logits: whether Megatron-LM's loss keeps the logits of all tokens at once; memo's loss never does.
+        logit_bytes: of each logit where Megatron-LM's loss keeps those of all tokens at once, else None; memo's loss
+            never does.
     """
 
     program: Program
     shape: ModelShape
     world_size: int
-    whole_logits: bool = True
+    logit_bytes: int | None = WHOLE_LOGIT_BYTES
 
     def stage(self, config: RunConfig, stage: int, moved: Moved | None = None) -> RankMemory:
         """Memory of the rank of a pipeline stage that needs most.
@@ -40,12 +41,12 @@ class Account:
         """
         if self.program == "memo":
             return _own(config, self.world_size, stage, _key(moved))
-        return rank_memory(config, self.shape, self.world_size, stage, whole_logits=self.whole_logits, moved=moved)
+        return rank_memory(config, self.shape, self.world_size, stage, logit_bytes=self.logit_bytes, moved=moved)
 
     def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
         """Memory of the rank that needs most, over all stages."""
         if self.program != "memo":
-            return worst_rank(config, self.shape, self.world_size, whole_logits=self.whole_logits, moved=moved)
+            return worst_rank(config, self.shape, self.world_size, logit_bytes=self.logit_bytes, moved=moved)
         bounds = self._own_bounds(config, moved)
         worst: RankMemory | None = None
         for stage in sorted(bounds, key=lambda stage: -bounds[stage].most):
@@ -67,11 +68,8 @@ class Account:
         memory = self.worst(config, moved)
         return memory, memory.total
 
-    def stage_bounds(self, config: RunConfig, moved: Moved | None = None) -> dict[int, tuple[int, int]] | None:
-        """Bounds of the total that `stage` returns, least and most, for each stage that may need most; None for
-        Megatron-LM, whose account is cheap."""
-        if self.program != "memo":
-            return None
+    def stage_bounds(self, config: RunConfig, moved: Moved | None = None) -> dict[int, tuple[int, int]]:
+        """Bounds of the total that `stage` returns for memo, least and most, for each stage that may need most."""
         return {stage: (each.least.total, each.most) for stage, each in self._own_bounds(config, moved).items()}
 
     def _own_bounds(self, config: RunConfig, moved: Moved | None) -> dict[int, OwnBounds]:

@@ -1,23 +1,26 @@
 """Refuses a run that cannot fit or finish before it allocates anything.
 
-The estimates have errors (see memo.estimate.own_memory and memo.estimate.time): a run near the limit may be admitted
+The estimates have errors (see memo.estimate.own_memory and estimate_step_s): a run near the limit may be admitted
 and fail, or be refused although it would just fit. Under --offload-alpha auto a run is admitted if it fits either with
 all activations on the device or with as few as possible. On a CPU, device and host share one memory. There
 --device-memory-gib limits what torch allocates, which is counted to the byte (memo.estimate.program), except for the
 scratch memory of matrix products in bf16 and fp16, which depends on the CPU.
 """
 
-import sys
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from memo.config import RunConfig
-from memo.config.derived import sequence_step
+from memo.config.derived import num_microbatches, sequence_step
 from memo.errors import ResourceError
-from memo.estimate.device_memory import worst_device_bytes
-from memo.estimate.own_memory import possible_memory
-from memo.estimate.rank_memory import RankMemory, components, most_of_a_node, node_host_bytes
-from memo.estimate.time import estimate_step_s
+from memo.estimate.node_memory import most_of_a_node, node_host_bytes
+from memo.estimate.own_memory import possible_memory, worst_device_bytes
+from memo.estimate.rank_memory import RankMemory, components
+from memo.spec.flops import step_flops
 from memo.units import GIB, format_bytes, format_duration_s
+
+EFFICIENCY = 0.5
+"""Share of the peak that a rank reaches while it computes."""
 
 
 @dataclass(frozen=True)
@@ -35,35 +38,34 @@ class Admission:
     step_s: float
 
 
-def admit(
-    config: RunConfig,
-    world_size: int,
-    available_bytes: int,
-    peak_flops: float,
-    local_ranks: int,
-    *,
-    host_bytes: int | None = None,
-    host_ranks: int = 1,
-    total_bytes: int | None = None,
-) -> Admission:
-    """Estimate a checked run; raises ResourceError if it needs more memory or time than there is.
+class Room(NamedTuple):
+    """What is free for a run.
 
-    Args:
-        available_bytes: free bytes of one memory: the node's on CPU (`available_host_bytes`), one
-            device's on CUDA.
-        peak_flops: peak of one rank, FLOP/s.
+    Attributes:
+        available_bytes: free bytes of one memory: the node's on CPU (`available_host_bytes`), one device's on CUDA.
+        total_bytes: size of that memory, including what other processes hold.
         local_ranks: ranks that share that memory: those of the node on CPU, 1 on CUDA.
         host_bytes: host memory that activations and states of the `host_ranks` ranks of a node may take; None if it
             is not to be checked.
-        total_bytes: size of that memory, including what other processes hold; None if it equals `available_bytes`.
     """
-    cap = _cap(config, is_device=True)
-    total_bytes = min(total_bytes or available_bytes, cap or sys.maxsize)
-    available_bytes = min(available_bytes, cap or available_bytes)
-    machine = _Machine(world_size, available_bytes, peak_flops, local_ranks, host_bytes, host_ranks)
-    admission = machine.estimate(config)
+
+    available_bytes: int
+    total_bytes: int
+    local_ranks: int = 1
+    host_bytes: int | None = None
+    host_ranks: int = 1
+
+
+def admit(config: RunConfig, world_size: int, room: Room, peak_flops: float) -> Admission:
+    """Estimate a checked run; raises ResourceError if it needs more memory or time than there is.
+
+    Args:
+        peak_flops: peak of one rank, FLOP/s.
+    """
+    machine = _Machine(world_size, _capped(config, room), peak_flops)
+    room, admission = machine.room, machine.estimate(config)
     limit_s = 60.0 * config.training.max_step_minutes
-    fits = admission.shared_bytes <= machine.available_bytes
+    fits = admission.shared_bytes <= room.available_bytes
     if fits and admission.step_s <= limit_s:
         _check_cap(config, machine)
         _check_host(config, machine)
@@ -72,35 +74,49 @@ def admit(
     sizes = components(memory).items()
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes if name != "host" or size)
     within = "within" if admission.step_s <= limit_s else "above"
-    if not fits and admission.shared_bytes <= total_bytes:
+    if not fits and admission.shared_bytes <= room.total_bytes:
         cause = "this run does not fit in the memory that is free"
         remedy = (
-            f"other processes hold {format_bytes(total_bytes - available_bytes)} of {format_bytes(total_bytes)}: end "
-            f"some of them, or wait until {format_bytes(admission.shared_bytes)} are free"
+            f"other processes hold {format_bytes(room.total_bytes - room.available_bytes)} of "
+            f"{format_bytes(room.total_bytes)}: end some of them, or wait until "
+            f"{format_bytes(admission.shared_bytes)} are free"
         )
     else:
         cause = f"--seq-length {config.data.seq_length} is too {'slow' if fits else 'large'} for this machine"
         remedy = _remedy(config, machine, only_time=fits)
     raise ResourceError(
         f"{cause}: a rank needs {format_bytes(_needed_bytes(config, memory))} ({parts}); the ranks that share this "
-        f"memory ({local_ranks}) need {format_bytes(admission.shared_bytes)}, available are "
-        f"{format_bytes(machine.available_bytes)}; one step takes about {step_s}, {within} --max-step-minutes "
+        f"memory ({room.local_ranks}) need {format_bytes(admission.shared_bytes)}, available are "
+        f"{format_bytes(room.available_bytes)}; one step takes about {step_s}, {within} --max-step-minutes "
         f"{config.training.max_step_minutes:g}: {remedy}"
     )
 
 
-def would_hold(
-    config: RunConfig,
-    world_size: int,
-    available_bytes: int,
-    local_ranks: int,
-    *,
-    host_bytes: int | None = None,
-    host_ranks: int = 1,
-) -> bool:
-    """Whether `admit` with these arguments would find memory enough, however long a step takes."""
-    available_bytes = min(available_bytes, _cap(config, is_device=True) or available_bytes)
-    return _Machine(world_size, available_bytes, 1.0, local_ranks, host_bytes, host_ranks).holds(config)
+def would_hold(config: RunConfig, world_size: int, room: Room) -> bool:
+    """Whether `admit` would find memory enough, however long a step takes."""
+    return _Machine(world_size, _capped(config, room), 1.0).holds(config)
+
+
+def _capped(config: RunConfig, room: Room) -> Room:
+    """No more than --device-memory-gib of a GPU."""
+    cap = _cap(config, is_device=True)
+    if cap is None:
+        return room
+    return room._replace(available_bytes=min(room.available_bytes, cap), total_bytes=min(room.total_bytes, cap))
+
+
+def estimate_step_s(config: RunConfig, world_size: int, peak_flops: float) -> float:
+    """Seconds of one step, from FLOPs alone; `peak_flops` is the peak of one rank in FLOP/s.
+
+    The pipeline idles for (pp - 1) / (microbatches x vpp) of its working time (Narayanan et al., 2021).
+
+    Known error: EFFICIENCY stands for everything that is not a matrix product, communication included. Long sequences
+    on a data-centre GPU reach 0.5 (MEMO, table 3); tiny models and slow links take several times as long.
+    """
+    parallel = config.parallel
+    working_s = step_flops(config, world_size) / (world_size * EFFICIENCY * peak_flops)
+    bubble = (parallel.pp - 1) / (num_microbatches(config, world_size) * parallel.vpp)
+    return working_s * (1.0 + bubble)
 
 
 @dataclass(frozen=True)
@@ -108,33 +124,30 @@ class _Machine:
     """The memory and speed of the machine; see the arguments of `admit`."""
 
     world_size: int
-    available_bytes: int
+    room: Room
     peak_flops: float
-    local_ranks: int
-    host_bytes: int | None
-    host_ranks: int
 
     def estimate(self, config: RunConfig) -> Admission:
         stages = [_memory(config, self.world_size, stage) for stage in range(config.parallel.pp)]
         # Which stages share a node depends on the launcher: assume the most demanding ranks do.
         stages.sort(key=lambda memory: _needed_bytes(config, memory), reverse=True)
         needed = [_needed_bytes(config, memory) for memory in stages]
-        shared = most_of_a_node(needed, self.world_size // config.parallel.pp, self.local_ranks)
+        shared = most_of_a_node(needed, self.world_size // config.parallel.pp, self.room.local_ranks)
         return Admission(stages[0], shared, estimate_step_s(config, self.world_size, self.peak_flops))
 
     def holds(self, config: RunConfig) -> bool:
         """Whether a run fits both on its devices and in host memory."""
         cap = _cap(config, is_device=False)
         return (
-            self.estimate(config).shared_bytes <= self.available_bytes
+            self.estimate(config).shared_bytes <= self.room.available_bytes
             and (cap is None or worst_device_bytes(config, self.world_size) <= cap)
-            and (self.host_bytes is None or self.needed_on_host(config) <= self.host_bytes)
+            and (self.room.host_bytes is None or self.needed_on_host(config) <= self.room.host_bytes)
         )
 
     def needed_on_host(self, config: RunConfig) -> int:
         alpha = config.memory.offload_alpha
         moved = alpha if config.memory.swaps and isinstance(alpha, float) else None
-        return node_host_bytes(config, self.world_size, self.host_ranks, moved)
+        return node_host_bytes(config, self.world_size, self.room.host_ranks, moved)
 
 
 def _cap(config: RunConfig, *, is_device: bool) -> int | None:
@@ -158,13 +171,14 @@ def _check_cap(config: RunConfig, machine: _Machine) -> None:
 
 
 def _check_host(config: RunConfig, machine: _Machine) -> None:
-    if machine.host_bytes is None:
+    room = machine.room
+    if room.host_bytes is None:
         return
     needed = machine.needed_on_host(config)
-    if needed > machine.host_bytes:
+    if needed > room.host_bytes:
         raise ResourceError(
             f"--offload-states {config.memory.offload_states} takes {format_bytes(needed)} of host memory on a node of "
-            f"{machine.host_ranks} ranks, {format_bytes(machine.host_bytes)} are available: "
+            f"{room.host_ranks} ranks, {format_bytes(room.host_bytes)} are available: "
             f"{_states_remedy(config, machine)}"
             "raise --offload-host-memory-gib if the node has more, or use more nodes"
         )
@@ -184,7 +198,7 @@ def _remedy(config: RunConfig, machine: _Machine, only_time: bool) -> str:
 
     def is_within(seq_length: int) -> bool:
         estimate = machine.estimate(replace(config, data=replace(config.data, seq_length=seq_length)))
-        return estimate.shared_bytes <= machine.available_bytes and estimate.step_s <= limit_s
+        return estimate.shared_bytes <= machine.room.available_bytes and estimate.step_s <= limit_s
 
     step = sequence_step(config.parallel.tp, config.parallel.cp)
     longer = "raise --max-step-minutes, " if only_time else _states_remedy(config, machine)

@@ -131,6 +131,28 @@ def reserved_under_plan(memory: RankMemory) -> int:
     return num_large * LARGE_SEGMENT_BYTES + 2 * SMALL_SEGMENT_BYTES
 
 
+def device_bytes(config: RunConfig, world_size: int, stage: int, moved: Moved | None = None) -> int:
+    """What --device-memory-gib limits of a rank of `stage`; arguments as of `own_memory`.
+
+    On a GPU this includes what torch does not see. On a CPU it is what torch's allocator is asked for. The process,
+    host records and the states in the host arena are not part of that, and the scratch memory of matrix products in
+    bf16 and fp16, which depends on the CPU, is not counted.
+    """
+    return _on_device(config, own_memory(config, world_size, stage, moved=moved))
+
+
+def worst_device_bytes(config: RunConfig, world_size: int) -> int:
+    """Bytes of the rank that needs most, over all stages; under --offload-alpha auto the least that it can do with."""
+    return max(
+        min(_on_device(config, memory) for memory in possible_memory(config, world_size, stage))
+        for stage in worst_stages(config)
+    )
+
+
+def _on_device(config: RunConfig, memory: RankMemory) -> int:
+    return memory.total if config.hardware.device == "cuda" else memory.allocated
+
+
 @dataclass(frozen=True)
 class OwnBounds:
     """Bounds of the memory of one stage: the components that it has at least, and the total that it has at most."""

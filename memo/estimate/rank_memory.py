@@ -24,15 +24,20 @@ instead of the fitted STEP_BYTES.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from memo.config import RunConfig
-from memo.config.derived import layers_per_chunk, num_microbatches, resolved_dtype, vocab_rows_per_rank
+from memo.config.derived import (
+    layers_per_chunk,
+    num_microbatches,
+    rank_tokens,
+    resolved_dtype,
+    vocab_rows_per_rank,
+)
 from memo.errors import ConfigError
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
-from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_bytes, state_sizes
-from memo.estimate.swap_memory import disk_bytes, host_bytes, swap_bytes, working_set_bytes
+from memo.estimate.state_memory import StateBytes, StateSizes, placed_bytes, state_sizes
+from memo.estimate.swap_memory import swap_bytes, working_set_bytes
 from memo.spec.buckets import RankUnits, Unit, layer_unit
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.parameters import end_weights
@@ -40,7 +45,7 @@ from memo.spec.placement import StatePlacement, placement_of
 from memo.spec.shapes import ModelShape
 from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import Moved
-from memo.units import DTYPE_BYTES, GIB
+from memo.units import GIB, element_bytes
 
 WHOLE_LOGIT_BYTES = 10
 """Bytes of each logit if the loss is not chunked, as in Megatron-LM: what the calibration's runs show, not what its
@@ -88,8 +93,7 @@ def rank_memory(
     world_size: int,
     stage: int,
     *,
-    whole_logits: bool = False,
-    logit_bytes: int = WHOLE_LOGIT_BYTES,
+    logit_bytes: int | None = None,
     moved: Moved | None = None,
 ) -> RankMemory:
     """Memory of a rank of pipeline stage `stage` at the peak of a step.
@@ -97,9 +101,8 @@ def rank_memory(
     Args:
         config: a checked configuration with --device cuda.
         shape: the model whose parameters are counted; its sizes must equal those of the configuration.
-        whole_logits: whether the loss keeps the logits of all tokens at once, as Megatron-LM does, instead of those of
-            --loss-chunk-size tokens.
-        logit_bytes: bytes of each logit in that case.
+        logit_bytes: of each logit, if the loss keeps the logits of all tokens at once, as Megatron-LM does
+            (WHOLE_LOGIT_BYTES); default: it keeps those of --loss-chunk-size tokens.
         moved: what a swap plan moves; default: what --offload-alpha says if it is a number. With off and auto there is
             no swap plan.
     """
@@ -108,7 +111,7 @@ def rank_memory(
     states = placed_bytes(units, placement, sizes)
     alpha = config.memory.offload_alpha
     layers = _layers(config, world_size, stage, alpha if moved is None and isinstance(alpha, float) else moved)
-    loss = _loss_bytes(config, stage, logit_bytes if whole_logits else None)
+    loss = _loss_bytes(config, stage, logit_bytes)
     cp_bytes = CP_GIB * GIB * math.log2(config.parallel.cp)
     return RankMemory(
         weights=states.weights,
@@ -174,8 +177,7 @@ def worst_rank(
     shape: ModelShape,
     world_size: int,
     *,
-    whole_logits: bool = False,
-    logit_bytes: int = WHOLE_LOGIT_BYTES,
+    logit_bytes: int | None = None,
     moved: Moved | None = None,
 ) -> RankMemory:
     """Memory of the stage with the highest total.
@@ -183,56 +185,10 @@ def worst_rank(
     That is the first one, which has the most microbatches in flight, or the last one, which has the head.
     """
     ends = {0, config.parallel.pp - 1}
-    ranks = [
-        rank_memory(config, shape, world_size, stage, whole_logits=whole_logits, logit_bytes=logit_bytes, moved=moved)
-        for stage in sorted(ends)
-    ]
+    ranks = (
+        rank_memory(config, shape, world_size, stage, logit_bytes=logit_bytes, moved=moved) for stage in sorted(ends)
+    )
     return max(ranks, key=lambda rank: rank.total)
-
-
-def node_host_bytes(
-    config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved | None, disk_bytes: float | None = None
-) -> int:
-    """Host memory of the activations (`moved`; None if none move) and states of the ranks of one node.
-
-    With --offload-nvme-path it is the least: `disk_bytes` of the node's disk are full of activations; None: all that
-    can be there are.
-
-    Which stages share a node depends on the launcher, so the ranks that need most are assumed to share one.
-    """
-    per_stage, stages = world_size // config.parallel.pp, range(config.parallel.pp)
-    of_rank = None if disk_bytes is None else disk_bytes / min(world_size, gpus_per_node)
-    ranks = host_bytes(config, world_size, moved, of_rank)
-    if placement_of(config, world_size).optimizer:
-        ranks = [ranks[stage] + state_bytes(config, world_size, stage).host for stage in stages]
-    return most_of_a_node(ranks, per_stage, gpus_per_node)
-
-
-def node_disk_bytes(config: RunConfig, world_size: int, gpus_per_node: int, moved: Moved, budget_bytes: float) -> int:
-    """What a node's disk holds where its host memory is filled first; stages that share a node as of
-    `node_host_bytes`.
-
-    Args:
-        budget_bytes: what activations and states of all ranks of a node may take of host memory.
-    """
-    per_stage, ranks = world_size // config.parallel.pp, min(world_size, gpus_per_node)
-    states = [0] * config.parallel.pp
-    if placement_of(config, world_size).optimizer:
-        states = [state_bytes(config, world_size, stage).host for stage in range(config.parallel.pp)]
-    spare_bytes = (budget_bytes - most_of_a_node(states, per_stage, ranks)) / ranks
-    found = disk_bytes(config, world_size, moved, [max(0.0, spare_bytes)] * config.parallel.pp)
-    return most_of_a_node(found, per_stage, ranks)
-
-
-def most_of_a_node(ranks: Sequence[int], per_stage: int, gpus_per_node: int) -> int:
-    """The largest sum over `gpus_per_node` ranks; `ranks`: bytes of one rank of each stage, of which there are
-    `per_stage`."""
-    left, total = gpus_per_node, 0
-    for num_bytes in sorted(ranks, reverse=True):
-        count = min(left, per_stage)
-        total += count * num_bytes
-        left -= count
-    return total
 
 
 @dataclass(frozen=True)
@@ -270,33 +226,32 @@ def _layers(config: RunConfig, world_size: int, stage: int, moved: Moved | None)
     if memory.recompute_granularity == "full":
         return _Layers(passes * hidden // tp, 0, 2 * layer + gathered, 0)
     if memory.recompute_granularity == "selective":
-        lse = num_tokens(config) * config.model.num_attention_heads * max(4, _narrow(config)) // tp
+        _, wide = _element_bytes(config)
+        lse = rank_tokens(config) * config.model.num_attention_heads * wide // tp
         return _Layers(passes * (layer - lse), 0, layer + gathered, 0)
     return _Layers(passes * layer, 0, layer + gathered, 0)
 
 
 def layer_activation_bytes(config: RunConfig) -> int:
     """Bytes that one layer keeps of one microbatch on one rank, between its forward and its backward."""
-    model, narrow = config.model, _narrow(config)
-    wide = max(4, narrow)
+    model, (narrow, wide) = config.model, _element_bytes(config)
     per_token = sum(tensor.width * (wide if tensor.dtype == "wide" else narrow) for tensor in skeletal_tensors(model))
     if model.position_embedding_type == "rope":  # q and k after RoPE, beside the fused qkv, which v keeps alive
         per_token += narrow * (model.num_attention_heads + model.kv_heads) * model.head_dim
     if model.gated:
         per_token += narrow * model.ffn_size  # silu(gate), beside fc1's output and the product
-    return num_tokens(config) * per_token // config.parallel.tp
+    return rank_tokens(config) * per_token // config.parallel.tp
 
 
 def _loss_bytes(config: RunConfig, stage: int, logit_bytes: int | None) -> int:
     """Bytes of the loss; `logit_bytes`: bytes of a logit if all logits exist at once, None if the loss is chunked."""
-    tokens, narrow = num_tokens(config), _narrow(config)
+    tokens, (narrow, wide) = rank_tokens(config), _element_bytes(config)
     if stage != config.parallel.pp - 1:
         return 0
     rows = vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp)
     if logit_bytes is not None:
         return tokens * rows * logit_bytes
     # One chunk's logits, and the head's gradient in both widths (memo.parallel.loss).
-    wide = max(4, narrow)
     chunk = min(config.training.loss_chunk_size, tokens) * rows * (wide if narrow == wide else wide + narrow)
     return chunk + rows * config.model.hidden_size * (wide + 2 * narrow)
 
@@ -308,15 +263,11 @@ def ends_bytes(config: RunConfig) -> int:
 
 def hidden_bytes(config: RunConfig) -> int:
     """Hidden states of all tokens of a context-parallel rank."""
-    return num_tokens(config) * config.model.hidden_size * _narrow(config)
+    return rank_tokens(config) * config.model.hidden_size * _element_bytes(config)[0]
 
 
-def num_tokens(config: RunConfig) -> int:
-    return config.data.seq_length * config.training.micro_batch_size // config.parallel.cp
-
-
-def _narrow(config: RunConfig) -> int:
-    return DTYPE_BYTES[resolved_dtype(config, "cuda")]
+def _element_bytes(config: RunConfig) -> tuple[int, int]:
+    return element_bytes(resolved_dtype(config, "cuda"))
 
 
 def components(memory: RankMemory) -> dict[str, int]:

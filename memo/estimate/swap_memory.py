@@ -21,11 +21,13 @@ working set is an upper bound of what exists at once and was not measured on GPU
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import (
     layers_per_chunk,
     num_microbatches,
+    rank_tokens,
     resolved_dtype,
     resolved_offload_tiles,
     resolved_sections,
@@ -36,7 +38,7 @@ from memo.spec.layer_ops import layers_in_flight
 from memo.spec.schedule import pipeline_of
 from memo.spec.slots import Moved, SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
-from memo.units import DTYPE_BYTES
+from memo.units import element_bytes
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,9 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
     passes = layers_in_flight(config, num_microbatches(config, world_size), stage)
     buffers = layout.buffer_bytes(min(2, passes * resolved_sections(config)))
     if config.memory.sweeps:
-        input_bytes = layout.places["input"].num_bytes
+        beside = beside_slots(config, world_size, stage)
         buffers += key_value_layout(config).device_bytes
-        buffers += num_input_sections(config, world_size, stage) * input_bytes
-        buffers += num_hidden_sections(config, world_size, stage) * input_bytes
+        buffers += (beside.input_sections + beside.hidden_sections) * layout.places["input"].num_bytes
     kinds = record_kinds(config, world_size, stage, layout)
     stays = staying_bytes(config, world_size, stage, layout)
     records = sum(kind.total_bytes for kind in kinds) + stays
@@ -76,7 +77,7 @@ def laid_out_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotL
 
 def staying_bytes(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> int:
     """Host records of a rank of `stage` that never go to a disk: of hidden states, with --offload-hidden-states."""
-    return num_hidden_records(config, world_size, stage) * layout.places["input"].num_bytes
+    return beside_slots(config, world_size, stage).hidden_records * layout.places["input"].num_bytes
 
 
 def record_kinds(config: RunConfig, world_size: int, stage: int, layout: SlotLayout) -> list[RecordKind]:
@@ -85,22 +86,22 @@ def record_kinds(config: RunConfig, world_size: int, stage: int, layout: SlotLay
     others = RecordKind(num_records(config, world_size, stage), layout.moved_bytes)
     if not config.memory.sweeps:
         return [others]
-    keys = key_value_records(num_key_records(config, world_size, stage), key_value_layout(config))
-    inputs = RecordKind(num_input_records(config, world_size, stage), layout.places["input"].num_bytes)
+    beside = beside_slots(config, world_size, stage)
+    keys = key_value_records(beside.key_records, key_value_layout(config))
+    inputs = RecordKind(beside.input_records, layout.places["input"].num_bytes)
     return [keys, inputs, others]
 
 
-def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_bytes: float | None = None) -> list[int]:
+def host_bytes(config: RunConfig, world_size: int, moved: Moved | None, disk_bytes: float = inf) -> list[int]:
     """Host bytes of a rank of each stage; `moved`: None if there is no swap plan.
 
     Args:
-        disk_bytes: what the disk of --offload-nvme-path holds of one rank's records; None: all of them.
+        disk_bytes: what the disk of --offload-nvme-path holds of one rank's records; default: all of them.
     """
     if moved is None:
         return [0] * config.parallel.pp
-    layout, limit_bytes = slot_layout(config, moved), inf if disk_bytes is None else disk_bytes
-    if config.memory.offload_nvme_path is None:
-        limit_bytes = 0
+    layout = slot_layout(config, moved)
+    limit_bytes = 0 if config.memory.offload_nvme_path is None else disk_bytes
     return [
         least_host_bytes(record_kinds(config, world_size, stage, layout), limit_bytes)
         + staying_bytes(config, world_size, stage, layout)
@@ -133,52 +134,50 @@ def num_records(config: RunConfig, world_size: int, stage: int) -> int:
     return max(0, in_flight - stays)
 
 
-def num_key_records(config: RunConfig, world_size: int, stage: int) -> int:
-    """The same of keys and values, which have one slot: a record is that of all sections of a layer."""
-    return max(0, _kept_in_flight(config, world_size, stage) - _turns_at_once(config, world_size, stage))
+class BesideSlots(NamedTuple):
+    """What layers that are swept have beside their slots; of a run whose layers are not, nothing is read of it.
+
+    Attributes:
+        key_records, input_records, hidden_records: host records of the keys and values of a layer, and of sections of
+            inputs of layers that recompute attention, and of hidden states in host memory.
+        input_sections, hidden_sections: of the latter two on the device.
+    """
+
+    key_records: int = 0
+    input_records: int = 0
+    hidden_records: int = 0
+    input_sections: int = 0
+    hidden_sections: int = 0
 
 
-def num_input_records(config: RunConfig, world_size: int, stage: int) -> int:
-    """The same of the inputs of layers that recompute attention, each of one section."""
-    return max(0, _inputs_in_flight(config, world_size, stage) - 1)  # the last one that is written makes room first
+NOTHING_BESIDE = BesideSlots()
 
 
-def num_input_sections(config: RunConfig, world_size: int, stage: int) -> int:
-    """Slots of these on the device."""
-    return min(2, _inputs_in_flight(config, world_size, stage))
+def beside_slots(config: RunConfig, world_size: int, stage: int) -> BesideSlots:
+    """The most that a rank of `stage` has in use at once.
 
-
-def num_hidden_records(config: RunConfig, world_size: int, stage: int) -> int:
-    """The same of hidden states, each of one section: all sections of them, but the one that has just been written."""
-    in_flight = _hidden_in_flight(config, world_size, stage)
-    return in_flight - 1 if in_flight > 2 else 0
-
-
-def num_hidden_sections(config: RunConfig, world_size: int, stage: int) -> int:
-    """Sections of hidden states on the device: slots, and the one in which modules work and messages arrive."""
-    in_flight = _hidden_in_flight(config, world_size, stage)
-    return min(2, in_flight) + 1 if in_flight else 0
-
-
-def _hidden_in_flight(config: RunConfig, world_size: int, stage: int) -> int:
-    """Sections x microbatches of hidden states that are on a stage at once."""
-    if not (config.memory.sweeps and config.memory.offload_hidden_states):
-        return 0
-    return resolved_sections(config) * most_hidden_states(pipeline_of(config, world_size), stage)
-
-
-def _inputs_in_flight(config: RunConfig, world_size: int, stage: int) -> int:
-    """Sections x layers x microbatches in flight whose attention is recomputed."""
-    layers = layers_in_flight(config, num_microbatches(config, world_size), stage)
-    return resolved_sections(config) * (layers - _kept_in_flight(config, world_size, stage))
+    Keys and values have one slot, and a record is that of all sections of a layer. Of inputs the last section that is
+    written makes room first. Of hidden states all sections have a record but the one that has just been written; on the
+    device they have slots, and one section in which modules work and messages arrive.
+    """
+    sections, kept = resolved_sections(config), _kept_in_flight(config, world_size, stage)
+    inputs = sections * (layers_in_flight(config, num_microbatches(config, world_size), stage) - kept)
+    hidden = 0
+    if config.memory.sweeps and config.memory.offload_hidden_states:
+        hidden = sections * most_hidden_states(pipeline_of(config, world_size), stage)
+    return BesideSlots(
+        key_records=max(0, kept - _turns_at_once(config, world_size, stage)),
+        input_records=max(0, inputs - 1),
+        hidden_records=hidden - 1 if hidden > 2 else 0,
+        input_sections=min(2, inputs),
+        hidden_sections=min(2, hidden) + 1 if hidden else 0,
+    )
 
 
 def _kept_in_flight(config: RunConfig, world_size: int, stage: int) -> int:
     """Layers x microbatches in flight whose attention is not recomputed."""
-    in_flight, in_chunk = (
-        layers_in_flight(config, num_microbatches(config, world_size), stage),
-        layers_per_chunk(config),
-    )
+    in_flight = layers_in_flight(config, num_microbatches(config, world_size), stage)
+    in_chunk = layers_per_chunk(config)
     return in_flight // in_chunk * (in_chunk - config.memory.recompute_attention_layers)
 
 
@@ -199,9 +198,8 @@ def working_set_bytes(config: RunConfig) -> int:
     attention's fp32 sums, or one tile of the MLP with its activations, their gradients and one weight's gradient.
     """
     model, parallel = config.model, config.parallel
-    narrow = DTYPE_BYTES[resolved_dtype(config, config.hardware.device)]
-    wide = max(4, narrow)
-    tokens = config.data.seq_length // parallel.cp * config.training.micro_batch_size
+    narrow, wide = element_bytes(resolved_dtype(config, config.hardware.device))
+    tokens = rank_tokens(config)
     q_size, kv_size = model.num_attention_heads * model.head_dim, 2 * model.kv_heads * model.head_dim
     fc1 = model.ffn_size * (2 if model.gated else 1)
     attention = narrow * (q_size + kv_size) + wide * q_size  # gradients, and the kernel's sums for q

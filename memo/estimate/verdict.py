@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
-from memo.estimate.host_memory import HOST_FITS_SHARE
+from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
 
 
 class Verdict(StrEnum):
@@ -28,6 +28,15 @@ class Capacity:
 
     gpu_bytes: float
     host_bytes: float
+
+    @property
+    def sure_gpu_bytes(self) -> float:
+        """Up to which a run is judged to fit."""
+        return FITS_SHARE * USABLE_SHARE * self.gpu_bytes
+
+    @property
+    def sure_host_bytes(self) -> int:
+        return node_budget_bytes(self.host_bytes, None)
 
 
 def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity) -> Verdict:

@@ -81,7 +81,7 @@ def gpu_memory(config: RunConfig, world_size: int, moved: Moved | None) -> RankM
         moved: share of the tokens; None: no swap plan runs, recomputation is the configuration's.
     """
     shape = shape_of(config.model, "", config.data.seq_length)
-    return worst_rank(config, shape, world_size, whole_logits=True, logit_bytes=LOGIT_BYTES, moved=moved)
+    return worst_rank(config, shape, world_size, logit_bytes=LOGIT_BYTES, moved=moved)
 
 
 def _next_power_of_two(num_bytes: float) -> float:

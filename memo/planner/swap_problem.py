@@ -15,6 +15,7 @@ from typing import NamedTuple
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
 from memo.estimate.own_memory import activation_bytes
+from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
 from memo.planner.problem import Link, SwapGroup, SwapProblem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind
 from memo.spec.skeleton import LayerBytes, layer_bytes, skeletal_tensors
@@ -32,25 +33,6 @@ class ActivationLimits(NamedTuple):
 
 
 NO_LIMITS = ActivationLimits()
-
-
-class BesideSlots(NamedTuple):
-    """What layers that are swept have beside their slots; of a run whose layers are not, nothing.
-
-    Attributes:
-        key_records, input_records, hidden_records: host records of the keys and values of a layer, and of sections of
-            inputs of layers that recompute attention, and of hidden states in host memory.
-        input_sections, hidden_sections: of the latter two on the device.
-    """
-
-    key_records: int = 0
-    input_records: int = 0
-    hidden_records: int = 0
-    input_sections: int = 0
-    hidden_sections: int = 0
-
-
-NOTHING_BESIDE = BesideSlots()
 
 
 def activation_limits(

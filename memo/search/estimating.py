@@ -21,7 +21,7 @@ from memo.estimate.disks import NVME_PATH
 from memo.estimate.node_memory import node_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
-from memo.estimate.rank_memory import RankMemory, components
+from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, components
 from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
 from memo.search.swap_choice import choose_swap
 from memo.simulate import StepPrediction, predict_step
@@ -161,7 +161,8 @@ def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[An
             "loss_chunk_size is 0, but memo's loss never has all logits at once: give a number of tokens, such as "
             f"{MEMO_LOSS_CHUNK}, leave it out, or ask about Megatron-LM with --method megatron-lm"
         )
-    account = Account("memo" if is_own else "megatron-lm", case.shape, case.gpus, not case.loss_chunk_size)
+    logit_bytes = None if case.loss_chunk_size else WHOLE_LOGIT_BYTES
+    account = Account("memo" if is_own else "megatron-lm", case.shape, case.gpus, logit_bytes)
     moved = None
     if case.alpha == "auto":
         if judge(account.worst(config).total, 0, capacity) != Verdict.FITS:

@@ -14,9 +14,9 @@ from memo.errors import ResourceError
 from memo.estimate.hardware import Hardware
 from memo.search.limits import MemoryLimits
 from memo.search.state_costs import Costs
-from memo.search.states import Nearest, fits, nearest, place, resolve_states, shortage
+from memo.search.states import fits, place, resolve_states, shortage
 from memo.search.sweeping import swept_refusal, ways_to_sweep
-from memo.spec.placement import placement_of, with_placement
+from memo.spec.placement import StatePlacement, placement_of, with_placement
 from memo.spec.sweep import WHOLE, Sweep, with_sweep
 
 
@@ -62,15 +62,7 @@ def resolve_granularity(
         return last
     if must_fit:
         raise ResourceError(_message(config, machine))
-    limits = machine.limits
-    return resolve_states(
-        way,
-        machine.world_size,
-        limits.device_bytes,
-        limits.host_bytes,
-        machine.hardware,
-        local_ranks=limits.local_ranks,
-    )
+    return resolve_states(way, machine.world_size, machine.hardware, machine.limits)
 
 
 def _ways(config: RunConfig, machine: Machine, before: Sweep | None) -> Iterator[Sweep]:
@@ -84,21 +76,18 @@ def _ways(config: RunConfig, machine: Machine, before: Sweep | None) -> Iterator
 
 def _placed(way: RunConfig, machine: Machine) -> RunConfig | None:
     """The run with the placement of its states; None if it does not fit."""
-    costs = Costs(way, machine.world_size, machine.hardware, machine.limits)
-    if way.memory.offload_states != "auto":
-        at = placement_of(way, costs.world_size)
-        return way if any(costs.holds(at, use) for use in costs.frugal_uses) else None
-    found = place(costs) if fits(costs) else None
+    costs, given = Costs(way, machine.world_size, machine.hardware, machine.limits), _given(way, machine)
+    if not fits(costs, given):
+        return None
+    if given is not None:
+        return way
+    found = place(costs)
     return None if found is None else with_placement(way, found.placement)
 
 
-def _nearest(way: RunConfig, costs: Costs) -> Nearest:
-    """The use of activations that comes nearest to fitting, with states where the configuration has them."""
-    if way.memory.offload_states == "auto":
-        return nearest(costs)
-    at = placement_of(way, costs.world_size)
-    tried = [Nearest(max(costs.excess(at, use)), at, use) for use in costs.frugal_uses]
-    return min(tried, key=lambda found: found.excess)
+def _given(way: RunConfig, machine: Machine) -> StatePlacement | None:
+    """Where the configuration has states; None under --offload-states auto."""
+    return None if way.memory.offload_states == "auto" else placement_of(way, machine.world_size)
 
 
 def _message(config: RunConfig, machine: Machine) -> str:
@@ -107,7 +96,7 @@ def _message(config: RunConfig, machine: Machine) -> str:
     for sweep in dict.fromkeys((WHOLE, last)):
         way = with_sweep(config, sweep)
         costs = Costs(way, machine.world_size, machine.hardware, machine.limits)
-        texts.append(f"with layers {sweep} {shortage(costs, _nearest(way, costs))}")
+        texts.append(f"with layers {sweep} {shortage(costs, _given(way, machine))}")
         would_fit |= fits(costs)  # with states where they need least
     why = swept_refusal(config)
     texts += [f"layers cannot be swept: {why}"] if why else []

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
-from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
+from memo.estimate.host_memory import HOST_FITS_SHARE
 from memo.estimate.node_memory import node_bytes
 from memo.estimate.rank_memory import RankMemory, components
 from memo.estimate.verdict import Verdict, judge
@@ -50,7 +49,7 @@ class Sized:
         parts = {name: size for name, size in components(self.memory).items() if name != "host"}
         largest = sorted(parts, key=lambda name: parts[name], reverse=True)[:2]
         shown = ", ".join(f"{name} {parts[name] / GIB:,.1f}" for name in largest)
-        sure_gib = FITS_SHARE * USABLE_SHARE * question.gpu_memory_gib
+        sure_gib = question.capacity.sure_gpu_bytes / GIB
         least = "" if self.is_exact else "at least "
         return f"GPU memory: {least}{self.memory.total / GIB:,.2f} GiB needed, {sure_gib:.2f} GiB sure to fit ({shown})"
 
@@ -83,6 +82,6 @@ def size(
     if most != memory.total and (exactly or is_open):
         memory = question.account.worst(config, what)
         most, verdict = memory.total, judge(memory.total, host, capacity)
-    gpu_excess = memory.total / (FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes)
-    host_excess = host / max(1, node_budget_bytes(capacity.host_bytes, None))
+    gpu_excess = memory.total / capacity.sure_gpu_bytes
+    host_excess = host / max(1, capacity.sure_host_bytes)
     return Sized(memory, most == memory.total, host, verdict, gpu_excess, host_excess, disk)

@@ -9,17 +9,17 @@ The costs of placements and of uses of activations are computed separately, beca
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, partial
 from math import ceil, inf
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
 from memo.estimate.accounts import Account
-from memo.estimate.device_memory import device_bytes
 from memo.estimate.hardware import Hardware
-from memo.estimate.own_memory import worst_stages
-from memo.estimate.rank_memory import most_of_a_node, placed_device_bytes, shape_units
+from memo.estimate.node_memory import most_of_a_node
+from memo.estimate.own_memory import device_bytes, worst_stages
+from memo.estimate.rank_memory import placed_device_bytes, shape_units
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
 from memo.search.limits import MemoryLimits
@@ -48,14 +48,14 @@ class ActivationUse:
         config: the run, with --offload-alpha off if nothing moves under auto.
         moved: tiles by group under --offload-alpha auto; None: nothing moves, or what the configuration says.
         device_bytes: bytes of a rank's device under a given placement, on the stage that needs most.
-        device_bounds: two that they lie between, which take less time; None where that is not so.
+        device_bounds: two that they lie between, which take less time where they differ from them.
         host_bytes: by stage, bytes of host memory of one rank without its states.
     """
 
     config: RunConfig
     moved: Mapping[str, int] | None
     device_bytes: DeviceBytes
-    device_bounds: tuple[DeviceBytes, DeviceBytes] | None
+    device_bounds: tuple[DeviceBytes, DeviceBytes]
     host_bytes: dict[int, int]
     simulate: Callable[[RunConfig, Mapping[str, int] | None], StepPrediction]
 
@@ -85,6 +85,9 @@ class PlacementCosts:
     cpu_s: float
 
 
+_COSTS = tuple(field.name for field in fields(PlacementCosts))
+
+
 @dataclass
 class Costs:
     """Costs of one run under any placement; what placements share is computed once.
@@ -102,6 +105,8 @@ class Costs:
 
     def __post_init__(self) -> None:
         self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
+        shape = shape_of(self.config.model, "", self.config.data.seq_length)
+        self._account = self.account or Account("memo", shape, self.world_size)
         self.sizes = state_sizes(self.config, self.world_size)
         self.none = placement_of(self.config, self.world_size)
         self.kernels = Kernels(self.hardware, resolved_dtype(self.config, self.hardware.device))
@@ -196,13 +201,10 @@ class Costs:
     def fits_device(self, placement: StatePlacement, use: ActivationUse) -> bool:
         """Whether the first of both is at most 1."""
         limit = max(1.0, self.limits.device_bytes)
-        if use.device_bounds is not None:
-            least, most = use.device_bounds
-            if least(placement) > limit:
-                return False
-            if most(placement) <= limit:
-                return True
-        return use.device_bytes(placement) <= limit
+        least, most = use.device_bounds
+        if least(placement) > limit:
+            return False
+        return most(placement) <= limit or use.device_bytes(placement) <= limit
 
     def of(self, placement: StatePlacement) -> PlacementCosts:
         if placement not in self._known:
@@ -210,17 +212,9 @@ class Costs:
         return self._known[placement]
 
     def _of(self, placement: StatePlacement) -> PlacementCosts:
-        if not placement.streams:
-            return PlacementCosts(0.0, 0.0, 0.0, 0.0, 0.0)
         found = (state_times(self.config, self.kernels, self.world_size, stage, placement) for stage in self._ends)
         times = [stage for stage in found if stage is not None]
-        return PlacementCosts(
-            max(stage.h2d_s for stage in times),
-            max(stage.d2h_s for stage in times),
-            max(stage.last_d2h_s for stage in times),
-            max(stage.dp_s for stage in times),
-            max(stage.cpu_s for stage in times),
-        )
+        return PlacementCosts(*(max((getattr(stage, cost) for stage in times), default=0.0) for cost in _COSTS))
 
     def _share_here(self, placement: StatePlacement) -> float:
         return 0.0 if placement.ends_on_host else 1.0 - placement.optimizer / placement.layers
@@ -232,12 +226,6 @@ class Costs:
         if account.program == "memo":
             return {stage: rank_units(self.config, self.world_size, stage) for stage in self._kinds}
         return {stage: shape_units(self.config, account.shape, stage, self.sizes.shards) for stage in self._kinds}
-
-    @cached_property
-    def _account(self) -> Account:
-        if self.account is not None:
-            return self.account
-        return Account("memo", shape_of(self.config.model, "", self.config.data.seq_length), self.world_size)
 
     def _placed(self, placement: StatePlacement, stage: int) -> int:
         if self._account.program == "memo":
@@ -265,26 +253,24 @@ class Costs:
 
         return self._beside_states(config, totals)
 
-    def _device_bounds(self, config: RunConfig, moved: Moved | None) -> tuple[DeviceBytes, DeviceBytes] | None:
+    def _device_bounds(
+        self, config: RunConfig, moved: Moved | None, exact: DeviceBytes
+    ) -> tuple[DeviceBytes, DeviceBytes]:
         """See ActivationUse."""
-        if self.hardware.device == "cpu" or self._account.stage_bounds(config, moved) is None:
-            return None
+        if self.hardware.device == "cpu" or self._account.program != "memo":
+            return exact, exact
 
-        def totals(run: RunConfig, bound: int) -> dict[int, int]:
-            return {stage: both[bound] for stage, both in (self._account.stage_bounds(run, moved) or {}).items()}
+        def totals(bound: int, run: RunConfig) -> dict[int, int]:
+            return {stage: both[bound] for stage, both in self._account.stage_bounds(run, moved).items()}
 
-        return (
-            self._beside_states(config, partial(totals, bound=0)),
-            self._beside_states(config, partial(totals, bound=1)),
-        )
+        return self._beside_states(config, partial(totals, 0)), self._beside_states(config, partial(totals, 1))
 
     def _beside_states(self, config: RunConfig, totals: Callable[[RunConfig], dict[int, int]]) -> DeviceBytes:
         """`totals`: bytes of a rank of each stage that may need most, for a run with a placement."""
         rests = cache(lambda: self._rests(config, totals))
 
         def needed(placement: StatePlacement) -> int:
-            driven = placement.layers if placement.shards_gradients else placement.optimizer
-            share = driven / placement.layers
+            share = placement.num_driven / placement.layers
             return max(
                 self._placed(placement, stage) + ceil(none + share * (every - none))
                 for stage, (none, every) in rests().items()
@@ -311,11 +297,14 @@ class Costs:
         return {stage: (none[stage], every[stage]) for stage in none}
 
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
+        exact = self._device_bytes(config, moved)
         return ActivationUse(
             config,
             tiles,
-            self._device_bytes(config, moved),
-            self._device_bounds(config, moved),
-            dict(enumerate(host_bytes(config, self.world_size, moved, self.limits.disk_bytes_of_rank))),
+            exact,
+            self._device_bounds(config, moved, exact),
+            dict(
+                enumerate(host_bytes(config, self.world_size, moved, self.limits.disk_bytes / self.limits.local_ranks))
+            ),
             lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
         )

@@ -66,30 +66,19 @@ class Placed:
     step: StepPrediction
 
 
-def resolve_states(
-    config: RunConfig,
-    world_size: int,
-    device_bytes: float,
-    host_bytes: float,
-    hardware: Hardware,
-    *,
-    local_ranks: int | None = None,
-) -> RunConfig:
+def resolve_states(config: RunConfig, world_size: int, hardware: Hardware, limits: MemoryLimits) -> RunConfig:
     """`config` with --offload-states auto replaced by what is fastest and fits; any other configuration as it is.
 
     Where everything fits on the device, nothing moves.
 
     Args:
         config: checked, its device resolved.
-        device_bytes: what one rank may take of its device in all: the lesser of what is free and --device-memory-gib.
-        host_bytes: what activations and states of all ranks of one node may take of host memory.
-        local_ranks: ranks of a node; default: as many as the machine has devices.
+        limits: of the device the lesser of what is free and --device-memory-gib.
 
     Raises ResourceError if no placement fits; the message says which memory is short.
     """
     if config.memory.offload_states != "auto":
         return config
-    limits = MemoryLimits(device_bytes, host_bytes, local_ranks or min(world_size, hardware.gpus_per_node))
     costs = Costs(config, world_size, hardware, limits)
     found = place(costs)
     if found is None:
@@ -119,14 +108,14 @@ def place(costs: Costs) -> Placed | None:
     return found
 
 
-def fits(costs: Costs) -> bool:
-    """Whether any placement fits, whatever its speed: that which comes nearest."""
-    return any(costs.holds(start, use) for start in _least(costs) for use in costs.frugal_uses)
+def fits(costs: Costs, given: StatePlacement | None = None) -> bool:
+    """Whether any placement fits, whatever its speed: that which comes nearest, or the given one."""
+    return any(costs.holds(start, use) for start in _least(costs, given) for use in costs.frugal_uses)
 
 
-def shortage(costs: Costs, found: Nearest | None = None) -> str:
+def shortage(costs: Costs, given: StatePlacement | None = None) -> str:
     """Which memory is short, for the placement that comes nearest to fitting, or for the given one."""
-    found = found or nearest(costs)
+    found = nearest(costs, given)
     at = found.placement
     device, host = costs.needed(at, found.use)
     of_device, of_host = costs.excess(at, found.use)
@@ -138,19 +127,25 @@ def shortage(costs: Costs, found: Nearest | None = None) -> str:
     )
 
 
-def nearest(costs: Costs) -> Nearest:
-    """The placement that needs least memory relative to what there is.
+def nearest(costs: Costs, given: StatePlacement | None = None) -> Nearest:
+    """The placement that needs least memory relative to what there is, or the given one.
 
     It puts all states of the fewest possible layers in host memory, and casts weights from the masters instead of
     keeping a copy. Gradients that are summed whole in host memory take space of their own there; for these, the
     placement that leaves gradients on the device is tried as well.
     """
-    tried = [Nearest(max(costs.excess(start, use)), start, use) for start in _least(costs) for use in costs.frugal_uses]
+    tried = [
+        Nearest(max(costs.excess(start, use)), start, use)
+        for start in _least(costs, given)
+        for use in costs.frugal_uses
+    ]
     return min(tried, key=lambda found: (found.excess, sum(costs.excess(found.placement, found.use))))
 
 
-def _least(costs: Costs) -> list[StatePlacement]:
+def _least(costs: Costs, given: StatePlacement | None) -> list[StatePlacement]:
     """The placements of `nearest`."""
+    if given is not None:
+        return [given]
     shapes = [_shape(costs, 1, 1, False)]
     if accumulates_whole(costs.none, costs.sizes):
         shapes.append(_shape(costs, 0, 1, False))

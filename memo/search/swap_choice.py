@@ -7,9 +7,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
 from memo.errors import DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
-from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware import Hardware
-from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.own_memory import worst_stages
 from memo.estimate.verdict import Capacity
 from memo.planner.problem import Limit, SwapProblem
@@ -57,10 +55,10 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
     # As a disk is filled to its last record, what is lost between the tensors of records must not be forgotten.
     disk = disk_of_rank(config, world_size, hardware)
     lost_bytes = 0 if disk is None else free.num_records * len(free.always | free.never) * SLOT_ALIGNMENT_BYTES
-    host_bytes = node_budget_bytes(capacity.host_bytes, None) // min(world_size, hardware.gpus_per_node)
+    host_bytes = capacity.sure_host_bytes // min(world_size, hardware.gpus_per_node)
     problem = replace(
         free,
-        device_bytes=max(0, int(FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes) - max(others) - padding),
+        device_bytes=max(0, int(capacity.sure_gpu_bytes) - max(others) - padding),
         host_bytes=max(0, host_bytes - lost_bytes),
         disk=disk,
     )

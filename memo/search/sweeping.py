@@ -8,9 +8,8 @@ from memo.config import RunConfig
 from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, layers_per_chunk, sequence_step, swept_tiles
 from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
-from memo.estimate.device_memory import worst_device_bytes
-from memo.estimate.own_memory import own_bounds
-from memo.estimate.rank_memory import node_host_bytes
+from memo.estimate.node_memory import node_host_bytes
+from memo.estimate.own_memory import own_bounds, worst_device_bytes
 from memo.search.candidates import Layout, Strategy, config_of
 from memo.search.limits import MemoryLimits, limits_of
 from memo.search.question import Question
@@ -118,7 +117,7 @@ def _fewest_again(config: RunConfig, world_size: int, limits: MemoryLimits, whol
     while low < high:
         middle = (low + high) // 2
         swept = with_sweep(config, replace(whole, again=middle))
-        needed_bytes = node_host_bytes(swept, world_size, limits.local_ranks, moved, limits.disk_bytes_of_node)
+        needed_bytes = node_host_bytes(swept, world_size, limits.local_ranks, moved, limits.disk_bytes)
         if needed_bytes <= limits.host_bytes:
             high = middle
         else:

@@ -12,24 +12,11 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.estimate.state_memory import state_bytes
-from memo.estimate.swap_memory import (
-    num_hidden_records,
-    num_hidden_sections,
-    num_input_records,
-    num_input_sections,
-    num_key_records,
-)
+from memo.estimate.swap_memory import beside_slots
 from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
-from memo.planner.swap_problem import (
-    NO_LIMITS,
-    NOTHING_BESIDE,
-    ActivationLimits,
-    BesideSlots,
-    activation_limits,
-    swap_problem,
-)
+from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
 from memo.simulate.layer_model import LayerCost
 from memo.simulate.streams import LayerTimes
 from memo.spec.disk import Disk
@@ -89,13 +76,18 @@ def moves_and_records(
 
 def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> ActivationLimits:
     """What a run finds on the first stage when all of the machine's memory is free."""
-    on_device = replace(config, hardware=replace(config.hardware, device=hardware.device))
+    on_device = _on_device(config, hardware)
     states = state_bytes(on_device, world_size, 0)
     runtime_bytes = RUNTIME_BYTES["cuda" if hardware.device == "cuda" else "cpu"]
     free_bytes = hardware.memory_bytes - states.device - runtime_bytes
     free_host_bytes = host_bytes_of_rank(config, world_size, hardware) - states.host
     disk = disk_of_rank(config, world_size, hardware)
     return activation_limits(on_device, world_size, 0, free_bytes, free_host_bytes, disk)
+
+
+def _on_device(config: RunConfig, hardware: Hardware) -> RunConfig:
+    """The same run, whose device decides the dtype where it names none."""
+    return replace(config, hardware=replace(config.hardware, device=hardware.device))
 
 
 def disk_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -> Disk | None:
@@ -115,7 +107,7 @@ def on_disk(
     disk = disk_of_rank(config, world_size, hardware)
     if disk is None:
         return times
-    states = state_bytes(replace(config, hardware=replace(config.hardware, device=hardware.device)), world_size, 0)
+    states = state_bytes(_on_device(config, hardware), world_size, 0)
     host_bytes = max(0, host_bytes_of_rank(config, world_size, hardware) - states.host)
     split = replace(problem, host_bytes=host_bytes, disk=disk).split(problem.moved_bytes(solution.tiles))
     if split is not None and not any(split.on_disk):
@@ -148,7 +140,7 @@ def modelled_problem(
     num_moves, num_records = moves_and_records(pipeline, 0, num_layers, sweep)
     two = sweep._replace(sections=min(sweep.sections, 2))
     return swap_problem(
-        replace(config, hardware=replace(config.hardware, device=hardware.device)),
+        _on_device(config, hardware),
         world_size,
         num_slots=steady_plan(shortened(pipeline), 0, num_layers, two).num_slots,
         num_moves=num_moves,
@@ -159,18 +151,7 @@ def modelled_problem(
         offload=_link(hardware.offload_gb_per_s, hardware),
         prefetch=_link(hardware.prefetch_gb_per_s, hardware),
         limits=limits,
-        beside=_beside_slots(config, world_size) if config.memory.sweeps else NOTHING_BESIDE,
-    )
-
-
-def _beside_slots(config: RunConfig, world_size: int) -> BesideSlots:
-    """On the first stage."""
-    return BesideSlots(
-        num_key_records(config, world_size, 0),
-        num_input_records(config, world_size, 0),
-        num_hidden_records(config, world_size, 0),
-        num_input_sections(config, world_size, 0),
-        num_hidden_sections(config, world_size, 0),
+        beside=beside_slots(config, world_size, 0),
     )
 
 

@@ -4,7 +4,6 @@ import math
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -12,7 +11,7 @@ from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env
 from memo.config.memory import MemoryConfig
 from memo.errors import ResourceError, is_first_of_node
-from memo.estimate.admission import would_hold
+from memo.estimate.admission import Room, would_hold
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
@@ -29,16 +28,6 @@ from memo.spec.sweep import WHOLE, sweep_of, with_sweep
 from memo.train.device import gpu_name
 from memo.train.saved_config import loaded_sweep
 from memo.units import GIB
-
-
-class Room(NamedTuple):
-    """Memory for a run, as memo.estimate.admission asks for it."""
-
-    available_bytes: int
-    total_bytes: int
-    local_ranks: int
-    host_bytes: int | None
-    host_ranks: int
 
 
 def is_undecided(config: RunConfig) -> bool:
@@ -58,7 +47,9 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
     if is_undecided(config) and not memory.swaps:
         config = with_sweep(config, WHOLE)
     if not is_undecided(config):
-        return config if memory.offload_states != "auto" else _place_states(config, world_size, device)
+        if memory.offload_states != "auto":
+            return config
+        return resolve_states(config, world_size, _hardware(device), _limits(memory, device))
     if not is_first_of_node():
         return config
     is_held = partial(_is_held, world_size=world_size, device=device)
@@ -117,18 +108,6 @@ def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> 
     return f"; --offload-granularity auto would start it with layers {sweep_of(found)}"
 
 
-def _place_states(config: RunConfig, world_size: int, device: torch.device) -> RunConfig:
-    limits = _limits(config.memory, device)
-    return resolve_states(
-        config,
-        world_size,
-        limits.device_bytes,
-        limits.host_bytes,
-        _hardware(device),
-        local_ranks=limits.local_ranks,
-    )
-
-
 def _hardware(device: torch.device) -> Hardware:
     if device.type == "cpu":
         return nearest_hardware("cpu", 0)
@@ -150,15 +129,7 @@ def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:
 
 
 def _is_held(config: RunConfig, world_size: int, device: torch.device) -> bool:
-    room = room_of(config, device)
-    return would_hold(
-        config,
-        world_size,
-        room.available_bytes,
-        room.local_ranks,
-        host_bytes=room.host_bytes,
-        host_ranks=room.host_ranks,
-    )
+    return would_hold(config, world_size, room_of(config, device))
 
 
 def _thrift(config: RunConfig) -> int:

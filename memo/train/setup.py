@@ -172,17 +172,7 @@ def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakF
     """One rank of each node asks for all of them: its answer must not differ from its neighbours'."""
     if not is_first_of_node():
         return
-    room = room_of(config, device)
     try:
-        admit(
-            config,
-            world_size,
-            room.available_bytes,
-            peak.flops,
-            room.local_ranks,
-            host_bytes=room.host_bytes,
-            host_ranks=room.host_ranks,
-            total_bytes=room.total_bytes,
-        )
+        admit(config, world_size, room_of(config, device), peak.flops)
     except ResourceError as error:
         overrule(config, ResourceError(f"{error}{sweeping_helps(config, world_size, device)}"))

@@ -12,6 +12,7 @@ from memo.config.derived import layers_per_chunk, local_world_size_from_env, res
 from memo.estimate.host_memory import available_host_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.estimate.state_memory import state_bytes
+from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
 from memo.executor.disk_rate import measured_disk
 from memo.executor.host_budget import HostBudget
 from memo.executor.runtime import SwapRuntime, SweepRuntime
@@ -27,7 +28,7 @@ from memo.planner.alpha_table import describe, headline
 from memo.planner.disk_plan import NOTHING_ON_DISK, DiskPlan, DiskPlans, disk_plan
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, SweepPlans, swap_plan, sweep_plans
-from memo.planner.swap_problem import NOTHING_BESIDE, BesideSlots, activation_limits, swap_problem
+from memo.planner.swap_problem import activation_limits, swap_problem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind, split_records
 from memo.spec.hidden_ops import stage_hidden_ops
 from memo.spec.layer_ops import LayerOp, swept_ops

@@ -9,10 +9,9 @@ import torch
 
 from memo.config import RunConfig, preset
 from memo.errors import ResourceError
-from memo.estimate.admission import admit
+from memo.estimate.admission import Room, admit, estimate_step_s
 from memo.estimate.host_memory import available_host_bytes, total_host_bytes
 from memo.estimate.own_memory import own_memory
-from memo.estimate.time import estimate_step_s
 from memo.train.device import PeakFlops
 from memo.train.setup import _admit, prepare
 from memo.units import GIB, format_bytes
@@ -32,7 +31,7 @@ def advice(message: str) -> int:
 
 def test_a_small_run_is_admitted_with_its_estimate() -> None:
     config = run()
-    admission = admit(config, 1, 8 * GIB, LAPTOP_FLOPS, 1)
+    admission = admit(config, 1, Room(8 * GIB, 8 * GIB), LAPTOP_FLOPS)
     assert admission.worst_rank == own_memory(config, 1, 0)
     assert admission.shared_bytes == admission.worst_rank.total
     assert admission.step_s == estimate_step_s(config, 1, LAPTOP_FLOPS)
@@ -41,7 +40,7 @@ def test_a_small_run_is_admitted_with_its_estimate() -> None:
 def test_a_million_tokens_on_a_laptop() -> None:
     config = run(seq_length=1 << 20)
     with pytest.raises(ResourceError) as refused:
-        admit(config, 1, 16 * GIB, LAPTOP_FLOPS, 1)
+        admit(config, 1, Room(16 * GIB, 16 * GIB), LAPTOP_FLOPS)
     message = str(refused.value)
     memory = own_memory(config, 1, 0)
     assert "--seq-length 1048576 is too large" in message
@@ -55,12 +54,12 @@ def test_a_million_tokens_on_a_laptop() -> None:
 def test_the_advised_length_is_the_longest_that_fits(values: dict[str, object]) -> None:
     config, ranks = run(seq_length=1 << 20, **values), 4
     with pytest.raises(ResourceError) as refused:
-        admit(config, ranks, 16 * GIB, 1e15, ranks)
+        admit(config, ranks, Room(16 * GIB, 16 * GIB, ranks), 1e15)
     length, step = advice(str(refused.value)), 8 if values.get("cp") else 1
     assert length % step == 0
-    admit(config.override({"seq_length": length}), ranks, 16 * GIB, 1e15, ranks)
+    admit(config.override({"seq_length": length}), ranks, Room(16 * GIB, 16 * GIB, ranks), 1e15)
     with pytest.raises(ResourceError):
-        admit(config.override({"seq_length": length + step}), ranks, 16 * GIB, 1e15, ranks)
+        admit(config.override({"seq_length": length + step}), ranks, Room(16 * GIB, 16 * GIB, ranks), 1e15)
 
 
 def test_a_full_machine_is_told_who_holds_its_memory() -> None:
@@ -68,14 +67,14 @@ def test_a_full_machine_is_told_who_holds_its_memory() -> None:
     config = run(seq_length=56)
     needed = own_memory(config, 1, 0).total
     with pytest.raises(ResourceError) as refused:
-        admit(config, 1, needed - 1, LAPTOP_FLOPS, 1, total_bytes=64 * GIB)
+        admit(config, 1, Room(needed - 1, 64 * GIB), LAPTOP_FLOPS)
     message = str(refused.value)
     assert "this run does not fit in the memory that is free" in message and "--seq-length" not in message
     assert f"other processes hold {format_bytes(64 * GIB - needed + 1)} of 64.00 GiB: end some of them" in message
     assert f"wait until {format_bytes(needed)} are free" in message
-    admit(config, 1, needed, LAPTOP_FLOPS, 1, total_bytes=64 * GIB)
+    admit(config, 1, Room(needed, 64 * GIB), LAPTOP_FLOPS)
     with pytest.raises(ResourceError, match="--seq-length 56 is too large"):  # for this machine even when it is empty
-        admit(config, 1, needed - 2, LAPTOP_FLOPS, 1, total_bytes=needed - 1)
+        admit(config, 1, Room(needed - 2, needed - 1), LAPTOP_FLOPS)
 
 
 @pytest.mark.parametrize(
@@ -110,18 +109,18 @@ def test_no_admission_warns_and_starts(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_too_slow() -> None:
     config = run(seq_length=65536, max_step_minutes=0.5)
     with pytest.raises(ResourceError) as refused:
-        admit(config, 1, 1000 * GIB, LAPTOP_FLOPS, 1)
+        admit(config, 1, Room(1000 * GIB, 1000 * GIB), LAPTOP_FLOPS)
     message = str(refused.value)
     assert "too slow" in message and "above --max-step-minutes 0.5" in message
     assert "raise --max-step-minutes" in message
-    admit(config.override({"seq_length": advice(message)}), 1, 1000 * GIB, LAPTOP_FLOPS, 1)
-    admit(config.override({"max_step_minutes": 60.0}), 1, 1000 * GIB, LAPTOP_FLOPS, 1)
+    admit(config.override({"seq_length": advice(message)}), 1, Room(1000 * GIB, 1000 * GIB), LAPTOP_FLOPS)
+    admit(config.override({"max_step_minutes": 60.0}), 1, Room(1000 * GIB, 1000 * GIB), LAPTOP_FLOPS)
 
 
 def test_too_large_at_any_length() -> None:
     config = RunConfig(model=preset("gpt-65b"))
     with pytest.raises(ResourceError, match=r"no sequence length fits.*--tp, --cp and --pp.*smaller --model"):
-        admit(config, 1, 16 * GIB, 1e15, 1)
+        admit(config, 1, Room(16 * GIB, 16 * GIB), 1e15)
 
 
 def test_ranks_of_one_node_share_its_memory() -> None:
@@ -129,10 +128,10 @@ def test_ranks_of_one_node_share_its_memory() -> None:
     config = run(seq_length=16384, pp=2, gbs=4)
     stages = [own_memory(config, 2, stage).total for stage in (0, 1)]
     assert stages[0] > stages[1]
-    assert admit(config, 2, sum(stages), LAPTOP_FLOPS, 2).shared_bytes == sum(stages)
-    assert admit(config, 2, stages[0], LAPTOP_FLOPS, 1).shared_bytes == stages[0]
+    assert admit(config, 2, Room(sum(stages), sum(stages), 2), LAPTOP_FLOPS).shared_bytes == sum(stages)
+    assert admit(config, 2, Room(stages[0], stages[0]), LAPTOP_FLOPS).shared_bytes == stages[0]
     with pytest.raises(ResourceError):
-        admit(config, 2, sum(stages) - 1, LAPTOP_FLOPS, 2)
+        admit(config, 2, Room(sum(stages) - 1, sum(stages) - 1, 2), LAPTOP_FLOPS)
 
 
 class ControlGroups:

@@ -8,14 +8,8 @@ from golden import golden_rows
 from memo.config import RunConfig, preset
 from memo.estimate.calibration import CONTEXT_GIB, CONTEXT_SHARE, CP_GIB, STEP_BYTES
 from memo.estimate.cases import read_case
-from memo.estimate.rank_memory import (
-    components,
-    layer_activation_bytes,
-    most_of_a_node,
-    node_host_bytes,
-    rank_memory,
-    worst_rank,
-)
+from memo.estimate.node_memory import most_of_a_node, node_host_bytes
+from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, components, layer_activation_bytes, rank_memory, worst_rank
 from memo.estimate.swap_memory import num_records, swap_bytes
 from memo.estimate.verdict import Verdict
 from memo.planner.swap import swap_plan
@@ -64,7 +58,7 @@ def test_components_of_a_plain_run() -> None:
     """Llama 3.1 8B on 8 GPUs, tp 2, cp 2: every term by hand."""
     config = run("llama-3.1-8b", vocab_size=128256, tp=2, cp=2, seq_length=8192, gbs=2)
     shape = shape_of(config.model, "", 8192)
-    memory = rank_memory(config, shape, 8, 0, whole_logits=True)
+    memory = rank_memory(config, shape, 8, 0, logit_bytes=WHOLE_LOGIT_BYTES)
     replicated = 65 * 4096
     parameters = (8_030_261_248 - replicated) // 2 + replicated
     assert (memory.weights, memory.gradients) == (2 * parameters, 4 * parameters)
@@ -83,7 +77,7 @@ def test_components_of_a_plain_run() -> None:
 def test_a_chunked_loss_takes_less_and_does_not_grow_with_the_sequence() -> None:
     config = run("llama-3.1-8b", vocab_size=128256, seq_length=32768)
     shape = shape_of(config.model, "", 32768)
-    whole, chunked = (rank_memory(config, shape, 1, 0, whole_logits=flag) for flag in (True, False))
+    whole, chunked = (rank_memory(config, shape, 1, 0, logit_bytes=each) for each in (WHOLE_LOGIT_BYTES, None))
     assert whole.transient > 32768 * 128256 * 10
     assert chunked.transient < whole.transient / 3
     assert replace(whole, transient=0) == replace(chunked, transient=0)

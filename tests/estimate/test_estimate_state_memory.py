@@ -8,10 +8,11 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ResourceError
-from memo.estimate.admission import admit
+from memo.estimate.admission import Room, admit
+from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.program.memory import program_memory
 from memo.estimate.program.state_layout import state_layout
-from memo.estimate.rank_memory import node_host_bytes, rank_memory
+from memo.estimate.rank_memory import rank_memory
 from memo.estimate.state_memory import StateBytes, state_bytes
 from memo.spec.buckets import rank_units
 from memo.spec.placement import StatePlacement, placement_of
@@ -151,29 +152,29 @@ def test_a_cap_on_the_device_is_refused_with_the_bytes_and_what_fits_is_named() 
     assert streamed < resident / 3
     cap = streamed / GIB * 1.001
     with pytest.raises(ResourceError) as refused:
-        admit(config.override({"device_memory_gib": cap}), 1, 64 * GIB, 1e12, 1)
+        admit(config.override({"device_memory_gib": cap}), 1, Room(64 * GIB, 64 * GIB), 1e12)
     assert f"({resident} bytes) of its device, {int(cap * GIB)} bytes are allowed" in str(refused.value)
     assert "use --offload-states auto" in str(refused.value)
-    admit(config.override({"device_memory_gib": cap, "offload_states": "all"}), 1, 64 * GIB, 1e12, 1)
+    admit(config.override({"device_memory_gib": cap, "offload_states": "all"}), 1, Room(64 * GIB, 64 * GIB), 1e12)
     with pytest.raises(ResourceError) as refused:
-        admit(config.override({"device_memory_gib": cap / 2}), 1, 64 * GIB, 1e12, 1)
+        admit(config.override({"device_memory_gib": cap / 2}), 1, Room(64 * GIB, 64 * GIB), 1e12)
     assert "--offload-states auto" not in str(refused.value)
 
 
 def test_the_arena_of_a_node_is_checked() -> None:
     config = run(offload_states="all")
     needed = node_host_bytes(config, 8, 8, None)
-    admit(config, 8, 64 * GIB, 1e12, 8, host_bytes=needed, host_ranks=8)
+    admit(config, 8, Room(64 * GIB, 64 * GIB, 8, host_bytes=needed, host_ranks=8), 1e12)
     with pytest.raises(
         ResourceError, match=r"--offload-states all takes .* of 8 ranks.*raise --offload-host-memory-gib"
     ):
-        admit(config, 8, 64 * GIB, 1e12, 8, host_bytes=needed - 1, host_ranks=8)
+        admit(config, 8, Room(64 * GIB, 64 * GIB, 8, host_bytes=needed - 1, host_ranks=8), 1e12)
 
 
 def test_a_gpu_run_is_told_to_offload_where_that_fits() -> None:
     config = RunConfig(model=preset("llama-3.1-8b")).override({"device": "cuda", "seq_length": 4096})
     with pytest.raises(ResourceError, match="use --offload-states auto"):
-        admit(config, 1, 40 * GIB, 312e12, 1, host_bytes=512 * GIB)
+        admit(config, 1, Room(40 * GIB, 40 * GIB, host_bytes=512 * GIB), 312e12)
     with pytest.raises(ResourceError) as refused:
-        admit(config, 1, 40 * GIB, 312e12, 1, host_bytes=64 * GIB)
+        admit(config, 1, Room(40 * GIB, 40 * GIB, host_bytes=64 * GIB), 312e12)
     assert "--offload-states" not in str(refused.value)

@@ -14,10 +14,7 @@ from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import rank_memory
 from memo.estimate.swap_memory import (
-    num_hidden_records,
-    num_hidden_sections,
-    num_input_records,
-    num_key_records,
+    beside_slots,
     num_records,
     swap_bytes,
 )
@@ -160,7 +157,7 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             hidden = stage_hidden_ops(pipeline, stage, config.model.num_layers, sections)
             plan, beside = sweep_plans(swept_ops(ops, sections, layers, again), hidden)
             spare = num_records(config, pp, stage) - plan.num_records
-            spare_keys = num_key_records(config, pp, stage) - beside.keys.num_records
+            spare_keys = beside_slots(config, pp, stage).key_records - beside.keys.num_records
             inputs = 0 if beside.inputs is None else beside.inputs.num_records
             turns_by_chance = vpp > 1 and microbatches == pp and stage == pp - 1
             two_at_once = (
@@ -170,12 +167,12 @@ def test_records_are_those_of_the_plans(pp: int, vpp: int, microbatches: int, or
             assert 0 <= spare_keys <= turns_by_chance, (layers, stage)
             if beside.hidden is not None and beside.evaluation is not None and config.memory.sweeps:
                 moves = config.override({"offload_hidden_states": True})
-                spare_hidden = num_hidden_records(moves, pp, stage) - beside.hidden.num_records
+                spare_hidden = beside_slots(moves, pp, stage).hidden_records - beside.hidden.num_records
                 assert 0 <= spare_hidden <= (vpp > 1 and sections == 1), (layers, sections, stage)
-                assert beside.hidden.num_slots + 1 == num_hidden_sections(moves, pp, stage)
+                assert beside.hidden.num_slots + 1 == beside_slots(moves, pp, stage).hidden_sections
                 assert beside.evaluation.num_records <= beside.hidden.num_records
                 assert beside.evaluation.num_slots <= beside.hidden.num_slots
-            assert 0 <= num_input_records(config, pp, stage) - inputs <= (sections < 3 or turns_by_chance)
+            assert 0 <= beside_slots(config, pp, stage).input_records - inputs <= (sections < 3 or turns_by_chance)
 
 
 def test_the_account_of_megatron_lm_refuses_sweeps() -> None:

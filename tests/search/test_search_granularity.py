@@ -9,7 +9,7 @@ from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate.machines import find_hardware
-from memo.estimate.rank_memory import node_host_bytes
+from memo.estimate.node_memory import node_host_bytes
 from memo.search.candidates import Layout
 from memo.search.granularity import Machine, resolve_granularity
 from memo.search.limits import MemoryLimits, limits_of

@@ -11,7 +11,7 @@ import pytest
 from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.errors import ConfigError, ResourceError
-from memo.estimate.admission import admit
+from memo.estimate.admission import Room, admit
 from memo.search.candidates import AUTO, FULL, GRID, KEEP, Layout, config_of
 from memo.search.launch import command, run_of, write_run
 from memo.search.question import ask
@@ -138,7 +138,7 @@ def test_what_is_planned_is_admitted(model: str, gpus: int, seq_len: int, batch:
     assert best is not None
     run, free = run_of(question, best), int((0.985 * 80 - 0.5) * GIB)
     peak = question.hardware.peak_flops("bf16")
-    admission = admit(run, gpus, free, peak, 1)
+    admission = admit(run, gpus, Room(free, free), peak)
     assert admission.worst_rank.total <= best.sized.memory.total
     with pytest.raises(ResourceError, match=r"is too large .* rounding_buffers .* available are"):
-        admit(run, gpus, admission.worst_rank.total - 1, peak, 1)
+        admit(run, gpus, Room(admission.worst_rank.total - 1, admission.worst_rank.total - 1), peak)

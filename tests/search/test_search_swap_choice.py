@@ -8,7 +8,7 @@ from memo.config import RunConfig, preset
 from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware_table import HARDWARE
-from memo.estimate.rank_memory import node_host_bytes
+from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.verdict import Capacity
 from memo.planner.problem import Limit
 from memo.search.swap_choice import choose_swap

@@ -1,12 +1,12 @@
-"""Megatron-LM on fused kernels: its bytes by hand. tests/benchmarks has them beside measured ones."""
+"""Megatron-LM on fused kernels: its bytes by hand. test_benchmarks_held_out.py has them beside measured ones."""
 
 from dataclasses import replace
 
 import pytest
+from fused_memory import fused_allocated_bytes
 
 from memo.config import RunConfig, preset
 from memo.errors import ConfigError
-from memo.estimate.fused_memory import fused_allocated_bytes
 from memo.spec.shapes import shape_of
 
 MODEL = replace(preset("llama-tiny"), num_layers=2, vocab_size=512)

@@ -15,13 +15,12 @@ gives is not counted: 2 to 9 % there.
 """
 
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, vocab_rows_per_rank
+from memo.config.derived import num_microbatches, rank_tokens, vocab_rows_per_rank
 from memo.errors import ConfigError
 from memo.estimate.rank_memory import (
     ends_bytes,
     hidden_bytes,
     layer_activation_bytes,
-    num_tokens,
     rank_memory,
     shape_units,
 )
@@ -59,7 +58,7 @@ def _stage_bytes(config: RunConfig, shape: ModelShape, world_size: int, stage: i
 def _silu_bytes(config: RunConfig) -> int:
     if not config.model.gated:
         return 0
-    return num_tokens(config) * _NARROW_BYTES * config.model.ffn_size // config.parallel.tp
+    return rank_tokens(config) * _NARROW_BYTES * config.model.ffn_size // config.parallel.tp
 
 
 def _loss_bytes(config: RunConfig, stage: int) -> int:
@@ -67,4 +66,4 @@ def _loss_bytes(config: RunConfig, stage: int) -> int:
     if stage != config.parallel.pp - 1:
         return 0
     rows = vocab_rows_per_rank(config.model.vocabulary, config.parallel.tp)
-    return rows * (_LOGIT_BYTES * num_tokens(config) + _NARROW_BYTES * config.model.hidden_size)
+    return rows * (_LOGIT_BYTES * rank_tokens(config) + _NARROW_BYTES * config.model.hidden_size)
