@@ -17,7 +17,7 @@ from memo.config import RunConfig
 from memo.config.memory import MemoryConfig, MemoryPlanner
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.executor.phases import Phases
-from memo.planner.memory.trace_plan import plan_trace
+from memo.planner.memory.trace_plan import solve_trace
 from memo.planner.memory_table import describe_plan, plan_headline
 from memo.planner.traces import merge
 from memo.units import format_bytes
@@ -148,7 +148,7 @@ class Transients:
             alignment_bytes = ALIGNMENT_BYTES[self.allocator.device]
             planner = self.config.memory_planner
             assert planner is not None and planner != "off"
-            plan = plan_trace(trace, planner, self.config.memory_planner_min_bytes, alignment_bytes)
+            plan = solve_trace(trace, planner, self.config.memory_planner_min_bytes, alignment_bytes).plan
             self.planned = PlannedMemory(plan, trace)
         except (TraceError, PlanError) as error:
             self.reason = str(error)

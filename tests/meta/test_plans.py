@@ -9,7 +9,7 @@ PLANS = {"Fetch", "StatePlan", "StateStep", "SwapPlan", "SwapStep", "MemoryPlan"
 ASKED_BY = {
     "swap_plan": {"memo/report/stages.py", "memo/simulate/swapping.py", "memo/train/swap.py"},
     "placed_state_plan": {"memo/simulate/state_traffic.py", "memo/train/build.py"},
-    "plan_trace": {"memo/train/planned_memory.py"},
+    "solve_trace": {"memo/cli/solve.py", "memo/train/planned_memory.py"},
 }
 """Who asks for the plan of a run, by the function that makes it."""
 

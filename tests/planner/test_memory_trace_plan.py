@@ -11,7 +11,7 @@ from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace
 from memo.errors import PlanError, TraceError
 from memo.planner.memory import trace_plan
 from memo.planner.memory.plan_check import check_memory_plan
-from memo.planner.memory.trace_plan import Planner, plan_trace, solve_trace
+from memo.planner.memory.trace_plan import Planner, solve_trace
 
 PLANNERS: tuple[Planner, ...] = ("paper", "flat", "auto")
 
@@ -116,7 +116,7 @@ def test_the_optimizer_is_one_block_of_the_second_level() -> None:
 
 
 def test_phases_that_ask_for_the_same_have_the_same_addresses_within_their_arena() -> None:
-    plan = plan_trace(layers(4), "paper", min_bytes=10, alignment_bytes=1)
+    plan = solve_trace(layers(4), "paper", min_bytes=10, alignment_bytes=1).plan
     backwards = [phase.requests for phase in plan.phases if phase.kind == "layer_backward"]
     assert len({wide.offset_bytes - gradient.offset_bytes for gradient, wide in backwards}) == 1
 
@@ -153,10 +153,10 @@ def two_levels_lose() -> Trace:
 
 def test_auto_takes_what_is_better_and_says_which() -> None:
     options = {"min_bytes": 1, "alignment_bytes": 1}
-    assert plan_trace(layers(3), "auto", **options).planner == "paper"
-    plan = plan_trace(two_levels_lose(), "auto", **options)
+    assert solve_trace(layers(3), "auto", **options).plan.planner == "paper"
+    plan = solve_trace(two_levels_lose(), "auto", **options).plan
     assert (plan.planner, plan.arena_bytes, plan.proof) == ("sections", 4000, "optimal")
-    paper = plan_trace(two_levels_lose(), "paper", **options)
+    paper = solve_trace(two_levels_lose(), "paper", **options).plan
     assert (paper.planner, paper.arena_bytes, paper.lower_bound_bytes, paper.proof) == ("paper", 7000, 4000, "feasible")
 
 
@@ -166,7 +166,7 @@ def test_random_iterations_are_valid(planner: Planner) -> None:
     chance = random.Random(10)
     for _ in range(60):
         trace = at_random(chance)
-        plan = plan_trace(trace, planner, min_bytes=200, alignment_bytes=64, time_limit_s=0.2, exact="none")
+        plan = solve_trace(trace, planner, min_bytes=200, alignment_bytes=64, time_limit_s=0.2, exact="none").plan
         check_memory_plan(plan, trace)
         assert plan.lower_bound_bytes == most_live_bytes(trace, 200, 64)
 
@@ -187,7 +187,7 @@ def most_live_bytes(trace: Trace, min_bytes: int, alignment_bytes: int) -> int:
 
 
 def test_nothing_to_plan_gives_an_empty_arena() -> None:
-    plan = plan_trace(layers(2), min_bytes=10_000)
+    plan = solve_trace(layers(2), min_bytes=10_000).plan
     assert (plan.arena_bytes, plan.lower_bound_bytes, plan.proof) == (0, 0, "optimal")
     assert not any(phase.requests for phase in plan.phases)
 
@@ -204,13 +204,13 @@ def test_nothing_to_plan_gives_an_empty_arena() -> None:
 )
 def test_options_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        plan_trace(layers(1), **options)  # type: ignore[arg-type]
+        solve_trace(layers(1), **options)  # type: ignore[arg-type]
 
 
 def test_malformed_traces_are_refused() -> None:
     broken = Trace("cpu", "recorded", (Phase("loss", -1, -1, (Malloc(1, 8), Free(1), Free(1))),))
     with pytest.raises(TraceError, match="request 1 is freed twice"):
-        plan_trace(broken)
+        solve_trace(broken)
 
 
 def with_request(phase: int, at: int, request: PlannedRequest) -> Callable[[MemoryPlan], MemoryPlan]:
@@ -246,7 +246,7 @@ def with_request(phase: int, at: int, request: PlannedRequest) -> Callable[[Memo
 )
 def test_the_check_names_the_fault(change: Callable[[MemoryPlan], MemoryPlan], message: str) -> None:
     trace = layers(2)
-    plan = plan_trace(trace, min_bytes=10, alignment_bytes=500)
+    plan = solve_trace(trace, min_bytes=10, alignment_bytes=500).plan
     check_memory_plan(plan, trace)
     with pytest.raises(PlanError, match=message):
         check_memory_plan(change(plan), trace)
@@ -254,7 +254,7 @@ def test_the_check_names_the_fault(change: Callable[[MemoryPlan], MemoryPlan], m
 
 def test_the_check_finds_overlaps_between_phases() -> None:
     trace = layers(2)
-    plan = plan_trace(trace, min_bytes=10, alignment_bytes=500)
+    plan = solve_trace(trace, min_bytes=10, alignment_bytes=500).plan
     kept = plan.phases[0].requests[1].offset_bytes
     change = with_request(1, 1, PlannedRequest(1000, kept))
     message = "layer_forward layer 1 microbatch 0, request .* while layer_forward layer 0 microbatch 0, request 2 lives"
@@ -264,7 +264,7 @@ def test_the_check_finds_overlaps_between_phases() -> None:
 
 def test_the_check_finds_blocks_that_overlap_in_part() -> None:
     trace = layers(2)
-    plan = plan_trace(trace, min_bytes=10, alignment_bytes=500)
+    plan = solve_trace(trace, min_bytes=10, alignment_bytes=500).plan
     wide = plan.phases[0].requests[0].offset_bytes
     with pytest.raises(PlanError, match=f"request 2 lies at {wide + 500} to {wide + 1500} while .*request 1 lives"):
         check_memory_plan(with_request(0, 1, PlannedRequest(1000, wide + 500))(plan), trace)
@@ -282,6 +282,6 @@ def test_long_phases_are_cut_where_a_crossing_request_ends(monkeypatch: pytest.M
         phases.append(Phase("layer_backward", layer, 0, tuple(events)))
     trace = Trace("cpu", "recorded", (*phases, Phase("reduction", -1, -1, (Free(25),))))
     monkeypatch.setattr(trace_plan, "_FEW", 0)
-    whole, cut = (plan_trace(trace, planner, min_bytes=1, alignment_bytes=1) for planner in ("paper", "auto"))
+    whole, cut = (solve_trace(trace, planner, min_bytes=1, alignment_bytes=1).plan for planner in ("paper", "auto"))
     assert (whole.arena_bytes, whole.lower_bound_bytes) == (7000, 4000)
     assert (cut.planner, cut.arena_bytes, cut.proof) == ("sections", 4000, "optimal")

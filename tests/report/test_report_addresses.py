@@ -9,7 +9,7 @@ from memo.artifacts.memory_plan import MemoryPlan, PlannedPhase, PlannedRequest
 from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace
 from memo.cli.main import main
 from memo.errors import ArtifactError
-from memo.planner.memory.trace_plan import plan_trace
+from memo.planner.memory.trace_plan import solve_trace
 from memo.report.addresses import draw_addresses
 
 
@@ -24,7 +24,7 @@ def trace() -> Trace:
 
 
 def test_blocks_end_where_the_trace_frees_them() -> None:
-    plan = plan_trace(trace())
+    plan = solve_trace(trace()).plan
     ends = [request.end for phase in plan.phases for request in phase.requests]
     assert ends == [2, 4, 3, 5, 6, -1]
 

@@ -61,18 +61,6 @@ class Planning:
     parts: tuple[SolvedProblem, ...]
 
 
-def plan_trace(
-    trace: Trace,
-    planner: Planner = "auto",
-    min_bytes: int = MIB,
-    alignment_bytes: int = ALIGNMENT_BYTES,
-    time_limit_s: float = TIME_LIMIT_S,
-    exact: Exact = "auto",
-) -> MemoryPlan:
-    """The plan that `solve_trace` finds."""
-    return solve_trace(trace, planner, min_bytes, alignment_bytes, time_limit_s, exact).plan
-
-
 def solve_trace(
     trace: Trace,
     planner: Planner = "auto",
