@@ -19,7 +19,7 @@ from memo.estimate.disks import NVME_PATH
 from memo.search.candidates import config_of, parse_layout
 from memo.search.largest import Family
 from memo.search.launch import command, trial_file, write_run
-from memo.search.planning import Objective, answer, base_model
+from memo.search.planning import Objective, answer, base_model, plans_by_length
 from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
@@ -310,7 +310,6 @@ def _write_page(plan: Plan, commands: Commands, path: str) -> None:
 
 def _draw(question: Question, path: str) -> None:
     from memo.report.memory_drawing import draw_plans
-    from memo.search.curve import plans_by_length
 
     plans = plans_by_length(question)
     if not plans:

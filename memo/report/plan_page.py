@@ -11,7 +11,7 @@ from memo.report import html
 from memo.report.drawing import blank_figure, png_bytes
 from memo.report.memory_drawing import draw_plans_png
 from memo.search.candidates import config_of
-from memo.search.curve import plans_by_length
+from memo.search.planning import plans_by_length
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan
 from memo.search.tables import Commands, about_best, cells, errors, ranked, speed_error, title

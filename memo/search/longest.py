@@ -62,7 +62,7 @@ def longest(question: Question, speed: Speed | None = None, min_tgs: float = 0.0
     Args:
         speed: where a layout must also train at `min_tgs` tokens per GPU and second.
     """
-    unit = length_unit(question.gpus, DEFAULT_TILES)
+    unit = length_unit(question.gpus)
     ways = [question.place_states == "always"]
     ways += [True] if question.place_states == "needed" else []
     found = Longest(0, unit, "")
@@ -147,9 +147,9 @@ def _holds(question: Question, layout: Layout, strategy: Strategy, places: bool)
     return size(question, layout, strategy).verdict == Verdict.FITS
 
 
-def length_unit(gpus: int, tiles: int) -> int:
-    """A multiple of 2 cp tp tiles for any tp x cp that divides the GPUs, and of 1,024."""
-    return math.lcm(1024, 2 * gpus * tiles)
+def length_unit(gpus: int) -> int:
+    """A multiple of 2 cp tp DEFAULT_TILES for any tp x cp that divides the GPUs, and of 1,024."""
+    return math.lcm(1024, 2 * gpus * DEFAULT_TILES)
 
 
 def _at(question: Question, seq_len: int) -> Question | None:

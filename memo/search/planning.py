@@ -1,6 +1,7 @@
 """`memo.plan`: one call from names and numbers to a plan."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -10,7 +11,7 @@ from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
 from memo.estimate.hardware import Hardware
 from memo.search.largest import BASES, Family, largest
-from memo.search.longest import longest
+from memo.search.longest import length_unit, longest
 from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan, search
 
@@ -18,6 +19,8 @@ Objective = Literal["tgs", "max-seq-len", "max-model-size"]
 
 _ROUNDING = 1e-9
 """A speed that is exactly reached counts."""
+_SHORTEST = 8192
+"""Tokens of the first plan by length."""
 
 
 def plan(
@@ -140,6 +143,26 @@ def answer(
     if not found.seq_len:
         return Plan(question, (), (), (), 0, 0, found)
     return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)
+
+
+def plans_by_length(question: Question) -> list[Plan]:
+    """A plan for each length from 8K tokens on, doubling, and for the longest that fits; each has a best choice.
+
+    It is what `memo plan --plot` draws.
+    """
+    found = longest(question)
+    unit = length_unit(question.gpus)
+    plans = (search(question.at_length(length), top=1) for length in _lengths(unit, found.seq_len))
+    return [plan for plan in plans if plan.best is not None]
+
+
+def _lengths(unit: int, last: int) -> Iterator[int]:
+    length = max(unit, _SHORTEST // unit * unit)
+    while length < last:
+        yield length
+        length *= 2
+    if last:
+        yield last
 
 
 def _speed(question: Question, least_tgs: float = 0.0) -> float:

@@ -127,7 +127,7 @@ def test_states_make_room_where_nothing_fits_without() -> None:
 
 def test_a_unit_that_every_layout_divides() -> None:
     for gpus in (1, 6, 8, 48, 4096):
-        unit = length_unit(gpus, 8)
+        unit = length_unit(gpus)
         assert unit % 1024 == 0
         assert all(unit % (2 * part * 8) == 0 for part in range(1, gpus + 1) if gpus % part == 0)
 
