@@ -127,12 +127,6 @@ def rank_memory(
     )
 
 
-def placed_device_bytes(units: RankUnits, placement: StatePlacement, sizes: StateSizes) -> int:
-    """The part of a rank's total that depends on the placement of its states."""
-    states = placed_bytes(units, placement, sizes)
-    return states.device + _step_bytes(units, placement, sizes) + _holes(states)
-
-
 def _holes(states: StateBytes) -> int:
     """The part of the context that grows with the bytes of gradients on the device."""
     return int(CONTEXT_SHARE * (states.gradients + states.slots))

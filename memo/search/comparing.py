@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from memo.errors import ConfigError
-from memo.estimate.time_errors import TimeError, time_error
 from memo.search.costs import billion_tokens_s, dollars_text, duration
 from memo.search.longest import shortage_of
 from memo.search.question import Question, ask
 from memo.search.ranking import Plan, search
+from memo.search.tables import speed_error
 from memo.text_table import text_table
 
 _HEADS = (
@@ -70,9 +70,8 @@ def compare(model: str, machines: Sequence[tuple[str, int]], global_batch_size: 
 def _rank(plan: Plan, priced: bool) -> float:
     if plan.best is None:
         return float("inf")
-    if priced:
-        return _billion_dollars(plan) or 0.0
-    return -_tokens_per_s(plan)
+    figures = _figures(plan)
+    return (figures["dollars_per_billion_tokens"] or 0.0) if priced else -figures["tokens_per_s"]
 
 
 def comparison(plans: Sequence[Plan]) -> str:
@@ -86,7 +85,7 @@ def comparison(plans: Sequence[Plan]) -> str:
             lines.append(f"{_machine(plan.question)}: nothing fits: {shortage_of(plan.question)}")
         elif plan.question.price is None:
             lines.append(f"{_machine(plan.question)}: no price is known, so machines are ranked by tokens a second")
-    lines += sorted({str(_error(plan)) for plan in plans if plan.best is not None})
+    lines += sorted({str(speed_error(plan.question, plan.best)) for plan in plans if plan.best is not None})
     sources = sorted({plan.question.price.source for plan in plans if plan.question.price is not None})
     lines += [f"prices: {source}" for source in sources]
     title = f"{question.model.name}, {question.seq_len:,} tokens x {question.global_batch_size} sequences a step"
@@ -95,60 +94,52 @@ def comparison(plans: Sequence[Plan]) -> str:
 
 def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     """The same for programs; None for what a machine without a plan or without a price does not have."""
-    return [
-        {
-            "hardware": plan.question.hardware.name,
-            "gpus": plan.question.gpus,
-            "layout": None if plan.best is None else str(plan.best.layout),
-            "activations": None if plan.best is None else str(plan.best.strategy),
-            "tokens_per_s": None if plan.best is None else _tokens_per_s(plan),
-            "step_time_s": None if plan.best is None else plan.best.step.step_time_s,
-            "mfu_percent": None if plan.best is None else plan.best.step.mfu_percent,
-            "tgs_error_percent": None if plan.best is None else 100 * _error(plan).share,
-            "dollars_per_hour": plan.question.dollars(3600.0),
-            "dollars_per_billion_tokens": None if plan.best is None else _billion_dollars(plan),
+    return [_figures(plan) for plan in plans]
+
+
+def _figures(plan: Plan) -> dict[str, Any]:
+    question, best = plan.question, plan.best
+    figures: dict[str, Any] = {
+        "hardware": question.hardware.name,
+        "gpus": question.gpus,
+        **dict.fromkeys(("layout", "activations", "tokens_per_s", "step_time_s", "mfu_percent", "tgs_error_percent")),
+        "dollars_per_hour": question.dollars(3600.0),
+        "dollars_per_billion_tokens": None,
+    }
+    if best is not None:
+        figures |= {
+            "layout": str(best.layout),
+            "activations": str(best.strategy),
+            "tokens_per_s": best.step.tgs * question.gpus,
+            "step_time_s": best.step.step_time_s,
+            "mfu_percent": best.step.mfu_percent,
+            "tgs_error_percent": 100 * speed_error(question, best).share,
+            "dollars_per_billion_tokens": question.dollars(billion_tokens_s(question, best.step)),
         }
-        for plan in plans
-    ]
+    return figures
 
 
 def _row(rank: int, plan: Plan) -> tuple[str, ...]:
-    question, best = plan.question, plan.best
-    hour = dollars_text(question.dollars(3600.0))
+    question, best, figures = plan.question, plan.best, _figures(plan)
+    hour = dollars_text(figures["dollars_per_hour"])
     if best is None:
         return (str(rank), _machine(question), "nothing fits", *[""] * 8, hour, "")
-    step = best.step
     return (
         str(rank),
         _machine(question),
-        str(best.layout),
+        figures["layout"],
         str(question.gpus // best.layout.ranks),
-        str(best.strategy),
-        f"{_tokens_per_s(plan):,.0f}",
-        f"{step.tgs:,.0f}",
-        f"{100 * _error(plan).share:.0f}",
-        f"{step.mfu_percent:.1f}",
-        f"{step.step_time_s:,.2f}",
-        duration(billion_tokens_s(question, step)),
+        figures["activations"],
+        f"{figures['tokens_per_s']:,.0f}",
+        f"{best.step.tgs:,.0f}",
+        f"{figures['tgs_error_percent']:.0f}",
+        f"{best.step.mfu_percent:.1f}",
+        f"{best.step.step_time_s:,.2f}",
+        duration(billion_tokens_s(question, best.step)),
         hour,
-        dollars_text(_billion_dollars(plan)),
+        dollars_text(figures["dollars_per_billion_tokens"]),
     )
 
 
 def _machine(question: Question) -> str:
     return f"{question.gpus} x {question.hardware.name}"
-
-
-def _tokens_per_s(plan: Plan) -> float:
-    assert plan.best is not None
-    return plan.best.step.tgs * plan.question.gpus
-
-
-def _billion_dollars(plan: Plan) -> float | None:
-    assert plan.best is not None
-    return plan.question.dollars(billion_tokens_s(plan.question, plan.best.step))
-
-
-def _error(plan: Plan) -> TimeError:
-    assert plan.best is not None
-    return time_error(plan.question.hardware, plan.best.strategy.swaps)

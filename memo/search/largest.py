@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal
 
 from memo.config import ModelConfig
@@ -198,12 +198,19 @@ def _width(law: Law, layers: float) -> float:
 
 def _most(scaled: Scaled, low: int, clip_grad: float) -> tuple[int, Question]:
     """(steps of size that fit, about which model); `low` do already (0: nothing does)."""
-    best, last = scaled(max(low, 1))[0], _Last()
+    best = scaled(max(low, 1))[0]
+    last: list[tuple[Layout, Strategy]] = []  # what held the last model, which is asked first
+
+    def holds(question: Question) -> bool:
+        pairs = chain((pair for pair in last if not refusal(question, pair[0])), _tries(question))
+        found = next((pair for pair in pairs if _holds(question, *pair)), None)
+        last[:] = last if found is None else [found]
+        return found is not None
 
     def is_held(steps: int) -> bool:
         nonlocal best
         questions = [replace(question, clip_grad=clip_grad) for question in scaled(steps)]
-        found = next((question for question in questions if last.holds(question)), None)
+        found = next((question for question in questions if holds(question)), None)
         best = best if found is None else found
         return found is not None
 
@@ -217,20 +224,6 @@ def _most(scaled: Scaled, low: int, clip_grad: float) -> tuple[int, Question]:
         middle = (low + high) // 2
         low, high = (middle, high) if is_held(middle) else (low, middle)
     return low, best
-
-
-@dataclass
-class _Last:
-    """Asks the layout first that held the last model."""
-
-    pair: tuple[Layout, Strategy] | None = None
-
-    def holds(self, question: Question) -> bool:
-        if self.pair is not None and not refusal(question, self.pair[0]) and _holds(question, *self.pair):
-            return True
-        found = next((pair for pair in _tries(question) if _holds(question, *pair)), None)
-        self.pair = found or self.pair
-        return found is not None
 
 
 def _tries(question: Question) -> Iterator[tuple[Layout, Strategy]]:

@@ -52,13 +52,7 @@ class PlacedLayouts:
 
 def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
     """The costs of a layout under the activations and the sharding of a strategy."""
-    return Costs(
-        config_of(question, layout, strategy),
-        question.gpus,
-        question.hardware,
-        limits_of(question),
-        question.account,
-    )
+    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, limits_of(question))
 
 
 def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:

@@ -14,7 +14,7 @@ from memo.config.hugging_face import CONFIG_FILE, model_of
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
-from memo.estimate.accounts import Account, Program
+from memo.estimate.accounts import Account
 from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.disks import NVME_PATH, with_disks
 from memo.estimate.hardware import Hardware
@@ -60,7 +60,6 @@ class Question:
         nvme_path: directory of the node's disks in a run that needs them, where the hardware has some.
         price: of a GPU; None where none is known.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
-        program: whose memory is judged; Megatron-LM's loss keeps all logits at once, memo's own does not.
     """
 
     model: PlannedModel
@@ -71,7 +70,6 @@ class Question:
     gpu_memory_gib: float
     host_memory_gib: float
     host_is_given: bool = False
-    program: Program = "memo"
     place_states: PlaceStates = "needed"
     clip_grad: float = TrainingConfig.clip_grad
     nvme_path: str = NVME_PATH
@@ -83,7 +81,7 @@ class Question:
 
     @cached_property
     def account(self) -> Account:
-        return Account(self.program, self.model.shape, self.gpus)
+        return Account("memo", self.model.shape, self.gpus)
 
     @cached_property
     def base(self) -> RunConfig:

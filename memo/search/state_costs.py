@@ -19,7 +19,6 @@ from memo.estimate.accounts import Account
 from memo.estimate.hardware import Hardware
 from memo.estimate.node_memory import most_of_a_node
 from memo.estimate.own_memory import device_bytes, worst_stages
-from memo.estimate.rank_memory import placed_device_bytes, shape_units
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
 from memo.search.limits import MemoryLimits
@@ -56,7 +55,7 @@ class ActivationUse:
     moved: Mapping[str, int] | None
     device_bytes: DeviceBytes
     device_bounds: tuple[DeviceBytes, DeviceBytes]
-    host_bytes: dict[int, int]
+    host_bytes: list[int]
     simulate: Callable[[RunConfig, Mapping[str, int] | None], StepPrediction]
 
     @cached_property
@@ -94,19 +93,17 @@ class Costs:
 
     Args:
         config: its --offload-states is not read.
-        account: the account of memory on a GPU; default: memo's own.
     """
 
     config: RunConfig
     world_size: int
     hardware: Hardware
     limits: MemoryLimits
-    account: Account | None = None
 
     def __post_init__(self) -> None:
         self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
         shape = shape_of(self.config.model, "", self.config.data.seq_length)
-        self._account = self.account or Account("memo", shape, self.world_size)
+        self._account = Account("memo", shape, self.world_size)
         self.sizes = state_sizes(self.config, self.world_size)
         self.none = placement_of(self.config, self.world_size)
         self.kernels = Kernels(self.hardware, resolved_dtype(self.config, self.hardware.device))
@@ -222,15 +219,7 @@ class Costs:
     @cached_property
     def _units(self) -> dict[int, RankUnits]:
         """By stage."""
-        account = self._account
-        if account.program == "memo":
-            return {stage: rank_units(self.config, self.world_size, stage) for stage in self._kinds}
-        return {stage: shape_units(self.config, account.shape, stage, self.sizes.shards) for stage in self._kinds}
-
-    def _placed(self, placement: StatePlacement, stage: int) -> int:
-        if self._account.program == "memo":
-            return self._states(placement, stage).device
-        return placed_device_bytes(self._units[stage], placement, self.sizes)
+        return {stage: rank_units(self.config, self.world_size, stage) for stage in self._kinds}
 
     def _states(self, placement: StatePlacement, stage: int) -> StateBytes:
         key = placement, stage
@@ -257,7 +246,7 @@ class Costs:
         self, config: RunConfig, moved: Moved | None, exact: DeviceBytes
     ) -> tuple[DeviceBytes, DeviceBytes]:
         """See ActivationUse."""
-        if self.hardware.device == "cpu" or self._account.program != "memo":
+        if self.hardware.device == "cpu":
             return exact, exact
 
         def totals(bound: int, run: RunConfig) -> dict[int, int]:
@@ -272,7 +261,7 @@ class Costs:
         def needed(placement: StatePlacement) -> int:
             share = placement.num_driven / placement.layers
             return max(
-                self._placed(placement, stage) + ceil(none + share * (every - none))
+                self._states(placement, stage).device + ceil(none + share * (every - none))
                 for stage, (none, every) in rests().items()
             )
 
@@ -287,24 +276,22 @@ class Costs:
         """
 
         def rest(run: RunConfig, placement: StatePlacement) -> dict[int, int]:
-            return {stage: total - self._placed(placement, stage) for stage, total in totals(run).items()}
+            return {stage: total - self._states(placement, stage).device for stage, total in totals(run).items()}
 
         none = rest(config, self.none)
-        if self._account.program != "memo" or self.none.shards_gradients:
+        if self.none.shards_gradients:
             return {stage: (num_bytes, num_bytes) for stage, num_bytes in none.items()}
         placement = replace(self.none, optimizer=self.none.layers)
         every = rest(with_placement(config, placement), placement)
         return {stage: (none[stage], every[stage]) for stage in none}
 
     def _use(self, config: RunConfig, tiles: Mapping[str, int] | None, moved: Moved | None) -> ActivationUse:
-        exact = self._device_bytes(config, moved)
+        exact, disk_bytes = self._device_bytes(config, moved), self.limits.disk_bytes / self.limits.local_ranks
         return ActivationUse(
             config,
             tiles,
             exact,
             self._device_bounds(config, moved, exact),
-            dict(
-                enumerate(host_bytes(config, self.world_size, moved, self.limits.disk_bytes / self.limits.local_ranks))
-            ),
+            host_bytes(config, self.world_size, moved, disk_bytes),
             lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
         )

@@ -21,12 +21,7 @@ from memo.spec.sweep import Sweep, with_sweep
 def sweeps(
     question: Question, layout: Layout, alpha: OffloadAlpha = "auto", sizes: Sequence[int] | None = None
 ) -> Iterator[Strategy]:
-    """Strategies of a layout that sweep its layers; none for Megatron-LM's account, which does not know such layers.
-
-    `sizes`: as of `ways_to_sweep`.
-    """
-    if question.program != "memo":
-        return
+    """Strategies of a layout that sweep its layers; `sizes`: as of `ways_to_sweep`."""
     config = config_of(question, layout, Strategy(alpha))
     for sweep in ways_to_sweep(config, question.gpus, limits_of(question), sizes):
         yield Strategy(alpha, tiles=sweep.tiles, again=sweep.again, hidden_on_host=sweep.hidden_on_host)

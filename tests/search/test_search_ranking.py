@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from golden import golden_rows
 
+from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.verdict import Verdict
 from memo.planner.problem import Limit
@@ -239,9 +240,8 @@ def test_the_first_choice_among_measured_layouts(table: str, hardware: str, trie
     rows = [row for row in golden_rows(table) if row["status"] != "not_run"]
     found = []
     for gpus in sorted({int(row["gpus"]) for row in rows}):
-        question = replace(
-            ask("llama-3.1-8b", gpus, hardware=hardware, global_batch_size=1024), program="megatron-lm"
-        )  # Megatron-LM's
+        question = ask("llama-3.1-8b", gpus, hardware=hardware, global_batch_size=1024)
+        vars(question)["account"] = Account("megatron-lm", question.model.shape, gpus)  # whose runs were measured
         measured = {layout_of(row): row for row in rows if int(row["gpus"]) == gpus}
         ranked = sorted((evaluate(question, layout, KEEP) for layout in measured), key=lambda c: c.step.step_time_s)
         fits = tuple(choice for choice in ranked if choice.sized.verdict == Verdict.FITS)
