@@ -20,7 +20,6 @@ the error of allocated bytes on CPUs.
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches
@@ -93,30 +92,6 @@ def cpu_context_bytes(allocated_bytes: int, world_size: int) -> int:
     """Bytes of a process on a CPU in addition to those that torch allocates."""
     messages = _MESSAGES_BYTES if world_size > 1 else 0
     return RUNTIME_BYTES["cpu"] + _FIRST_STEP_BYTES + messages + math.ceil(_KEPT_SHARE * allocated_bytes)
-
-
-class ActivationBytes(NamedTuple):
-    """Device bytes of one rank's activations, from which a swap plan is made.
-
-    Attributes:
-        beside: bytes under a swap plan in addition to its rounding buffers.
-        resident: bytes in addition to `beside` if all activations stay on the device.
-    """
-
-    beside: int
-    resident: int
-
-
-def activation_bytes(config: RunConfig, world_size: int, stage: int) -> ActivationBytes:
-    """Activations of the rank of pipeline stage `stage` that needs most; arguments as of `own_memory`.
-
-    Known error: `beside` is that of a swap plan that moves as little as possible and so recomputes most; a plan that
-    recomputes less may need less.
-    """
-    plain = replace(config, memory=replace(config.memory, offload_alpha="off"))
-    stays, swapped = own_memory(plain, world_size, stage), own_memory(config, world_size, stage, moved={})
-    beside = swapped.activations - swapped.rounding_buffers
-    return ActivationBytes(beside, stays.activations - beside)
 
 
 def reserved_under_plan(memory: RankMemory) -> int:

@@ -10,7 +10,7 @@ recomputed from the paper, which does not say how its graphs were cut.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -41,17 +41,14 @@ class Operator:
     keeps: frozenset[str] = frozenset()
 
 
-def peak_live_bytes(operators: Sequence[Operator], resident: Iterable[str] = ()) -> int:
+def peak_live_bytes(operators: Sequence[Operator]) -> int:
     """Most bytes alive while any operator runs: its inputs and outputs, and all that a later one still reads.
-
-    Args:
-        resident: inputs whose memory is counted elsewhere, such as weights.
 
     Raises:
         TraceError: a tensor is read before it is made, or made twice.
     """
     readers = Counter(name for operator in operators for name in operator.inputs)
-    sizes = dict.fromkeys(resident, 0)
+    sizes: dict[str, int] = {}
     live = peak = 0
     for operator in operators:
         missing = [name for name in operator.inputs if name not in sizes]

@@ -10,11 +10,12 @@ Where layers are swept, what is said here of a layer holds for one section of it
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from memo.config import ModelConfig, RunConfig
 from memo.config.derived import num_microbatches, resolved_sections
-from memo.estimate.own_memory import activation_bytes
+from memo.estimate.own_memory import own_memory
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
 from memo.planner.problem import Link, SwapGroup, SwapProblem
 from memo.spec.disk import NO_RECORDS, Disk, RecordKind
@@ -38,9 +39,15 @@ NO_LIMITS = ActivationLimits()
 def activation_limits(
     config: RunConfig, world_size: int, stage: int, device_bytes: int, host_bytes: int, disk: Disk | None = None
 ) -> ActivationLimits:
-    """`device_bytes`, `host_bytes`: what is free beside the states of a rank of pipeline stage `stage`."""
-    activations = activation_bytes(config, world_size, stage)
-    return ActivationLimits(max(0, device_bytes - activations.beside), max(0, host_bytes), activations.resident, disk)
+    """`device_bytes`, `host_bytes`: what is free beside the states of a rank of pipeline stage `stage`.
+
+    Known error: what a swap plan takes of the device in addition to its rounding buffers is that of a plan that moves
+    as little as possible and so recomputes most; a plan that recomputes less may need less.
+    """
+    plain = replace(config, memory=replace(config.memory, offload_alpha="off"))
+    stays, swapped = own_memory(plain, world_size, stage), own_memory(config, world_size, stage, moved={})
+    beside = swapped.activations - swapped.rounding_buffers
+    return ActivationLimits(max(0, device_bytes - beside), max(0, host_bytes), stays.activations - beside, disk)
 
 
 def swap_problem(

@@ -29,9 +29,9 @@ def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
     save_figure(_drawn(plans, path, title), path)
 
 
-def draw_plans_png(plans: Sequence[Plan], what: str, title: str = "") -> bytes:
-    """The same drawing in memory; `what` is named in the message if matplotlib is missing."""
-    return png_bytes(_drawn(plans, what, title))
+def draw_plans_png(plans: Sequence[Plan], what: str) -> bytes:
+    """The same drawing in memory, without a title; `what` is named in the message if matplotlib is missing."""
+    return png_bytes(_drawn(plans, what, ""))
 
 
 def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:

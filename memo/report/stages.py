@@ -31,7 +31,7 @@ class StageSwaps:
         return sum(step.op.kind == "F" for step in self.plan.steps)
 
 
-def plan_stages(pipeline: Pipeline, num_layers: int, max_slots: int = 2) -> list[StageSwaps]:
+def plan_stages(pipeline: Pipeline, num_layers: int) -> list[StageSwaps]:
     """Make the swap plans of all stages under (interleaved) 1F1B and check that they can run.
 
     The schedules of all stages are simulated together under the runtime's rules for messages, and the validator replays
@@ -45,7 +45,7 @@ def plan_stages(pipeline: Pipeline, num_layers: int, max_slots: int = 2) -> list
     in_flight = simulate(pipeline, schedules)
     stages = []
     for stage, actions in enumerate(schedules):
-        plan = swap_plan(layer_ops(pipeline, stage, num_layers, actions), max_slots)
+        plan = swap_plan(layer_ops(pipeline, stage, num_layers, actions))
         validate(plan)
         stages.append(StageSwaps(stage, in_flight[stage], plan))
     return stages

@@ -114,10 +114,10 @@ class LayerModel:
         num_bytes = passes * self.tokens / self.tp.size * self.config.model.hidden_size * self.kernels.narrow
         return self.kernels.memory_s(num_bytes, num_kernels * self.tiles)
 
-    def inner_s(self, passes_of_fc1: float, passes_of_ffn: float, num_kernels: int = 1) -> float:
+    def inner_s(self, passes_of_fc1: float, passes_of_ffn: float) -> float:
         """Passes over [t, fc1] and [t, ffn]."""
         num_bytes = self.tokens * (passes_of_fc1 * self.fc1 + passes_of_ffn * self.ffn) * self.kernels.narrow
-        return self.kernels.memory_s(num_bytes, num_kernels * self.tiles)
+        return self.kernels.memory_s(num_bytes, self.tiles)
 
     def gather_s(self) -> float:
         """All-gather or reduce-scatter of [t, h] over tp."""

@@ -8,7 +8,7 @@ from memo.simulate.rows import Record, Rows
 from memo.simulate.state_streams import StateStreams
 from memo.simulate.state_traffic import stage_state_plan
 from memo.simulate.streams import StageStreams
-from memo.simulate.swapping import steady_plan
+from memo.simulate.swapping import stage_plan
 from memo.spec.clock import Clock, run
 from memo.spec.schedule import Action, Pipeline
 
@@ -41,7 +41,7 @@ class Stage:
         self.update, self.states = model.updates[index], None
         if times is not None:
             self.states = StateStreams(times, stage_state_plan(pipeline, index, times.placement), rows, record)
-        plan = steady_plan(pipeline, index, model.num_layers)
+        plan = stage_plan(pipeline, index, model.num_layers)
         self.streams = StageStreams(plan, model.times, rows, self.states)
         self._last_microbatch = pipeline.microbatches - 1
         self._waiting: list[int] = []  # layers whose own gradients are complete and not reduced yet

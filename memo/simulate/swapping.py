@@ -40,18 +40,16 @@ def sweeping(config: RunConfig) -> Sweeping:
     return Sweeping(resolved_sections(config), config.memory.recompute_attention_layers)
 
 
+@lru_cache(maxsize=256)
 def stage_plan(pipeline: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS) -> SwapPlan:
-    """The swap plan of one stage over all microbatches of `pipeline`, of what slots hold: layers, or sections."""
+    """The swap plan of one stage over all microbatches of `pipeline`, of what slots hold: layers, or sections.
+
+    Cached, because a search asks for those of the same few shortened pipelines again and again.
+    """
     ops = stage_ops(pipeline, stage, num_layers)
     if sweep == WHOLE_LAYERS:
         return swap_plan(ops)
     return swap_plan(swept_ops(ops, sweep.sections, num_layers // (pipeline.stages * pipeline.chunks), sweep.again)[0])
-
-
-@lru_cache(maxsize=256)
-def steady_plan(short: Pipeline, stage: int, num_layers: int, sweep: Sweeping = WHOLE_LAYERS) -> SwapPlan:
-    """The same for a shortened pipeline; a search asks for the same few again and again."""
-    return stage_plan(short, stage, num_layers, sweep)
 
 
 def moves_and_records(
@@ -68,7 +66,7 @@ def moves_and_records(
         return tuple(number + (sweep.sections - 2) * (more - number) for number, more in zip(two, three, strict=True))
 
     def count(short: Pipeline) -> tuple[int, int]:
-        plan = steady_plan(short, stage, num_layers, sweep)
+        plan = stage_plan(short, stage, num_layers, sweep)
         return plan.num_offloads, plan.num_records
 
     return of_all_microbatches(pipeline, steady_microbatches(pipeline), count)
@@ -142,7 +140,7 @@ def modelled_problem(
     return swap_problem(
         _on_device(config, hardware),
         world_size,
-        num_slots=steady_plan(shortened(pipeline), 0, num_layers, two).num_slots,
+        num_slots=stage_plan(shortened(pipeline), 0, num_layers, two).num_slots,
         num_moves=num_moves,
         num_records=num_records,
         forward_s=layer.forward.total_s,

@@ -45,7 +45,7 @@ def items_in_training(pipeline: Pipeline) -> tuple[tuple[Item, ...], ...]:
 @lru_cache(maxsize=64)
 def items_in_evaluation(pipeline: Pipeline) -> tuple[tuple[Item, ...], ...]:
     """The same of an evaluation, which runs forwards only."""
-    return with_meetings(pipeline, [forward_only(pipeline, stage) for stage in range(pipeline.stages)])
+    return with_meetings(pipeline, [forward_only(pipeline)] * pipeline.stages)
 
 
 def with_meetings(pipeline: Pipeline, schedules: Sequence[Sequence[Action]]) -> tuple[tuple[Item, ...], ...]:

@@ -107,9 +107,8 @@ def one_f_one_b(pipeline: Pipeline, stage: int) -> list[Action]:
     return actions + backwards[len(forwards) - warmup :]
 
 
-def forward_only(pipeline: Pipeline, stage: int) -> list[Action]:
+def forward_only(pipeline: Pipeline) -> list[Action]:
     """The forwards of the schedule, for evaluation; the same for every stage."""
-    del stage
     return [_forward(pipeline, i) for i in range(pipeline.microbatches * pipeline.chunks)]
 
 

@@ -118,7 +118,7 @@ class ParallelModel:
     @torch.no_grad()
     def forward(self, batches: list[Microbatch]) -> Tensor:
         """This rank's share of the loss of one global batch; changes nothing."""
-        return self._run(forward_only(self.pipeline, self.mesh.at.pp), batches)
+        return self._run(forward_only(self.pipeline), batches)
 
     @torch.no_grad()
     def at_head(self, batches: list[Microbatch], read: Callable[[Head, Tensor, int], None]) -> None:
@@ -134,7 +134,7 @@ class ParallelModel:
             read(unmarked(chunk.head), hidden, microbatch)
             return hidden.new_zeros(())
 
-        actions = forward_only(self.pipeline, self.mesh.at.pp)
+        actions = forward_only(self.pipeline)
         self.stage.run(actions, [functools.partial(forward, chunk) for chunk in self.chunks])
 
     def _begin_phase(self, kind: str) -> None:

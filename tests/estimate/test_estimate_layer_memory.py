@@ -7,12 +7,13 @@ from torch import Tensor
 from memo.attention.select import select_backend
 from memo.config import RunConfig, preset
 from memo.config.model import ModelConfig
-from memo.estimate.own_memory import activation_bytes, own_memory
+from memo.estimate.own_memory import own_memory
 from memo.estimate.rank_memory import layer_activation_bytes
 from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.parallel.dtypes import torch_dtype
+from memo.planner.swap_problem import activation_limits
 from memo.spec.clock import simulate
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.schedule import Pipeline, one_f_one_b
@@ -113,10 +114,11 @@ def test_a_large_vocabulary_is_held_by_the_last_stage() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_stays_is_judged_by_the_same_account_as_what_moves(device: str) -> None:
     config = run("llama-tiny", device=device, seq_length=4096, pp=2, gbs=8, params_dtype="bf16", offload_alpha="auto")
-    found = activation_bytes(config, 2, 0)
+    found = activation_limits(config, 2, 0, GIB, 2 * GIB)
     plain, swapped = own_memory(config, 2, 0), own_memory(config, 2, 0, moved={})
-    assert found.beside == swapped.allocated - swapped.states - swapped.rounding_buffers > 0
-    assert found.beside + found.resident == plain.allocated - plain.states
+    beside = GIB - found.device_bytes
+    assert beside == swapped.allocated - swapped.states - swapped.rounding_buffers > 0
+    assert found.resident_bytes is not None and beside + found.resident_bytes == plain.allocated - plain.states
     assert own_memory(config, 2, 0, moved={"qkv": 4}).host > swapped.host > 0
 
 

@@ -136,7 +136,7 @@ def test_one_layer_per_stage_needs_no_copies_when_two_microbatches_are_in_flight
 
 def test_forward_only_moves_nothing() -> None:
     pipeline = Pipeline(2, 2, 4)
-    plan = swap_plan(layer_ops(pipeline, 0, 8, forward_only(pipeline, 0)))
+    plan = swap_plan(layer_ops(pipeline, 0, 8, forward_only(pipeline)))
     validate(plan)
     assert (plan.num_slots, plan.num_records, plan.num_offloads, plan.num_prefetches) == (1, 0, 0, 0)
 

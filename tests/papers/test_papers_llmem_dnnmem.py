@@ -165,7 +165,6 @@ def test_peak_of_small_graphs() -> None:
     assert peak_live_bytes(unread) == 4608
     kept = [Operator("a", (), {"x": 512, "g": 4096}, frozenset(["g"])), Operator("b", ("x",), {"y": 512})]
     assert peak_live_bytes(kept) == 5120
-    assert peak_live_bytes([Operator("a", ("w",), {"x": 512})], resident=["w"]) == 512
 
 
 def test_graphs_that_make_no_sense() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 import pytest
-from swap_runs import peak_records
+from swap_runs import peak_records, stage_ops
 
 from memo.errors import PlanError, ScheduleError
 from memo.planner.swap import SwapPlan, swap_plan
@@ -66,7 +66,8 @@ def test_the_table() -> None:
 
 def test_more_slots_need_fewer_records() -> None:
     """The second slot lets copies run beside compute; from then on each one holds what a record held."""
-    records = [plan_stages(Pipeline(2, 1, 4), 8, max_slots)[0].plan.num_records for max_slots in (2, 3, 4, 8)]
+    ops = stage_ops(2, 1, 4, 8, 0)
+    records = [swap_plan(ops, max_slots).num_records for max_slots in (2, 3, 4, 8)]
     assert records == sorted(records, reverse=True) and records[-1] == 0
 
 
@@ -85,8 +86,8 @@ def test_a_schedule_that_deadlocks_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plan_that_loses_activations_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(ops: list[LayerOp], max_slots: int) -> SwapPlan:
-        plan = swap_plan(ops, max_slots)
+    def careless(ops: list[LayerOp]) -> SwapPlan:
+        plan = swap_plan(ops)
         first = dataclasses.replace(plan.steps[0], offload=False, record=None)
         return dataclasses.replace(plan, steps=(first, *plan.steps[1:]))
 

@@ -40,7 +40,7 @@ def test_schedule_is_complete_in_order_and_free_of_deadlock(pipeline: Pipeline) 
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
 def test_forward_only_is_free_of_deadlock(pipeline: Pipeline) -> None:
-    schedules = [forward_only(pipeline, stage) for stage in range(pipeline.stages)]
+    schedules = [forward_only(pipeline)] * pipeline.stages
     assert simulate(pipeline, schedules) == [pipeline.microbatches * pipeline.chunks] * pipeline.stages
 
 
