@@ -17,6 +17,7 @@ from memo.estimate.node_memory import most_of_a_node, node_host_bytes
 from memo.estimate.own_memory import possible_memory, worst_device_bytes
 from memo.estimate.rank_memory import RankMemory, components
 from memo.spec.flops import step_flops
+from memo.spec.placement import StatePlacement, with_placement
 from memo.units import GIB, format_bytes, format_duration_s
 
 EFFICIENCY = 0.5
@@ -219,17 +220,7 @@ def _states_remedy(config: RunConfig, machine: _Machine) -> str:
     """
     if config.memory.offload_states == "auto":
         return ""
-    fits = any(machine.holds(_all_on_host(config, copy)) for copy in (True, False))
+    layers = config.model.num_layers // config.parallel.pp
+    least = (StatePlacement(layers, layers, layers, layers, weight_copy=copy) for copy in (True, False))
+    fits = any(machine.holds(with_placement(config, placement)) for placement in least)
     return "use --offload-states auto, " if fits else ""
-
-
-def _all_on_host(config: RunConfig, copy: bool) -> RunConfig:
-    memory = replace(
-        config.memory,
-        offload_states="all",
-        optimizer_offload_fraction=None,
-        gradient_offload_fraction=None,
-        weight_offload_fraction=None,
-        offload_weight_copy=copy,
-    )
-    return replace(config, memory=memory)

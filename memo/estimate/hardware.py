@@ -111,11 +111,15 @@ class Hardware:
         """What activations of all ranks of a node may take of its disks when these are empty."""
         return disk_budget_bytes(self.nvme_gib * GIB, None)
 
+    def local_ranks(self, world_size: int) -> int:
+        """Ranks of a run that share a node."""
+        return min(world_size, self.gpus_per_node)
+
     def nvme_of_rank(self, world_size: int) -> Disk | None:
         """The part of one rank, while all of its node use it; None without a disk."""
         if not self.nvme_gib:
             return None
-        ranks = min(world_size, self.gpus_per_node)
+        ranks = self.local_ranks(world_size)
         rate = self.nvme_gb_per_s * 1e9 / ranks
         return Disk(self.nvme_budget_bytes // ranks, rate, rate)
 

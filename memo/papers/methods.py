@@ -82,7 +82,7 @@ def _by_paper_alpha(case: Case, capacity: Capacity) -> Answer:
         raise ConfigError(f"{named} fights with --method paper-alpha, whose system swaps on GPUs: use --method memo")
     config = run_config(replace(case, alpha="auto" if case.alpha is None else case.alpha, nvme_gib=0.0))
     config = replace(config, memory=replace(config.memory, offload_policy="paper"))
-    tokens, ranks = case.seq_len * case.mbs, min(case.gpus, case.hardware.gpus_per_node)
+    tokens, ranks = case.seq_len * case.mbs, case.hardware.local_ranks(case.gpus)
 
     def node_bytes(alpha: float) -> float:
         rank = memo_paper.host_bytes(config.model, tokens, alpha, case.tp, case.cp, powers_of_two=True)
@@ -99,7 +99,7 @@ def _paper_alpha(case: Case, config: RunConfig, node_bytes: Callable[[float], fl
 
     T_layer is simulated, of a layer that works on all its tokens at once. 0 where no alpha meets the equations.
     """
-    tokens, ranks = case.seq_len * case.mbs, min(case.gpus, case.hardware.gpus_per_node)
+    tokens, ranks = case.seq_len * case.mbs, case.hardware.local_ranks(case.gpus)
     try:
         found = solve_paper(
             memo_paper.always_bytes(config.model, tokens, case.tp, case.cp),

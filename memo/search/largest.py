@@ -141,7 +141,7 @@ def _scaling(question: Question, family: Family | None) -> Scaled:
             f"{' or '.join(_PAIRS)}"
         )
     law = _PAIRS[family] if family else ((0, 0), (base.num_layers, base.hidden_size))
-    unit = base.head_dim * max(4, min(question.gpus, question.hardware.gpus_per_node))
+    unit = base.head_dim * max(4, question.hardware.local_ranks(question.gpus))
 
     @cache
     def scaled(steps: int) -> tuple[Question, ...]:

@@ -23,6 +23,6 @@ def limits_of(question: Question) -> MemoryLimits:
     return MemoryLimits(
         question.capacity.sure_gpu_bytes,
         question.capacity.sure_host_bytes,
-        min(question.gpus, question.hardware.gpus_per_node),
+        question.hardware.local_ranks(question.gpus),
         question.hardware.nvme_budget_bytes or inf,
     )

@@ -55,7 +55,7 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
     # As a disk is filled to its last record, what is lost between the tensors of records must not be forgotten.
     disk = disk_of_rank(config, world_size, hardware)
     lost_bytes = 0 if disk is None else free.num_records * len(free.always | free.never) * SLOT_ALIGNMENT_BYTES
-    host_bytes = capacity.sure_host_bytes // min(world_size, hardware.gpus_per_node)
+    host_bytes = capacity.sure_host_bytes // hardware.local_ranks(world_size)
     problem = replace(
         free,
         device_bytes=max(0, int(capacity.sure_gpu_bytes) - max(others) - padding),

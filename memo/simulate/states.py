@@ -121,7 +121,7 @@ def state_times(
     shard = layer / sizes.shards
     h2d, d2h = hardware.prefetch_gb_per_s * 1e9, hardware.offload_gb_per_s * 1e9
     update = (ADAM_BYTES * kernels.wide / 4 + kernels.narrow) / hardware.host_bytes_per_s(
-        min(world_size, hardware.gpus_per_node)
+        hardware.local_ranks(world_size)
     )
     whole_s = layer * kernels.wide if accumulates_whole(placement, sizes) else 0
     return StateTimes(

@@ -156,7 +156,7 @@ def modelled_problem(
 def host_bytes_of_rank(config: RunConfig, world_size: int, hardware: Hardware) -> int:
     """Of what the node gives a run when all of its memory is free, divided by its ranks."""
     node_bytes = node_budget_bytes(hardware.host_memory_bytes, config.memory.offload_host_memory_gib)
-    return node_bytes // min(world_size, hardware.gpus_per_node)
+    return node_bytes // hardware.local_ranks(world_size)
 
 
 def choose(problem: SwapProblem, alpha: float | str | Mapping[str, int]) -> SwapSolution:
