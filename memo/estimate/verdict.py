@@ -8,6 +8,7 @@ Known error on the 232 measured runs of the calibration: no verdict is wrong, an
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
@@ -37,6 +38,18 @@ class Capacity:
     @property
     def sure_host_bytes(self) -> int:
         return node_budget_bytes(self.host_bytes, None)
+
+
+@dataclass(frozen=True)
+class MemoryLimits:
+    """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host
+    memory, and of the disk of a run that names one.
+    """
+
+    device_bytes: float
+    host_bytes: float
+    local_ranks: int
+    disk_bytes: float = inf
 
 
 def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity) -> Verdict:

@@ -7,7 +7,7 @@ size of every request grows linearly with the sequence. Both are checked: TraceE
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, groupby
 
 from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace, check_trace
 from memo.errors import TraceError
@@ -77,7 +77,7 @@ def extend_layers(trace: Trace, layers: int) -> Trace:
         raise TraceError(f"{layers} layers a chunk are not more than the {RECORDED_LAYERS} recorded: record them all")
     short = [_Template(phase, own) for phase, own in zip(trace.phases, _blocks(trace), strict=True)]
     _check_repetition(short)
-    full = [entry for run in _runs(short) for entry in _stretched(run, layers)]
+    full = [entry for _, run in groupby(short, _run_name) for entry in _stretched(list(run), layers)]
     source = "composed" if trace.source == "recorded" else trace.source
     return replace(trace, source=source, phases=_instantiate(full, layers))
 
@@ -162,20 +162,9 @@ def _check_repetition(templates: Sequence[_Template]) -> None:
             )
 
 
-def _runs(templates: Sequence[_Template]) -> Iterator[list[_Template]]:
-    """Neighbouring phases of the layers of one chunk, kind and microbatch; every other phase alone."""
-    run: list[_Template] = []
-    for template in templates:
-        if run and _run_name(run[-1].phase) != _run_name(template.phase):
-            yield run
-            run = []
-        run.append(template)
-    if run:
-        yield run
-
-
-def _run_name(phase: Phase) -> tuple[str, int, int]:
-    return phase.kind, phase.layer // RECORDED_LAYERS, phase.microbatch
+def _run_name(template: _Template) -> tuple[str, int, int]:
+    """The same for neighbouring phases of the layers of one chunk, kind and microbatch."""
+    return template.phase.kind, template.phase.layer // RECORDED_LAYERS, template.phase.microbatch
 
 
 def _stretched(run: list[_Template], layers: int) -> Iterator[tuple[_Template, int]]:

@@ -12,7 +12,7 @@ from itertools import chain
 from memo.config import RunConfig
 from memo.errors import ResourceError
 from memo.estimate.hardware import Hardware
-from memo.search.limits import MemoryLimits
+from memo.estimate.verdict import MemoryLimits
 from memo.search.state_costs import Costs
 from memo.search.states import fits, place, resolve_states, shortage
 from memo.search.sweeping import swept_refusal, ways_to_sweep

@@ -12,7 +12,6 @@ from typing import get_args
 from memo.config.parallel import AccumulationOrder
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches
-from memo.search.limits import limits_of
 from memo.search.question import Question
 from memo.search.state_costs import Costs
 from memo.search.states import fits, place, shortage
@@ -52,7 +51,7 @@ class PlacedLayouts:
 
 def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
     """The costs of a layout under the activations and the sharding of a strategy."""
-    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, limits_of(question))
+    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, question.limits)
 
 
 def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:

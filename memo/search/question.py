@@ -20,7 +20,7 @@ from memo.estimate.disks import NVME_PATH, with_disks
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.prices import PRICES, Price
-from memo.estimate.verdict import Capacity
+from memo.estimate.verdict import Capacity, MemoryLimits
 from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
 
@@ -78,6 +78,16 @@ class Question:
     @cached_property
     def capacity(self) -> Capacity:
         return Capacity(self.gpu_memory_gib * GIB, self.host_memory_gib * GIB)
+
+    @cached_property
+    def limits(self) -> MemoryLimits:
+        """What surely fits."""
+        return MemoryLimits(
+            self.capacity.sure_gpu_bytes,
+            self.capacity.sure_host_bytes,
+            self.hardware.local_ranks(self.gpus),
+            self.hardware.nvme_budget_bytes or math.inf,
+        )
 
     @cached_property
     def account(self) -> Account:

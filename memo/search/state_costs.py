@@ -21,7 +21,7 @@ from memo.estimate.node_memory import most_of_a_node
 from memo.estimate.own_memory import device_bytes, worst_stages
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
-from memo.search.limits import MemoryLimits
+from memo.estimate.verdict import MemoryLimits
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.predict import StepPrediction, predict_step

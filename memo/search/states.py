@@ -16,7 +16,7 @@ from memo.config import RunConfig
 from memo.errors import ResourceError
 from memo.estimate.hardware import Hardware
 from memo.estimate.state_memory import accumulates_whole
-from memo.search.limits import MemoryLimits
+from memo.estimate.verdict import MemoryLimits
 from memo.search.state_costs import ActivationUse, Costs
 from memo.simulate.predict import StepPrediction, predict_step
 from memo.spec.placement import StatePlacement, with_placement

@@ -10,8 +10,8 @@ from memo.config.memory import OffloadAlpha
 from memo.config.parallel import SWEPT_CP_COMM_TYPES
 from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.own_memory import own_bounds, worst_device_bytes
+from memo.estimate.verdict import MemoryLimits
 from memo.search.candidates import Layout, Strategy, config_of
-from memo.search.limits import MemoryLimits, limits_of
 from memo.search.question import Question
 from memo.spec.placement import StatePlacement, with_placement
 from memo.spec.slots import Moved
@@ -23,7 +23,7 @@ def sweeps(
 ) -> Iterator[Strategy]:
     """Strategies of a layout that sweep its layers; `sizes`: as of `ways_to_sweep`."""
     config = config_of(question, layout, Strategy(alpha))
-    for sweep in ways_to_sweep(config, question.gpus, limits_of(question), sizes):
+    for sweep in ways_to_sweep(config, question.gpus, question.limits, sizes):
         yield Strategy(alpha, tiles=sweep.tiles, again=sweep.again, hidden_on_host=sweep.hidden_on_host)
 
 

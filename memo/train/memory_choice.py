@@ -16,12 +16,12 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.machines import nearest_hardware
 from memo.estimate.own_memory import RUNTIME_BYTES
+from memo.estimate.verdict import MemoryLimits
 from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank
 from memo.parallel.collectives import all_reduce
 from memo.search.granularity import Machine, resolve_granularity
-from memo.search.limits import MemoryLimits
 from memo.search.states import resolve_states
 from memo.spec.disk import disk_budget_bytes
 from memo.spec.sweep import WHOLE, sweep_of, with_sweep

@@ -10,9 +10,9 @@ from memo.config.checks import check
 from memo.errors import ResourceError
 from memo.estimate.machines import find_hardware
 from memo.estimate.node_memory import node_host_bytes
+from memo.estimate.verdict import MemoryLimits
 from memo.search.candidates import Layout
 from memo.search.granularity import Machine, resolve_granularity
-from memo.search.limits import MemoryLimits, limits_of
 from memo.search.question import ask
 from memo.search.sweeping import sweeps
 from memo.spec.sweep import WHOLE, Sweep, sweep_of, with_sweep
@@ -41,7 +41,7 @@ def resolved(config: RunConfig, gpu_gib: float = 77, host_gib: float = 1843, **v
 @pytest.mark.parametrize("tokens", [1 << 16, 1 << 20, 1 << 22])
 def test_a_way_to_sweep_is_one_of_the_plans_own(tokens: int) -> None:
     question = ask("llama-3.1-8b", 8, seq_len=tokens, hardware="h100-80", host_memory_gib=2048)
-    limits = limits_of(question)
+    limits = question.limits
     found = resolve_granularity(run(tokens), Machine(8, question.hardware, limits))
     ways = [strategy.sweep for strategy in sweeps(question, Layout(tp=8))]
     assert sweep_of(found) in [WHOLE, *ways] and (sweep_of(found) == WHOLE) == (tokens < 1 << 22)

@@ -12,10 +12,10 @@ from memo.errors import ResourceError
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.own_memory import worst_device_bytes
+from memo.estimate.verdict import MemoryLimits
 from memo.search.bounds import Bounds
 from memo.search.candidates import SHARDINGS, Layout, config_of
 from memo.search.launch import command, run_of
-from memo.search.limits import MemoryLimits
 from memo.search.oversized import costs_of, placed, strategies
 from memo.search.question import ask
 from memo.search.ranking import search

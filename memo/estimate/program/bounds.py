@@ -108,7 +108,6 @@ def _most(
     of_layers = [layer.forward.transient_bytes, layer.backward.transient_bytes, ends.rope.peak.num_bytes]
     of_layers += [layer.held_backward.transient_bytes] if pp > 1 else []
     of_embedding = max(ends.embedding.peak.num_bytes, ends.held_embedding_backward.peak.num_bytes) if stage == 0 else 0
-    at_once = flights.at_once
     each, around, at_once = flights.each, flights.around, flights.at_once
     begins, leaves = [flights.count * each], [(flights.count - at_once) * each + at_once * around]
     for chunk in {0, vpp - 1}:
@@ -168,7 +167,7 @@ def _flights(config: RunConfig, microbatches: int, stage: int, layer: LayerPasse
     pp, vpp = parallel.pp, parallel.vpp
     passes, layers, at_once = layers_in_flight(config, microbatches, stage), layers_per_chunk(config), 1
     count = passes // layers
-    kept = layer.kept_bytes + (hidden if layer.keeps_input else 0)
+    kept = layer.between.num_bytes
     # Each microbatch in a chunk keeps the chunk's input, which the lowest layer may keep already.
     around = hidden if pp > 1 and not layer.keeps_input else 0
     at_ends = 0

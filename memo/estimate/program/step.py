@@ -82,8 +82,7 @@ class Step:
     @property
     def kept_bytes(self) -> int:
         """Bytes that one layer keeps of one microbatch between forward and backward."""
-        passes = self.passes
-        return passes.kept_bytes + (passes.hidden_bytes if passes.keeps_input else 0)
+        return self.passes.between.num_bytes
 
     def needs_no_less_than(self, other: "Step") -> bool:
         """Whether no moment of this step takes less than the same moment of the other one.
