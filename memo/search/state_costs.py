@@ -49,6 +49,7 @@ class ActivationUse:
         device_bytes: bytes of a rank's device under a given placement, on the stage that needs most.
         device_bounds: two that they lie between, which take less time where they differ from them.
         host_bytes: by stage, bytes of host memory of one rank without its states.
+        simulate: a step of the run, its states wherever its configuration has them.
     """
 
     config: RunConfig
@@ -56,12 +57,12 @@ class ActivationUse:
     device_bytes: DeviceBytes
     device_bounds: tuple[DeviceBytes, DeviceBytes]
     host_bytes: list[int]
-    simulate: Callable[[RunConfig, Mapping[str, int] | None], StepPrediction]
+    simulate: Callable[[RunConfig], StepPrediction]
 
     @cached_property
     def step(self) -> StepPrediction:
         """The simulated step with all states on the device; computed only for uses that fit."""
-        return self.simulate(self.config, self.moved)
+        return self.simulate(self.config)
 
     @cached_property
     def after_s(self) -> float:
@@ -293,5 +294,5 @@ class Costs:
             exact,
             self._device_bounds(config, moved, exact),
             host_bytes(config, self.world_size, moved, disk_bytes),
-            lambda run, tiles: predict_step(run, self.world_size, self.hardware, tiles),
+            lambda run: predict_step(run, self.world_size, self.hardware, tiles),
         )

@@ -18,7 +18,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.state_memory import accumulates_whole
 from memo.estimate.verdict import MemoryLimits
 from memo.search.state_costs import ActivationUse, Costs
-from memo.simulate.predict import StepPrediction, predict_step
+from memo.simulate.predict import StepPrediction
 from memo.spec.placement import StatePlacement, with_placement
 from memo.units import format_bytes
 
@@ -54,13 +54,12 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Placed:
-    """A run with its placement, and its simulated step.
+    """A placement with a use of activations, and the simulated step.
 
     Attributes:
         moved: tiles of activations that move, by group; None: none, or as configured.
     """
 
-    config: RunConfig
     placement: StatePlacement
     moved: Mapping[str, int] | None
     step: StepPrediction
@@ -93,7 +92,7 @@ def resolve_states(config: RunConfig, world_size: int, hardware: Hardware, limit
 def place(costs: Costs) -> Placed | None:
     """The fastest placement; None where nothing fits."""
     if costs.holds(costs.none, costs.uses[0]):  # everything stays
-        return _simulated(costs, costs.none, costs.uses[0])
+        return _simulated(costs.none, costs.uses[0])
     ranked = sorted(starts(costs), key=partial(_rank, costs))
     ends = dict.fromkeys(_climb(costs, start) for start in ranked[:_CLIMBS])
     found: Placed | None = None
@@ -102,7 +101,7 @@ def place(costs: Costs) -> Placed | None:
         use = costs.best_use(placement)[1]
         if use is None:
             continue
-        placed = _simulated(costs, placement, use)
+        placed = _simulated(placement, use)
         if found is None or placed.step.step_time_s < found.step.step_time_s:
             found = placed
     return found
@@ -225,7 +224,5 @@ def _around(at: StatePlacement, step: int, has_masters: bool) -> Iterator[StateP
         yield replace(at, weight_copy=not at.weight_copy)
 
 
-def _simulated(costs: Costs, placement: StatePlacement, use: ActivationUse) -> Placed:
-    config = with_placement(use.config, placement)
-    step = predict_step(config, costs.world_size, costs.hardware, use.moved)
-    return Placed(config, placement, use.moved, step)
+def _simulated(placement: StatePlacement, use: ActivationUse) -> Placed:
+    return Placed(placement, use.moved, use.simulate(with_placement(use.config, placement)))

@@ -21,10 +21,6 @@ class Normed:
     wide_input: Block | None = None
     normalized: Block | None = None
 
-    @property
-    def saved(self) -> tuple[Block | None, ...]:
-        return (*self.statistics, self.wide_input, self.normalized)
-
 
 def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int, graph: bool) -> Normed:
     """On CPUs RMSNorm is composed of elementwise operations, which are in the wide dtype for a narrow input."""
