@@ -127,7 +127,7 @@ def all_issued(
         yield issued(pipeline, stage, make_schedule, groups, monkeypatch)
 
 
-@pytest.mark.parametrize("make_schedule", [one_f_one_b, forward_only])
+@pytest.mark.parametrize("make_schedule", [one_f_one_b, lambda pipeline, stage: forward_only(pipeline)])
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
 def test_every_message_ends(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, make_schedule: Any) -> None:
     groups = {name: name for name in LINKS}

@@ -38,10 +38,13 @@ def played(items: list[list[Item]]) -> set[Meeting]:
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
 def test_no_stage_waits_for_ever(pipeline: Pipeline) -> None:
     """Actions keep their order, and each message has its place after the one that sends and before the other."""
-    for found, schedule in ((items_in_training, one_f_one_b), (items_in_evaluation, forward_only)):
+    stages = range(pipeline.stages)
+    training = [one_f_one_b(pipeline, stage) for stage in stages]
+    evaluation = [forward_only(pipeline) for _ in stages]
+    for found, schedules in ((items_in_training, training), (items_in_evaluation, evaluation)):
         items = [list(each) for each in found(pipeline)]
         for stage, each in enumerate(items):
-            assert [item for item in each if isinstance(item, Action)] == schedule(pipeline, stage)
+            assert [item for item in each if isinstance(item, Action)] == schedules[stage]
             for place, item in enumerate(each):
                 if isinstance(item, Meeting):
                     assert each.index(item.sent) < place if item.source == stage else place < each.index(item.awaited)
