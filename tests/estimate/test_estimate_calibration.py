@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from golden import golden_rows, memo_case, p4d_cells
 from scipy.optimize import linprog
 
 from memo.config import RunConfig
+from memo.config.derived import rank_tokens
 from memo.estimate import accounts, calibration, rank_memory
 from memo.estimate.calibration import (
     CONTEXT_GIB,
@@ -178,7 +178,7 @@ def test_bytes_that_the_code_keeps_leave_runs_on_the_wrong_side(
 ) -> None:
     """By these shares of their limit, whatever the four numbers: fused SwiGLU, and 6 bytes a logit."""
     layer, worst = rank_memory.layer_activation_bytes, rank_memory.worst_rank
-    monkeypatch.setattr(accounts, "worst_rank", partial(worst, logit_bytes=logit_bytes))
+    monkeypatch.setattr(accounts, "worst_rank", lambda *run, **how: worst(*run, **how | {"logit_bytes": logit_bytes}))
     if fused:
         monkeypatch.setattr(rank_memory, "layer_activation_bytes", lambda config: layer(config) - silu_bytes(config))
     counted = Runs()
@@ -188,7 +188,7 @@ def test_bytes_that_the_code_keeps_leave_runs_on_the_wrong_side(
 
 def silu_bytes(config: RunConfig) -> int:
     """silu(gate), which a kernel for all of SwiGLU does not keep."""
-    return rank_memory.num_tokens(config) * 2 * config.model.ffn_size // config.parallel.tp
+    return rank_tokens(config) * 2 * config.model.ffn_size // config.parallel.tp
 
 
 def test_all_accounts_by_tokens_say_alike_of_two_sequences_of_16k(measured: Runs) -> None:
