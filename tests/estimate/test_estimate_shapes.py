@@ -93,7 +93,7 @@ def test_a_directory_or_a_file(tmp_path: Path) -> None:
         ({"model_type": ["llama"]}, "x: model_type is a list of 1"),
         ({"intermediate_size": -1}, "x: intermediate_size is -1"),
         ({"intermediate_size": None}, "x: intermediate_size is missing"),
-        ({"model_type": "mistral", "num_key_value_heads": None}, "x: num_key_value_heads is missing"),
+        ({"model_type": "mistral", "vocab_size": None}, "x: vocab_size is missing"),
         ({"model_type": "bloom", "hidden_size": None}, "x: hidden_size or n_embed is missing: complete"),
         ({"tie_word_embeddings": "no"}, "x: tie_word_embeddings is 'no' (a string): give true or false"),
         ({"num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),

@@ -57,7 +57,7 @@ def fake_mesh(stage: int) -> Any:
     return SimpleNamespace(at=SimpleNamespace(pp=stage), watch=Watch(), **{name: name for name in names})
 
 
-@pytest.mark.parametrize("make_schedule", [one_f_one_b, forward_only])
+@pytest.mark.parametrize("make_schedule", [one_f_one_b, lambda pipeline, stage: forward_only(pipeline)])
 @pytest.mark.parametrize("pipeline", [Pipeline(4, 1, 16), Pipeline(3, 2, 12), Pipeline(2, 3, 8)], ids=str)
 def test_buffers_in_flight_do_not_grow_with_microbatches(
     monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline, make_schedule: Any
@@ -120,7 +120,7 @@ def _loss_and_gradients(pipeline: Pipeline, training: bool) -> tuple[float, list
         return out.sum() if is_last else out
 
     chunks = [lambda x, m, c=c: forward(c, x, m) for c in range(pipeline.chunks)]
-    schedule = one_f_one_b if training else forward_only
+    schedule = one_f_one_b if training else lambda pipeline, stage: forward_only(pipeline)
     loss = PipelineStage(pipeline, mesh, WIRE).run(schedule(pipeline, mesh.rank), chunks)
     return float(loss), [w.grad for w in weights], any(graphs)
 
