@@ -30,7 +30,7 @@ COPY memo /src/memo
 COPY kernels /src/kernels
 COPY csrc /src/csrc
 # Without isolation, so that the allocator is built for the torch above.
-RUN pip install --no-cache-dir --no-build-isolation "/src[report,solver,tensorboard]"
+RUN pip install --no-cache-dir --no-build-isolation "/src[report,tensorboard]"
 
 RUN useradd --create-home --uid 10001 memo \
     && install --directory --owner memo /work

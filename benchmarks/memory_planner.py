@@ -2,7 +2,6 @@
 
     python benchmarks/memory_planner.py --minimalloc DIR     (github.com/google/minimalloc, benchmarks/challenging)
 
-Every instance is solved without OR-tools (time all spent on the local search) and, where it is installed, with it.
 The iterations are synthetic: forwards and backwards of a GPT layer under 1F1B, with all activations kept or, as
 under swapping, with the layers' inputs alone.
 """
@@ -13,14 +12,12 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import rows
 
 from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace
-from memo.planner.memory.exact import Exact
 from memo.planner.memory.minimalloc import read_csv
 from memo.planner.memory.solve import solve
 from memo.planner.memory.trace_plan import Planner, solve_trace
@@ -33,7 +30,7 @@ IN_FLIGHT = 4
 """Microbatches between forward and backward: the first of four pipeline stages."""
 
 
-def challenge(folder: Path, time_limit_s: float, exact: Exact) -> Iterator[dict[str, Any]]:
+def challenge(folder: Path, time_limit_s: float) -> Iterator[dict[str, Any]]:
     """One row for each NAME.CAPACITY.csv, and one for all."""
     peaks = []
     for path in sorted(folder.glob("*.csv")):
@@ -43,11 +40,10 @@ def challenge(folder: Path, time_limit_s: float, exact: Exact) -> Iterator[dict[
         capacity_bytes = int(match[2])
         start_s = time.monotonic()
         problem = read_csv(path, capacity_bytes)
-        found = solve(problem, time_limit_s, exact)
+        found = solve(problem, time_limit_s)
         peaks.append(found.peak_bytes / capacity_bytes)
         yield {
             "instance": match[1],
-            "exact": exact,
             "num_blocks": len(problem.blocks),
             "peak_over_capacity": peaks[-1],
             "bound_over_capacity": found.lower_bound_bytes / capacity_bytes,
@@ -58,7 +54,7 @@ def challenge(folder: Path, time_limit_s: float, exact: Exact) -> Iterator[dict[
     if peaks:
         fitting = sum(peak <= 1 for peak in peaks)
         mean = sum(peaks) / len(peaks)
-        yield {"instance": "all", "exact": exact, "mean_peak_over_capacity": mean, "fit": fitting, "of": len(peaks)}
+        yield {"instance": "all", "mean_peak_over_capacity": mean, "fit": fitting, "of": len(peaks)}
 
 
 def iteration(num_layers: int, num_microbatches: int, keeps_all: bool) -> Trace:
@@ -149,10 +145,9 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each challenge instance")
     parser.add_argument("--iterations", nargs="*", default=["8x4", "32x8", "80x8"], metavar="LAYERSxMICROBATCHES")
     args = parser.parse_args()
-    solvers: list[Exact] = ["none", "cpsat"] if find_spec("ortools") else ["none"]
     found = [whole_iterations(args.iterations, time_limit_s=10.0)]
     if args.minimalloc:
-        found += [challenge(args.minimalloc, args.time_limit, exact) for exact in solvers]
+        found.append(challenge(args.minimalloc, args.time_limit))
     results = []
     for row in itertools.chain(*found):
         print(json.dumps(row), flush=True)

@@ -1,24 +1,17 @@
 """Every solution is valid and tells the truth about itself, whichever solver found it; time limits hold."""
 
 import random
-import subprocess
 import time
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from memory_problems import at_random, blocks, cut_rectangle, is_valid, most_live_bytes
 
-from memo.planner.memory import exact, greedy, skyline
-from memo.planner.memory.dsa import Block, Instance, Problem
-from memo.planner.memory.exact import Exact
+from memo.planner.memory import greedy, mip, skyline
+from memo.planner.memory.dsa import Block, Instance, Ints, Problem
 from memo.planner.memory.overlaps import Overlaps
 from memo.planner.memory.solve import solve
-from memo.planner.memory.task import Task
 
 # At most 6 bytes live at once, and yet no plan has a peak below 7.
 HOLED = Problem(
@@ -57,7 +50,7 @@ def test_thousands_of_small_problems(count: int) -> None:
     for _ in range(count):
         alignment_bytes = chance.choice((1, 1, 8, 512))
         problem = at_random(chance, chance.randint(0, 9), chance.randint(1, 12), 2000, alignment_bytes)
-        solution = solve(problem, time_limit_s=0.02, exact="none")
+        solution = solve(problem, time_limit_s=0.02, exact=False)
         assert is_valid(problem, solution), problem
         assert solution.lower_bound_bytes == most_live_bytes(problem), problem
         assert (solution.proof == "optimal") == (solution.peak_bytes == solution.lower_bound_bytes), problem
@@ -71,7 +64,7 @@ def test_the_stated_gap_is_true_where_the_optimum_is_known() -> None:
     for _ in range(200):
         height = chance.randint(20, 400)
         problem = cut_rectangle(chance, chance.randint(2, 30), 40, height)
-        solution = solve(problem, time_limit_s=0.1, exact="none")
+        solution = solve(problem, time_limit_s=0.1, exact=False)
         assert is_valid(problem, solution)
         assert solution.lower_bound_bytes == height
         assert solution.gap == pytest.approx(solution.peak_bytes / height - 1)
@@ -79,32 +72,25 @@ def test_the_stated_gap_is_true_where_the_optimum_is_known() -> None:
     assert optimal >= 170
 
 
-@pytest.mark.parametrize("solver", ["cpsat", "mip"])
-def test_exact_solvers_prove_what_no_bound_shows(solver: Exact) -> None:
-    if solver == "cpsat":
-        pytest.importorskip("ortools")
+def test_the_mip_proves_what_no_bound_shows() -> None:
     assert not fits(HOLED, 6)
     problem = Problem(tuple(block._replace(num_bytes=1000 * block.num_bytes) for block in HOLED.blocks))
-    solution = solve(problem, time_limit_s=60.0, exact=solver)
+    solution = solve(problem, time_limit_s=60.0)
     assert is_valid(problem, solution)
     assert (solution.peak_bytes, solution.lower_bound_bytes, solution.proof) == (7000, 7000, "optimal")
-    assert exact.NAMES[solver] in solution.seconds
+    assert "MIP" in solution.seconds
 
 
-def bad_start(problem: Problem, seconds: float = 60.0) -> tuple[Task, Overlaps]:
-    """A task whose addresses are one block upon the other."""
+def improved(problem: Problem, limit_s: float = 60.0) -> tuple[Instance, Ints, mip.Answer]:
+    """(problem, where it started, answer) of the MIP that starts with one block upon the other."""
     instance = Instance.of(problem)
     stacked = np.cumsum(instance.sizes) - instance.sizes
-    return Task(instance, stacked, instance.bound, instance.bound, time.time() + seconds), Overlaps(instance)
+    return instance, stacked, mip.improve(instance, Overlaps(instance), stacked, instance.bound, limit_s)
 
 
-@pytest.mark.parametrize("solver", ["cpsat", "mip"])
-def test_exact_solvers_find_addresses_of_their_own(solver: str) -> None:
-    if solver == "cpsat":
-        pytest.importorskip("ortools")
-    task, overlaps = bad_start(cut_rectangle(random.Random(4), 8, 20, 50))
-    answer = exact.run(solver, task, overlaps)
-    assert task.instance.peak(answer.offsets) == task.instance.bound == answer.bound
+def test_the_mip_finds_addresses_of_its_own() -> None:
+    instance, _, answer = improved(cut_rectangle(random.Random(4), 8, 20, 50))
+    assert instance.peak(answer.offsets) == instance.bound == answer.bound
     assert answer.is_done
 
 
@@ -112,87 +98,26 @@ def test_mip_with_rounded_sizes_gives_exact_addresses_and_claims_no_bound() -> N
     chance = random.Random(5)
     shapes = [(block.lower, block.upper, 10**9 * block.num_bytes + chance.randrange(10**6)) for block in HOLED.blocks]
     problem = Problem(blocks(*shapes))
-    task, overlaps = bad_start(problem)
-    answer = exact.run("mip", task, overlaps)
+    instance, _, answer = improved(problem)
     assert answer.is_done
-    assert answer.bound == task.bound
-    ends = answer.offsets + task.instance.sizes
-    assert 7 * 10**9 <= ends.max() <= 7 * 10**9 + 10**7
-    solution = solve(problem, time_limit_s=60.0, exact="mip")
+    assert answer.bound == instance.bound
+    assert 7 * 10**9 <= instance.peak(answer.offsets) <= 7 * 10**9 + 10**7
+    solution = solve(problem, time_limit_s=60.0)
     assert is_valid(problem, solution)
     assert solution.lower_bound_bytes == most_live_bytes(problem)
     assert solution.proof != "optimal"
 
 
-def _put_first_in_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Modules of `folder` come before all others in the solver's process."""
-    real = subprocess.Popen
-
-    def popen(*args: Any, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
-        return real(*args, env={**env, "PYTHONPATH": f"{folder}:{env['PYTHONPATH']}"}, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
+def test_a_mip_without_time_proves_nothing_and_makes_nothing_worse() -> None:
+    instance, stacked, answer = improved(cut_rectangle(random.Random(6), 60, 100, 1000), limit_s=0.0)
+    assert instance.peak(answer.offsets) <= instance.peak(stacked)
+    assert (answer.bound, answer.is_done) == (instance.bound, False)
 
 
-def test_without_highs_cbc_solves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "highspy.py").write_text("raise ImportError('not installed')\n")
-    _put_first_in_path(monkeypatch, tmp_path)
-    task, overlaps = bad_start(HOLED)
-    answer = exact.run("mip", task, overlaps)
-    assert (task.instance.peak(answer.offsets), answer.bound, answer.is_done) == (7, 7, True)
-
-
-def test_a_killed_solver_leaves_no_child_and_what_was_known() -> None:
-    task, overlaps = bad_start(cut_rectangle(random.Random(6), 60, 100, 1000), seconds=0.05)
-    answer = exact.run("mip", task, overlaps)
-    assert (answer.offsets == task.offsets).all()
-    assert (answer.bound, answer.is_done) == (task.bound, False)
-    assert not [child for child in psutil.Process().children() if "memo.planner.memory.worker" in child.cmdline()]
-
-
-@pytest.mark.parametrize(
-    ("dies", "says"),
-    [
-        ("raise SystemExit(7)", "MIP broke down with exit status 7 (it said nothing)"),
-        ("raise ImportError('no solver here')", "MIP broke down with exit status 1 (ImportError: no solver here)"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "MIP broke down with signal SIGSEGV ("),
-    ],
-)
-def test_a_dead_worker_is_told_with_its_exit_status(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], dies: str, says: str
-) -> None:
-    """What was known stays known."""
-    (tmp_path / "pulp.py").write_text(f"{dies}\n")
-    _put_first_in_path(monkeypatch, tmp_path)
-    task, overlaps = bad_start(HOLED)
-    answer = exact.run("mip", task, overlaps)
-    assert (answer.offsets == task.offsets).all() and not answer.is_done
-    told = capfd.readouterr().err
-    assert told.count("\n") == 1 and says in told and "install pulp and highspy anew" in told
-
-
-def test_solvers_take_the_cpus_that_the_system_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Outside Linux there is no sched_getaffinity; a solver must not die of it."""
-    (tmp_path / "sitecustomize.py").write_text("import os\ndel os.sched_getaffinity\n")
-    _put_first_in_path(monkeypatch, tmp_path)
-    for solver in ("mip", "cpsat") if find_spec("ortools") else ("mip",):
-        task, overlaps = bad_start(HOLED)
-        answer = exact.run(solver, task, overlaps)
-        assert (task.instance.peak(answer.offsets), answer.bound, answer.is_done) == (7, 7, True)
-
-
-@pytest.mark.parametrize("line", ["", "not json\n", '{"offsets": [0, 0', "Traceback\n{'a'}\n"])
-def test_a_solver_that_breaks_down_says_nothing(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    task, overlaps = bad_start(HOLED)
-    monkeypatch.setattr(exact, "_lines", lambda *_: exact.whole_lines(line))
-    assert exact.run("mip", task, overlaps).bound == task.bound
-
-
-def test_wrong_addresses_from_a_solver_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_addresses_from_the_mip_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overlapping ones, as from a solver with a tolerance: only their order counts."""
-    task, overlaps = bad_start(DRAWN)
-    monkeypatch.setattr(exact, "_lines", lambda *_: ['{"offsets": [0, 0, 1, 0]}\n'])
-    answer = exact.run("cpsat", task, overlaps)
+    monkeypatch.setattr(mip._Model, "order", lambda _: np.array([0, 0, 1, 0]))
+    _, _, answer = improved(DRAWN)
     assert answer.offsets.tolist() == [0, 1, 2, 0]
 
 
@@ -208,24 +133,14 @@ def test_time_out_is_neither_proof_nor_impossibility() -> None:
 
 
 def test_search_that_ended_by_itself_is_feasible() -> None:
-    solution = solve(HOLED, time_limit_s=60.0, exact="none")
+    solution = solve(HOLED, time_limit_s=60.0, exact=False)
     assert (solution.peak_bytes, solution.lower_bound_bytes, solution.proof) == (7, 6, "feasible")
 
 
-def test_an_exact_solver_that_was_stopped_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "run", lambda _, task, __: exact.SolverAnswer(task.offsets, task.bound, is_done=False))
-    solution = solve(HOLED, time_limit_s=60.0, exact="mip")
+def test_a_mip_that_was_stopped_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mip, "improve", lambda _, __, offsets, bound, ___: mip.Answer(offsets, bound, is_done=False))
+    solution = solve(HOLED, time_limit_s=60.0)
     assert (solution.peak_bytes, solution.lower_bound_bytes, solution.proof) == (7, 6, "timed out")
-
-
-def test_task_travels_whole_and_keeps_time_to_answer() -> None:
-    task, _ = bad_start(HOLED)
-    copy = Task.from_json(task.as_json())
-    assert (copy.peak, copy.bound, copy.goal, copy.end_s) == (task.peak, task.bound, task.goal, task.end_s)
-    assert copy.instance.fingerprint() == task.instance.fingerprint()
-    assert copy.instance.num_columns == task.instance.num_columns
-    assert 0 < copy.seconds_left() <= 0.95 * 60
-    assert replace(task, end_s=time.time() - 1).seconds_left() == 0
 
 
 def test_the_portfolio_stops_at_its_goal() -> None:
@@ -239,14 +154,12 @@ def test_the_portfolio_stops_at_its_goal() -> None:
 def test_capacity_ends_the_search() -> None:
     solution = solve(replace(HOLED, capacity_bytes=7), time_limit_s=60.0)
     assert (solution.peak_bytes, solution.lower_bound_bytes, solution.proof) == (7, 6, "feasible")
-    assert "CP-SAT" not in solution.seconds
     assert "MIP" not in solution.seconds
 
 
 def test_capacity_that_cannot_be_met_is_shown_by_the_bound() -> None:
     assert solve(replace(HOLED, capacity_bytes=5), time_limit_s=60.0).lower_bound_bytes > 5
-    pytest.importorskip("ortools")
-    solution = solve(replace(HOLED, capacity_bytes=6), time_limit_s=60.0, exact="cpsat")
+    solution = solve(replace(HOLED, capacity_bytes=6), time_limit_s=60.0)
     assert (solution.peak_bytes, solution.lower_bound_bytes, solution.proof) == (7, 7, "optimal")
 
 
@@ -307,10 +220,10 @@ def test_the_search_improves_on_greedy() -> None:
     assert peaks[-1] == instance.peak(found[-1].offsets)
 
 
-def test_large_problems_are_solved_without_exact_solvers() -> None:
+def test_large_problems_are_solved_without_the_mip() -> None:
     chance = random.Random(9)
     shapes = [(lower, lower + chance.randint(1, 60), chance.randint(1, 1000)) for lower in range(3000)]
     problem = Problem(blocks(*shapes), alignment_bytes=512)
-    solution = solve(problem, time_limit_s=60.0, exact="mip")
+    solution = solve(problem, time_limit_s=60.0)
     assert solution.gap < 0.1
     assert set(solution.seconds) == {"greedy"}

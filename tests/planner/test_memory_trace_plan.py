@@ -166,7 +166,7 @@ def test_random_iterations_are_valid(planner: Planner) -> None:
     chance = random.Random(10)
     for _ in range(60):
         trace = at_random(chance)
-        plan = solve_trace(trace, planner, min_bytes=200, alignment_bytes=64, time_limit_s=0.2, exact="none").plan
+        plan = solve_trace(trace, planner, min_bytes=200, alignment_bytes=64, time_limit_s=0.2, exact=False).plan
         check_memory_plan(plan, trace)
         assert plan.lower_bound_bytes == most_live_bytes(trace, 200, 64)
 

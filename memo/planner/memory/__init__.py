@@ -2,8 +2,7 @@
 
 trace_plan.py   an iteration in two levels or all at once            plan_check.py  replays it
 solve.py        one problem: bound, then greedy.py, skyline.py,      validator.py   re-checks it
-                and exact.py, which runs cpsat.py or mip.py in a
-                process of its own (worker.py, task.py)
+                and mip.py, the paper's program through HiGHS
 dsa.py          problem, solution, bound; overlaps.py: which blocks are alive together
 minimalloc.py   problems and solutions as CSV
 """

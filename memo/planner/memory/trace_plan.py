@@ -25,7 +25,6 @@ from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, Planned
 from memo.artifacts.memory_trace import Request, Trace, requests
 from memo.errors import PlanError
 from memo.planner.memory.dsa import Block, Instance, Problem, Solution, lower_bound_bytes
-from memo.planner.memory.exact import Exact
 from memo.planner.memory.plan_check import check_memory_plan
 from memo.planner.memory.solve import TIME_LIMIT_S, check_time_limit, solve
 from memo.units import MIB
@@ -67,7 +66,7 @@ def solve_trace(
     min_bytes: int = MIB,
     alignment_bytes: int = ALIGNMENT_BYTES,
     time_limit_s: float = TIME_LIMIT_S,
-    exact: Exact = "auto",
+    exact: bool = True,
 ) -> Planning:
     """Addresses for all requests of at least `min_bytes` that are freed within the iteration, checked.
 
@@ -104,11 +103,11 @@ class _Iteration:
     """The requests of at least min_bytes, in order."""
     min_bytes: int
     alignment_bytes: int
-    exact: Exact
+    exact: bool
     end_s: float
 
     @classmethod
-    def of(cls, trace: Trace, min_bytes: int, alignment_bytes: int, exact: Exact, time_limit_s: float) -> "_Iteration":
+    def of(cls, trace: Trace, min_bytes: int, alignment_bytes: int, exact: bool, time_limit_s: float) -> "_Iteration":
         planned = tuple(request for request in requests(trace) if request.num_bytes >= min_bytes)
         return cls(trace, planned, min_bytes, alignment_bytes, exact, time.monotonic() + time_limit_s)
 
