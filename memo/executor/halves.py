@@ -6,12 +6,12 @@ in which such a matrix finds its output instead of computing it. Matrices add th
 gradients themselves, with the products of memo.executor.pieces; what is between them goes through autograd. Forward and
 both runs do the same operations on the same tiles, so that any share that moves gives the same bits.
 
-Shapes as in memo.executor.tile_operations.
+Shapes as in memo.executor.tile_machine.
 """
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,22 +28,21 @@ from memo.executor.pieces import (
     row_forward,
 )
 from memo.executor.sweep import SweptLayer
-from memo.executor.tile_operations import Context, Tile, TileOperations
+from memo.executor.tile_machine import Context, LayerOnTiles, Tile, TileMachine
 from memo.parallel.collectives import all_gather
 from memo.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+from memo.program.operations import Operation
 
 
 @dataclass(frozen=True)
 class _Running:
-    """The tile on which a half works, and its slot; `again`: in backward, where the slot may hold what it made."""
+    """The tile on which a half works; `again`: in backward, where the slot may hold what its matrices made."""
 
-    tile: Tile
-    kept: dict[str, Tensor]
-    is_second: bool
+    machine: TileMachine
     again: bool
 
 
-class HalvesOperations(TileOperations):
+class HalvesOperations(LayerOnTiles):
     """The operations of a custom layer on a tile, in the place of those of memo's own layer."""
 
     def __init__(self, layer: Any, *how: Any) -> None:
@@ -64,46 +63,26 @@ class HalvesOperations(TileOperations):
         of_matrices = {id(p) for m in layer.modules() if isinstance(m, _Tiled) for p in m.linear.parameters()}
         self._others = [parameter for parameter in layer.parameters() if id(parameter) not in of_matrices]
 
-    # The first half.
-
-    def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
-        attention = self.layer.attention
-        with self._at(tile, kept, is_second=False, again=False):
-            qkv = kept["qkv"][tile.full]
-            qkv.copy_(self.layer.before_attention(kept["input"][tile.shard]))
-        q, k, _ = attention.normed_heads(qkv)
-        attention.rotate_(q, k, self._rope_rows(context, tile))
-
-    def _qkv_backward(self, kept: dict[str, Tensor], tile: Tile, grads: Sequence[Tensor], context: Context) -> Tensor:
-        grad_q, grad_k, grad_v = grads
-        self.layer.attention.rotate_(grad_q, grad_k, self._rope_rows(context, tile), back=True)  # in place
-        grad = torch.cat([part.flatten(2) for part in (grad_q, grad_k, grad_v)], dim=-1)
-        with self._at(tile, kept, is_second=False, again=True):
-            (grad_x,) = self._again(self.layer.before_attention, [kept["input"][tile.shard]], grad)
-        return grad_x
-
-    # The second half.
-
-    def _finish(self, kept: dict[str, Tensor], tile: Tile, out: Tensor) -> None:
-        out.copy_(self._second(kept, tile))
-
-    def _keep_again(self, kept: dict[str, Tensor], tile: Tile) -> None:
-        if any(self._is_kept(name, tile.full) for name in self._recalled):
-            self._second(kept, tile)
-
-    def _second(self, kept: dict[str, Tensor], tile: Tile) -> Tensor:
-        with self._at(tile, kept, is_second=True, again=False):
-            y: Tensor = self.layer.after_attention(kept["input"][tile.shard], kept["attention_out"][tile.full])
+    def run_half(self, machine: TileMachine, operation: Operation, *x: Tensor) -> Tensor:
+        """One half, forward."""
+        with self._at(machine, again=False):
+            y: Tensor = self.module_of[operation](*x)
         return y
 
-    def _finish_backward(self, kept: dict[str, Tensor], tile: Tile, grad: Tensor, grad_residual: Tensor) -> Tensor:
-        inputs = [kept["input"][tile.shard], kept["attention_out"][tile.full]]
-        with self._at(tile, kept, is_second=True, again=True):
-            grad_x, grad_out = self._again(self.layer.after_attention, inputs, grad[tile.shard])
-        grad_residual[tile.shard] = grad_x
-        return grad_out
-
-    # Both.
+    def run_half_backward(
+        self, machine: TileMachine, operation: Operation, grads: Tensor | tuple[Tensor, ...], *x: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Runs a half under a graph and through it backward: the gradients of its inputs. Those of matrices are added
+        by these, those of its other parameters here."""
+        with self._at(machine, again=True):
+            with torch.enable_grad():
+                leaves = [each.detach().requires_grad_() for each in x]
+                y = self.module_of[operation](*leaves)
+            found = torch.autograd.grad(y, [*leaves, *self._others], grads, allow_unused=True)
+        for parameter, value in zip(self._others, found[len(x) :], strict=True):
+            if value is not None:
+                self.sink.main_gradient(parameter).add_(value)
+        return tuple(torch.zeros_like(each) if g is None else g for each, g in zip(x, found[: len(x)], strict=True))
 
     def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
         rows = kept["input"][tile.shard]
@@ -116,25 +95,12 @@ class HalvesOperations(TileOperations):
         return {"qkv": lambda: self.compute_qkv(kept, tile, context), **products}
 
     @contextlib.contextmanager
-    def _at(self, tile: Tile, kept: dict[str, Tensor], *, is_second: bool, again: bool) -> Iterator[None]:
-        self.running = _Running(tile, kept, is_second, again)
+    def _at(self, machine: TileMachine, *, again: bool) -> Iterator[None]:
+        self.running = _Running(machine, again)
         try:
             yield
         finally:
             self.running = None
-
-    def _again(self, half: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
-        """Runs a half under a graph and through it backward: the gradients of its inputs. Those of matrices are added
-        by these, those of its other parameters here."""
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in inputs]
-            y = half(*leaves)
-        found = torch.autograd.grad(y, [*leaves, *self._others], grad, allow_unused=True)
-        for parameter, value in zip(self._others, found[len(leaves) :], strict=True):
-            if value is not None:
-                self.sink.main_gradient(parameter).add_(value)
-        of_inputs = found[: len(leaves)]
-        return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, of_inputs, strict=True)]
 
 
 class HalvesLayer(HalvesOperations, TokenwiseLayer):
@@ -169,12 +135,12 @@ class _TiledColumn(_Tiled):
         layer = self.layer
         at = layer.running
         assert at is not None
-        is_kept = at.is_second and layer._is_kept(self.name, at.tile.full)
+        is_kept = self.name in layer._recalled and self.name in at.machine.kept
         if is_kept and at.again:
-            return at.kept[self.name][at.tile.full]
+            return at.machine.in_slot(self.name)
         y = column_forward(all_gather(x, layer.group), self.linear)
         if is_kept:
-            at.kept[self.name][at.tile.full].copy_(y)
+            at.machine.in_slot(self.name).copy_(y)
         return y
 
 

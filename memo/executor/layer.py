@@ -4,7 +4,7 @@ One autograd.Function per layer, on T fixed tiles of tokens.
 Forward writes its skeletal activations into a rounding buffer; backward finds there what came back from
 host memory, and recomputes tile by tile what was left behind, with the same operations on the same tiles:
 the result does not depend, to the last bit, on how much was moved. What is done on one tile, and the shapes, stand in
-`memo.executor.tile_operations`; a slot holds all s tokens of this context-parallel rank.
+`memo.executor.tile_machine`; a slot holds all s tokens of this context-parallel rank.
 """
 
 from typing import Any, Protocol
@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from memo.executor.pieces import GradientSink
-from memo.executor.tile_operations import Context, ExplicitLayer, Slots, Tile, TileOperations
+from memo.executor.tile_machine import Context, ExplicitLayer, LayerOnTiles, Slots, Tile
+from memo.program.kinds import Kind
 
 
 class Buffers(Slots, Protocol):
@@ -24,7 +25,7 @@ class Buffers(Slots, Protocol):
     def end(self, kind: str, layer: int) -> None: ...
 
 
-class TokenwiseLayer(TileOperations):
+class TokenwiseLayer(LayerOnTiles):
     """Runs a plain layer under a swap plan; in evaluation, without gradients, it only calls the plain layer."""
 
     memory: Buffers
@@ -32,13 +33,14 @@ class TokenwiseLayer(TileOperations):
     def __init__(
         self,
         layer: Any,  # a Layer that is an nn.Module
+        kind: Kind,
         index: int,
         tiles: list[Tile],
         memory: Buffers,
         sink: GradientSink,
         tp_group: ProcessGroup | None,
     ) -> None:
-        super().__init__(layer, memory, sink, tp_group)
+        super().__init__(layer, kind, memory, sink, tp_group)
         self.index, self.tiles = index, tiles
         self._lse_shape = torch.Size()
 
@@ -63,7 +65,7 @@ class TokenwiseLayer(TileOperations):
         del q, k, v, out, lse
         y = torch.empty_like(x)
         for tile in self.tiles:
-            self._finish(kept, tile, y[tile.shard])
+            self._finish(kept, tile, context, y[tile.shard])
         self.memory.end("F", self.index)
         return y
 
@@ -72,12 +74,13 @@ class TokenwiseLayer(TileOperations):
         grad = grad.contiguous()
         kept = self.memory.begin("B", self.index)
         for tile in self.tiles:
-            if not self._is_kept("qkv", tile.full):
+            if "qkv" not in self.kept_of(tile):
                 self.compute_qkv(kept, tile, context)
         out = kept["attention_out"]
         grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out)
         for tile in reversed(self.tiles):
-            grad_out[tile.full] = self._finish_backward(kept, tile, grad, grad_residual)
+            of_tile = grad[tile.shard], grad_residual[tile.shard]
+            grad_out[tile.full] = self._finish_backward(kept, tile, context, *of_tile)
         q, k, v = self._attention_inputs(kept["qkv"], context.rope)
         heads = (-1, self.layer.attention.head_dim)
         grads = self.layer.attention.core.backward(
@@ -90,10 +93,8 @@ class TokenwiseLayer(TileOperations):
         del q, k, v, grad_out
         grad_x = torch.empty_like(grad)
         for tile in reversed(self.tiles):
-            of_tile = [grad[tile.full] for grad in grads]
-            torch.add(
-                self._qkv_backward(kept, tile, of_tile, context), grad_residual[tile.shard], out=grad_x[tile.shard]
-            )
+            of_heads = tuple(grad[tile.full] for grad in grads)
+            self._qkv_backward(kept, tile, context, of_heads, grad_residual[tile.shard], grad_x[tile.shard])
         self.memory.end("B", self.index)
         for parameter in self.layer.parameters():
             self.sink.gradient_done(parameter)

@@ -16,7 +16,7 @@ its input, which is in the slot, and the gradient of the input that of the gradi
 Bits: results depend on the tiles alone, not on what moves, nor on the number of tiles in a section. Attention is cut in
 other blocks than that of whole layers, so they agree with those to rounding.
 
-Shapes: as in memo.executor.tile_operations; c tokens of a section, sharded c / tp.
+Shapes: as in memo.executor.tile_machine; c tokens of a section, sharded c / tp.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,9 @@ from torch.distributed import ProcessGroup
 from memo.attention.backends import Saved
 from memo.executor.key_values import KeyValues
 from memo.executor.pieces import GradientSink
-from memo.executor.tile_operations import Context, ExplicitLayer, Rope, Slots, Tile, TileOperations
+from memo.executor.tile_machine import Context, ExplicitLayer, LayerOnTiles, Rope, Slots, Tile
 from memo.parallel.hidden import Hidden, same_memory
+from memo.program.kinds import Kind
 
 
 class SectionBuffers(Slots, Protocol):
@@ -58,7 +59,7 @@ class _Positions:
     documents: Any
 
 
-class SweptLayer(TileOperations):
+class SweptLayer(LayerOnTiles):
     """Runs a plain layer section by section; in evaluation, without gradients, outside of the plan."""
 
     memory: SectionBuffers
@@ -66,6 +67,7 @@ class SweptLayer(TileOperations):
     def __init__(
         self,
         layer: Any,  # a Layer that is an nn.Module
+        kind: Kind,
         index: int,
         sections: list[Tile],
         tiles: list[Tile],
@@ -79,7 +81,7 @@ class SweptLayer(TileOperations):
 
         `hidden` has the same sections.
         """
-        super().__init__(layer, memory, sink, tp_group)
+        super().__init__(layer, kind, memory, sink, tp_group)
         self.index, self.sections, self.tiles, self.hidden = index, sections, tiles, hidden
         self.recomputes_attention = recomputes_attention
 
@@ -104,7 +106,7 @@ class SweptLayer(TileOperations):
                 memory.put_input(self.index, section.index, part)
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
-                self._finish(kept, tile, part[tile.shard])
+                self._finish(kept, tile, positions, part[tile.shard])
             hidden.put(part, section.index)
             memory.end_section("F", self.index, section.index)
         return y
@@ -117,7 +119,7 @@ class SweptLayer(TileOperations):
             self.memory.take_input(self.index, section.index, kept["input"])
             for tile in self.tiles:
                 self._attend(kept, section, tile, positions)
-                self._keep_again(kept, tile)
+                self._keep_again(kept, tile, positions)
             self.memory.end_section("F", self.index, section.index)
 
     def _attend(self, kept: dict[str, Tensor], section: Tile, tile: Tile, positions: _Positions) -> None:
@@ -164,12 +166,12 @@ class SweptLayer(TileOperations):
 
         A function of its own, so that no gradient of one tile lives until the next tile has another one.
         """
-        if not self._is_kept("qkv", tile.full):
+        if "qkv" not in self.kept_of(tile):
             self.compute_qkv(kept, tile, positions)
-        grad_out = self._finish_backward(kept, tile, grad, grad)
-        grads = self._attention_backward(kept, section, tile, grad_out, positions)
         rows = grad[tile.shard]
-        torch.add(self._qkv_backward(kept, tile, grads, positions), rows, out=rows)
+        grad_out = self._finish_backward(kept, tile, positions, rows, rows)
+        grads = self._attention_backward(kept, section, tile, grad_out, positions)
+        self._qkv_backward(kept, tile, positions, grads, rows, rows)
 
     def _attention_backward(
         self, kept: dict[str, Tensor], section: Tile, tile: Tile, grad_out: Tensor, positions: _Positions

@@ -30,8 +30,8 @@ from memo.spec.custom_layer import Half, LayerFacts, Line, custom_facts, load_la
 from memo.spec.weights import Init, Weight, one
 from memo_kernels import select_ops
 
-_TAKEN = ("input", "qkv", "attention_out", "lse")
-"""Names in a slot of a swap plan that are not those of matrices (memo.spec.skeleton)."""
+_TAKEN = ("input", "qkv", "heads", "attention_out", "lse", "layer_output")
+"""Names of values that are not those of matrices (memo.program.kinds)."""
 _PROBE_TOKENS = (64, 128)
 """Bytes are counted for both, and what grows with the tokens is told from what does not."""
 _PROBE_DTYPES = (torch.bfloat16, torch.float32, torch.float64)

@@ -19,7 +19,7 @@ from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.executor.host_pool import HostPool
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.sweep import SweptLayer
-from memo.executor.tile_operations import Context
+from memo.executor.tile_machine import Context
 from memo.parallel.collectives import all_reduce
 
 _REPEATS = 3

@@ -33,7 +33,7 @@ _PLACES = (
     ("memo.parallel.data", "the reduction of gradients"),
     ("memo.executor.layer", "a layer on tiles"),
     ("memo.executor.sweep", "a layer on tiles"),
-    ("memo.executor.tile_operations", "a layer on tiles"),
+    ("memo.executor.tile_machine", "a layer on tiles"),
     ("memo.model.layer", "a layer's forward"),
     ("memo.train.recompute", "the recomputation of a layer"),
     ("memo.parallel.stage_messages", "a backward or the messages between stages"),

@@ -12,12 +12,13 @@ from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
 from memo.executor.runtime import ScratchMemory, SwapRuntime, SweepRuntime, scratch_memory
 from memo.executor.sweep import SweptLayer
-from memo.executor.tile_operations import Tile, make_tiles
+from memo.executor.tile_machine import Tile, make_tiles
 from memo.mesh import Mesh
 from memo.model.custom import CustomLayer
 from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
 from memo.parallel.hidden import Hidden, HiddenOnDevice, Section
+from memo.program.kinds import kind_of
 from memo.spec.slots import Moved, slot_layout
 from memo.spec.sweep import key_value_layout
 
@@ -60,14 +61,14 @@ def on_tiles(
 
     `hidden`: gives a swept layer its sections; None: they are on the device.
     """
-    sections, tiles = _cuts(config)
+    (sections, tiles), kind = _cuts(config), kind_of(config.model)
     is_custom = isinstance(layer, CustomLayer)
     if not config.memory.sweeps:
-        return (HalvesLayer if is_custom else TokenwiseLayer)(layer, index, tiles, memory, sink, tp_group)
+        return (HalvesLayer if is_custom else TokenwiseLayer)(layer, kind, index, tiles, memory, sink, tp_group)
     assert isinstance(memory, SweepRuntime | ScratchMemory)
     hidden = HiddenOnDevice(hidden_sections(config)) if hidden is None else hidden
     swept = SweptHalvesLayer if is_custom else SweptLayer
-    return swept(layer, index, sections, tiles, memory, sink, tp_group, hidden, recomputes_attention)
+    return swept(layer, kind, index, sections, tiles, memory, sink, tp_group, hidden, recomputes_attention)
 
 
 def hidden_sections(config: RunConfig) -> list[Section]:

@@ -13,7 +13,8 @@ from memo.estimate.program.passes import _Execution, _record_passes
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import kept_groups
+from memo.estimate.program.tiles import kept_values
+from memo.program.kinds import kind_of
 from memo.search.candidates import (
     AUTO,
     FULL,
@@ -28,7 +29,7 @@ from memo.search.candidates import (
     pipelines,
 )
 from memo.search.question import Question, ask
-from memo.spec.slots import Moved, slot_dims
+from memo.spec.slots import Moved
 
 ZERO_3 = replace(KEEP, sharding="optim_grads_params")
 LEAST_BELOW = 0.15
@@ -135,11 +136,12 @@ def test_steps_of_a_ring_that_are_alike_change_no_peak(
 ) -> None:
     """Walking through all of them finds the same: of every rank of a ring, forward and backward, and by name."""
     question = ask(model, 16, seq_len=65536)
-    first = layer_sizes(config_of(question, Layout(cp=16), strategy), 0, threads=2)
-    groups = kept_groups({}, first.tiles) if strategy.swaps else None
+    config = config_of(question, Layout(cp=16), strategy)
+    first, kind = layer_sizes(config, 0, threads=2), kind_of(config.model)
+    kept = kept_values(config, {}) if strategy.swaps else None
     for device_sizes in (first, first._replace(on_cuda=False, narrow=4)):
         for rank in range(16):
-            execution = _Execution(device_sizes._replace(ring_rank=rank), groups, strategy == FULL)
+            execution = _Execution(device_sizes._replace(ring_rank=rank), kind, kept, strategy == FULL)
             found = peaks(execution)
             with monkeypatch.context() as patch:
                 patch.setattr("memo.estimate.program.attention._different_steps", lambda z: list(range(z.ring)))
@@ -158,7 +160,7 @@ def test_no_rank_of_a_ring_and_no_stage_needs_more_than_the_account_says() -> No
     seen = 0
     for config, moved in runs("llama-3.1-8b", 16, 131072, 37, "cuda"):
         z = layer_sizes(config, 0, threads=1)
-        slot = None if moved is None else kept_groups(moved, slot_dims(config).tiles)
+        slot = None if moved is None else kept_values(config, moved)
         for stage in {0, config.parallel.pp - 1}:
             states = state_layout(config, 16, stage)
             peaks = [

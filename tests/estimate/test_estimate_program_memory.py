@@ -20,7 +20,6 @@ from memo.estimate.program.passes import layer_passes
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import KeptGroups
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
 from memo.model.layer import LayerContext
@@ -140,7 +139,7 @@ the same time is chance: the account has all of them."""
 
 
 def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
-    slot = KeptGroups(**SLOT_GROUPS) if config.memory.swaps else None
+    slot = frozenset(n for n, kept in SLOT_GROUPS.items() if kept) if config.memory.swaps else None
     passes = layer_passes(config, layer_sizes(config, 0, torch.get_num_threads(), scratch(config)), slot)
     x = passes.hidden_bytes  # the test holds it, whatever the layer does
     return {
@@ -334,7 +333,7 @@ def test_what_a_step_makes_it_drops(name: str, flags: dict[str, object]) -> None
     flags = flags | ({"num_query_groups": 4} if name == "qwen3-tiny" else {})
     config = run_config(name, seq_length=1024, **flags)
     sizes, states = layer_sizes(config, 0, threads=1), state_layout(config, 8, 0)
-    slot = KeptGroups(**SLOT_GROUPS) if config.memory.swaps else None
+    slot = frozenset(n for n, kept in SLOT_GROUPS.items() if kept) if config.memory.swaps else None
     for stage in range(config.parallel.pp):
         ledger = Step(config, 8, stage, sizes, states, slot).run()
         assert set(ledger.now.alive) == {"batch", "order of tokens", *(["rope frequencies"] if sizes.rope else [])}

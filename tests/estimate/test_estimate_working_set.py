@@ -16,11 +16,12 @@ from memo.config.derived import resolved_offload_tiles
 from memo.estimate.swap_memory import working_set_bytes
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.runtime import scratch_memory
-from memo.executor.tile_operations import make_tiles
+from memo.executor.tile_machine import make_tiles
 from memo.model.layer import LayerContext, ModelParts, TransformerLayer
 from memo.model.rope import rope_table
 from memo.parallel.context import ContextAttention
 from memo.profiler.layer import ScratchGradients
+from memo.program.kinds import kind_of
 from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import SlotDims, plan_slot
 
@@ -60,7 +61,7 @@ def backward_peak_bytes(config: RunConfig) -> int:
     dims = SlotDims(length, 1, 1, tiles, "bf16")
     memory = scratch_memory(plan_slot(skeletal_tensors(model), dims, {}), torch.device("cpu"))
     sink = ScratchGradients(lambda parameter: gradients[id(parameter)])
-    wrapped = TokenwiseLayer(layer, 0, make_tiles(length, 1, tiles), memory, sink, None)
+    wrapped = TokenwiseLayer(layer, kind_of(model), 0, make_tiles(length, 1, tiles), memory, sink, None)
     rope = None
     if model.position_embedding_type == "rope":
         rope = rope_table(model, torch.arange(length).unsqueeze(1), torch.bfloat16)

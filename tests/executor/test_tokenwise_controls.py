@@ -21,8 +21,9 @@ from memo.executor import swapper
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.runtime import SwapRuntime
 from memo.executor.streams import Event, Stream, VirtualStreams
-from memo.executor.tile_operations import Tile
+from memo.executor.tile_machine import Tile, TileMachine
 from memo.planner.swap import swap_plan
+from memo.program import walk
 from memo.spec.slots import SlotLayout
 from memo.train import build as building
 from memo.train import swap
@@ -38,14 +39,14 @@ Fault = Callable[[], AbstractContextManager[object]]
 
 
 @contextmanager
-def in_backward_of_layer_0(name: str, faulty: Callable[..., Any]) -> Iterator[None]:
-    """`faulty(right, self, ...)` instead of a method `right(self, ...)` of TokenwiseLayer."""
-    right, run_backward = getattr(TokenwiseLayer, name), TokenwiseLayer.run_backward
+def in_backward_of_layer_0(name: str, faulty: Callable[..., Any], owner: Any = TokenwiseLayer) -> Iterator[None]:
+    """`faulty(right, self, ...)` instead of a method `right(self, ...)` of `owner`."""
+    right, run_backward = getattr(owner, name), TokenwiseLayer.run_backward
 
     def broken_backward(self: TokenwiseLayer, *args: Any) -> Tensor:
         if self.index != 0:
             return run_backward(self, *args)
-        with patch.object(TokenwiseLayer, name, lambda *given: faulty(right, *given)):
+        with patch.object(owner, name, lambda *given: faulty(right, *given)):
             return run_backward(self, *args)
 
     with patch.object(TokenwiseLayer, "run_backward", broken_backward):
@@ -61,19 +62,23 @@ def skipped_qkv(tile_index: int) -> AbstractContextManager[None]:
 
 
 def skipped_residual() -> AbstractContextManager[None]:
-    def skip(right: Callable[..., Any], layer: TokenwiseLayer, kept: Any, tile: Tile) -> Tensor:
-        return kept["input"][tile.shard] if tile.index == TILES - 1 else right(layer, kept, tile)
+    def skip(right: Callable[..., Any], machine: TileMachine, step: walk.Step) -> None:
+        right(machine, step)
+        if step.makes == ("residual",) and machine.tile.index == TILES - 1:
+            machine.live["residual"] = machine.take("input")
 
-    return in_backward_of_layer_0("compute_residual", skip)
+    return in_backward_of_layer_0("forward", skip, TileMachine)
 
 
 def another_tile_recalled(name: str) -> AbstractContextManager[None]:
     """The last tile finds the rows of the first."""
 
-    def recall(right: Callable[..., Any], layer: TokenwiseLayer, asked: str, kept: Any, tile: Tile) -> Any:
-        return right(layer, asked, kept, layer.tiles[0] if (asked, tile.index) == (name, TILES - 1) else tile)
+    def recall(right: Callable[..., Any], machine: TileMachine, asked: str) -> Any:
+        if (asked, machine.tile.index) == (name, TILES - 1):
+            return machine.slot[asked][machine.on.rows_of(asked, machine.on.tiles[0])]
+        return right(machine, asked)
 
-    return in_backward_of_layer_0("_recall", recall)
+    return in_backward_of_layer_0("in_slot", recall, TileMachine)
 
 
 # Faults of the buffers.
@@ -201,12 +206,13 @@ def offload_forgotten(model: ParallelModel) -> AbstractContextManager[object]:
 
 def write_forgotten(model: ParallelModel) -> AbstractContextManager[object]:
     """Forward leaves the residual of the first tile out of the slot."""
-    right = TokenwiseLayer._keep
+    right = TileMachine.keep
 
-    def keep(layer: TokenwiseLayer, name: str, value: Tensor, kept: dict[str, Tensor], tile: Tile) -> Tensor:
-        return value if (name, tile.index) == ("residual", 0) else right(layer, name, value, kept, tile)
+    def keep(machine: TileMachine, step: walk.Step) -> None:
+        if (step.reads, machine.tile.index) != (("residual",), 0):
+            right(machine, step)
 
-    return patch.object(TokenwiseLayer, "_keep", keep)
+    return patch.object(TileMachine, "keep", keep)
 
 
 # Layers: with one, its forward and its backward share the workspace; with two, each has a slot of its own.

@@ -11,7 +11,7 @@ from swapped_steps import Copies, observed
 from torch import Tensor
 
 import memo
-from memo.executor import tile_operations
+from memo.executor import tile_machine
 from memo.executor.layer import TokenwiseLayer
 from memo.parallel.context import ContextAttention
 from memo.train.trainer import Trainer
@@ -24,7 +24,7 @@ PLACES: dict[str, tuple[object, str]] = {
     "attention's backward": (ContextAttention, "backward"),
     "a tile of the MLP": (TokenwiseLayer, "_finish"),
     "a tile of the MLP's backward": (TokenwiseLayer, "_finish_backward"),
-    "a matrix of forward or recompute": (tile_operations, "column_forward"),
+    "a matrix of forward or recompute": (tile_machine, "column_forward"),
 }
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,13 +17,13 @@ from memo.estimate.program.passes import EndPasses, LayerPasses, end_passes, lay
 from memo.estimate.program.reductions import NORM_CHUNK
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
 from memo.estimate.program.step import make_lasting
-from memo.estimate.program.tiles import kept_groups
+from memo.estimate.program.tiles import kept_values
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import SwapBytes, laid_out_bytes
 from memo.spec.buckets import RankUnits, rank_units
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.placement import placement_of
-from memo.spec.slots import Moved, slot_dims, slot_layout
+from memo.spec.slots import Moved, slot_layout
 
 _NO_SWAP = SwapBytes(0, 0, 0)
 _MESSAGES = 5
@@ -54,7 +54,7 @@ def memory_bounds(
     sizes, placement = state_sizes(config, world_size), placement_of(config, world_size)
     slots = None if moved is None else slot_layout(config, moved)
     first = layer_sizes(config, 0, config.hardware.num_threads or 1)
-    groups = None if moved is None else kept_groups(moved, slot_dims(config).tiles)
+    groups = None if moved is None else kept_values(config, moved)
     lasting = Ledger(never=first.never)
     make_lasting(lasting, config, first, sizes.microbatches)
     is_breadth_first = config.parallel.gradient_accumulation_order == "breadth_first"

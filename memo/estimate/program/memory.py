@@ -26,10 +26,10 @@ from memo.estimate.program.products import Scratch, uncounted
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import kept_groups
+from memo.estimate.program.tiles import kept_values
 from memo.estimate.state_memory import StateBytes, state_bytes
 from memo.estimate.swap_memory import swap_bytes
-from memo.spec.slots import Moved, slot_dims
+from memo.spec.slots import Moved
 
 _MAIN_SHARE = 0.01
 """Share of the total from which on a component is named on its own."""
@@ -106,7 +106,7 @@ def program_memory(
         moved = alpha
     threads = config.hardware.num_threads or 1
     layout = state_layout(config, world_size, stage)
-    groups = None if moved is None else kept_groups(moved, slot_dims(config).tiles)
+    groups = None if moved is None else kept_values(config, moved)
     buffers = 0 if moved is None else swap_bytes(config, world_size, stage, moved).rounding_buffers
     ring = layer_sizes(config, 0, threads).ring
     ranks = {0, ring - 1}  # ranks of a ring differ in their attention calls; one of these two needs most

@@ -22,8 +22,8 @@ from memo.estimate.program.halves import halves_backward, halves_forward, recomp
 from memo.estimate.program.layer import layer_backward, layer_forward, recomputed_backward, unkept_forward
 from memo.estimate.program.ledger import Block, Ledger, Moment
 from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.sweep import swept_backward, swept_forward
-from memo.estimate.program.tiles import KeptGroups, tiled_backward, tiled_forward
+from memo.estimate.program.tiles import Kept, swept_backward, swept_forward, tiled_backward, tiled_forward
+from memo.program.kinds import Kind, kind_of
 
 
 @dataclass(eq=False)
@@ -102,15 +102,15 @@ class LayerPasses:
         return self.between.num_bytes - (self.hidden_bytes if self.keeps_input else 0)
 
 
-def layer_passes(config: RunConfig, z: LayerSizes, groups: KeptGroups | None) -> LayerPasses:
-    """The passes of one layer; `groups` are those that a swap plan keeps whole, None without a swap plan."""
-    return _layer_passes(z, groups, config.memory.recompute_granularity == "full")
+def layer_passes(config: RunConfig, z: LayerSizes, kept: Kept | None) -> LayerPasses:
+    """The passes of one layer; `kept`: the values that a swap plan keeps whole, None without a swap plan."""
+    return _layer_passes(z, kind_of(config.model), kept, config.memory.recompute_granularity == "full")
 
 
 @lru_cache(maxsize=4096)
-def _layer_passes(z: LayerSizes, groups: KeptGroups | None, recomputes: bool) -> LayerPasses:
+def _layer_passes(z: LayerSizes, kind: Kind, kept: Kept | None, recomputes: bool) -> LayerPasses:
     """Cached, because a search asks for the same few passes many times."""
-    return _record_passes(_Execution(z, groups, recomputes))
+    return _record_passes(_Execution(z, kind, kept, recomputes))
 
 
 def _record_passes(execution: "_Execution") -> LayerPasses:
@@ -130,7 +130,7 @@ def _record_passes(execution: "_Execution") -> LayerPasses:
         ledger.restart()
         start = ledger.now
         back(ledger, grad, held)
-        tail = ledger.tail if execution.groups is None else None  # on tiles all gradients are done at the end
+        tail = ledger.tail if execution.kept is None else None  # on tiles all gradients are done at the end
         return Pass(start, ledger.peak, tail, ledger.now)
 
     again = ledger.copy()
@@ -138,7 +138,7 @@ def _record_passes(execution: "_Execution") -> LayerPasses:
 
     def record_held() -> Pass:
         # On tiles the gradient of the output is never added to, so that nothing depends on who keeps it.
-        return backward if execution.groups is not None else record_backward(again, held=True)
+        return backward if execution.kept is not None else record_backward(again, held=True)
 
     return LayerPasses(forward, backward, between, keeps_input, y is x, hidden, record_held)
 
@@ -229,28 +229,29 @@ _Back = Callable[[Ledger, Block, bool], object]
 
 @dataclass(frozen=True)
 class _Execution:
-    """How a run executes a layer: on tiles under a swap plan (`groups`), with full recomputation, or neither."""
+    """How a run executes a layer: on tiles under a swap plan (`kept`), with full recomputation, or neither."""
 
     z: LayerSizes
-    groups: KeptGroups | None
+    kind: Kind
+    kept: Kept | None
     recomputes: bool
 
     def forward(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
         """(output, the backward, whether x is kept)."""
-        z, groups = self.z, self.groups
-        if groups is not None and z.sections:
-            swept_forward(ledger, z, groups)
-            return x, lambda ledger, grad, held: swept_backward(ledger, z, groups), False
-        if groups is not None:
-            y = tiled_forward(ledger, z, groups, x)
-            return y, lambda ledger, grad, held: tiled_backward(ledger, z, groups, grad), False
+        z, kind, kept = self.z, self.kind, self.kept
+        if kept is not None and z.sections:
+            swept_forward(ledger, z, kind, kept)
+            return x, lambda ledger, grad, held: swept_backward(ledger, z, kind, kept), False
+        if kept is not None:
+            y = tiled_forward(ledger, z, kind, kept, x)
+            return y, lambda ledger, grad, held: tiled_backward(ledger, z, kind, kept, grad), False
         if z.halves is not None:
             return self._custom(ledger, x)
         if self.recomputes:
             y = unkept_forward(ledger, z)
             return y, lambda ledger, grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
-        y, kept = layer_forward(ledger, z, x)
-        return y, lambda ledger, grad, held: layer_backward(ledger, z, kept, grad, held=held), kept.x is not None
+        y, here = layer_forward(ledger, z, x)
+        return y, lambda ledger, grad, held: layer_backward(ledger, z, here, grad, held=held), here.x is not None
 
     def _custom(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
         z = self.z

@@ -18,7 +18,7 @@ from memo.estimate.program.passes import EndPasses, LayerPasses, Pass, end_passe
 from memo.estimate.program.reductions import Reductions
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.state_layout import StateLayout
-from memo.estimate.program.tiles import KeptGroups
+from memo.estimate.program.tiles import Kept
 from memo.spec.schedule import Action, Pipeline, one_f_one_b
 from memo.units import MIB
 
@@ -59,7 +59,7 @@ class Step:
         stage: int,
         z: LayerSizes,
         layout: StateLayout,
-        kept: KeptGroups | None,
+        kept: Kept | None,
     ) -> None:
         self.config, self.stage, self.z, self.layout = config, stage, z, layout
         parallel = config.parallel

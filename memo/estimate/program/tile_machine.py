@@ -1,0 +1,211 @@
+"""The operations of a layer on one tile of tokens, in requests to an allocator (memo.executor.tile_machine runs them).
+
+memo.program.walk says which operations run in which order, and when what they make is freed. What lies in a slot, or in
+memory that its caller gives, takes nothing here.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from memo.estimate.program.halves import half_again, half_forward
+from memo.estimate.program.layer import matrices, normed_heads_backward, normed_heads_forward
+from memo.estimate.program.ledger import Block, Ledger
+from memo.estimate.program.matrices import Matrix, hidden_bytes, multiply, row_forward, weight_gradient
+from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.products import Product
+from memo.estimate.program.sizes import LayerSizes
+from memo.estimate.program.tokenwise import (
+    Normed,
+    activation_backward,
+    activation_forward,
+    norm_backward,
+    norm_forward,
+    rope_in_place,
+)
+from memo.program.operations import Activate, Add, Column, Heads, Norm, Opaque, Operation, Row
+from memo.program.walk import Machine, Step, graph
+
+Made = tuple[Block | None, ...]
+
+
+class TileLedger(Machine):
+    """Records the requests of steps on a tile of so many tokens.
+
+    Attributes:
+        live: blocks; None for what has memory elsewhere.
+        placed: values that are written to memory that exists.
+        graphs: what a graph keeps besides input and output, by the value that its operation makes.
+    """
+
+    live: dict[str, Block | None]
+
+    def __init__(self, ledger: Ledger, z: LayerSizes, tokens: int, placed: Collection[str] = ()) -> None:
+        super().__init__({})
+        self.ledger, self.z, self.tokens, self.placed = ledger, z, tokens, placed
+        self.graphs: dict[str, Any] = {}
+        modules = ("attention.qkv", "attention.projection", "mlp.fc1", "mlp.fc2")
+        self.matrices: dict[str, Matrix] = dict(zip(modules, matrices(z), strict=True))
+
+    def free(self, name: str) -> None:
+        """The tensor dies with the last of its names."""
+        block = self.live.pop(name)
+        if all(other is not block for other in self.live.values()):
+            self.ledger.free(block)
+
+    def make(self, name: str, num_bytes: int) -> Block | None:
+        return None if name in self.placed else self.ledger.make(name, num_bytes)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of this rank of tp."""
+        return self.tokens // self.z.tp
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of hidden states, gathered over tp."""
+        return hidden_bytes(self.z, self.tokens)
+
+    # What a step does.
+
+    def gather(self, step: Step) -> None:
+        (source,), (made,) = step.reads, step.makes
+        own = self.live.get(source)
+        self.live[made] = all_gather(self.ledger, self.z.tp, made.split(" of ")[0], self.whole_bytes, own)
+
+    def keep(self, step: Step) -> None:
+        """A copy to the slot."""
+
+    def forward(self, step: Step) -> None:
+        assert step.operation is not None
+        total: Made = ()
+        if step.total is not None:
+            total = (self.ledger.make(step.makes[0], self.whole_bytes // self.z.tp),)
+        self.live |= zip(step.makes, total + _FORWARD[type(step.operation)](self, step.operation), strict=True)
+
+    def replay(self, step: Step) -> None:
+        assert step.operation is not None
+        (name,) = step.operation.makes
+        if isinstance(step.operation, Norm):
+            normed = norm_forward(self.ledger, self.z, name, self.rows, self.z.hidden, graph=True)
+            output, self.graphs[name] = normed.out, normed
+        else:
+            output, self.graphs[name] = activation_forward(self.ledger, self.z, self.tokens, graph=True)
+        self.live |= dict.fromkeys((graph(name), *step.makes), output)
+
+    def backward(self, step: Step) -> None:
+        assert step.operation is not None
+        made = _BACKWARD[type(step.operation)](self, step.operation)
+        if step.adds_to and step.place:
+            self.ledger.free(made[0])
+            made = (None, *made[1:])
+        self.live |= zip(step.makes, made, strict=True)
+
+    def add_weight_gradient(self, product: Product) -> None:
+        """The matrix product itself adds to the main gradient, but on CPUs where this is wider than the model."""
+        (weight_gradient if self.z.mixed else multiply)(self.ledger, self.z, product)
+
+
+def _norm(machine: TileLedger, operation: Operation) -> Made:
+    z = machine.z
+    return (norm_forward(machine.ledger, z, operation.makes[0], machine.rows, z.hidden, graph=False).out,)
+
+
+def _add(machine: TileLedger, operation: Operation) -> Made:
+    return (machine.make(operation.makes[0], machine.whole_bytes // machine.z.tp),)
+
+
+def _column(machine: TileLedger, operation: Operation) -> Made:
+    matrix = machine.matrices[operation.module]
+    made = machine.make(operation.makes[0], machine.tokens * matrix.inside * machine.z.narrow)
+    multiply(machine.ledger, machine.z, matrix.column(machine.z).forward(machine.tokens))
+    return (made,)
+
+
+def _row(machine: TileLedger, operation: Operation) -> Made:
+    return (row_forward(machine.ledger, machine.z, machine.matrices[operation.module], machine.tokens),)
+
+
+def _activate(machine: TileLedger, operation: Operation) -> Made:
+    return (activation_forward(machine.ledger, machine.z, machine.tokens, graph=False)[0],)
+
+
+def _rotated_heads(machine: TileLedger, operation: Operation) -> Made:
+    if machine.z.rope:
+        rope_in_place(machine.ledger, machine.z, machine.tokens)
+    return (None,)
+
+
+def _half(machine: TileLedger, operation: Operation) -> Made:
+    half_forward(machine.ledger, machine.z, _half_of(machine, operation), machine.tokens)
+    return tuple(None for _ in operation.makes)
+
+
+def _column_backward(machine: TileLedger, operation: Operation) -> Made:
+    ledger, z, products = machine.ledger, machine.z, machine.matrices[operation.module].column(machine.z)
+    whole = ledger.make("column gradient", machine.whole_bytes)
+    multiply(ledger, z, products.input_gradient(machine.tokens))
+    grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", whole)
+    if z.tp > 1:
+        ledger.free(whole)  # gloo works on a copy of it
+    machine.add_weight_gradient(products.weight_gradient(machine.tokens))
+    ledger.free(copy)
+    return (grad_x,)
+
+
+def _row_backward(machine: TileLedger, operation: Operation) -> Made:
+    matrix, z = machine.matrices[operation.module], machine.z
+    machine.add_weight_gradient(matrix.row(z).weight_gradient(machine.tokens))
+    grad_x = machine.ledger.make("row gradient", machine.tokens * matrix.inside * z.narrow)
+    multiply(machine.ledger, z, matrix.row(z).input_gradient(machine.tokens))
+    return (grad_x,)
+
+
+def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
+    normed: Normed = machine.graphs.pop(operation.makes[0])
+    return (norm_backward(machine.ledger, machine.z, normed, None, None, adds=False),)
+
+
+def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
+    silu = machine.graphs.pop(operation.makes[0])
+    return (activation_backward(machine.ledger, machine.z, machine.tokens, silu, None, None),)
+
+
+def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
+    ledger, z, tokens = machine.ledger, machine.z, machine.tokens
+    if z.rope:
+        rope_in_place(ledger, z, tokens)
+    heads = normed_heads_forward(ledger, z, tokens, graph=True)
+    made = normed_heads_backward(ledger, z, tokens, heads)
+    ledger.free(heads.q, heads.k)
+    return (made,)
+
+
+def _half_backward(machine: TileLedger, operation: Operation) -> Made:
+    ledger, z = machine.ledger, machine.z
+    half_again(ledger, z, _half_of(machine, operation), machine.tokens)
+    made = (ledger.make("row gradient", machine.tokens * z.q * z.narrow) for _ in operation.reads[1:])
+    return (None, *made)
+
+
+def _half_of(machine: TileLedger, operation: Operation) -> Any:
+    assert machine.z.halves is not None
+    return machine.z.halves[len(operation.reads) - 1]  # the second reads attention's output as well
+
+
+_FORWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
+    Norm: _norm,
+    Add: _add,
+    Column: _column,
+    Row: _row,
+    Activate: _activate,
+    Heads: _rotated_heads,
+    Opaque: _half,
+}
+_BACKWARD: dict[type[Any], Callable[[TileLedger, Any], Made]] = {
+    Norm: _norm_backward,
+    Column: _column_backward,
+    Row: _row_backward,
+    Activate: _activate_backward,
+    Heads: _heads_backward,
+    Opaque: _half_backward,
+}

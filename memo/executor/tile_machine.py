@@ -1,0 +1,384 @@
+"""The operations of a layer on one tile of tokens, in numbers; what they find in a rounding buffer, and leave there.
+
+memo.program.walk says which operations run in which order; here stands what each of them does with torch. Forward,
+rebuilding and backward of a tile are the same whatever a slot holds: a whole layer (memo.executor.layer) or one section
+of it (memo.executor.sweep).
+
+Layout: tile t of the context-parallel rank's tokens is split over the tp ranks, so a tile is contiguous both
+sharded (rows of [n, b, ...]) and gathered (rows of [s, b, ...]).
+
+Shapes: n = s / tp and s tokens of this context-parallel rank that the slot holds, b micro-batch, a / k query and
+key/value heads of this tp rank, d head size, f inner width of the MLP on this rank (2 f when gated, before the
+activation); T tiles in the slot.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from memo.executor.pieces import (
+    Gathering,
+    GradientSink,
+    Linear,
+    column_backward,
+    column_forward,
+    row_backward,
+    row_forward,
+)
+from memo.parallel.context import ContextAttention
+from memo.parallel.replayed import Replayed
+from memo.program.kinds import Kind
+from memo.program.operations import Activate, Add, Column, Heads, Norm, Opaque, Operation, Row
+from memo.program.walk import Machine, Step, backward, forward, gradient, graph, rebuilt
+from memo.spec.slots import WHOLE_GROUP, SlotLayout
+
+
+class Rope(Protocol):
+    def rows(self, tokens: slice) -> Any: ...
+
+
+class Context(Protocol):
+    """Positions and documents of the tokens of a microbatch, in the gathered order."""
+
+    @property
+    def rope(self) -> Rope | None: ...
+    @property
+    def documents(self) -> Any: ...
+
+
+class SelfAttention(Protocol):
+    qkv: Linear
+    projection: Linear
+    core: ContextAttention
+    head_dim: int
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    normed_heads: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    rotate_: Callable[..., None]
+
+
+class Mlp(Protocol):
+    fc1: Linear
+    fc2: Linear
+    activate: Callable[[Tensor], Tensor]
+
+
+class NormModule(Protocol):
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Layer(Protocol):
+    """The interface of a layer for the executor; memo.model.layer.TransformerLayer has it."""
+
+    attention_norm: NormModule
+    attention: SelfAttention
+    mlp_norm: NormModule
+    mlp: Mlp
+
+
+class Slots(Protocol):
+    """Rounding buffers that are all laid out alike."""
+
+    layout: SlotLayout
+
+
+class RunsExplicitly(Protocol):
+    """Forward and backward of a layer, from [n, b, h] to [n, b, h]; weight gradients go to its sink."""
+
+    def run_forward(self, x: Tensor, context: Context) -> Tensor: ...
+    def run_backward(self, grad: Tensor, context: Context) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The ranges of rows of one tile, in sharded and in gathered tensors."""
+
+    index: int
+    shard: slice
+    full: slice
+
+
+def make_tiles(num_tokens: int, tp: int, count: int) -> list[Tile]:
+    """Divide s = num_tokens gathered tokens into `count` equal tiles."""
+    full, shard = num_tokens // count, num_tokens // (count * tp)
+    return [Tile(i, slice(i * shard, (i + 1) * shard), slice(i * full, (i + 1) * full)) for i in range(count)]
+
+
+class LayerOnTiles(nn.Module):
+    """One layer that computes tile by tile, in the slot that `memory` lays out."""
+
+    def __init__(self, layer: Any, kind: Kind, memory: Slots, sink: GradientSink, group: ProcessGroup | None) -> None:
+        """`layer` is a Layer that is an nn.Module, of this kind; `group`: of tp."""
+        super().__init__()
+        self.layer: Any = layer
+        self.kind, self.memory, self.sink, self.group = kind, memory, sink, group
+        self.module_of = {op: _module(layer, op.module) for op in kind.operations if op.module}
+
+    def kept_of(self, tile: Tile) -> frozenset[str]:
+        """What the slot holds of the tile between forward and backward."""
+        layout = self.memory.layout
+        return frozenset(n for n in layout.places if self.rows_of(n, tile).stop <= layout.saved_rows(n))
+
+    def rows_of(self, name: str, tile: Tile) -> slice:
+        return tile.shard if self.kind.layouts.get(name) == "tokens" else tile.full
+
+    # What is token-wise before attention, and after it.
+
+    def compute_qkv(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
+        """qkv of one tile into its buffer; rotated there, unless heads are normed and backward needs them raw."""
+        machine = TileMachine(self, kept, tile, context)
+        machine.run(forward(self.kind.before, frozenset({self.kind.attended}), machine.kept))
+
+    def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
+        """From attention's output to that of the layer, [n / T, b, h], which is written to `out`."""
+        machine = TileMachine(self, kept, tile, context)
+        machine.places["layer_output"] = out
+        machine.run(forward(self.kind.after, frozenset({"layer_output"}), machine.kept))
+
+    def _keep_again(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> None:
+        """What the slot keeps of the tile of all that is made after attention, without the layer's output."""
+        machine = TileMachine(self, kept, tile, context)
+        made = machine.kept.intersection(name for operation in self.kind.after for name in operation.makes)
+        machine.run(forward(self.kind.after, made, machine.kept))
+
+    def _finish_backward(
+        self, kept: dict[str, Tensor], tile: Tile, context: Context, grad: Tensor, grad_input: Tensor
+    ) -> Tensor:
+        """From the gradient of the layer's output back to that of attention's output, [s / T, b, a d].
+
+        Args:
+            grad: of the output, [n / T, b, h].
+            grad_input: as large; what reaches the layer's input beside attention is written to it. It may be `grad`.
+        """
+        machine = TileMachine(self, kept, tile, context)
+        walk = backward(self.kind.after, machine.kept, frozenset({"layer_output"}))
+        machine.live[gradient("layer_output")], machine.places["input"] = grad, grad_input
+        machine.run(walk.steps)
+        machine.put("input", walk.gradients["input"])
+        found: Tensor = machine.live[walk.gradients["attention_out"]]
+        return found
+
+    def _qkv_backward(
+        self, kept: dict[str, Tensor], tile: Tile, context: Context, grads: tuple[Tensor, ...], *grad_input: Tensor
+    ) -> None:
+        """From the tile's gradients of q, k and v, [s / T, b, heads, d] each, which are overwritten, to that of its
+        input.
+
+        Args:
+            grad_input: what reaches the input beside attention, [n / T, b, h], and where the sum of both goes.
+        """
+        machine = TileMachine(self, kept, tile, context)
+        walk = backward(self.kind.before, machine.kept | {WHOLE_GROUP}, frozenset({"heads", "input"}))
+        machine.live |= {gradient("heads"): grads, gradient("input"): grad_input[0]}
+        machine.places["input"] = grad_input[1]
+        machine.run(walk.steps)
+        machine.put("input", walk.gradients["input"])
+
+    def _attention_inputs(self, qkv: Tensor, rope: Rope | None) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention takes, of the rows `qkv` of the slot, whose positions `rope` has."""
+        attention = self.layer.attention
+        q, k, v = attention.normed_heads(qkv)
+        if not self.kind.heads.in_place:
+            attention.rotate_(q, k, rope)  # not views of the slot, which keeps unrotated heads
+        return q, k, v
+
+    def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
+        """By group, what backward does for a tile only because nothing of the group has moved; to be called after a
+        forward."""
+        works: dict[str, Callable[[], object]] = {"qkv": lambda: self.compute_qkv(kept, tile, context)}
+        after, replayed = self.kind.after, {n for op in self.kind.after if op.replays for n in op.makes}
+        everything = rebuilt(after, ())
+        for operation in after:
+            for name in operation.makes:
+                again = everything - rebuilt(after, (name,))
+                if again:
+                    steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset())
+                    works[name] = partial(self._run_alone, steps, kept, tile, context, replayed)
+        return works
+
+    def _run_alone(
+        self, steps: Sequence[Step], kept: dict[str, Tensor], tile: Tile, context: Context, inputs: set[str]
+    ) -> None:
+        """The layer's input stands in for `inputs`."""
+        machine = TileMachine(self, kept, tile, context)
+        machine.live |= dict.fromkeys(inputs, kept["input"][tile.shard])
+        machine.run(steps)
+
+
+class TileMachine(Machine):
+    """Runs steps of a layer on one tile.
+
+    Attributes:
+        live: tensors; of what is gathered the message, of graphs what replays, of heads their q, k and v.
+        slot: the tensors of the layer's slot.
+        kept: what the slot holds of this tile between forward and backward.
+        places: memory that is given for values, by name.
+    """
+
+    def __init__(self, on: LayerOnTiles, slot: dict[str, Tensor], tile: Tile, context: Context) -> None:
+        super().__init__({})
+        self.on, self.slot, self.tile, self.context = on, slot, tile, context
+        self.sink, self.group, self.kept = on.sink, on.group, on.kept_of(tile)
+        self.places: dict[str, Tensor] = {}
+
+    def take(self, name: str) -> Any:
+        """What lives by this name, or the tile's rows of the slot."""
+        found = self.live.get(name)
+        return self.in_slot(name) if found is None else found
+
+    def in_slot(self, name: str) -> Tensor:
+        return self.slot[name][self.on.rows_of(name, self.tile)]
+
+    def place(self, name: str) -> Tensor | None:
+        """Where the value is to be written, if it has a place."""
+        if name in self.places:
+            return self.places[name]
+        return self.in_slot(name) if name == WHOLE_GROUP or name in self.kept else None
+
+    def put(self, name: str, found: str) -> None:
+        """Copy what lives as `found` to the place that is given for `name`, unless it lies there."""
+        if self.live[found] is not self.places[name]:
+            self.places[name].copy_(self.live[found])
+
+    @property
+    def rope(self) -> Any:
+        return None if self.context.rope is None else self.context.rope.rows(self.tile.full)
+
+    # What a step does.
+
+    def gather(self, step: Step) -> None:
+        self.live[step.makes[0]] = Gathering(self.take(step.reads[0]), self.group)
+
+    def keep(self, step: Step) -> None:
+        (name,) = step.reads
+        self.in_slot(name).copy_(self.live[name])
+
+    def forward(self, step: Step) -> None:
+        operation = step.operation
+        made = _FORWARD[type(operation)](self, operation, *map(self.take, step.reads))
+        self.live |= zip(step.makes, made, strict=True)
+
+    def replay(self, step: Step) -> None:
+        assert step.operation is not None
+        module = self.on.module_of[step.operation]
+        is_norm = isinstance(step.operation, Norm)
+        again = Replayed(module, self.take(step.reads[0]), module.parameters() if is_norm else ())
+        self.live[graph(step.operation.makes[0])] = again
+        for name in step.makes[1:]:
+            self.live[name] = again.output
+
+    def backward(self, step: Step) -> None:
+        operation = step.operation
+        made = _BACKWARD[type(operation)](self, operation, *map(self.take, step.reads))
+        if step.adds_to:
+            made = (torch.add(made[0], self.take(step.adds_to), out=self.places.get(step.place)), *made[1:])
+        self.live |= zip(step.makes, made, strict=True)
+
+
+Made = tuple[Any, ...]
+
+
+def _norm(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
+    module = machine.on.module_of[operation]
+    return module.of_sum(*x) if len(x) == 2 else (module(*x),)
+
+
+def _add(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
+    return (torch.add(*x, out=machine.place(operation.makes[0])),)
+
+
+def _column(machine: TileMachine, operation: Operation, x: Gathering) -> Made:
+    return (column_forward(x.wait(), machine.on.module_of[operation], machine.place(operation.makes[0])),)
+
+
+def _row(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
+    return (row_forward(x, machine.on.module_of[operation], machine.group),)
+
+
+def _activate(machine: TileMachine, operation: Operation, x: Tensor) -> Made:
+    return (machine.on.module_of[operation](x),)
+
+
+def _rotated_heads(machine: TileMachine, operation: Operation, qkv: Tensor) -> Made:
+    attention = machine.on.module_of[operation]
+    q, k, _ = attention.normed_heads(qkv)
+    attention.rotate_(q, k, machine.rope)
+    return (qkv,)
+
+
+def _half(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
+    made = machine.on.run_half(machine, operation, *x)  # type: ignore[operator]  # of a custom layer (memo.executor.halves)
+    place = machine.place(operation.makes[0])
+    return (made if place is None else place.copy_(made), *(None for _ in operation.makes[1:]))
+
+
+def _column_backward(machine: TileMachine, operation: Operation, grad: Tensor, x: Gathering) -> Made:
+    return (column_backward(grad, x, machine.on.module_of[operation], machine.group, machine.sink),)
+
+
+def _row_backward(machine: TileMachine, operation: Operation, grad: Tensor, whole: Gathering, x: Tensor) -> Made:
+    return (row_backward(grad, whole, x, machine.on.module_of[operation], machine.sink),)
+
+
+def _replayed_backward(machine: TileMachine, operation: Operation, grad: Tensor, again: Replayed) -> Made:
+    return (again.backward(machine.sink.main_gradient, grad),)
+
+
+def _heads_backward(machine: TileMachine, operation: Operation, grads: tuple[Tensor, ...], qkv: Tensor) -> Made:
+    """The gradients of q and k are overwritten. Without norms the function only splits qkv into heads, so that its
+    backward does not read them: the slot holds rotated ones."""
+    attention = machine.on.module_of[operation]
+    attention.rotate_(grads[0], grads[1], machine.rope, back=True)
+    norms = (module for module in (attention.q_norm, attention.k_norm) if module is not None)
+    again = Replayed(attention.normed_heads, qkv, [p for module in norms for p in module.parameters()])
+    return (again.backward(machine.sink.main_gradient, *grads),)
+
+
+def _half_backward(machine: TileMachine, operation: Operation, grad: Tensor, *x: Tensor) -> Made:
+    made: Made = machine.on.run_half_backward(machine, operation, grad, *x)  # type: ignore[operator]
+    return made
+
+
+_FORWARD: dict[type[Any], Callable[..., Made]] = {
+    Norm: _norm,
+    Add: _add,
+    Column: _column,
+    Row: _row,
+    Activate: _activate,
+    Heads: _rotated_heads,
+    Opaque: _half,
+}
+_BACKWARD: dict[type[Any], Callable[..., Made]] = {
+    Norm: _replayed_backward,
+    Column: _column_backward,
+    Row: _row_backward,
+    Activate: _replayed_backward,
+    Heads: _heads_backward,
+    Opaque: _half_backward,
+}
+
+
+def _module(layer: Any, path: str) -> Any:
+    found = layer
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+class ExplicitLayer(torch.autograd.Function):
+    """A layer with an explicit backward; saves no tensor, because all are views of buffers that are reused before."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: RunsExplicitly, context: Context) -> Tensor:
+        ctx.layer, ctx.context = layer, context
+        return layer.run_forward(x, context)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.layer.run_backward(grads[0], ctx.context), None, None

@@ -1,0 +1,77 @@
+"""Kinds of layers: each is a list of operations."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from memo.config.model import ModelConfig
+from memo.program.operations import Activate, Add, Attention, Column, Heads, Norm, Opaque, Operation, Row
+from memo.spec.custom_layer import custom_facts
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A layer from the value "input" to the value "layer_output", with one operation over the sequence."""
+
+    operations: tuple[Operation, ...]
+
+    @cached_property
+    def before(self) -> tuple[Operation, ...]:
+        """What is token-wise before attention."""
+        return self.operations[: self._middle]
+
+    @cached_property
+    def after(self) -> tuple[Operation, ...]:
+        """What is token-wise after attention."""
+        return self.operations[self._middle + 1 :]
+
+    @cached_property
+    def heads(self) -> Heads:
+        """What prepares queries, keys and values."""
+        return next(operation for operation in self.operations if isinstance(operation, Heads))
+
+    @cached_property
+    def attended(self) -> str:
+        """What a slot holds of queries, keys and values."""
+        return self.heads.makes[0] if self.heads.in_place else self.heads.reads[0]
+
+    @cached_property
+    def layouts(self) -> dict[str, Literal["tokens", "heads"]]:
+        """What tp splits of each value."""
+        made = {name: operation.layout_of(name) for operation in self.operations for name in operation.makes}
+        return {"input": "tokens", **made}
+
+    @cached_property
+    def _middle(self) -> int:
+        return next(index for index, operation in enumerate(self.operations) if not operation.token_wise)
+
+
+@lru_cache(maxsize=64)
+def kind_of(model: ModelConfig) -> Kind:
+    """The kind of a model's layers."""
+    attention = Attention(("heads",), ("attention_out", "lse"), "attention.core")
+    if model.custom_layer:
+        recalled = tuple(name for name, _ in custom_facts(model).recalled)
+        return Kind(
+            (
+                Opaque(("input",), ("qkv",), "before_attention"),
+                Heads(("qkv",), ("heads",), "attention"),
+                attention,
+                Opaque(("input", "attention_out"), ("layer_output", *recalled), "after_attention"),
+            )
+        )
+    return Kind(
+        (
+            Norm(("input",), ("attention_norm",), "attention_norm"),
+            Column(("attention_norm",), ("qkv",), "attention.qkv"),
+            Heads(("qkv",), ("heads",), "attention", normed=model.qk_layernorm),
+            attention,
+            Row(("attention_out",), ("projected",), "attention.projection"),
+            Add(("input", "projected"), ("residual",)),
+            Norm(("residual",), ("mlp_norm",), "mlp_norm"),
+            Column(("mlp_norm",), ("fc1",), "mlp.fc1"),
+            Activate(("fc1",), ("activation",), "mlp.activate"),
+            Row(("activation",), ("mlp_out",), "mlp.fc2"),
+            Add(("residual", "mlp_out"), ("layer_output",)),
+        )
+    )

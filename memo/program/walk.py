@@ -1,0 +1,222 @@
+"""The steps in which a run of token-wise operations goes forward, is rebuilt, and goes backward, on one tile of tokens.
+
+The one place that decides what must be rebuilt, in which order operations and messages over tp follow each other, and
+when a value dies. Steps are data; a machine runs them.
+
+    forward    operations in their order; what is to be kept is copied to the slot once it exists
+    backward   first what backward needs and was not kept, and what replays; then operations in reverse order
+
+A message is issued as soon as its source exists, in the order in which the messages are first waited for, because those
+of a group run one after another. A value is freed after the last step that uses it: the source of a message after the
+first step that waits for the message, what a graph holds after the step that uses up the graph.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from memo.program.operations import Operation
+
+_GATHERED = "gathered "
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a walk.
+
+    Attributes:
+        do: forward, replay (forward under a graph) or backward of `operation`; gather over tp; keep: copy to the slot.
+        reads, makes: names of values, and by the functions below of their gradients, graphs, and gathered tokens. A
+            backward reads the gradients of what the operation makes, the same gathered where it scatters, its graph
+            where it replays, and what it needs.
+        total: the operation that makes a sum just before, which the same kernel does.
+        adds_to: of a backward: a gradient of what it reads that exists already, to which it adds.
+        place: of such a backward: the value from outside of the walk whose gradient the sum is.
+        holds: names that must live until the step is over, though it does not take them.
+        frees: names that nothing uses after the step.
+    """
+
+    do: Literal["forward", "replay", "backward", "gather", "keep"]
+    operation: Operation | None
+    reads: tuple[str, ...]
+    makes: tuple[str, ...] = ()
+    total: Operation | None = None
+    adds_to: str = ""
+    place: str = ""
+    holds: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The steps of a backward, and by value from outside of the walk the name of its gradient after them."""
+
+    steps: tuple[Step, ...]
+    gradients: dict[str, str]
+
+
+class Machine:
+    """Runs steps; a subclass has a method for each way in which a step does something.
+
+    Attributes:
+        live: by name, what exists, in whatever form the machine gives it.
+    """
+
+    def __init__(self, live: dict[str, Any]) -> None:
+        self.live = live
+
+    def run(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            getattr(self, step.do)(step)
+            for name in step.frees:
+                self.free(name)
+
+    def free(self, name: str) -> None:
+        del self.live[name]
+
+
+def gradient(name: str) -> str:
+    return f"gradient of {name}"
+
+
+def graph(name: str) -> str:
+    return f"graph of {name}"
+
+
+def gathered(name: str) -> str:
+    return _GATHERED + name
+
+
+@lru_cache(maxsize=4096)
+def forward(operations: tuple[Operation, ...], targets: frozenset[str], kept: frozenset[str]) -> tuple[Step, ...]:
+    """The steps that make `targets`, of values from outside of `operations`; what is `kept` goes to the slot."""
+    steps = []
+    for operation, total in _with_sums(_needed(operations, targets)):
+        step = _forward(operation, total)
+        copied = [name for name in step.makes if name in kept and not operation.has_place]
+        steps += [step, *(Step("keep", None, (name,)) for name in copied)]
+    return _freeing(_with_messages(steps), targets)
+
+
+def _needed(operations: Sequence[Operation], targets: Collection[str]) -> list[Operation]:
+    """The operations that `targets` depend on, in their order."""
+    wanted, found = set(targets), []
+    for operation in reversed(operations):
+        if wanted.intersection(operation.makes):
+            found.append(operation)
+            wanted.update(operation.reads)
+    return found[::-1]
+
+
+def _with_sums(operations: Sequence[Operation]) -> Iterator[tuple[Operation, Operation | None]]:
+    """Each operation, with the one before it if that makes the sum that it takes."""
+    for index, operation in enumerate(operations):
+        before = operations[index - 1] if index else None
+        after = operations[index + 1] if index + 1 < len(operations) else None
+        if after is None or not _are_one_kernel(operation, after):
+            yield operation, before if before is not None and _are_one_kernel(before, operation) else None
+
+
+def _are_one_kernel(total: Operation, operation: Operation) -> bool:
+    return total.is_sum and operation.takes_sums and total.makes == operation.reads
+
+
+def _forward(operation: Operation, total: Operation | None = None) -> Step:
+    reads = tuple(map(gathered, operation.reads)) if operation.gathers else operation.reads
+    if total is None:
+        return Step("forward", operation, reads, operation.makes)
+    return Step("forward", operation, total.reads, (*total.makes, *operation.makes), total)
+
+
+@lru_cache(maxsize=4096)
+def backward(operations: tuple[Operation, ...], kept: frozenset[str], incoming: frozenset[str]) -> Backward:
+    """The steps from the gradients of `incoming` values to those of all values from outside, where so much is `kept`.
+
+    To a given gradient of a value from outside, what these operations give is added.
+    """
+    again = rebuilt(operations, kept)
+    steps = []
+    for operation in operations:
+        if operation.replays:
+            made = [name for name in operation.makes if name not in kept]
+            steps.append(Step("replay", operation, operation.reads, (*map(graph, operation.makes), *made)))
+        elif operation in again:
+            steps.append(_forward(operation))
+    gradients = {name: gradient(name) for name in incoming}
+    for operation in reversed(operations):
+        given = [gradients[name] for name in operation.makes if name in gradients]
+        if operation.is_sum:
+            gradients |= dict.fromkeys(operation.reads, given[0])
+            continue
+        steps.append(_backward(operation, given, gradients))
+        gradients |= dict(zip(operation.reads, steps[-1].makes, strict=True))
+    inside = {name for operation in operations for name in operation.makes}
+    ends = {name: found for name, found in gradients.items() if name not in inside}
+    places = {found: name for name, found in ends.items()}
+    steps = [replace(step, place=places.get(step.makes[0], "")) if step.adds_to else step for step in steps]
+    return Backward(_freeing(_with_messages(steps), ends.values()), ends)
+
+
+def _backward(operation: Operation, given: Sequence[str], gradients: dict[str, str]) -> Step:
+    """`given`: the gradients of what it makes; `gradients`: all that there are, by value."""
+    reads, holds = [*given], list[str]()
+    if operation.scatters:
+        reads += map(gathered, given)
+    if operation.replays:
+        reads += map(graph, operation.makes)
+        holds += [*operation.reads, *operation.makes]
+    reads += map(gathered, operation.needs) if operation.gathers else operation.needs
+    exist = [gradients[name] for name in operation.reads if name in gradients]
+    makes = (f"sum of {name}" if gradient(name) in exist else gradient(name) for name in operation.reads)
+    adds_to = exist[0] if exist else ""
+    return Step("backward", operation, tuple(reads), tuple(makes), adds_to=adds_to, holds=(*holds, *exist))
+
+
+def rebuilt(operations: Sequence[Operation], kept: Collection[str]) -> set[Operation]:
+    """The operations whose forward runs again in backward, besides those that replay: what they make was not kept, and
+    is needed, by a backward or to make something else again."""
+    maker = {name: operation for operation in operations for name in operation.makes}
+    again: set[Operation] = set()
+
+    def want(name: str) -> None:
+        operation = maker.get(name)
+        if operation is None or name in kept or operation.replays or operation in again:
+            return
+        again.add(operation)
+        for read in operation.reads:
+            want(read)
+
+    for operation in operations:
+        for name in operation.reads if operation.replays else operation.needs:
+            want(name)
+    return again
+
+
+def _with_messages(steps: Sequence[Step]) -> list[Step]:
+    made = {name: index for index, step in enumerate(steps) for name in step.makes}
+    waited_for = [name for step in steps for name in step.reads if name.startswith(_GATHERED)]
+    waiting, found = list(dict.fromkeys(waited_for)), []
+    for index, step in enumerate(steps):
+        while waiting and made.get(_source(waiting[0]), -1) < index:
+            found.append(Step("gather", None, (_source(waiting[0]),), (waiting.pop(0),)))
+        found.append(step)
+    return found
+
+
+def _freeing(steps: Sequence[Step], outputs: Collection[str]) -> tuple[Step, ...]:
+    last: dict[str, int] = {}
+    waited_for: set[str] = set()
+    for index, step in enumerate(steps):
+        sources = [_source(name) for name in step.reads if name.startswith(_GATHERED) and name not in waited_for]
+        waited_for.update(step.reads)
+        last |= dict.fromkeys((*step.makes, *step.reads, *step.holds, *sources), index)
+    made = [name for step in steps for name in step.makes if name not in outputs]
+    freed: list[list[str]] = [[] for _ in steps]
+    for name in made:
+        freed[last[name]].append(name)
+    return tuple(replace(step, frees=tuple(names)) for step, names in zip(steps, freed, strict=True))
+
+
+def _source(name: str) -> str:
+    return name.removeprefix(_GATHERED)
