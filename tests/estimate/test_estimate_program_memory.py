@@ -177,22 +177,22 @@ def test_a_layer_is_foreseen_to_the_byte(num_threads: int) -> None:
 
 
 CUT: list[tuple[str, dict[str, object]]] = [
-    ("llama-tiny", {"ffn_hidden_size": 16}),
+    ("gpt-tiny", {"ffn_hidden_size": 16}),
     ("gpt-tiny", {"ffn_hidden_size": 16, "params_dtype": "bf16", "micro_batch_size": 2}),
     ("qwen3-tiny", {"offload_alpha": 0.5, "ffn_hidden_size": 16, "params_dtype": "bf16"}),
     ("llama-tiny", {**SWEEP, "ffn_hidden_size": 16, "params_dtype": "bf16", "micro_batch_size": 2}),
-    ("llama-tiny", {**SWEEP, "ffn_hidden_size": 16, "offload_tiles": 2}),  # a tile is cut as well
 ]
 
 
 def test_a_layer_whose_attention_reaches_too_far_is_foreseen_to_the_byte() -> None:
-    """With a reach of 48 tokens, whole and swept: running outputs and sums of gradients where there were none."""
-    configs = [run_config(name, seq_length=128, **flags) for name, flags in CUT]
-    (peaks,) = run_ranks(1, layer_peaks_twice, configs, 1, 48)
+    """With a reach of 96 tokens, whole and swept: running outputs and sums of gradients where there were none."""
+    configs = [run_config(name, seq_length=256, **flags) for name, flags in CUT]
+    (peaks,) = run_ranks(1, layer_peaks_twice, configs, 1, 96)
     (uncut,) = run_ranks(1, layer_peaks_twice, configs, 1)
     for (name, flags), (found, expected) in zip(CUT, peaks, strict=True):
         assert {what: found[what] for what in expected} == expected, (name, flags)
-    assert sum(cut != whole for (cut, _), (whole, _) in zip(peaks, uncut, strict=True)) >= 4
+    more = [cut["backward"] - whole["backward"] for (cut, _), (whole, _) in zip(peaks, uncut, strict=True)]
+    assert more[0] > 0 and more[1] > 0 and more[2] > 0  # a sweep has such sums in any case
 
 
 @pytest.mark.parametrize(
