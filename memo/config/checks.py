@@ -255,12 +255,13 @@ def _check_hardware(config: RunConfig) -> None:
         f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "
         f"use --params-dtype bf16, or --attention-backend auto",
     )
-    require(
-        not hardware.deterministic or backend == "auto" or config.model.head_dim <= DETERMINISTIC_HEAD_DIM[backend],
-        f"--attention-backend {backend} fights with --deterministic: its gradients have the same bits each time "
-        f"{largest_deterministic(backend)}, and heads are of {config.model.head_dim}: use --attention-backend auto, or "
-        "leave --deterministic out",
-    )
+    if hardware.deterministic and backend != "auto":
+        require(
+            config.model.head_dim <= DETERMINISTIC_HEAD_DIM[backend],
+            f"--attention-backend {backend} fights with --deterministic: its gradients have the same bits each time "
+            f"{largest_deterministic(backend)}, and heads are of {config.model.head_dim}: use --attention-backend "
+            "auto, or leave --deterministic out",
+        )
     require(
         not (hardware.kernels == "triton" and device == "cpu"),
         "--kernels triton cannot run on --device cpu: use --kernels torch, or --device cuda",
