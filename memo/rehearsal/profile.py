@@ -12,7 +12,6 @@ import torch
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.config import RunConfig
 from memo.errors import ConfigError
-from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
@@ -48,7 +47,7 @@ def layer_profile(
 def _modelled(config: RunConfig, world_size: int, hardware: Hardware, key: ProfileKey) -> LayerProfile:
     dtype = config.training.params_dtype
     assert dtype is not None, "prepare() resolves the dtype"
-    layer = swapped_layer(config, Kernels(with_attention_of(hardware, config), dtype))
+    layer = swapped_layer(config, Kernels(hardware, dtype))
     # A profile is that of a layer, whatever a slot holds of it.
     whole = dataclasses.replace(config, memory=dataclasses.replace(config.memory, offload_granularity="layer"))
     problem = modelled_problem(whole, world_size, hardware, layer)
