@@ -26,6 +26,7 @@ class AttentionCase:
     Attributes:
         packed: whether a row has several documents, each causal in itself.
         tokens: the class of the length, see `length_class`.
+        deterministic: whether gradients have the same bits each time.
     """
 
     head_dim: PositiveInt
@@ -33,10 +34,12 @@ class AttentionCase:
     causal: bool
     packed: bool
     tokens: PositiveInt
+    deterministic: bool = False
 
     def __str__(self) -> str:
         shape = "packed" if self.packed else "causal" if self.causal else "full"
-        return f"{shape}, {self.tokens:,} tokens, heads of {self.head_dim}, {self.dtype}"
+        text = f"{shape}, {self.tokens:,} tokens, heads of {self.head_dim}, {self.dtype}"
+        return text + (", deterministic" if self.deterministic else "")
 
 
 def length_class(tokens: int) -> int:

@@ -33,6 +33,7 @@ class ProfileKey:
         num_threads: CPU threads of one rank.
         ranks_per_node: ranks that share memory bandwidth and the link.
         torch, memo: versions.
+        deterministic: whether gradients have the same bits each time.
         custom_layer: name and digest of a layer that is not memo's; "" for memo's own.
     """
 
@@ -64,6 +65,7 @@ class ProfileKey:
     memo: str
     offload_sections: int = 1
     custom_layer: str = ""
+    deterministic: bool = False
 
     @property
     def digest(self) -> str:

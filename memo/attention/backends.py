@@ -36,8 +36,6 @@ class AttentionBackend(ABC):
     """Attention of one block: full, or causal over the same tokens on both sides (then s_q == s_k)."""
 
     name: str
-    deterministic_head_dim: int
-    """Up to this head dim gradients have the same bits each time under torch.use_deterministic_algorithms; 0: never."""
     merge_: Callable[[Tensor, Tensor, Tensor, Tensor], None] = staticmethod(merge.merge_)
     """Merges the results of a block into running ones; it may be replaced by a fused kernel."""
 
@@ -85,7 +83,6 @@ class CpuFlash(AttentionBackend):
     """
 
     name = "cpu"
-    deterministic_head_dim = 1 << 30
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None

@@ -13,10 +13,12 @@ module cuts any two lists of chunks into as few of them as possible:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+
+from memo.spec.reach import parts
 
 Documents = tuple[tuple[int, ...], ...]
 """Cumulative document boundaries, a tuple per batch row: (0, ..., sequence length), ascending."""
@@ -101,6 +103,22 @@ def cut_keys(blocks: tuple[ScoreBlock, ...], most_keys: int) -> list[ScoreBlock]
         for start in range(block.k_start, block.k_stop, most_keys):
             cut.append(block._replace(k_start=start, k_stop=min(start + most_keys, block.k_stop)))
     return cut
+
+
+def cut_within(blocks: Sequence[ScoreBlock], most_tokens: int) -> tuple[ScoreBlock, ...]:
+    """The same scores in blocks of at most `most_tokens` queries and as many keys (memo.spec.reach.parts)."""
+    return tuple(
+        ScoreBlock(
+            block.batch,
+            block.q_start + part.q_start,
+            block.q_start + part.q_stop,
+            block.k_start + part.k_start,
+            block.k_start + part.k_stop,
+            part.causal,
+        )
+        for block in blocks
+        for part in parts(block.q_stop - block.q_start, block.k_stop - block.k_start, block.causal, most_tokens)
+    )
 
 
 def _row_blocks(

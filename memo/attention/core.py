@@ -3,7 +3,8 @@
 Legend: s tokens, b batch, n query heads, n_kv key/value heads, d head dim. Arguments and results have Megatron's layout
 [s, b, n, d]; kernels get permuted views [b, n, s, d].
 
-Blocks of the same queries are merged by their log-sum-exps (memo_kernels.merge).
+Blocks of the same queries are merged by their log-sum-exps (memo_kernels.merge). Blocks whose tensors would reach too
+far for a kernel are cut (memo.spec.reach); no other rounds differently for it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
-from memo.attention.blocks import ScoreBlock
+from memo.attention.blocks import ScoreBlock, cut_within
+from memo.spec.reach import most_tokens
 from memo_kernels import wide_dtype
 
 
@@ -34,6 +36,7 @@ def attend(
     that a single block that covers everything needs no copy. ``out``, if given, is overwritten; its last dim must be
     contiguous.
     """
+    blocks = cut_within(blocks, _most_tokens(q, k, v))
     if _is_whole(blocks, q, k):
         place = None if out is None else _heads_first(out)
         found, lse = backend.forward(_heads_first(q), _heads_first(k), _heads_first(v), blocks[0].causal, scale, place)
@@ -58,8 +61,9 @@ def _attend_squares(
     s_q, b, n, _ = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty((b, n, s_q), dtype=wide_dtype(q.dtype), device=q.device)
+    calls = _calls(backend, blocks, q, k, v)
     q, k, v, whole = map(_heads_first, (q, k, v, out))
-    for call in _calls(backend, blocks, b):
+    for call in calls:
         _, part = call.forward(backend, q[call.q], k[call.k], v[call.k], scale, whole[call.q])
         lse[call.q].copy_(part)
     return out, lse
@@ -70,6 +74,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of attend: grad_out [s_q, b, n, d] and its inputs and results -> dq, dk, dv in q's dtype."""
     q, k, v, out, lse = saved
+    blocks = cut_within(blocks, _most_tokens(q, k, v, out, grad_out))
     if _is_whole(blocks, q, k):
         block_saved = Saved(_heads_first(q), _heads_first(k), _heads_first(v), _heads_first(out), lse)
         dq, dk, dv = backend.backward(_heads_first(grad_out), block_saved, blocks[0].causal, scale)
@@ -107,9 +112,10 @@ class OutputMerger:
         scale: float,
     ) -> None:
         """Run the blocks of q against one set of keys and values, and merge their results."""
+        calls = _calls(backend, blocks, q, k, v)
         q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
         total_out = _heads_first(self._out)
-        for call in _calls(backend, blocks, q.shape[0]):
+        for call in calls:
             out, lse = call.forward(backend, q[call.q], k[call.k], v[call.k], scale)
             backend.merge_(total_out[call.q], self._lse[call.q], out, lse)
 
@@ -136,9 +142,10 @@ class GradSums(NamedTuple):
         scale: float,
     ) -> None:
         """Run the backward of the blocks of q and one set of keys and values; ``saved`` has the global results."""
+        calls = _calls(backend, blocks, *saved[:4], grad_out)
         q, k, v, out, lse = *map(_heads_first, saved[:4]), saved.lse
         grad_out, dq, dk, dv = map(_heads_first, (grad_out, *self))
-        for call in _calls(backend, blocks, q.shape[0]):
+        for call in calls:
             part = Saved(q[call.q], k[call.k], v[call.k], out[call.q], lse[call.q])
             dq_part, dk_part, dv_part = call.backward(backend, grad_out[call.q], part, scale)
             dq[call.q] += dq_part
@@ -179,9 +186,14 @@ class _Call(NamedTuple):
         return _unpack(dq), _unpack(dk), _unpack(dv)
 
 
-def _calls(backend: AttentionBackend, blocks: Sequence[ScoreBlock], num_batch: int) -> Iterator[_Call]:
-    """The kernel calls for ``blocks``: one for each, or one for consecutive documents if the backend accepts them."""
-    for run in _runs(blocks) if isinstance(backend, VarlenBackend) else ([block] for block in blocks):
+def _calls(backend: AttentionBackend, blocks: Sequence[ScoreBlock], *tensors: Tensor) -> Iterator[_Call]:
+    """The kernel calls for ``blocks``: one for each, or one for consecutive documents if the backend accepts them.
+
+    ``tensors`` [s, b, heads, d] are what the calls take parts of; no part reaches further than a kernel may.
+    """
+    most, num_batch = _most_tokens(*tensors), tensors[0].shape[1]
+    blocks = cut_within(blocks, most)
+    for run in _runs(blocks, most) if isinstance(backend, VarlenBackend) else ([block] for block in blocks):
         first, last = run[0], run[-1]
         rows, columns = slice(first.q_start, last.q_stop), slice(first.k_start, last.k_stop)
         if len(run) == 1:
@@ -194,7 +206,7 @@ def _calls(backend: AttentionBackend, blocks: Sequence[ScoreBlock], num_batch: i
             yield _Call((batch, slice(None), rows), (batch, slice(None), columns), True, cu_seqlens)
 
 
-def _runs(blocks: Sequence[ScoreBlock]) -> Iterator[list[ScoreBlock]]:
+def _runs(blocks: Sequence[ScoreBlock], most_tokens: int) -> Iterator[list[ScoreBlock]]:
     """Groups of causal blocks that follow each other without a gap on both sides; each full block is a group."""
     run: list[ScoreBlock] = []
     for block in blocks:
@@ -204,6 +216,7 @@ def _runs(blocks: Sequence[ScoreBlock]) -> Iterator[list[ScoreBlock]]:
             and last.causal
             and block.causal
             and (last.batch, last.q_stop, last.k_stop) == (block.batch, block.q_start, block.k_start)
+            and block.q_stop - run[0].q_start <= most_tokens
         )
         if run and not follows:
             yield run
@@ -211,6 +224,17 @@ def _runs(blocks: Sequence[ScoreBlock]) -> Iterator[list[ScoreBlock]]:
         run.append(block)
     if run:
         yield run
+
+
+def _most_tokens(*tensors: Tensor) -> int:
+    """Tokens that a call may take of q, k, v and others [s, b, heads, d].
+
+    In most layouts q, k and v are views of one tensor, whose rows hold the heads of all three. Rows count as long where
+    they are copies of their own, too, so that they are cut alike.
+    """
+    q, k = tensors[:2]
+    fused = q.shape[1] * (q.shape[2] + 2 * k.shape[2]) * q.shape[3]
+    return most_tokens(max(fused, *(x.stride(0) for x in tensors)))
 
 
 def _sum_dtype(blocks: Sequence[ScoreBlock], x: Tensor) -> torch.dtype:

@@ -21,7 +21,6 @@ class CudnnSdpa(AttentionBackend):
     """cuDNN's fused attention through aten. Its backward is not deterministic, and it does not accept an output."""
 
     name = "cudnn"
-    deterministic_head_dim = 0
 
     def __init__(self) -> None:
         # cuDNN's statistics are [b, n, s, 1]; the forward of some versions of torch returns them without the last dim,
@@ -69,7 +68,6 @@ class FlashSdpa(VarlenBackend):
     """
 
     name = "flash"
-    deterministic_head_dim = 256
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, out: Tensor | None = None

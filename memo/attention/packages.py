@@ -27,7 +27,6 @@ class FlashAttn(VarlenBackend):
     """The flash-attn package, version 2.7 or later of 2.x. Its Python functions do not accept an output."""
 
     name = "flash_attn"
-    deterministic_head_dim = 256
 
     def __init__(self) -> None:
         self._lib = _require("flash_attn.flash_attn_interface", "flash_attn", "flash-attn")
@@ -170,7 +169,6 @@ class FlashAttn3(_OneFunction):
     """
 
     name = "flash_attn_3"
-    deterministic_head_dim = 192
 
     def __init__(self) -> None:
         _require("flash_attn_interface", "flash_attn_3", "flash-attn-3")
@@ -193,7 +191,6 @@ class FlashAttn4(_OneFunction):
     """FlashAttention-4, for Hopper and Blackwell: the package flash-attn-4. Compiles each kernel at its first call."""
 
     name = "flash_attn_4"
-    deterministic_head_dim = 128
 
     def __init__(self) -> None:
         self._lib = _require("flash_attn.cute.interface", "flash_attn_4", "flash-attn-4")
@@ -216,7 +213,6 @@ class TransformerEngine(AttentionBackend):
     """cuDNN's fused attention in transformer_engine, version 2.0 or later. It does not accept an output."""
 
     name = "te"
-    deterministic_head_dim = 128
 
     def __init__(self) -> None:
         package = "transformer_engine[pytorch]"

@@ -9,6 +9,12 @@ import torch
 
 from memo.artifacts.attention_table import AttentionCase, AttentionTable
 from memo.attention.backends import AttentionBackend, CpuFlash
+from memo.config.attention_kernels import (
+    DETERMINISTIC_HEAD_DIM,
+    FIRST_BEYOND_FLASH_2,
+    FLASH_2_TIMES,
+    largest_deterministic,
+)
 from memo.errors import ConfigError
 
 _MODULES = {
@@ -44,9 +50,9 @@ def choose_backend(
 
     "auto" is the CPU kernel on a CPU. On CUDA it is the installed backend that is fastest for ``calls`` (how often each
     case runs) in ``table``. If the table lacks one of the cases, it is cuDNN from compute capability 9.0 on, where it
-    is 1.7 to 2.3 times as fast as flash (published, not measured here), and flash below. ``compute_capability``
-    defaults to that of the current device. Under torch.use_deterministic_algorithms only backends whose gradients are
-    deterministic at ``head_dim`` are eligible.
+    is about twice as fast as flash (memo.config.attention_kernels; not measured here), and flash below.
+    ``compute_capability`` defaults to that of the current device. Under torch.use_deterministic_algorithms, which
+    --deterministic turns on, only backends whose gradients are deterministic at ``head_dim`` are eligible.
 
     Raises ConfigError for an unknown name, one of the other device type, or one whose gradients are not deterministic
     although they must be.
@@ -60,11 +66,16 @@ def choose_backend(
     eligible = [backend for backend in CUDA_BACKENDS if is_installed(backend) and _is_eligible(backend, head_dim)]
     totals = table.totals(calls) if table is not None and calls else {}
     measured = [backend for backend in totals if backend in eligible]
-    limited = "; torch.use_deterministic_algorithms leaves no other" if _must_be_deterministic() else ""
+    limited = (
+        "; torch.use_deterministic_algorithms leaves out those that add in no fixed order" if _must_repeat() else ""
+    )
     if table is not None and calls and measured:
         return AttentionChoice(measured[0], _figures(measured, totals, table, calls) + limited)
     major, minor = compute_capability or torch.cuda.get_device_capability()
-    chosen = "cudnn" if major >= 9 and "cudnn" in eligible else "flash"
+    is_new = 10 * major + minor >= FIRST_BEYOND_FLASH_2
+    chosen = "cudnn" if is_new and "cudnn" in eligible else "flash"
+    if limited and is_new:
+        limited += f", and this one takes about {FLASH_2_TIMES:g} times as long as cudnn"
     _check_deterministic(chosen, head_dim)
     return AttentionChoice(
         chosen,
@@ -123,21 +134,21 @@ def _check(name: str, device_type: str) -> None:
         )
 
 
-def _must_be_deterministic() -> bool:
+def _must_repeat() -> bool:
+    # Where torch is told to warn alone, its FlashAttention 2 adds in no fixed order either.
     return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _is_eligible(name: str, head_dim: int) -> bool:
-    return not _must_be_deterministic() or max(1, head_dim) <= _class_of(name).deterministic_head_dim
+    return not _must_repeat() or max(1, head_dim) <= DETERMINISTIC_HEAD_DIM[name]
 
 
 def _check_deterministic(name: str, head_dim: int) -> None:
     if not _is_eligible(name, head_dim):
-        largest = _class_of(name).deterministic_head_dim
-        known = f"only up to heads of {largest}, and they are of {head_dim}" if largest else "never"
         raise ConfigError(
-            f"attention_backend is {name!r}, whose gradients are deterministic {known}, but "
-            "torch.use_deterministic_algorithms is on: use 'auto', or turn that off"
+            f"attention_backend is {name!r}, whose gradients have the same bits each time "
+            f"{largest_deterministic(name)}, and heads are of {head_dim}, but torch.use_deterministic_algorithms is "
+            "on: use 'auto', or turn that off"
         )
 
 

@@ -99,12 +99,17 @@ class _Options:
     none."""
     nvme_gb_per_s: Annotated[str | None, Flag(metavar="NUMBER")] = None
     """Their rate in either direction, of all ranks together; default: the hardware's, else 2."""
+    deterministic: bool = False
+    """Of a run with --deterministic, whose attention is slower on GPUs from compute capability 9.0 on."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, estimated or written."""
     options = parse_options(_Options, argv, prog="memo estimate", examples=EXAMPLES)
-    given = {name: str(getattr(options, name)) for name in COLUMNS if getattr(options, name) is not None}
+    values = {name: getattr(options, name) for name in COLUMNS}
+    given = {name: str(value) for name, value in values.items() if value is not None and value is not False}
+    if options.deterministic:
+        given["deterministic"] = "true"  # as in a table
     if options.cases is not None:
         _require_a_table(options.cases, given, options)
     elif options.out is not None:
@@ -283,7 +288,8 @@ def _moved(tiles: Mapping[str, int] | None) -> str:
 def _title(case: Case) -> str:
     layout = ", ".join(f"{name} {getattr(case, name)}" for name in ("tp", "cp", "pp", "mbs", "gpus"))
     alpha = "" if case.alpha is None else f", alpha {case.alpha}"
-    return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {layout}{alpha}, {case.hardware.name}"
+    repeats = ", deterministic" if case.deterministic else ""
+    return f"{case.method}: {case.model}, {case.seq_len:,} tokens, {layout}{alpha}{repeats}, {case.hardware.name}"
 
 
 def _as_object(case: Case, result: Answer) -> Mapping[str, object]:

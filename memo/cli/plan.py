@@ -80,6 +80,8 @@ class _Options:
     clip_grad: float = TrainingConfig.clip_grad
     """As of the run; 0 does not clip, so that gradients of layers that the CPU updates need not wait in host memory for
     their norm."""
+    deterministic: bool = False
+    """As of the run: every run gives the same bits, under kernels of attention that are slower on newer GPUs."""
     custom_layer: str = ""
     """As of the run: FILE.py:CLASS of a layer of your own in the place of the model's (docs/custom_model.md)."""
     objective: Objective = "tgs"
@@ -175,7 +177,7 @@ def main(argv: Sequence[str]) -> None:
 def _asked(options: _Options) -> dict[str, Any]:
     """The arguments of `ask` that are the same for every machine."""
     names = ("seq_len", "host_memory_gib", "place_states", "nvme_gib", "nvme_gb_per_s", "nvme_path", "clip_grad")
-    return {name: getattr(options, name) for name in (*names, "price_per_gpu_hour", "custom_layer")}
+    return {name: getattr(options, name) for name in (*names, "deterministic", "price_per_gpu_hour", "custom_layer")}
 
 
 def _compare(model: str, machines: str, options: _Options) -> None:

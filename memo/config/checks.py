@@ -8,6 +8,7 @@ broken rule ends the check.
 from dataclasses import fields
 from math import isfinite
 
+from memo.config.attention_kernels import DETERMINISTIC_HEAD_DIM, largest_deterministic
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
@@ -232,7 +233,7 @@ def _check_load(config: RunConfig) -> None:
         )
 
 
-_CUDA_BACKENDS = ("cudnn", "flash", "flash_attn", "flash_attn_3", "flash_attn_4", "te")
+_CUDA_BACKENDS = tuple(name for name in DETERMINISTIC_HEAD_DIM if name != "cpu")
 
 
 def _check_hardware(config: RunConfig) -> None:
@@ -254,6 +255,13 @@ def _check_hardware(config: RunConfig) -> None:
         f"--attention-backend {backend} has no {dtype} kernels, but --params-dtype is {dtype}: "
         f"use --params-dtype bf16, or --attention-backend auto",
     )
+    if hardware.deterministic and backend != "auto":
+        require(
+            config.model.head_dim <= DETERMINISTIC_HEAD_DIM[backend],
+            f"--attention-backend {backend} fights with --deterministic: its gradients have the same bits each time "
+            f"{largest_deterministic(backend)}, and heads are of {config.model.head_dim}: use --attention-backend "
+            "auto, or leave --deterministic out",
+        )
     require(
         not (hardware.kernels == "triton" and device == "cpu"),
         "--kernels triton cannot run on --device cpu: use --kernels torch, or --device cuda",

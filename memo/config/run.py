@@ -13,7 +13,7 @@ from memo.artifacts.fields import checked
 from memo.artifacts.reading import Source, shown
 from memo.artifacts.reading import read_toml as read_document
 from memo.config.data import DataConfig
-from memo.config.flag import COUNT
+from memo.config.flag import COUNT, Flag
 from memo.config.flag_table import entries_of
 from memo.config.memory import MemoryConfig
 from memo.config.model import ModelConfig
@@ -84,6 +84,10 @@ class HardwareConfig:
     )
     """Kernels of exact attention; auto: the quickest that `memo profile --attention` measured on this device for such
     calls; where it did not, cudnn from compute capability 9.0 on, and flash below."""
+    deterministic: Annotated[bool, Flag(aliases=("deterministic_mode",))] = False
+    """Every run of the same flags on the same machines gives the same bits: kernels, products and messages add in one
+    order. Leaves cuDNN's attention out, so on GPUs from compute capability 9.0 on attention takes about twice as long,
+    as `memo estimate` foresees."""
     kernels: Literal["torch", "triton"] = "torch"
     """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
     peak_tflops: float | None = None

@@ -43,6 +43,7 @@ class Case:
         alpha: share of the tokens that moves to the host; auto for what limits and times allow; None if nothing moves.
         method: memo and megatron-lm name the program whose runs are asked about; all others are a paper's formulas.
         loss_chunk_size: tokens whose logits exist at once; 0 for all of them, which is the default of megatron-lm.
+        deterministic: whether every run gives the same bits.
     """
 
     method: str
@@ -63,6 +64,7 @@ class Case:
     host_memory_gib: float
     nvme_gib: float
     nvme_gb_per_s: float
+    deterministic: bool
     shape: ModelShape
 
     @property
@@ -118,6 +120,7 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         host_memory_gib=host_memory_gib or hardware.host_memory_gib,
         nvme_gib=hardware.nvme_gib,
         nvme_gb_per_s=hardware.nvme_gb_per_s,
+        deterministic=read.choice("deterministic", ("false", "true")) == "true",
         shape=read.using("model", lambda name: model_shape(name, seq_len)),
     )
 

@@ -11,6 +11,7 @@ not yet known what moves, gradients that are reduced late, and every wait of one
 
 from dataclasses import dataclass, replace
 
+from memo.estimate.attention_rates import with_attention_of
 from memo.search.candidates import KEEP, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
 from memo.search.swap_choice import SwapChoice
@@ -39,7 +40,7 @@ class Bounds:
     """Bounds for one question; what candidates share is worked out once."""
 
     def __init__(self, question: Question) -> None:
-        self.question, self.kernels = question, Kernels(question.hardware, "bf16")
+        self.question, self.kernels = question, Kernels(with_attention_of(question.hardware, question.base), "bf16")
         self._layers: dict[object, float] = {}
         self._ends: dict[object, _Ends] = {}
         self._updates: dict[object, float] = {}

@@ -136,7 +136,7 @@ def run_config(case: Case) -> RunConfig:
             loss_chunk_size=case.loss_chunk_size or MEMO_LOSS_CHUNK,
         ),
         data=DataConfig(seq_length=case.seq_len),
-        hardware=HardwareConfig(device=case.hardware.device),
+        hardware=HardwareConfig(device=case.hardware.device, deterministic=case.deterministic),
     )
     # memo.config.checks.check would take half of a case's time: the ranges of single cells were checked when they were
     # read, and there is neither data nor an optimizer to check.

@@ -11,7 +11,7 @@ from memo.config.checks import check
 from memo.config.launching import torchrun_nodes
 from memo.config.model_name import choose_model
 from memo.config.presets import PRESETS
-from memo.config.run import SHORT_NAMES
+from memo.config.run import SHORT_NAMES, HardwareConfig
 from memo.errors import ConfigError
 from memo.estimate.host_memory import HOST_FITS_SHARE
 from memo.estimate.verdict import Verdict
@@ -102,7 +102,7 @@ _SHORT = {SHORT_NAMES[short]: short for short in ("tp", "cp", "pp", "vpp", "mbs"
 def _flags(question: Question, choice: Choice) -> list[str]:
     """Of all fields in which the run differs from the defaults, --model first."""
     run = run_of(question, choice)
-    base, flags = replace(RunConfig(), hardware=run.hardware), []
+    base, flags = RunConfig(hardware=HardwareConfig(device=run.hardware.device)), []
     name = question.model.pretrained or question.model.name
     if question.model.pretrained or name in PRESETS:
         base, flags = choose_model(base, name), [f"--model {shlex.quote(name)}"]

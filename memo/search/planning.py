@@ -40,6 +40,7 @@ def plan(
     nvme_gb_per_s: float | None = None,
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
+    deterministic: bool = False,
     price_per_gpu_hour: float | None = None,
     custom_layer: str = "",
     top: int = 10,
@@ -61,6 +62,7 @@ def plan(
         nvme_gb_per_s: their rate in either direction; default: the hardware's, or 2.
         nvme_path: their directory in a run that needs them.
         clip_grad: 0: gradients need not wait in host memory for their norm.
+        deterministic: whether every run gives the same bits.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
         custom_layer: FILE.py:CLASS of a layer in the place of the model's (memo.CustomLayer).
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
@@ -80,6 +82,7 @@ def plan(
         nvme_gb_per_s=nvme_gb_per_s,
         nvme_path=nvme_path,
         clip_grad=clip_grad,
+        deterministic=deterministic,
         price_per_gpu_hour=price_per_gpu_hour,
         custom_layer=custom_layer,
     )

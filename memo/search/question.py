@@ -60,6 +60,7 @@ class Question:
         nvme_path: directory of the node's disks in a run that needs them, where the hardware has some.
         price: of a GPU; None where none is known.
         clip_grad: 0: no clipping, so that gradients need not wait in host memory for their norm.
+        deterministic: whether every run gives the same bits.
     """
 
     model: PlannedModel
@@ -72,6 +73,7 @@ class Question:
     host_is_given: bool = False
     place_states: PlaceStates = "needed"
     clip_grad: float = TrainingConfig.clip_grad
+    deterministic: bool = False
     nvme_path: str = NVME_PATH
     price: Price | None = None
 
@@ -102,7 +104,7 @@ class Question:
                 global_batch_size=self.global_batch_size, params_dtype="bf16", clip_grad=self.clip_grad
             ),
             data=DataConfig(seq_length=self.seq_len),
-            hardware=HardwareConfig(device="cuda"),
+            hardware=HardwareConfig(device="cuda", deterministic=self.deterministic),
         )
 
     @cached_property
@@ -142,6 +144,7 @@ def ask(
     nvme_gb_per_s: float | None = None,
     nvme_path: str = NVME_PATH,
     clip_grad: float = TrainingConfig.clip_grad,
+    deterministic: bool = False,
     price_per_gpu_hour: float | None = None,
     custom_layer: str = "",
 ) -> Question:
@@ -179,6 +182,7 @@ def ask(
         place_states=place_states,
         nvme_path=nvme_path,
         clip_grad=clip_grad,
+        deterministic=deterministic,
         price=PRICES.get(machine.name) if price_per_gpu_hour is None else Price(price_per_gpu_hour, "as given"),
     )
     check_model(question.base)

@@ -16,6 +16,7 @@ from math import ceil, inf
 from memo.config import RunConfig
 from memo.config.derived import num_microbatches, resolved_dtype
 from memo.estimate.accounts import Account
+from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.estimate.node_memory import most_of_a_node
 from memo.estimate.own_memory import device_bytes, worst_stages
@@ -107,7 +108,8 @@ class Costs:
         self._account = Account("memo", shape, self.world_size)
         self.sizes = state_sizes(self.config, self.world_size)
         self.none = placement_of(self.config, self.world_size)
-        self.kernels = Kernels(self.hardware, resolved_dtype(self.config, self.hardware.device))
+        machine = with_attention_of(self.hardware, self.config)
+        self.kernels = Kernels(machine, resolved_dtype(self.config, self.hardware.device))
         self._known: dict[StatePlacement, PlacementCosts] = {}
         self._counted: dict[tuple[StatePlacement, int], StateBytes] = {}  # by stage
         self._best: dict[StatePlacement, tuple[float, ActivationUse | None]] = {}

@@ -7,6 +7,7 @@ from memo.config import RunConfig
 from memo.config.derived import resolved_dtype
 from memo.errors import DiskError, HostMemoryError, PlanError
 from memo.estimate.accounts import Account
+from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import worst_stages
 from memo.estimate.verdict import Capacity
@@ -44,7 +45,7 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
         config: a configuration with --offload-alpha auto and --device cuda.
     """
     world_size = account.world_size
-    layer = swapped_layer(config, Kernels(hardware, resolved_dtype(config, "cuda")))
+    layer = swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config, "cuda")))
     free = modelled_problem(config, world_size, hardware, layer)
     nothing = free.uniform(0)
     others = []
@@ -77,7 +78,7 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
 
 def given_swaps(config: RunConfig, world_size: int, hardware: Hardware, alphas: Iterable[float]) -> list[SwapChoice]:
     """What each of the given shares moves and what that costs, whether it fits or not; `config` as of `choose_swap`."""
-    layer = swapped_layer(config, Kernels(hardware, resolved_dtype(config, "cuda")))
+    layer = swapped_layer(config, Kernels(with_attention_of(hardware, config), resolved_dtype(config, "cuda")))
     problem = modelled_problem(config, world_size, hardware, layer)
     return [_choice(problem, hardware, choose(problem, alpha).tiles, Limit.REQUEST) for alpha in alphas]
 

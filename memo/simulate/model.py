@@ -7,6 +7,7 @@ from typing import TypeVar
 from memo.config import RunConfig
 from memo.config.derived import rank_tokens, resolved_dtype, resolved_sections
 from memo.config.grid import AXES, rank_grid
+from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.planner.swap_problem import NO_LIMITS
@@ -94,7 +95,7 @@ def step_model(
     dtype = resolved_dtype(config, hardware.device)
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
-    kernels = Kernels(hardware, dtype)
+    kernels = Kernels(with_attention_of(hardware, config), dtype)
     layer, recompute, times, swap = _layer(config, world_size, kernels, alpha)
     from_host = swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
     return StepModel(

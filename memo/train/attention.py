@@ -39,12 +39,14 @@ def attention_calls(config: RunConfig, packed: bool | None = None) -> dict[Atten
         packed: whether a sample holds several documents; None: as --packing has it for a corpus.
     """
     data, head_dim, dtype = config.data, config.model.head_dim, str(config.training.params_dtype)
+    repeats = config.hardware.deterministic
     ring = config.parallel.cp // resolved_a2a_size(config)
     tokens = length_class(data.seq_length // ring)
     packed = data.packs_documents if packed is None else packed
-    calls = {AttentionCase(head_dim, dtype, causal=True, packed=packed, tokens=tokens): 1.0}
+    calls = {AttentionCase(head_dim, dtype, causal=True, packed=packed, tokens=tokens, deterministic=repeats): 1.0}
     if ring > 1:
-        calls[AttentionCase(head_dim, dtype, causal=False, packed=False, tokens=tokens)] = (ring - 1) / 2
+        full = AttentionCase(head_dim, dtype, causal=False, packed=False, tokens=tokens, deterministic=repeats)
+        calls[full] = (ring - 1) / 2
     return calls
 
 

@@ -8,6 +8,7 @@ from memo.data import BlendedDataset, PackedConversations, PackedDataset, TokenS
 from memo.spec.parameters import count_parameters
 from memo.spec.sweep import sweep_of
 from memo.train.build import ParallelModel
+from memo.train.determinism import describe_bits
 from memo.train.setup import Prepared
 from memo.units import format_count
 
@@ -37,6 +38,7 @@ def describe_start(
         f"{memory}"
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
+        f"{describe_bits(config, parts.device.type, attention.name)}\n"
         f"MFU refers to {prepared.peak}"
     )
     if parts.chosen_swap is not None:

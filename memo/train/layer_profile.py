@@ -56,6 +56,7 @@ def profile_key(config: RunConfig, device: torch.device) -> ProfileKey:
         offload_sections=resolved_sections(config),
         attention_backend=config.hardware.attention_backend,
         kernels=config.hardware.kernels,
+        deterministic=config.hardware.deterministic,
         device=device_name(device),
         num_threads=torch.get_num_threads(),
         ranks_per_node=0 if config.parallel.simulate_world else local_world_size_from_env(),  # 0: they are not there

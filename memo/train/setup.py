@@ -36,6 +36,7 @@ from memo.train.data_sources import (
     own_dataset,
     tokenizer_of,
 )
+from memo.train.determinism import make_deterministic
 from memo.train.device import PeakFlops, device_peak, place_on_host, resolve_device_type
 from memo.train.layer_profile import given_profile
 from memo.train.memory_choice import choose_memory, is_undecided, overrule, room_of, sweeping_helps
@@ -83,6 +84,7 @@ def prepare(
     Raises ConfigError, DataError, CheckpointError or ResourceError; each message says what to change.
     """
     config = with_simulated_axes(config)
+    make_deterministic(config)
     world_size = run_world_size(config.parallel)
     words = corpus_words(train_data)
     if words is not None:  # paths given in Python count as if they were the flag

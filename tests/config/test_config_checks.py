@@ -175,6 +175,14 @@ WRONG = [
         ("--attention-backend cudnn", "--device cpu", "auto or cpu"),
     ),
     Wrong(
+        "--deterministic --attention-backend cudnn",
+        ("--attention-backend cudnn", "--deterministic", "same bits each time never", "--attention-backend auto"),
+    ),
+    Wrong(
+        "--deterministic-mode --attention-backend flash_attn_4 --kv-channels 192",
+        ("--attention-backend flash_attn_4", "only for heads of up to 128", "heads are of 192"),
+    ),
+    Wrong(
         "--attention-backend flash --params-dtype fp64",
         ("--attention-backend flash", "fp64", "--params-dtype bf16"),
     ),

@@ -45,6 +45,37 @@ def test_small_tensors_have_numbers_and_what_depends_on_large_ones_is_zero(tmp_p
     assert int(printed[3]) < MOST_TAKEN_KIB
 
 
+REACHING = """
+    import torch
+    store = torch.empty({tokens}, 2 * 16 * 128, dtype=torch.bfloat16, device="cuda")
+    k, v = (x.unflatten(-1, (16, 128)).transpose(0, 1).unsqueeze(0) for x in store.chunk(2, dim=1))
+    q = torch.empty(1, 16, 256, 128, dtype=torch.bfloat16, device="cuda")
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False)
+    print(tuple(out.shape))
+    try:
+        torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+    seed = torch.zeros(2, dtype=torch.uint64, device="cuda")
+    options = (None, None, 256, {tokens}, 0.0, False, seed, seed[0])
+    try:
+        torch.ops.aten._scaled_dot_product_flash_attention_backward(out, q, k, v, out, lse, *options)
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+def test_attention_is_given_nothing_that_32_bits_do_not_reach(tmp_path) -> None:
+    """Keys in rows of 4,096 elements, of which 524,288 are within 2^31: one token more, and only a kernel that is known
+    to index in 64 bits takes them."""
+    within = results(tmp_path, REACHING.format(tokens=1 << 19))
+    assert within[:-1] == ["(1, 16, 256, 128)"]
+    beyond = results(tmp_path, REACHING.format(tokens=(1 << 19) + 1))
+    for name, line in zip(("cudnn_attention", "flash_attention_backward"), beyond[1:-1], strict=True):
+        assert f"{name} is given [1, 16, 524289, 128] of strides" in line
+        assert line.endswith("it is not known to index in 64 bits, so give it parts within 2^31")
+
+
 def test_the_device_ends_where_it_would(tmp_path) -> None:
     for conf in ("", "expandable_segments:True"):
         printed = results(

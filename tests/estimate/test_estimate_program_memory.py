@@ -28,6 +28,7 @@ from memo.parallel.dtypes import torch_dtype
 from memo.profiler.fake import fake_world
 from memo.profiler.layer import ScratchGradients
 from memo.search.estimating import answer
+from memo.spec import reach
 from memo.spec.buckets import plan_buckets
 from memo.spec.slots import slot_dims
 from memo.train.build import build_chunks, build_mesh
@@ -149,9 +150,18 @@ def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
     }
 
 
-def layer_peaks_twice(configs: list[RunConfig], num_threads: int) -> list[tuple[dict[str, int], dict[str, int]]]:
+def layer_peaks_twice(
+    configs: list[RunConfig], num_threads: int, call_tokens: int | None = None
+) -> list[tuple[dict[str, int], dict[str, int]]]:
+    """`call_tokens`: that a call of attention's kernel takes at most; None: as many as at full size."""
     torch.set_num_threads(num_threads)
-    return [(layer_peaks(config), foreseen_layer_peaks(config)) for config in configs]
+    peaks = []
+    for config in configs:
+        if call_tokens is not None:
+            z = layer_sizes(config, 0, num_threads)
+            reach.REACH = call_tokens * z.batch * z.qkv
+        peaks.append((layer_peaks(config), foreseen_layer_peaks(config)))
+    return peaks
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -163,6 +173,25 @@ def test_a_layer_is_foreseen_to_the_byte(num_threads: int) -> None:
     for (name, flags), (found, expected) in zip(LAYERS, peaks, strict=True):
         spare = {what: expected[what] - found[what] for what in expected}
         assert all(0 <= spare[what] <= (num_threads - 1) * ROW_SUMS_BYTES for what in spare), (name, flags, spare)
+
+
+CUT: list[tuple[str, dict[str, object]]] = [
+    ("gpt-tiny", {"ffn_hidden_size": 16}),
+    ("gpt-tiny", {"ffn_hidden_size": 16, "params_dtype": "bf16", "micro_batch_size": 2}),
+    ("qwen3-tiny", {"offload_alpha": 0.5, "ffn_hidden_size": 16, "params_dtype": "bf16"}),
+    ("llama-tiny", {**SWEEP, "ffn_hidden_size": 16, "params_dtype": "bf16", "micro_batch_size": 2}),
+]
+
+
+def test_a_layer_whose_attention_reaches_too_far_is_foreseen_to_the_byte() -> None:
+    """With a reach of 96 tokens, whole and swept: running outputs and sums of gradients where there were none."""
+    configs = [run_config(name, seq_length=256, **flags) for name, flags in CUT]
+    (peaks,) = run_ranks(1, layer_peaks_twice, configs, 1, 96)
+    (uncut,) = run_ranks(1, layer_peaks_twice, configs, 1)
+    for (name, flags), (found, expected) in zip(CUT, peaks, strict=True):
+        assert {what: found[what] for what in expected} == expected, (name, flags)
+    more = [cut["backward"] - whole["backward"] for (cut, _), (whole, _) in zip(peaks, uncut, strict=True)]
+    assert more[0] > 0 and more[1] > 0 and more[2] > 0  # a sweep has such sums in any case
 
 
 @pytest.mark.parametrize(

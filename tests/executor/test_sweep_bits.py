@@ -25,6 +25,7 @@ from torch import Tensor
 from memo.config.derived import layers_per_chunk
 from memo.executor.runtime import SweepRuntime
 from memo.parallel.dtypes import torch_dtype
+from memo.spec import reach
 
 TILES = 8
 DTYPES = ("fp64", "fp32", "bf16")
@@ -183,6 +184,25 @@ def test_sections_change_no_bit(name: str, dtypes: Sequence[str]) -> None:
         wrong["loss"] = max(wrong["loss"], exact["loss"].norm().item() * torch.finfo(torch_dtype(dtype)).eps)
         too_wrong = {kind: (ours[kind], wrong[kind]) for kind in wrong if ours[kind] > 2 * wrong[kind]}
         assert too_wrong == {}, dtype
+
+
+def examine_with_short_reach(name: str) -> Findings:
+    """As `examine` in fp64, where a call of attention takes at most 20 tokens, two and a half tiles; and one uncut."""
+    workplace = Workplace(tiny(CASES[name][1], **CASES[name][2]), 1)
+    uncut, model = references(workplace, "fp64")["fp64 plain"], workplace.config.model
+    reach.REACH = 20 * (model.num_attention_heads + 2 * model.kv_heads) * model.head_dim
+    findings = examine(name, ("fp64",))
+    return Findings(findings.unequal, results={**findings.results, "uncut": uncut})
+
+
+def test_what_is_cut_for_its_reach_keeps_its_bits_whatever_moves() -> None:
+    """Whole and swept layers are cut alike; their sums differ from those of uncut calls by rounding alone."""
+    (found,) = run_ranks(1, examine_with_short_reach, "llama")
+    assert found.unequal == []
+    expected = found.results["uncut"]
+    for run in ("fp64 plain", "fp64 swept"):
+        assert any(not torch.equal(found.results[run][name], expected[name]) for name in expected), "nothing was cut"
+        assert relative_error(assemble([found.results[run]]), assemble([expected])) <= 1e-12
 
 
 def wrongness(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:

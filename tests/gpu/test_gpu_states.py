@@ -13,11 +13,6 @@ ROUNDING = 2e-2
 """Of losses in bf16 after five steps: AdamW rounds otherwise on a CPU, which now and then tips a bf16 weight over."""
 
 
-@pytest.fixture(autouse=True)
-def deterministic() -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-
-
 def losses(**overrides: object) -> list[float]:
     with Trainer(
         "llama-tiny",
@@ -29,7 +24,7 @@ def losses(**overrides: object) -> list[float]:
         train_iters=STEPS,
         lr=3e-3,
         device="cuda",
-        attention_backend="flash",  # deterministic, unlike cuDNN's backward
+        deterministic=True,
         memory_planner="off",
         **overrides,
     ) as trainer:

@@ -1,6 +1,7 @@
 """Merging of partial attention, cross-entropy of a slice of the logits, sum of squares: against fp64."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ def test_merge(dtype: torch.dtype) -> None:
     for our, their, truth in zip(found, theirs, exact, strict=True):
         bound = 2 * (their.double() - truth).abs().max().item()
         torch.testing.assert_close(our.double(), truth, atol=bound, rtol=0)
+
+
+def test_a_merge_of_two_million_tokens_can_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA takes 2^31 - 1 programs along the first axis of a grid, and 65,535 along the second."""
+    grids = []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    monkeypatch.setattr(merge_kernel, "_merge", Launched())
+    out, lse = torch.empty(1, 32, 1 << 21, 128, device="meta"), torch.empty(1, 32, 1 << 21, device="meta")
+    merge_kernel.merge_(out, lse, out, lse)
+    assert grids == [(1 << 17, 32)]
 
 
 def test_merge_of_a_part_of_the_queries() -> None:

@@ -47,9 +47,7 @@ bool have_numbers(const Stack& values) {
 
 // All bytes from the first to the last element.
 Range hull(const at::Tensor& tensor) {
-  int64_t last = 0;
-  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  return bytes_at(tensor.const_data_ptr(), tensor.numel() == 0 ? 0 : static_cast<size_t>(last + 1) * tensor.itemsize());
+  return bytes_at(tensor.const_data_ptr(), static_cast<size_t>(last_offset(tensor) + 1) * tensor.itemsize());
 }
 
 // The small tensors of a call, on the CPU: what its closure reads and what it writes.
@@ -99,6 +97,7 @@ Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call;
   const size_t num_arguments = op.schema().arguments().size();
   call.arguments.assign(stack->end() - static_cast<int64_t>(num_arguments), stack->end());
+  check_reach(op, call.arguments);
   if (op.make_results) {
     torch::jit::drop(*stack, num_arguments);
     const Stack results = op.make_results(Arguments(op.schema(), call.arguments));
@@ -108,6 +107,7 @@ Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
     op.real.callBoxed(op.handle, keys, stack);
   }
   call.results.assign(stack->end() - static_cast<int64_t>(op.schema().returns().size()), stack->end());
+  check_reach(op, call.results);
   call.stream = current_stream(call.arguments, call.results);
   append_accesses(op, call);
   call.load = load_of(op, call.arguments, call.results);

@@ -55,6 +55,7 @@ Operator* make_operator(const c10::OperatorHandle& handle, const std::string& na
     op->is_random |= argument.name() == "generator";
   }
   op->is_random |= kRandom.count(name) != 0;
+  op->may_index_in_32_bits = may_index_in_32_bits(name);
   op->reads_data = kReadsData.count(name) != 0;
   find_in(attention_numbers(), name, op->numbers);
   find_in(norm_numbers(), name, op->numbers);

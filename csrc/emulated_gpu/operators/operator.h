@@ -52,6 +52,7 @@ struct Operator {
   MakeResults make_results;      // empty: the real host code
   bool reads_data = false;       // the shape of its results, or its result, is in the data: the host has to wait
   bool is_random = false;
+  bool may_index_in_32_bits = false;
 
   const c10::FunctionSchema& schema() const { return handle.schema(); }
 };
@@ -103,6 +104,12 @@ void call_random(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
 void call_data_dependent(const Operator& op, Stack* stack);
 void call_copy(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
 void call_poisoned_empty(const Operator& op, c10::DispatchKeySet keys, Stack* stack);
+
+// Whether it is an attention kernel of which nobody says that it indexes in 64 bits.
+bool may_index_in_32_bits(const std::string& name);
+
+// Throws where such a kernel is given, or returns, a tensor whose last element 32 bits do not reach.
+void check_reach(const Operator& op, const Stack& values);
 
 // Whether an operator reads or writes elements: views and questions do not.
 bool computes(const c10::FunctionSchema& schema);

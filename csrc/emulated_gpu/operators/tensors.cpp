@@ -48,6 +48,13 @@ void each_tensor(const c10::IValue& value, const std::function<void(const at::Te
   }
 }
 
+int64_t last_offset(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return -1;
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return last;
+}
+
 void append_ranges(const at::Tensor& tensor, std::vector<Range>& ranges) {
   if (emulated_checks_races() && tensor.defined() && tensor.is_cuda()) append_elements(tensor, ranges);
 }

@@ -17,6 +17,9 @@ c10::IValue for_closure(const c10::IValue& value);
 // Calls act for each defined tensor in a value: a tensor, a list of them, or neither.
 void each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& act);
 
+// Elements from the first to the last one, in memory; -1 where there are none.
+int64_t last_offset(const at::Tensor& tensor);
+
 // Appends the bytes that the elements of a CUDA tensor lie in, if somebody checks races.
 void append_ranges(const at::Tensor& tensor, std::vector<Range>& ranges);
 

@@ -13,9 +13,9 @@ def _merge(
     total_b, total_n, total_s, total_lse_b, total_lse_n, total_lse_s, out_b, out_n, out_s, lse_b, lse_n, lse_s,
     heads, length, size, TOKENS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    sequence = tl.program_id(0).to(tl.int64)
+    sequence = tl.program_id(1).to(tl.int64)
     b, n = sequence // heads, sequence % heads
-    s = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    s = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     inside = s < length
     at = total_lse_ptr + b * total_lse_b + n * total_lse_n + s * total_lse_s
     old = tl.load(at, mask=inside, other=0.0)
@@ -36,7 +36,8 @@ def merge_(total_out: Tensor, total_lse: Tensor, out: Tensor, lse: Tensor) -> No
     if out.stride(-1) != 1:
         out = out.contiguous()
     b, n, s, size = out.shape
-    _merge[(b * n, triton.cdiv(s, _TOKENS))](
+    # Tokens come first: CUDA takes 65,535 programs along the second axis of a grid, which are 1M tokens.
+    _merge[(triton.cdiv(s, _TOKENS), b * n)](
         total_out, total_lse, out, lse,
         *total_out.stride()[:3], *total_lse.stride(), *out.stride()[:3], *lse.stride(), n, s, size,
         TOKENS=_TOKENS, SIZE=triton.next_power_of_2(size),

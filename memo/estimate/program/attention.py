@@ -3,12 +3,13 @@
 q, k and v belong to the caller. Each sequence is taken as one document; shorter ones only make the blocks smaller.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
+from memo.spec.reach import most_tokens, parts
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
 _KEY_BLOCK = 512
@@ -20,6 +21,7 @@ class Call(NamedTuple):
 
     queries: int
     keys: int
+    causal: bool = False
 
 
 def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tuple[Block, Block]:
@@ -36,7 +38,7 @@ def attention_forward(ledger: Ledger, z: LayerSizes, placed: bool = False) -> tu
 
 def attention_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     """Gradients of q, k and v; those that one message carries are one tensor."""
-    return _with_exchange(ledger, z, z.qkv + 2 * z.q, lambda inner: _ring_backward(ledger, inner))
+    return _with_exchange(ledger, z, z.qkv + 2 * z.q, lambda inner, row: _ring_backward(ledger, inner, row))
 
 
 def rows_forward_placed(ledger: Ledger, z: LayerSizes, before: int) -> Block:
@@ -66,12 +68,12 @@ def _rows_forward(ledger: Ledger, z: LayerSizes, before: int, placed: bool) -> t
 
 def rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
     """Gradients of these queries and of their keys and values, whose sums are in their store."""
-    return _with_exchange(ledger, z, 3 * z.q, lambda inner: _rows_backward(ledger, inner, before))
+    return _with_exchange(ledger, z, 3 * z.q, lambda inner, row: _rows_backward(ledger, inner, before, row))
 
 
-def _rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
+def _rows_backward(ledger: Ledger, z: LayerSizes, before: int, row: int) -> list[Block]:
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
-    _sum_calls(ledger, z, list(_short_calls(_rows_calls(z, before), BACKWARD_KEYS_PER_QUERY * z.tokens)))
+    _sum_calls(ledger, z, _short_calls(_rows_calls(z, before), BACKWARD_KEYS_PER_QUERY * z.tokens), row)
     if z.mixed:
         total, dq = dq, ledger.make("dq", _q_bytes(z))
         ledger.free(total)
@@ -90,17 +92,33 @@ def _rows_backward(ledger: Ledger, z: LayerSizes, before: int) -> list[Block]:
 
 def _rows_calls(z: LayerSizes, before: int) -> list[Call]:
     """Those within the tile, then all of its queries with the tokens before it."""
-    within = [Call(z.tokens, z.tokens)] if z.ring == 1 else _gathered_calls(z)
+    within = [Call(z.tokens, z.tokens, causal=True)] if z.ring == 1 else _gathered_calls(z)
     return [*within, *([Call(z.tokens, before)] if before else [])]
 
 
 def _short_calls(calls: list[Call], most_keys: int) -> Iterator[Call]:
     """In calls of at most so many keys; of calls that are alike, two are enough to show how much lives at once."""
     for call in calls:
+        if call.causal:
+            yield call
+            continue
         whole, rest = divmod(call.keys, most_keys)
         yield from min(whole, 2) * [call._replace(keys=most_keys)]
         if rest:
             yield call._replace(keys=rest)
+
+
+def _within_reach(z: LayerSizes, calls: Iterable[Call], row: int) -> Iterator[Call]:
+    """In calls that reach no further than kernels may, where the widest rows are `row` elements apart."""
+    most = z.batch * most_tokens(row)
+    for call in calls:
+        for part in parts(*call, most):
+            yield Call(part.q_stop - part.q_start, part.k_stop - part.k_start, part.causal)
+
+
+def _fused_row(z: LayerSizes) -> int:
+    """Elements between two tokens of q, k and v, which are views of one tensor."""
+    return z.batch * z.qkv
 
 
 def _exchanged(z: LayerSizes) -> LayerSizes:
@@ -109,14 +127,15 @@ def _exchanged(z: LayerSizes) -> LayerSizes:
 
 
 def _with_exchange(
-    ledger: Ledger, z: LayerSizes, width: int, backward: Callable[[LayerSizes], list[Block]]
+    ledger: Ledger, z: LayerSizes, width: int, backward: Callable[[LayerSizes, int], list[Block]]
 ) -> list[Block]:
-    """`backward` between the two all-to-alls, where there are any; `width`: of what the first one takes there."""
+    """`backward` between the two all-to-alls, where there are any, with the elements between two tokens of what it
+    reads; `width`: of what the first all-to-all takes there, in one tensor."""
     if z.a2a == 1:
-        return backward(z)
+        return backward(z, _fused_row(z))
     inner = _exchanged(z)
     heads = _split_heads(ledger, width * z.tokens * z.narrow)
-    inner_grads = backward(inner)
+    inner_grads = backward(inner, max(_fused_row(inner), z.batch * width // z.a2a))
     grads = _join_heads(ledger, z, (z.q, inner.heads), (z.kv, inner.kv_heads), (z.kv, inner.kv_heads))
     ledger.free(*inner_grads, heads)
     return grads
@@ -156,7 +175,10 @@ def _left(ledger: Ledger, out: Block, placed: bool) -> Block:
 
 def _ring_forward(ledger: Ledger, z: LayerSizes, placed: bool) -> tuple[Block, Block]:
     if z.ring == 1:
-        made, lse = _kernel_forward(ledger, z, Call(z.tokens, z.tokens))
+        call = Call(z.tokens, z.tokens, causal=True)
+        if len(list(_within_reach(z, [call], _fused_row(z)))) > 1:
+            return _merged_forward(ledger, z, [call], placed)
+        made, lse = _kernel_forward(ledger, z, call)
         return _left(ledger, made, placed), lse
     if z.gathers_kv:
         gathered = _gather(ledger, z)
@@ -200,7 +222,7 @@ def _merged(ledger: Ledger, z: LayerSizes, total: Block, lse: Block, placed: boo
 def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
     """The output of a call is freed when that of the next call exists."""
     previous: tuple[Block, ...] = ()
-    for call in calls:
+    for call in _within_reach(z, calls, _fused_row(z)):
         part = _kernel_forward(ledger, z, call)
         ledger.free(*previous)
         previous = part
@@ -213,11 +235,14 @@ def _merge_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
     ledger.free(*previous)
 
 
-def _ring_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
+def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     if z.ring == 1:
-        return _kernel_backward(ledger, z, Call(z.tokens, z.tokens))
+        call = Call(z.tokens, z.tokens, causal=True)
+        if len(list(_within_reach(z, [call], row))) > 1:
+            return _cut_backward(ledger, z, call, row)
+        return _kernel_backward(ledger, z, call)
     if z.gathers_kv:
-        return _gathered_backward(ledger, z)
+        return _gathered_backward(ledger, z, row)
     kv_bytes, wide_kv_bytes = 2 * _kv_bytes(z), 2 * _kv_bytes(z) // z.narrow * z.wide
     kv = ledger.make("k and v", kv_bytes)
     met: Block | None = None  # the k and v of the last step, which live until those of the next step are used
@@ -227,7 +252,7 @@ def _ring_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
         incoming = ledger.make("k and v", kv_bytes) if step < z.ring - 1 else None
         dkv = ledger.make("dk and dv sum", wide_kv_bytes)
         ledger.free(met)
-        _sum_calls(ledger, z, [_ring_call(z, step)])
+        _sum_calls(ledger, z, [_ring_call(z, step)], row)
         received = ledger.make("dk and dv received", wide_kv_bytes)
         ledger.free(*reversed(shift))
         shift = (dkv, received)
@@ -242,11 +267,23 @@ def _ring_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     return grads
 
 
-def _gathered_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
+def _cut_backward(ledger: Ledger, z: LayerSizes, call: Call, row: int) -> list[Block]:
+    """One document that takes several calls, whose gradients are summed in the wide dtype."""
+    sizes = (("dq", _q_bytes(z)), ("dk", _kv_bytes(z)), ("dv", _kv_bytes(z)))
+    sums = [ledger.make(f"{name} sum", num_bytes // z.narrow * z.wide) for name, num_bytes in sizes]
+    _sum_calls(ledger, z, [call], row)
+    if not z.mixed:
+        return sums
+    grads = [ledger.make(name, num_bytes) for name, num_bytes in sizes]
+    ledger.free(*sums)
+    return grads
+
+
+def _gathered_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
     kv = _gather(ledger, z)
     dq = ledger.make("dq sum", _q_bytes(z) // z.narrow * z.wide)
     dkv = ledger.make("dk and dv sum", kv.num_bytes // z.narrow * z.wide)
-    _sum_calls(ledger, z, _gathered_calls(z))
+    _sum_calls(ledger, z, _gathered_calls(z), row)
     ordered = ledger.make("dk and dv to send", dkv.num_bytes)
     own, copy = reduce_scatter(ledger, z.ring, "dk and dv", ordered)
     ledger.free(ordered)
@@ -261,9 +298,9 @@ def _gathered_backward(ledger: Ledger, z: LayerSizes) -> list[Block]:
     return grads
 
 
-def _sum_calls(ledger: Ledger, z: LayerSizes, calls: list[Call]) -> None:
+def _sum_calls(ledger: Ledger, z: LayerSizes, calls: Iterable[Call], row: int) -> None:
     previous: list[Block] = []
-    for call in calls:
+    for call in _within_reach(z, calls, row):
         parts = _kernel_backward(ledger, z, call)
         ledger.free(*previous)
         previous = parts
@@ -292,7 +329,7 @@ def _ring_call(z: LayerSizes, step: int) -> Call:
     """Zigzag order: the own block is causal; all queries attend to the first half of an earlier rank's keys; only the
     second half of the queries attends to a later rank's keys."""
     if step == 0:
-        return Call(z.tokens, z.tokens)
+        return Call(z.tokens, z.tokens, causal=True)
     if step <= z.ring_rank:
         return Call(z.tokens, z.tokens // 2)
     return Call(z.tokens // 2, z.tokens)
@@ -302,7 +339,7 @@ def _gathered_calls(z: LayerSizes) -> list[Call]:
     """A causal block for each of the two chunks, then for each chunk all keys before it."""
     chunk, rank = z.tokens // 2, z.ring_rank
     before = [Call(chunk, chunk * count) for count in (rank, 2 * z.ring - 1 - rank) if count]
-    return [Call(chunk, chunk), Call(chunk, chunk), *before]
+    return [Call(chunk, chunk, causal=True), Call(chunk, chunk, causal=True), *before]
 
 
 def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, Block]:

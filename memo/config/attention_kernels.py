@@ -1,0 +1,33 @@
+"""Facts about attention kernels by the names of --attention-backend, for checks and for the foresight of time."""
+
+DETERMINISTIC_HEAD_DIM = {
+    "cpu": 1 << 30,
+    "cudnn": 0,
+    "flash": 256,
+    "flash_attn": 256,
+    "flash_attn_3": 192,
+    "flash_attn_4": 128,
+    "te": 128,
+}
+"""Up to this head dim gradients have the same bits each time under torch.use_deterministic_algorithms; 0: never.
+
+cuDNN has such a backward, which TransformerEngine asks for, but torch does not: its own choice of a kernel leaves cuDNN
+out (check_cudnn_deterministic in ATen/native/transformers/cuda/sdp_utils.cpp). FlashAttention 2 sums the gradients of
+queries in as many parts as the GPU needs to be full, and then adds these in order, which takes more memory."""
+
+FLASH_2 = ("flash", "flash_attn")
+"""FlashAttention 2, written for Ampere: the tensor cores of later GPUs work at a part of their rate."""
+FIRST_BEYOND_FLASH_2 = 90
+"""The compute capability, times ten, from which other kernels are quicker."""
+FLASH_2_TIMES = 2.0
+"""Times as long as cuDNN that FlashAttention 2 takes there, forward and backward.
+
+Assumed between what is published: 1.6 (forward on H100, heads of 128, 16K tokens: 370 against 595 TFLOP/s;
+FlashAttention-3, arXiv 2407.08608, figure 5) and 2.3. What a deterministic backward takes beyond another one is not in
+it: flash-attn says slightly more, and gives no figure."""
+
+
+def largest_deterministic(backend: str) -> str:
+    """For which heads the gradients of a backend have the same bits each time, for messages."""
+    largest = DETERMINISTIC_HEAD_DIM[backend]
+    return f"only for heads of up to {largest}" if largest else "never"
