@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from memo.artifacts.checksum import ALGORITHM, Algorithm
+from memo.artifacts.checksum import ALGORITHM
 from memo.artifacts.fields import Count, FileName, PositiveInt, build
 from memo.artifacts.reading import parse_json
 from memo.checkpoint.files import INDEX, checkpoint_file, damaged
@@ -52,7 +52,6 @@ class StoredRectangle:
     file: str
     at_byte: int
     checksum: str
-    algorithm: Algorithm = ALGORITHM
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         return math.prod(self.shape) * dtype.itemsize

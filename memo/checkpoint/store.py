@@ -18,7 +18,6 @@ from memo.artifacts.checksum import checksum_of
 from memo.artifacts.reading import read_bytes
 from memo.checkpoint.chunks import GlobalTensor, Part, global_chunks
 from memo.checkpoint.directory import newest_but, partial, prepare, publish, resolve_checkpoint
-from memo.checkpoint.distcp import read_metadata
 from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged, write_durably
 from memo.checkpoint.index import MAX_BYTES as MAX_INDEX_BYTES
 from memo.checkpoint.index import Index, StoredTensor, check_files, from_json, merged, to_json
@@ -164,8 +163,6 @@ def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict
     """
     try:
         state, index_checksum = read_sealed_state(final, verify=verify)
-        if index_checksum is None:
-            return state, read_metadata(final)
         content = read_bytes(checkpoint_file(final, INDEX), damaged(INDEX), max_bytes=MAX_INDEX_BYTES)
         if verify and checksum_of(content) != index_checksum:
             raise DamagedError(f"{INDEX} has another checksum than {RUN_STATE} says: one of the two is damaged")
