@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from memo.artifacts.python_process import python_command
 from memo.data.chat_render import Renderer, TemplateRefusal, reason_of
 
 TIME_LIMIT_S = 3.0
@@ -30,16 +31,15 @@ MEMORY_BYTES_PER_CHARACTER = 64
 MAX_CHARACTERS, MAX_GROWTH = 1 << 20, 16
 """The text may have so many characters, and so many more for each character of the conversation in JSON."""
 
-_START = """
-import json, sys, types
-sys.path[:] = json.loads(sys.argv[1])
+_PROGRAM = """
+import sys, types
 package = sys.modules["memo.data"] = types.ModuleType("memo.data")
-package.__path__ = [sys.argv[2]]
+package.__path__ = [sys.argv[1]]
 from memo.data.template_process import serve
 serve()
 """
-"""The process finds modules where this one does, whatever the environment says. It imports modules of memo.data without
-memo/data/__init__.py, which would import numpy: that alone takes longer than a template."""
+"""The process imports modules of memo.data without memo/data/__init__.py, which would import numpy: that alone takes
+longer than a template."""
 
 
 class TemplateStopped(Exception):
@@ -81,7 +81,7 @@ class TemplateProcess:
 
     def _start(self) -> None:
         self.close()
-        command = [sys.executable, "-I", "-c", _START, json.dumps(sys.path), os.path.dirname(__file__)]
+        command = python_command(_PROGRAM, os.path.dirname(__file__))
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)

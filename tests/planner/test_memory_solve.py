@@ -1,17 +1,16 @@
 """Every solution is valid and tells the truth about itself, whichever solver found it; time limits hold."""
 
+import os
 import random
-import subprocess
 import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from memory_problems import at_random, blocks, cut_rectangle, is_valid, most_live_bytes
+from memory_problems import at_random, bad_start, blocks, cut_rectangle, is_valid, most_live_bytes
 
 from memo.planner.memory import exact, greedy, skyline
 from memo.planner.memory.dsa import Block, Instance, Problem
@@ -91,13 +90,6 @@ def test_exact_solvers_prove_what_no_bound_shows(solver: Exact) -> None:
     assert exact.NAMES[solver] in solution.seconds
 
 
-def bad_start(problem: Problem, seconds: float = 60.0) -> tuple[Task, Overlaps]:
-    """A task whose addresses are one block upon the other."""
-    instance = Instance.of(problem)
-    stacked = np.cumsum(instance.sizes) - instance.sizes
-    return Task(instance, stacked, instance.bound, instance.bound, time.time() + seconds), Overlaps(instance)
-
-
 @pytest.mark.parametrize("solver", ["cpsat", "mip"])
 def test_exact_solvers_find_addresses_of_their_own(solver: str) -> None:
     if solver == "cpsat":
@@ -125,13 +117,7 @@ def test_mip_with_rounded_sizes_gives_exact_addresses_and_claims_no_bound() -> N
 
 
 def _put_first_in_path(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Modules of `folder` come before all others in the solver's process."""
-    real = subprocess.Popen
-
-    def popen(*args: Any, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
-        return real(*args, env={**env, "PYTHONPATH": f"{folder}:{env['PYTHONPATH']}"}, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 def test_without_highs_cbc_solves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -147,7 +133,8 @@ def test_a_killed_solver_leaves_no_child_and_what_was_known() -> None:
     answer = exact.run("mip", task, overlaps)
     assert (answer.offsets == task.offsets).all()
     assert (answer.bound, answer.is_done) == (task.bound, False)
-    assert not [child for child in psutil.Process().children() if "memo.planner.memory.worker" in child.cmdline()]
+    commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert not [command for command in commands if "memo.planner.memory.worker" in command]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from memo.artifacts.python_process import python_command
 from memo.planner.memory.dsa import Ints
 from memo.planner.memory.greedy import settle
 from memo.planner.memory.overlaps import Overlaps
@@ -59,12 +59,8 @@ def run(solver: str, task: Task, overlaps: Overlaps) -> SolverAnswer:
 
 def _lines(solver: str, task: Task) -> list[str]:
     """The lines that the process wrote before it ended, or was killed with all its children."""
-    command = [sys.executable, "-m", "memo.planner.memory.worker", solver]
-    source = str(Path(__file__).parents[3])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, *filter(None, [os.getenv("PYTHONPATH")])])}
     with subprocess.Popen(
-        command,
-        env=environment,
+        python_command("from memo.planner.memory.worker import main; main()", solver),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
