@@ -7,14 +7,13 @@ much memory as a file needs. Here each of these raises the error of the caller, 
 
 import contextlib
 import json
-import os
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from memo.artifacts.regular_file import open_regular
 from memo.errors import MemoError
 
 MAX_BYTES = 64 << 20
@@ -126,14 +125,11 @@ def read_lines(file: BinaryIO, source: Source, *, max_bytes: int = MAX_BYTES) ->
 def opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
     """An open regular file; errors of the file system become source.error."""
     try:
-        # Opening a named pipe without a writer would wait for ever.
-        file = open(path, "rb") if stat.S_ISREG(os.stat(path).st_mode) else None  # noqa: SIM115  closed below
+        file = open(open_regular(path), "rb")  # noqa: SIM115  closed below
     except FileNotFoundError:
         raise source.refusal("the file does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise source.refusal(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if file is None:
-        raise source.refusal("is not a regular file")
     with file:
         try:
             yield file

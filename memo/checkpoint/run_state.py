@@ -8,7 +8,8 @@ from typing import Any
 from memo.artifacts.checksum import ALGORITHM, checksum_of, checksum_of_json
 from memo.artifacts.fields import Count, build
 from memo.artifacts.reading import read_json, shown
-from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged, write_durably
+from memo.artifacts.regular_file import replace_file
+from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
 from memo.config.identity import Fact
 from memo.errors import CheckpointError
 
@@ -45,12 +46,12 @@ _KEYS = {*(entry.name for entry in fields(RunState)), INDEX_CHECKSUM, ALGORITHM}
 
 
 def write_state(folder: Path, state: RunState) -> None:
-    """Write the state durably, with the checksum of the index in the same folder, if there is one. Raises OSError."""
+    """Write the state, with the checksum of the index in the same folder, if there is one. Raises OSError."""
     index = folder / INDEX
     content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(state)}
     content[INDEX_CHECKSUM] = checksum_of(index.read_bytes()) if index.exists() else ""
     content[ALGORITHM] = checksum_of_json(content)
-    write_durably(folder / RUN_STATE, json.dumps(content, indent=1))
+    replace_file(folder / RUN_STATE, json.dumps(content, indent=1))
 
 
 def read_state(final: Path) -> RunState:

@@ -1,5 +1,6 @@
 """`memo estimate`: memory and verdict, of a table of cases or of one case given by flags."""
 
+import codecs
 import contextlib
 import csv
 import json
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from memo.artifacts.memory_plan import MemoryPlan
+from memo.artifacts.regular_file import replacing
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import dashed, entries_of
@@ -157,8 +159,8 @@ def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
     done = [row | _row(_located(where, evaluate, read_case(_spelled_out(row), where))) for where, row in rows]
     added = [name for name in ADDED if name not in names]
     try:
-        with target.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [*names, *added])
+        with replacing(target) as file:
+            writer = csv.DictWriter(codecs.getwriter("utf-8")(file), [*names, *added])
             writer.writeheader()
             writer.writerows(done)
     except OSError as error:

@@ -20,12 +20,13 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from memo.artifacts.checksum import checksum
+from memo.artifacts.regular_file import open_regular
 from memo.config.split import WHOLE, Part, documents_of
 from memo.errors import DataError
 
@@ -86,7 +87,7 @@ class IndexedDatasetWriter:
         """Raises DataError, as all below, for a file that cannot be written, such as on a full disk."""
         with self._writing(".bin"):
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
-            self._bin = open(self._path(".bin.tmp"), "wb")
+            self._bin = self._temporary(".bin")
         return self
 
     def add_document(self, tokens: ArrayLike) -> None:
@@ -139,7 +140,7 @@ class IndexedDatasetWriter:
             self._bin.flush()
             os.fsync(self._bin.fileno())
         for suffix, content in (*self._side_files.items(), (".idx", self._index_bytes())):
-            with self._writing(suffix), open(self._path(suffix + ".tmp"), "wb") as file:
+            with self._writing(suffix), self._temporary(suffix) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -152,6 +153,9 @@ class IndexedDatasetWriter:
         for suffix in (".bin", *self._side_files, ".idx"):
             with self._writing(suffix):
                 os.replace(self._path(suffix + ".tmp"), self._path(suffix))
+
+    def _temporary(self, suffix: str) -> BinaryIO:
+        return open(open_regular(self._path(suffix + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
     @contextlib.contextmanager
     def _writing(self, suffix: str) -> Iterator[None]:

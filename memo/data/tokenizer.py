@@ -1,7 +1,6 @@
 """Text to token ids and back."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_bytes
+from memo.artifacts.regular_file import replace_file
 from memo.config.hugging_face import hub_name
 from memo.config.presets import PRESETS
 from memo.errors import ConfigError, DataError
@@ -202,9 +202,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETok
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    temporary = f"{path}.tmp"
-    tokenizer.save(temporary)
-    os.replace(temporary, path)
+    replace_file(path, tokenizer.to_str(pretty=True))
     return BPETokenizer(path)
 
 

@@ -1,6 +1,7 @@
 """A directory of checkpoints survives a death at every single change that is made to it; which old ones are deleted."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_every_name_is_on_the_disk_before_what_counts_on_it(tmp_path: Path, monk
     def synced(descriptor: int) -> None:
         fsync(descriptor)
         same = [p for p in (tmp_path, *tmp_path.rglob("*")) if os.path.samestat(p.stat(), os.fstat(descriptor))]
-        done.append(same[0].name)
+        done.append(re.sub(r"\.[0-9a-f]{8}\.partial", ".new", same[0].name))
 
     def renamed(source: Path, target: Path) -> None:
         replace(source, target)
@@ -138,11 +139,12 @@ def test_every_name_is_on_the_disk_before_what_counts_on_it(tmp_path: Path, monk
     monkeypatch.setattr(os, "replace", renamed)
     publish(final, RunState(1, 1, 7, 1, 0, 0, 4))
     assert done == [
-        "run_state.json",
+        "run_state.json.new",
+        "now run_state.json",
         "iter_0000001.partial",
         "now iter_0000001",
         tmp_path.name,
-        "latest_checkpointed_iteration.tmp",
+        f"{LATEST}.new",
         f"now {LATEST}",
         tmp_path.name,
     ]

@@ -4,10 +4,12 @@ Columns id, lower, upper, size, in any order; a block lives from lower until jus
 same columns and offset. Other columns are refused: they could change the problem.
 """
 
+import codecs
 import csv
 from pathlib import Path
 
 from memo.artifacts.reading import listed, shown
+from memo.artifacts.regular_file import replacing
 from memo.errors import ArtifactError, PlanError
 from memo.planner.memory.dsa import Block, Problem, Solution
 
@@ -39,8 +41,8 @@ def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:
 def write_csv(path: str | Path, problem: Problem, solution: Solution) -> None:
     """Write the blocks in the problem's order, each with its offset. Raises ArtifactError."""
     try:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
+        with replacing(path) as file:
+            rows = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
             rows.writerow((*_COLUMNS, "offset"))
             rows.writerows((*block, solution.offsets[block.id]) for block in problem.blocks)
     except OSError as error:
