@@ -3,6 +3,7 @@
 import contextlib
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ class FileStream:
     """What is in it."""
     position: Callable[[], int]
     """Bytes of the file on disk that have been read."""
+    num_bytes: int
+    """Of the file on disk."""
+    is_packed: bool
 
 
 @contextlib.contextmanager
@@ -34,9 +38,11 @@ def open_stream(path: Path, source: Source) -> Iterator[FileStream]:
     with opened(path, source) as raw:
         try:
             with _unpacked(raw, path) as file:
-                yield FileStream(file, raw.tell)
+                yield FileStream(file, raw.tell, os.fstat(raw.fileno()).st_size, file is not raw)
         except (MemoError, UnicodeDecodeError):
             raise
+        except MemoryError:
+            raise source.refusal("needs more memory to be unpacked than there is", "fetch or write it again") from None
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
             raise source.refusal(f"cannot be read ({error})", "fetch or write it again") from None
 

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from memo.artifacts.memory_limit import address_space_bytes, limited_memory
 from memo.artifacts.python_process import python_command
 from memo.data.chat_render import Renderer, TemplateRefusal, reason_of
 
@@ -142,7 +143,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what Ctrl-C means, and ends this process
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    base_bytes = _address_space_bytes()
+    base_bytes = address_space_bytes()
     setup = sys.stdin.buffer.readline()
     try:
         with _limits(base_bytes, len(setup), num_renderings=0):
@@ -175,20 +176,9 @@ def _answer(found: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _limits(base_bytes: int, num_characters: int, num_renderings: int) -> Iterator[None]:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most_bytes = base_bytes + _memory_bytes(num_characters)
-    resource.setrlimit(
-        resource.RLIMIT_AS, (most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard), hard)
-    )
     signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S + RENDERING_LIMIT_S * num_renderings)
     try:
-        yield
+        with limited_memory(base_bytes + _memory_bytes(num_characters)):
+            yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
-def _address_space_bytes() -> int:
-    """The address space of this process, now; libraries reserve much that they never touch."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
