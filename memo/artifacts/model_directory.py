@@ -60,5 +60,5 @@ def model_file(directory: str | Path, name: str) -> Path | None:
 
 def _hub_store(root: Path) -> list[Path]:
     """[the folder in which the hub's cache stores the files of the snapshot `root`], or [] if `root` is no snapshot."""
-    is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith(("models--", "datasets--"))
     return [root.parents[1] / "blobs"] if is_snapshot else []
