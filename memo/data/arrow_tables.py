@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memo.artifacts.memory_limit import address_space_bytes, limited_memory
-from memo.artifacts.reading import MAX_BYTES, Source, listed, shown
+from memo.artifacts.reading import MAX_BYTES, Source, listed, opened, shown
 from memo.errors import ConfigError, DataError
 
 _ROWS = 256
@@ -75,6 +75,8 @@ def _told(path: Path) -> Iterator[None]:
     """Errors of pyarrow become DataError."""
     arrow = pyarrow(str(path))
     try:
+        with opened(path, Source(str(path), DataError, "give a file of a table")):
+            pass  # pyarrow would wait for the other end of a named pipe
         yield
     except DataError:
         raise

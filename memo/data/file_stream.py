@@ -8,11 +8,14 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from memo.artifacts.reading import Source, opened
 from memo.data.arrow_tables import pyarrow
 from memo.errors import MemoError
+
+_MOST_PADDING_BYTES = 1 << 20
+"""Zeros after a gzip file; those of a tape's block are a few thousand."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,29 @@ def open_stream(path: Path, source: Source) -> Iterator[FileStream]:
             raise source.refusal(f"cannot be read ({error})", "fetch or write it again") from None
 
 
+class _LittlePadding:
+    """A file that ends with few zeros: Python's gzip skips them one by one, and a sparse file has billions."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._num_zeros = raw, 0
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._raw.read(size)
+        self._num_zeros = self._num_zeros + 1 if found == b"\0" else 0
+        if self._num_zeros > _MOST_PADDING_BYTES:
+            raise OSError(f"more than {_MOST_PADDING_BYTES} zeros follow its end")
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+
 def _unpacked(raw: BinaryIO, path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
     suffix = path.suffix.lower()
     if suffix == ".gz":
         import gzip
 
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+        return cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, _LittlePadding(raw))))
     if suffix == ".bz2":
         import bz2
 
