@@ -1,15 +1,14 @@
 """JSON files with the name and version of a schema: written whole or not at all, and refused if they have another."""
 
-import contextlib
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from memo.artifacts.fields import build
 from memo.artifacts.reading import Source, read_json_object, shown
+from memo.artifacts.regular_file import replace_file
 from memo.errors import ArtifactError
 
 
@@ -35,14 +34,9 @@ class Artifact:
 def write(path: str | Path, schema: str, version: int, body: dict[str, Any]) -> None:
     """Write `body` with its schema; a reader never sees half a file. Raises ArtifactError."""
     target = Path(path)
-    partial = target.parent / f"{target.name}.{os.getpid()}.partial"  # with_name would fail where `path` names no file
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"schema": schema, "version": version, **body}) + "\n", encoding="utf-8")
-        partial.replace(target)
+        replace_file(target, json.dumps({"schema": schema, "version": version, **body}) + "\n")
     except OSError as error:
-        with contextlib.suppress(OSError):  # it may not exist
-            partial.unlink()
         raise ArtifactError(f"{target}: {error.strerror or error}: give a path that can be written") from None
 
 

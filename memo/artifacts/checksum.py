@@ -6,38 +6,16 @@ interpreter's lock meanwhile. Two different contents have the same checksum with
 """
 
 import json
-import zlib
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import xxhash
 
-Algorithm = Literal["xxh3_64", "crc32"]
-ALGORITHM: Algorithm = "xxh3_64"
-"""The algorithm of everything that memo writes; zip files have crc32."""
+ALGORITHM = "xxh3_64"
 
 
-class Checksum(Protocol):
-    """A checksum to which bytes are added piece by piece."""
-
-    def update(self, data: Any, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-class _Crc32:
-    def __init__(self) -> None:
-        self._value = 0
-
-    def update(self, data: Any, /) -> None:
-        self._value = zlib.crc32(data, self._value)
-
-    def hexdigest(self) -> str:
-        return f"{self._value:08x}"
-
-
-def checksum(algorithm: Algorithm = ALGORITHM) -> Checksum:
+def checksum() -> xxhash.xxh3_64:
     """A new checksum, of no bytes yet."""
-    return xxhash.xxh3_64() if algorithm == "xxh3_64" else _Crc32()
+    return xxhash.xxh3_64()
 
 
 def checksum_of(data: bytes | memoryview) -> str:

@@ -61,7 +61,7 @@ def _is_time(value: str) -> bool:
     return True
 
 
-def _is_name(value: str) -> bool:
+def is_file_name(value: str) -> bool:
     """Whether file systems accept it as the name of a file; a path is none."""
     # Half of a surrogate pair, which JSON can contain, is not printable; Linux accepts at most 255 bytes.
     num_bytes = len(value.encode("utf-8", errors="ignore"))
@@ -79,7 +79,7 @@ AnyFloat = Annotated[float, _NOT_FINITE]
 """A float that may also be NaN or infinite, such as the loss of a step that was skipped."""
 Time = Annotated[str, Rule("with a date and time, such as 2026-01-31T12:00:00+01:00", _is_time)]
 """A date and time in the format of ISO 8601."""
-FileName = Annotated[str, Rule("that names a file beside it", _is_name)]
+FileName = Annotated[str, Rule("that names a file beside it", is_file_name)]
 """The name of a file in the same folder."""
 
 

@@ -14,15 +14,8 @@ import stat
 from pathlib import Path
 
 from memo.artifacts.reading import shown
+from memo.artifacts.regular_file import kind_of_file
 from memo.errors import CheckpointError
-
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def path_within(directory: str | Path, name: str) -> Path:
@@ -50,16 +43,16 @@ def model_file(directory: str | Path, name: str) -> Path | None:
     """
     found = path_within(directory, name)
     try:
-        kind = stat.S_IFMT(found.stat().st_mode)
+        mode = found.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise CheckpointError(
             f"{Path(directory) / name} cannot be read ({error.strerror}): repair or remove it"
         ) from None
-    if kind != stat.S_IFREG:
+    if not stat.S_ISREG(mode):
         raise CheckpointError(
-            f"{Path(directory) / name} is {_KINDS.get(kind, 'no file')}, not a regular file: remove it, or put the "
+            f"{Path(directory) / name} is {kind_of_file(mode)}, not a regular file: remove it, or put the "
             "model's file there"
         )
     return found
@@ -67,5 +60,5 @@ def model_file(directory: str | Path, name: str) -> Path | None:
 
 def _hub_store(root: Path) -> list[Path]:
     """[the folder in which the hub's cache stores the files of the snapshot `root`], or [] if `root` is no snapshot."""
-    is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith("models--")
+    is_snapshot = root.parent.name == "snapshots" and root.parents[1].name.startswith(("models--", "datasets--"))
     return [root.parents[1] / "blobs"] if is_snapshot else []

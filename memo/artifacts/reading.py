@@ -5,16 +5,17 @@ much memory as a file needs. Here each of these raises the error of the caller, 
 `memo.artifacts.fields` then checks the content against a dataclass.
 """
 
+import codecs
 import contextlib
+import csv
 import json
-import os
-import stat
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from memo.artifacts.regular_file import open_regular
 from memo.errors import MemoError
 
 MAX_BYTES = 64 << 20
@@ -23,6 +24,8 @@ MAX_TOML_BYTES = 256 << 10
 """tomllib needs memory that grows with the square of a key's parts; a configuration has some kilobytes."""
 MAX_VALUES = 4_000_000
 """Limit of numbers, texts, lists and objects in one document; each takes up to 100 bytes, however short its text is."""
+MAX_CELLS = 1_000_000
+"""Limit of one row of a table."""
 MAX_DEPTH = 64
 """Limit of lists and objects inside each other: the schemas of tools have about twenty levels."""
 _SHOWN_CHARACTERS = 80
@@ -122,18 +125,48 @@ def read_lines(file: BinaryIO, source: Source, *, max_bytes: int = MAX_BYTES) ->
         yield line
 
 
+def read_table(
+    file: BinaryIO, source: Source, *, delimiter: str = ",", strict: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """(number of its last line, cells) of each row of a table in UTF-8, none for a blank line. Raises source.error.
+
+    A row, whose cells may have line breaks, has at most MAX_BYTES.
+    """
+    num_bytes = num_cells = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal num_bytes, num_cells
+        for number, line in enumerate(read_lines(file, source), 1):
+            num_bytes += len(line)
+            num_cells += line.count(delimiter.encode())
+            if num_bytes > MAX_BYTES or num_cells > MAX_CELLS:
+                raise source.refusal(
+                    f"the row that ends in line {number} or later has more than {MAX_BYTES} bytes or {MAX_CELLS} "
+                    "cells, which is the most that is read",
+                    "split it",
+                )
+            for part in line.splitlines(keepends=True):  # of bytes, which end with a line break or a carriage return
+                yield decoded(part, source) if number == 1 else _utf8(part, source)
+
+    csv.field_size_limit(MAX_BYTES)
+    rows = csv.reader(lines(), delimiter=delimiter, strict=strict)
+    try:
+        for row in rows:
+            num_bytes = num_cells = 0
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise source.refusal(f"line {rows.line_num} is no CSV ({error})", "repair the table") from None
+
+
 @contextlib.contextmanager
 def opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
     """An open regular file; errors of the file system become source.error."""
     try:
-        # Opening a named pipe without a writer would wait for ever.
-        file = open(path, "rb") if stat.S_ISREG(os.stat(path).st_mode) else None  # noqa: SIM115  closed below
+        file = open(open_regular(path), "rb")  # noqa: SIM115  closed below
     except FileNotFoundError:
         raise source.refusal("the file does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise source.refusal(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if file is None:
-        raise source.refusal("is not a regular file")
     with file:
         try:
             yield file
@@ -168,8 +201,13 @@ def kind_of(value: object) -> str:
 
 
 def decoded(content: bytes, source: Source) -> str:
+    """The text of a file or its beginning, without its byte order mark. Raises source.error."""
+    return _utf8(content.removeprefix(codecs.BOM_UTF8), source)
+
+
+def _utf8(content: bytes, source: Source) -> str:
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise source.refusal(f"is not text in UTF-8 ({error.reason} at byte {error.start})") from None
 

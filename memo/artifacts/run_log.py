@@ -8,7 +8,7 @@ A resumed run appends, beginning with the iteration after its checkpoint: earlie
 ones are then ignored. A run that was killed may leave half a line at the end, which is ignored as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,13 +169,12 @@ class RunLog:
         Raises ArtifactError if there is none, and for a line that is not a record.
         """
         path = _log_in(Path(run))
-        lines = _lines(path)
         steps: list[StepRecord] = []
         evaluations: list[tuple[int, float]] = []
         evaluated: str | None = None
         num_records = 0
-        for number, line in enumerate(lines, 1):
-            found = _record(line, f"{path}, line {number}", is_last=number == len(lines))
+        for number, line, is_last in _lines(path):
+            found = _record(line, f"{path}, line {number}", is_last)
             if isinstance(found, StepRecord):
                 num_records += 1
                 steps = _before(found.iteration, steps, lambda step: step.iteration)
@@ -222,11 +221,19 @@ def _log_in(run: Path) -> Path:
     return found
 
 
-def _lines(path: Path) -> list[bytes]:
+def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """(number, line, whether it is the last one)."""
     remedy = "give the --save directory of a run, or the file of its --log-jsonl"
     source = Source(str(path), ArtifactError, remedy)
     with opened(path, source) as file:
-        return list(read_lines(file, source, max_bytes=_LONGEST_LINE_BYTES))
+        before = b""
+        number = 0
+        for number, line in enumerate(read_lines(file, source, max_bytes=_LONGEST_LINE_BYTES)):
+            if number:
+                yield number, before, False
+            before = line
+        if before:
+            yield number + 1, before, True
 
 
 def _record(line: bytes, where: str, is_last: bool) -> StepRecord | tuple[int, float, str] | None:

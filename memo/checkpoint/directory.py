@@ -18,7 +18,9 @@ import shutil
 from pathlib import Path
 
 from memo.artifacts.reading import Source, read_text, shown
-from memo.checkpoint.files import RUN_STATE, write_durably
+from memo.artifacts.regular_file import make_durable, other_kind, replace_file
+from memo.artifacts.run_log import default_log, header_path
+from memo.checkpoint.files import RUN_CONFIG, RUN_STATE
 from memo.checkpoint.run_state import RunState, read_state, write_state
 from memo.errors import CheckpointError
 
@@ -89,6 +91,32 @@ def replaced(final: Path) -> Path:
     return final.with_name(f"{final.name}.replaced")
 
 
+def check_names(root: Path, flag: str) -> None:
+    """Raises CheckpointError, and OSError, where a name that a run writes in `root` is that of another kind of file.
+
+    A whole checkpoint may be a link to one, also while it is replaced.
+    """
+    log = str(default_log(str(root), None))
+    wrong = {name: other_kind(name) for name in (root / RUN_CONFIG, root / LATEST, Path(log), header_path(log))}
+    for path in root.glob("iter_*"):
+        is_link = path.is_symlink() and path.suffix != ".partial"
+        wrong[path] = None if path.is_dir() and (is_link or not path.is_symlink()) else other_kind(path) or "a file"
+    for path, kind in wrong.items():
+        if kind is not None:
+            raise CheckpointError(
+                f"{flag} {root}: {path.name} is {kind}, but memo writes there under that name: remove it, or give "
+                "another directory"
+            )
+
+
+def _remove(old: Path) -> None:
+    """Remove a checkpoint that is replaced; of a link the link alone."""
+    if old.is_symlink():
+        old.unlink()
+    else:
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def prepare(final: Path) -> None:
     """Remove what runs that died here left behind, and make an empty partial(final). Raises OSError."""
     root = final.parent
@@ -96,28 +124,26 @@ def prepare(final: Path) -> None:
     for left in root.glob("iter_*.replaced"):
         newer = left.with_name(left.name.removesuffix(".replaced"))
         if newer.exists():
-            shutil.rmtree(left)
+            _remove(left)
         else:
             os.replace(left, newer)
     for left in root.glob("iter_*.partial"):
         shutil.rmtree(left)
+    for left in (*root.glob(f"{LATEST}.*.partial"), *root.glob(f"{RUN_CONFIG}.*.partial")):
+        left.unlink()
     partial(final).mkdir()
 
 
 def publish(final: Path, state: RunState) -> None:
     """partial(final), whose tensors are all written, becomes the newest checkpoint. Raises OSError."""
     written, root = partial(final), final.parent
-    write_state(written, state)
-    _make_durable(written)
+    write_state(written, state)  # syncs the folder as well
     if final.exists():  # the same iteration saved twice: the newer one counts
         os.replace(final, replaced(final))
     os.replace(written, final)
-    _make_durable(root)
-    pointer = root / LATEST
-    write_durably(pointer.with_suffix(".tmp"), f"{state.iteration}\n")
-    os.replace(pointer.with_suffix(".tmp"), pointer)
-    _make_durable(root)
-    shutil.rmtree(replaced(final), ignore_errors=True)
+    make_durable(root)
+    replace_file(root / LATEST, f"{state.iteration}\n")
+    _remove(replaced(final))
 
 
 def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
@@ -162,12 +188,3 @@ def _iteration(final: Path) -> int:
     match = _WHOLE_NAME.fullmatch(final.name)
     assert match is not None, f"{final} is not named as a checkpoint"
     return int(match[1])
-
-
-def _make_durable(directory: Path) -> None:
-    """Sync the names in a directory; their files are synced when they are written."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,5 @@
-"""The files of one checkpoint: their names, and how they are written, found and refused. No torch here."""
+"""The files of one checkpoint: their names, and how they are found and refused. No torch here."""
 
-import os
 from pathlib import Path
 
 from memo.artifacts.model_directory import model_file
@@ -24,14 +23,6 @@ def checkpoint_file(final: Path, name: str) -> Path:
     if found is None:
         raise CheckpointError(f"{name} is not there")
     return found
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a text file and sync it to the disk. Raises OSError."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class DamagedError(CheckpointError):

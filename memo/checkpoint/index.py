@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from memo.artifacts.checksum import ALGORITHM, Algorithm
+from memo.artifacts.checksum import ALGORITHM
 from memo.artifacts.fields import Count, FileName, PositiveInt, build
 from memo.artifacts.reading import parse_json
 from memo.checkpoint.files import INDEX, checkpoint_file, damaged
@@ -37,8 +37,8 @@ _MAX_DIMS = 8
 MAX_BYTES = 512 << 20
 """Limit of the file's size: the optimizer of 70B parameters, cut by 4,096 ranks, is a million rectangles of 150 bytes.
 """
-_MAX_VALUES = MAX_BYTES // 12
-"""Limit of commas and brackets; the text of rectangles has fewer than one for each 12 bytes."""
+_BYTES_A_VALUE = 12
+"""The text of rectangles has fewer commas and brackets than one for each so many bytes."""
 
 Shape = tuple[int, ...]
 
@@ -52,7 +52,6 @@ class StoredRectangle:
     file: str
     at_byte: int
     checksum: str
-    algorithm: Algorithm = ALGORITHM
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         return math.prod(self.shape) * dtype.itemsize
@@ -135,7 +134,7 @@ class _Document:
 def from_json(content: bytes) -> dict[str, StoredTensor]:
     """The index that to_json wrote. Raises CheckpointError for any other content."""
     source = damaged(INDEX)
-    document = build(_Document, parse_json(content, source, max_values=_MAX_VALUES), source)
+    document = build(_Document, parse_json(content, source, max_values=64 + len(content) // _BYTES_A_VALUE), source)
     index = {
         name: StoredTensor(
             tensor.shape,

@@ -27,6 +27,7 @@ from pathlib import Path
 from memo.artifacts.fields import build
 from memo.artifacts.processes import machine, process_start
 from memo.artifacts.reading import Source, read_json
+from memo.artifacts.regular_file import open_regular, other_kind
 from memo.errors import CheckpointError
 
 OWNER = "owner.json"
@@ -104,6 +105,8 @@ def claim(directory: str | Path, report: Callable[[str], None]) -> Ownership:
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
     path, mine = root / OWNER, Owner.here()
+    if (kind := other_kind(path)) is not None:
+        raise CheckpointError(f"--save {root}: {OWNER} is {kind}, not the file of a run: remove it")
     while not _create(path, mine):
         theirs = _read(path)
         if not _is_dead(theirs, mine, path, report):
@@ -119,7 +122,7 @@ def claim(directory: str | Path, report: Callable[[str], None]) -> Ownership:
 def _create(path: Path, owner: Owner) -> bool:
     """Create the file; False if it exists already."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         return False
     try:
@@ -166,7 +169,7 @@ def _is_stale(path: Path, theirs: Owner | None, report: Callable[[str], None]) -
 def _renewed_at(path: Path) -> int | None:
     """The time of the file, which is opened each time, as a network file system may otherwise report an older time."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None
@@ -174,7 +177,7 @@ def _renewed_at(path: Path) -> int | None:
 
 def _remove(path: Path, dead: Owner | None) -> None:
     """Remove the file of a dead owner, unless another run has done so and taken the directory since."""
-    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+    with contextlib.suppress(FileNotFoundError), open(open_regular(path, os.O_RDWR), "r+b") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.path.samestat(os.fstat(file.fileno()), os.stat(path)) and _read(path) == dead:

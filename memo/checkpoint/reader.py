@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 import torch
 
-from memo.artifacts.checksum import checksum
+from memo.artifacts.checksum import ALGORITHM, checksum
 from memo.checkpoint.chunks import GlobalTensor, Part, overlap, slices
 from memo.checkpoint.files import DamagedError, checkpoint_file
 from memo.checkpoint.index import Index, StoredRectangle
@@ -46,7 +46,7 @@ def _read(
     first, last = (0, num_rows) if verify else _wanted_rows(stored, parts)
     step = max(1, PIECE_BYTES // row_bytes)
     buffer = memoryview(bytearray(min(step, last - first) * row_bytes))
-    digest = checksum(stored.algorithm)
+    digest = checksum()
     views = [part.values().detach() for part in parts]
     file.seek(stored.at_byte + first * row_bytes)
     for row in range(first, last, step):
@@ -64,7 +64,7 @@ def _read(
     if verify and digest.hexdigest() != stored.checksum:
         raise DamagedError(
             f"{stored.file}: {name}, {stored.shape} at {stored.offset}, has the checksum {digest.hexdigest()} "
-            f"({stored.algorithm}), but {stored.checksum} was written: the file is damaged"
+            f"({ALGORITHM}), but {stored.checksum} was written: the file is damaged"
         )
 
 

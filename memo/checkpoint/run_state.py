@@ -7,15 +7,13 @@ from typing import Any
 
 from memo.artifacts.checksum import ALGORITHM, checksum_of, checksum_of_json
 from memo.artifacts.fields import Count, build
-from memo.artifacts.reading import read_json
-from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged, write_durably
+from memo.artifacts.reading import read_json, shown
+from memo.artifacts.regular_file import replace_file
+from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
 from memo.config.identity import Fact
 from memo.errors import CheckpointError
 
 SCHEMA_VERSION = 3
-READABLE_VERSIONS = (1, 2, 3)
-"""Version 1 did not know the global batch size, nor version 2 model, data, consecutive skips and checksums."""
-
 INDEX_CHECKSUM = f"index_{ALGORITHM}"
 
 
@@ -35,30 +33,25 @@ class RunState:
     skipped_iterations: Count
     nan_iterations: Count
     global_batch_size: Count = 0
-    """Samples of one step; 0 if the checkpoint does not have it."""
+    """Samples of one step; 0 if the checkpoint does not say it."""
     model: dict[str, Fact] = field(default_factory=dict)
     """What the model computes, by flag (memo.config.identity); empty if the checkpoint does not have it."""
     data: dict[str, Fact] = field(default_factory=dict)
     """Which data the run reads; empty if the checkpoint does not have it."""
     consecutive_skips: Count = 0
-    """Steps that were skipped since the last one that was not; 0 if the checkpoint does not have it."""
+    """Steps that were skipped since the last one that was not; 0 if the checkpoint does not say it."""
 
 
-_NUMBERS = tuple(entry.name for entry in fields(RunState) if entry.name not in ("model", "data"))
-_KEYS_OF_VERSION = {
-    1: {*_NUMBERS} - {"global_batch_size", "consecutive_skips"},
-    2: {*_NUMBERS} - {"consecutive_skips"},
-    3: {*_NUMBERS, "model", "data", INDEX_CHECKSUM, ALGORITHM},
-}
+_KEYS = {*(entry.name for entry in fields(RunState)), INDEX_CHECKSUM, ALGORITHM}
 
 
 def write_state(folder: Path, state: RunState) -> None:
-    """Write the state durably, with the checksum of the index in the same folder, if there is one. Raises OSError."""
+    """Write the state, with the checksum of the index in the same folder, if there is one. Raises OSError."""
     index = folder / INDEX
     content: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **asdict(state)}
     content[INDEX_CHECKSUM] = checksum_of(index.read_bytes()) if index.exists() else ""
     content[ALGORITHM] = checksum_of_json(content)
-    write_durably(folder / RUN_STATE, json.dumps(content, indent=1))
+    replace_file(folder / RUN_STATE, json.dumps(content, indent=1))
 
 
 def read_state(final: Path) -> RunState:
@@ -66,8 +59,8 @@ def read_state(final: Path) -> RunState:
     return read_sealed_state(final)[0]
 
 
-def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, str | None]:
-    """(state, checksum that the index must have); the checksum is None in old versions, which had no index.
+def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, str]:
+    """(state, checksum that the index must have).
 
     Raises CheckpointError if the file is missing, damaged, or of another version of memo.
     """
@@ -76,20 +69,18 @@ def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, st
     version = found.pop("schema_version", None) if isinstance(found, dict) else None
     if type(version) is not int:
         raise source.refusal("it has no schema_version")
-    if version not in READABLE_VERSIONS:
+    if version != SCHEMA_VERSION:
         raise CheckpointError(
-            f"{RUN_STATE} is of schema {str(version)[:20]}, but this version of memo reads schema "
-            f"{', '.join(map(str, READABLE_VERSIONS))}; use the version that wrote it"
+            f"{RUN_STATE} is of schema {shown(version)}, but this version of memo reads schema {SCHEMA_VERSION}; use "
+            "the version that wrote it"
         )
-    if found.keys() != _KEYS_OF_VERSION[version]:
-        different = ", ".join(sorted(found.keys() ^ _KEYS_OF_VERSION[version]))
+    if found.keys() != _KEYS:
+        different = ", ".join(sorted(found.keys() ^ _KEYS))
         raise CheckpointError(f"{RUN_STATE} lacks these fields, or they do not belong there: {different[:200]}")
-    index_checksum = None
-    if version >= 3:
-        checksum = found.pop(ALGORITHM)
-        if verify and checksum != _checksum_of({"schema_version": version, **found}):
-            raise DamagedError(f"{RUN_STATE} has another checksum than it says: it is damaged")
-        index_checksum = str(found.pop(INDEX_CHECKSUM))
+    checksum = found.pop(ALGORITHM)
+    if verify and checksum != _checksum_of({"schema_version": version, **found}):
+        raise DamagedError(f"{RUN_STATE} has another checksum than it says: it is damaged")
+    index_checksum = str(found.pop(INDEX_CHECKSUM))
     return build(RunState, found, source), index_checksum
 
 

@@ -16,10 +16,10 @@ from torch.distributed import ProcessGroup
 
 from memo.artifacts.checksum import checksum_of
 from memo.artifacts.reading import read_bytes
+from memo.artifacts.regular_file import replace_file
 from memo.checkpoint.chunks import GlobalTensor, Part, global_chunks
-from memo.checkpoint.directory import newest_but, partial, prepare, publish, resolve_checkpoint
-from memo.checkpoint.distcp import read_metadata
-from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged, write_durably
+from memo.checkpoint.directory import check_names, newest_but, partial, prepare, publish, resolve_checkpoint
+from memo.checkpoint.files import INDEX, RUN_STATE, DamagedError, checkpoint_file, damaged
 from memo.checkpoint.index import MAX_BYTES as MAX_INDEX_BYTES
 from memo.checkpoint.index import Index, StoredTensor, check_files, from_json, merged, to_json
 from memo.checkpoint.reader import read_parts
@@ -75,6 +75,7 @@ def write_tensors(
     """
     root = Path(directory)
     final = root / f"iter_{state.iteration:07d}"
+    from_rank_zero(lambda: check_names(root, flag), group)
     try:
         from_rank_zero(lambda: prepare(final), group)
         written = _written_by_all(partial(final), tensors, group, on_read)
@@ -112,7 +113,7 @@ def _complete(final: Path, state: RunState, written: Sequence[Index | str]) -> N
         if isinstance(outcome, str):
             raise CheckpointError(outcome)
     text = to_json(merged(outcome for outcome in written if not isinstance(outcome, str)))
-    write_durably(partial(final) / INDEX, text)
+    replace_file(partial(final) / INDEX, text)
     publish(final, state)
 
 
@@ -164,8 +165,6 @@ def open_checkpoint(final: Path, *, verify: bool = True) -> tuple[RunState, dict
     """
     try:
         state, index_checksum = read_sealed_state(final, verify=verify)
-        if index_checksum is None:
-            return state, read_metadata(final)
         content = read_bytes(checkpoint_file(final, INDEX), damaged(INDEX), max_bytes=MAX_INDEX_BYTES)
         if verify and checksum_of(content) != index_checksum:
             raise DamagedError(f"{INDEX} has another checksum than {RUN_STATE} says: one of the two is damaged")

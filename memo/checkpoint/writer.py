@@ -27,7 +27,7 @@ def write_file(path: Path, tensors: Mapping[str, GlobalTensor], on_read: Callabl
     """
     stored: dict[str, StoredTensor] = {}
     if any(tensor.parts for tensor in tensors.values()):
-        with open(path, "wb") as file:
+        with open(path, "xb") as file:  # in a directory that this save has made
             for name, tensor in tensors.items():
                 rectangles = []
                 for part in tensor.parts:

@@ -1,14 +1,19 @@
 """`memo estimate`: memory and verdict, of a table of cases or of one case given by flags."""
 
+import codecs
 import contextlib
 import csv
 import json
+import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from memo.artifacts.memory_plan import MemoryPlan
+from memo.artifacts.reading import Source, opened, read_table
+from memo.artifacts.regular_file import replacing
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import dashed, entries_of
@@ -157,18 +162,21 @@ def _require_memo(method: str, options: _Options) -> None:
 
 
 def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
-    """All rows are answered before anything is written: a bad cell leaves no half a file."""
-    names, rows = _read(source)
-    done = [row | _row(_located(where, evaluate, read_case(_spelled_out(row), where))) for where, row in rows]
+    """A row is written when it is answered, so a table of any length takes the memory of one. The file appears when all
+    are: a bad cell leaves no half a file."""
+    rows = _answered(source, evaluate)
+    names, num_cases = list(next(rows)), 0
     added = [name for name in ADDED if name not in names]
     try:
-        with target.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [*names, *added])
+        with replacing(target) as file:
+            writer = csv.DictWriter(codecs.getwriter("utf-8")(file), [*names, *added])
             writer.writeheader()
-            writer.writerows(done)
+            for row in rows:
+                writer.writerow(row)
+                num_cases += 1
     except OSError as error:
         raise ConfigError(f"--out {target}: {error.strerror}: check the path and its permissions") from None
-    print(f"{target}: {len(done)} cases")
+    print(f"{target}: {num_cases} cases")
     unread = [name for name in names if name not in (*COLUMNS, *ADDED)]
     if unread:
         print(f"passed through unread: {', '.join(unread)}; known columns: {', '.join(COLUMNS)}")
@@ -177,36 +185,33 @@ def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
         print(f"replaced by the answers: {', '.join(replaced)}")
 
 
-def _read(source: Path) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
-    """Column names, and each row with its place."""
-    try:
-        with source.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            names = [name.strip() for name in reader.fieldnames or ()]
-            reader.fieldnames = names
-            rows = list(_rows(reader, source))
-    except OSError as error:
-        reason = "the file does not exist" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ConfigError(f"--cases {source}: {reason}: give the path of a CSV file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--cases {source}: not a CSV file in UTF-8 ({error}): save it as one") from None
-    doubled = [name for name in names if names.count(name) > 1]
+def _answered(path: Path, evaluate: Evaluate) -> Iterator[dict[str, str]]:
+    """The columns, as keys; then each row with its answers."""
+    source = Source(f"--cases {path}", ConfigError, "give the path of a CSV file in UTF-8")
+    with opened(path, source) as file:
+        rows = read_table(file, source)
+        names = [name.strip() for name in next(rows, (0, []))[1]]
+        _check_names(names, source)
+        yield dict.fromkeys(names, "")
+        for number, cells in filter(operator.itemgetter(1), rows):  # no blank lines
+            where = f"{path}: line {number}"
+            row = _named(names, cells, where)
+            yield row | _row(_located(where, evaluate, read_case(_spelled_out(row), where)))
+
+
+def _check_names(names: list[str], source: Source) -> None:
+    doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
-        raise ConfigError(f"--cases {source}: the column {doubled[0]} stands there twice: keep one")
+        raise source.refusal(f"the column {doubled[0]} stands there twice", "keep one")
     if "model" not in names:
-        raise ConfigError(
-            f"--cases {source}: line 1: there is no column model: add it, and any of {', '.join(COLUMNS)}"
-        )
-    return names, rows
+        raise source.refusal("line 1: there is no column model", f"add it, and any of {', '.join(COLUMNS)}")
 
 
-def _rows(reader: "csv.DictReader[str]", source: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    for row in reader:
-        where = f"{source}: line {reader.line_num}"
-        if None in row:
-            extra = row[None]
-            raise ConfigError(f"{where}: {extra[0]!r} stands beyond the last column: remove it, or quote commas")
-        yield where, {name: text or "" for name, text in row.items()}
+def _named(names: list[str], cells: list[str], where: str) -> dict[str, str]:
+    """The cells of a row by column; those that are missing at its end are empty."""
+    if len(cells) > len(names):
+        raise ConfigError(f"{where}: {cells[len(names)]!r} stands beyond the last column: remove it, or quote commas")
+    return dict(zip(names, cells, strict=False)) | dict.fromkeys(names[len(cells) :], "")
 
 
 _FLAG_COLUMNS = {

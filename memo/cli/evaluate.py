@@ -4,9 +4,9 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memo.artifacts.regular_file import replace_file
 from memo.config import RunConfig
 from memo.config.blend import read_blend, read_eval_sets
 from memo.config.checks import check_ranges
@@ -111,7 +111,6 @@ def _needles(trainer: "Trainer", options: _Options) -> NeedleDataset:
 
 def _write(path: str, found: dict[str, Any]) -> None:
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        replace_file(path, json.dumps(found, indent=1) + "\n")
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror}: check the path and its permissions") from None

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from memo.artifacts.reading import Source, read_json_object
+from memo.artifacts.fields import is_file_name
+from memo.artifacts.model_directory import path_within
+from memo.artifacts.reading import Source, read_json_object, shown
 from memo.config.hugging_face import hub_name
-from memo.errors import DataError
+from memo.errors import CheckpointError, DataError
 
 Kind = Literal["lines", "json", "csv", "parquet", "arrow", "text"]
 """JSON lines; a list of JSON (or lines); a table with commas or tabs; tables of pyarrow; a document a file."""
@@ -84,10 +86,22 @@ def list_files(inputs: Sequence[str | Path], kinds: Collection[Kind] = ALL_KINDS
 
 
 def walk(folder: Path) -> list[Path]:
-    """All files below `folder` that are not hidden, sorted as strings: the same order everywhere."""
+    """All files below `folder` that are not hidden, sorted as strings: the same order everywhere.
+
+    Raises DataError for a link that leads out of it.
+    """
     relative = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     visible = (path.as_posix() for path in relative if not any(part.startswith(".") for part in path.parts))
-    return [folder / name for name in sorted(visible)]
+    return [_within(folder, name) for name in sorted(visible)]
+
+
+def _within(folder: Path, name: str) -> Path:
+    """A file of a folder. Raises DataError where it leads out: what lies elsewhere is not to get into a corpus."""
+    try:
+        path_within(folder, name)
+    except CheckpointError as error:
+        raise DataError(str(error)) from None
+    return folder / name
 
 
 def _add_folder(folder: Path, kinds: Collection[Kind], found: Inputs) -> None:
@@ -118,7 +132,9 @@ def _only_split(folder: Path) -> Path:
             f"{folder} is a data set of the splits {', '.join(names) or 'none'}; name those to read, such as "
             f"{folder / (names[0] if names else 'train')}"
         )
-    return folder / names[0]
+    if not is_file_name(names[0]):
+        raise source.refusal(f"names the split {shown(names[0])}, which is no name of a folder")
+    return _within(folder, names[0])
 
 
 def _saved_tables(folder: Path) -> list[Path]:
@@ -126,6 +142,6 @@ def _saved_tables(folder: Path) -> list[Path]:
     source = Source(str(folder / _STATE), DataError, "save the data set again, or name its .arrow files")
     entries = read_json_object(folder / _STATE, source).get("_data_files")
     names = [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+    if not names or not all(isinstance(name, str) and is_file_name(name) for name in names):
         raise source.refusal("names no files of the data set")
-    return [folder / str(name) for name in names]
+    return [_within(folder, str(name)) for name in names]

@@ -3,15 +3,19 @@
 import contextlib
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from memo.artifacts.reading import Source, opened
 from memo.data.arrow_tables import pyarrow
 from memo.errors import MemoError
+
+_MOST_PADDING_BYTES = 1 << 20
+"""Zeros after a gzip file; those of a tape's block are a few thousand."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,9 @@ class FileStream:
     """What is in it."""
     position: Callable[[], int]
     """Bytes of the file on disk that have been read."""
+    num_bytes: int
+    """Of the file on disk."""
+    is_packed: bool
 
 
 @contextlib.contextmanager
@@ -34,11 +41,30 @@ def open_stream(path: Path, source: Source) -> Iterator[FileStream]:
     with opened(path, source) as raw:
         try:
             with _unpacked(raw, path) as file:
-                yield FileStream(file, raw.tell)
+                yield FileStream(file, raw.tell, os.fstat(raw.fileno()).st_size, file is not raw)
         except (MemoError, UnicodeDecodeError):
             raise
+        except MemoryError:
+            raise source.refusal("needs more memory to be unpacked than there is", "fetch or write it again") from None
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
             raise source.refusal(f"cannot be read ({error})", "fetch or write it again") from None
+
+
+class _LittlePadding:
+    """A file that ends with few zeros: Python's gzip skips them one by one, and a sparse file has billions."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._num_zeros = raw, 0
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._raw.read(size)
+        self._num_zeros = self._num_zeros + 1 if found == b"\0" else 0
+        if self._num_zeros > _MOST_PADDING_BYTES:
+            raise OSError(f"more than {_MOST_PADDING_BYTES} zeros follow its end")
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
 
 
 def _unpacked(raw: BinaryIO, path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -46,7 +72,7 @@ def _unpacked(raw: BinaryIO, path: Path) -> contextlib.AbstractContextManager[Bi
     if suffix == ".gz":
         import gzip
 
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+        return cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, _LittlePadding(raw))))
     if suffix == ".bz2":
         import bz2
 

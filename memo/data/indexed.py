@@ -15,17 +15,20 @@ Source: NVIDIA Megatron-LM, megatron/core/datasets/indexed_dataset.py. A documen
 """
 
 import contextlib
+import mmap
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from memo.artifacts.checksum import checksum
+from memo.artifacts.reading import Source, opened
+from memo.artifacts.regular_file import open_regular
 from memo.config.split import WHOLE, Part, documents_of
 from memo.errors import DataError
 
@@ -46,6 +49,10 @@ DTYPE_CODES: dict[int, np.dtype[Any]] = {
 }
 _HEADER = struct.Struct("<9sQBQQ")
 _MAX_SEQUENCE_LENGTH = 2**31 - 1
+_FREE_DOCUMENTS = 1 << 20
+"""So many may be empty; beyond that, each has a byte of tokens at least, so no index outgrows its data."""
+_CHUNK = 1 << 20
+"""Entries of an index that are checked at a time."""
 
 
 def smallest_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -86,7 +93,7 @@ class IndexedDatasetWriter:
         """Raises DataError, as all below, for a file that cannot be written, such as on a full disk."""
         with self._writing(".bin"):
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
-            self._bin = open(self._path(".bin.tmp"), "wb")
+            self._bin = self._temporary(".bin")
         return self
 
     def add_document(self, tokens: ArrayLike) -> None:
@@ -139,7 +146,7 @@ class IndexedDatasetWriter:
             self._bin.flush()
             os.fsync(self._bin.fileno())
         for suffix, content in (*self._side_files.items(), (".idx", self._index_bytes())):
-            with self._writing(suffix), open(self._path(suffix + ".tmp"), "wb") as file:
+            with self._writing(suffix), self._temporary(suffix) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -152,6 +159,9 @@ class IndexedDatasetWriter:
         for suffix in (".bin", *self._side_files, ".idx"):
             with self._writing(suffix):
                 os.replace(self._path(suffix + ".tmp"), self._path(suffix))
+
+    def _temporary(self, suffix: str) -> BinaryIO:
+        return open(open_regular(self._path(suffix + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
     @contextlib.contextmanager
     def _writing(self, suffix: str) -> Iterator[None]:
@@ -189,7 +199,7 @@ class IndexedDataset:
         for path in (index_path, bin_path):
             if not path.is_file():
                 raise DataError(f"{path} does not exist; give the common prefix of a .bin and .idx pair")
-        self.dtype, offsets = _read_index(index_path)
+        self.dtype, offsets = _read_index(index_path, bin_path.stat().st_size)
         expected_bytes = int(offsets[-1]) * self.dtype.itemsize
         if bin_path.stat().st_size != expected_bytes:
             raise DataError(
@@ -239,31 +249,56 @@ class IndexedDataset:
         return IndexedDataset, (self.prefix, self._part)  # a worker process maps the file again instead of copying it
 
 
-def _read_index(path: Path) -> tuple[np.dtype[Any], NDArray[np.int64]]:
-    """Check an .idx file; return the dtype and, [D + 1], where documents begin, then the token count."""
-    content = path.read_bytes()
-    if not content.startswith(MAGIC):
-        raise DataError(f"{path} begins with {content[: len(MAGIC)]!r}, not {MAGIC!r}; it is no Megatron index")
-    if len(content) < _HEADER.size:
-        raise DataError(f"{path} has {len(content)} bytes, its header alone {_HEADER.size}; it is truncated")
-    _, version, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(content)
-    if version != VERSION:
-        raise DataError(f"{path} has version {version}, this reader knows {VERSION}; convert it with Megatron-LM")
-    if dtype_code not in DTYPE_CODES:
-        raise DataError(f"{path} has dtype code {dtype_code}, known are {sorted(DTYPE_CODES)}; it is damaged")
-    expected_bytes = _HEADER.size + 12 * num_sequences + 8 * num_bounds
-    if len(content) != expected_bytes:
-        raise DataError(
-            f"{path} has {len(content)} bytes, but {num_sequences} sequences and {num_bounds} document "
-            f"bounds need {expected_bytes}; it is truncated or of another kind (multimodal)"
-        )
+def _read_index(path: Path, bin_bytes: int) -> tuple[np.dtype[Any], NDArray[np.int64]]:
+    """Check an .idx file, which is mapped; return the dtype and, [D + 1], where documents begin, then their end."""
+    source = Source(str(path), DataError, "build it again")
+    with opened(path, source) as file:
+        num_bytes, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
+        if not header.startswith(MAGIC):
+            raise DataError(f"{path} begins with {header[: len(MAGIC)]!r}, not {MAGIC!r}; it is no Megatron index")
+        if num_bytes < _HEADER.size:
+            raise DataError(f"{path} has {num_bytes} bytes, its header alone {_HEADER.size}; it is truncated")
+        _, version, dtype_code, num_sequences, num_bounds = _HEADER.unpack(header)
+        if version != VERSION:
+            raise DataError(f"{path} has version {version}, this reader knows {VERSION}; convert it with Megatron-LM")
+        if dtype_code not in DTYPE_CODES:
+            raise DataError(f"{path} has dtype code {dtype_code}, known are {sorted(DTYPE_CODES)}; it is damaged")
+        expected_bytes = _HEADER.size + 12 * num_sequences + 8 * num_bounds
+        if num_bytes != expected_bytes:
+            raise DataError(
+                f"{path} has {num_bytes} bytes, but {num_sequences} sequences and {num_bounds} document "
+                f"bounds need {expected_bytes}; it is truncated or of another kind (multimodal)"
+            )
+        if max(num_sequences, num_bounds) > _FREE_DOCUMENTS + bin_bytes:
+            raise DataError(
+                f"{path} has {num_sequences} sequences and {num_bounds} document bounds, but its .bin file only "
+                f"{bin_bytes} bytes of tokens; it is damaged: build it again"
+            )
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     dtype = DTYPE_CODES[dtype_code]
-    lengths = np.frombuffer(content, "<i4", num_sequences, _HEADER.size).astype(np.int64)
-    pointers = np.frombuffer(content, "<i8", num_sequences, _HEADER.size + lengths.size * 4)
-    documents = np.frombuffer(content, "<i8", num_bounds, _HEADER.size + lengths.size * 12)
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    if (lengths < 0).any() or not np.array_equal(pointers, offsets[:-1] * dtype.itemsize):
-        raise DataError(f"{path}: lengths and pointers disagree; sequences must lie end to end: build it again")
-    if num_bounds == 0 or documents[0] != 0 or documents[-1] != num_sequences or (np.diff(documents) < 0).any():
+    lengths = np.frombuffer(content, "<i4", num_sequences, _HEADER.size)
+    pointers = np.frombuffer(content, "<i8", num_sequences, _HEADER.size + num_sequences * 4)
+    documents = np.frombuffer(content, "<i8", num_bounds, _HEADER.size + num_sequences * 12)
+    num_tokens = 0
+    for first in range(0, num_sequences, _CHUNK):
+        part, starts = lengths[first : first + _CHUNK].astype(np.int64), pointers[first : first + _CHUNK]
+        ends = num_tokens + np.cumsum(part)
+        if (part < 0).any() or not np.array_equal(starts, (ends - part) * dtype.itemsize):
+            raise DataError(f"{path}: lengths and pointers disagree; sequences must lie end to end: build it again")
+        num_tokens = int(ends[-1])
+    last = -1
+    for first in range(0, num_bounds, _CHUNK):
+        bounds = documents[first : first + _CHUNK]
+        # Compared, not subtracted: a difference of 64 bits may overflow.
+        if (bounds[0] < last) or (bounds[1:] < bounds[:-1]).any() or bounds[-1] > num_sequences:
+            raise DataError(f"{path}: document bounds must rise from 0 to {num_sequences}; build it again")
+        last = int(bounds[-1])
+    if num_bounds == 0 or documents[0] != 0 or last != num_sequences:
         raise DataError(f"{path}: document bounds must rise from 0 to {num_sequences}; build it again")
-    return dtype, offsets[documents]
+    try:
+        offsets = np.full(num_bounds, num_tokens, dtype=np.int64)
+        inner = np.searchsorted(documents, num_sequences)
+        offsets[:inner] = pointers[documents[:inner]] // dtype.itemsize
+    except MemoryError:
+        raise DataError(f"{path}: its {num_bounds} document bounds take more memory than there is: split it") from None
+    return dtype, offsets

@@ -4,7 +4,6 @@ Records come in pieces of about a megabyte, in the order of the files. Those of 
 of the work, and other processes may do it (`memo.data.workers`).
 """
 
-import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memo.artifacts.reading import MAX_BYTES, Source, decoded, kind_of, listed, parse_json, read_lines
+from memo.artifacts.reading import (
+    MAX_BYTES,
+    MAX_VALUES,
+    Source,
+    decoded,
+    kind_of,
+    listed,
+    parse_json,
+    read_lines,
+    read_table,
+)
 from memo.data.arrow_tables import Record, arrow_rows, parquet_rows
 from memo.data.file_kinds import file_kind
 from memo.data.file_stream import FileStream, open_stream
@@ -25,6 +34,8 @@ PIECE_BYTES = 1 << 20
 _CHUNK_CHARACTERS = 1 << 20
 _LARGEST_DOCUMENT_BYTES = 1 << 31
 """Limit of one text: an index counts the tokens of a document in 31 bits."""
+_MOST_EXPANSION = 100
+"""Times its size that a packed text may become, beyond MAX_BYTES; texts of people become three to ten times theirs."""
 
 
 @dataclass(frozen=True)
@@ -153,30 +164,27 @@ def _lines(stream: FileStream, source: Source) -> Iterator[Record]:
 
 
 def _text(stream: FileStream, source: Source) -> Iterator[Record]:
-    content = stream.file.read(_LARGEST_DOCUMENT_BYTES + 1)
-    if len(content) > _LARGEST_DOCUMENT_BYTES:
-        raise source.refusal(f"has more than {_LARGEST_DOCUMENT_BYTES} bytes, which is the most of one document")
+    most = _LARGEST_DOCUMENT_BYTES
+    if stream.is_packed:
+        most = min(most, max(MAX_BYTES, _MOST_EXPANSION * stream.num_bytes))
+    content = stream.file.read(most + 1)
+    if len(content) > most:
+        raise source.refusal(f"has more than {most} bytes, which is the most of one document in such a file")
     yield 1, decoded(content, source), len(content), stream.position()
 
 
 def _rows(stream: FileStream, source: Source) -> Iterator[Record]:
-    """Rows of a table with commas, or with tabs, as dicts by the names in its first row."""
-    csv.field_size_limit(_LARGEST_DOCUMENT_BYTES)
-    text = io.TextIOWrapper(stream.file, encoding="utf-8-sig", newline="")
-    suffixes = Path(source.where).suffixes
-    rows = csv.reader(text, delimiter="\t" if ".tsv" in [suffix.lower() for suffix in suffixes[-2:]] else ",")
-    try:
-        names = next(rows, None)
-        if names is None:
-            raise source.refusal("is empty: its first row must name the columns")
-        for number, row in enumerate(rows, start=2):
-            if row:  # a blank line is none
-                record: Any = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
-                yield number, record, sum(map(len, row)), stream.position()
-    except csv.Error as error:
-        raise source.refusal(f"row {rows.line_num} cannot be read ({error})", "repair the table") from None
-    finally:
-        text.detach()
+    """Rows of a table with commas, or with tabs, as dicts by the names in its first row, each with its line."""
+    suffixes = [suffix.lower() for suffix in Path(source.where).suffixes[-2:]]
+    rows = read_table(stream.file, source, delimiter="\t" if ".tsv" in suffixes else ",")
+    _, names = next(rows, (0, None))
+    if names is None:
+        raise source.refusal("is empty: its first row must name the columns")
+    for number, (_, row) in enumerate(rows, start=2):
+        if not row:  # a blank line
+            continue
+        record: Any = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
+        yield number, record, sum(map(len, row)), stream.position()
 
 
 def _begins_a_list(stream: FileStream) -> bool:
@@ -247,7 +255,10 @@ class _Scanner:
                 raise self._source.refusal(f"element {number} is nested too deep") from None
             except ValueError as error:
                 problem = str(error)
-            too_long = len(self._buffer) - self._at > MAX_BYTES
+            rest = len(self._buffer) - self._at
+            too_long = rest > MAX_BYTES
+            if rest > 2 * _CHUNK_CHARACTERS and sum(map(self._buffer.count, ",[{")) > MAX_VALUES:
+                raise self._source.refusal(f"element {number} holds more than {MAX_VALUES} values", "split it")
             if too_long or self._is_all:
                 end_of = f"has more than {MAX_BYTES} characters, or " if too_long else ""
                 raise self._source.refusal(f"element {number} {end_of}is not JSON ({problem})", "repair the file")
@@ -255,7 +266,8 @@ class _Scanner:
 
     def _more(self) -> bool:
         """Read as much again as is left, so that a long value is scanned few times. False at the end."""
-        found = self._text.read(max(_CHUNK_CHARACTERS, len(self._buffer) - self._at))
+        rest = len(self._buffer) - self._at
+        found = self._text.read(min(max(_CHUNK_CHARACTERS, rest), MAX_BYTES + 1))
         self._buffer, self._at = self._buffer[self._at :] + found, 0
         self._is_all = not found
         return bool(found)

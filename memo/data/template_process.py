@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from memo.artifacts.memory_limit import address_space_bytes, limited_memory
+from memo.artifacts.python_process import python_command
 from memo.data.chat_render import Renderer, TemplateRefusal, reason_of
 
 TIME_LIMIT_S = 3.0
@@ -30,16 +32,15 @@ MEMORY_BYTES_PER_CHARACTER = 64
 MAX_CHARACTERS, MAX_GROWTH = 1 << 20, 16
 """The text may have so many characters, and so many more for each character of the conversation in JSON."""
 
-_START = """
-import json, sys, types
-sys.path[:] = json.loads(sys.argv[1])
+_PROGRAM = """
+import sys, types
 package = sys.modules["memo.data"] = types.ModuleType("memo.data")
-package.__path__ = [sys.argv[2]]
+package.__path__ = [sys.argv[1]]
 from memo.data.template_process import serve
 serve()
 """
-"""The process finds modules where this one does, whatever the environment says. It imports modules of memo.data without
-memo/data/__init__.py, which would import numpy: that alone takes longer than a template."""
+"""The process imports modules of memo.data without memo/data/__init__.py, which would import numpy: that alone takes
+longer than a template."""
 
 
 class TemplateStopped(Exception):
@@ -81,7 +82,7 @@ class TemplateProcess:
 
     def _start(self) -> None:
         self.close()
-        command = [sys.executable, "-I", "-c", _START, json.dumps(sys.path), os.path.dirname(__file__)]
+        command = python_command(_PROGRAM, os.path.dirname(__file__))
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
@@ -142,7 +143,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what Ctrl-C means, and ends this process
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    base_bytes = _address_space_bytes()
+    base_bytes = address_space_bytes()
     setup = sys.stdin.buffer.readline()
     try:
         with _limits(base_bytes, len(setup), num_renderings=0):
@@ -175,20 +176,9 @@ def _answer(found: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _limits(base_bytes: int, num_characters: int, num_renderings: int) -> Iterator[None]:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most_bytes = base_bytes + _memory_bytes(num_characters)
-    resource.setrlimit(
-        resource.RLIMIT_AS, (most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard), hard)
-    )
     signal.setitimer(signal.ITIMER_PROF, TIME_LIMIT_S + RENDERING_LIMIT_S * num_renderings)
     try:
-        yield
+        with limited_memory(base_bytes + _memory_bytes(num_characters)):
+            yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
-def _address_space_bytes() -> int:
-    """The address space of this process, now; libraries reserve much that they never touch."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
 """Text to token ids and back."""
 
+import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_bytes
+from memo.artifacts.regular_file import replace_file
 from memo.config.hugging_face import hub_name
 from memo.config.presets import PRESETS
 from memo.errors import ConfigError, DataError
@@ -134,10 +135,9 @@ class BPETokenizer:
         source = Source(str(path), DataError, "give a tokenizer.json of Hugging Face")
         self.definition = definition or read_bytes(path, source, max_bytes=_LARGEST_DEFINITION_BYTES)
         """The file's content, to be copied beside the data."""
-        try:
+        self._path = path
+        with _told(f"{path} cannot be read as a tokenizer.json"):
             self._tokenizer = tokenizers.Tokenizer.from_str(self.definition.decode("utf-8"))
-        except Exception as error:  # the Rust side raises bare Exception
-            raise DataError(f"{path} cannot be read as a tokenizer.json: {str(error)[:300]}") from error
         # Both are often stored in the file for inference, and would cut or pad our documents.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -162,13 +162,15 @@ class BPETokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         for text in texts:
             text.encode("utf-8")  # the Rust side would answer half a surrogate pair with a TypeError
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        with _told(f"{self._path} cannot encode a text"):
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def encode_located(self, texts: Sequence[str]) -> list[Located]:
         self._tokenizer.encode_special_tokens = False
         try:
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            with _told(f"{self._path} cannot encode a text"):
+                encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         finally:
             self._tokenizer.encode_special_tokens = True
         return [
@@ -177,8 +179,22 @@ class BPETokenizer:
         ]
 
     def decode(self, ids: ArrayLike) -> str:
-        text: str = self._tokenizer.decode(_checked_ids(ids, self.vocab_size).tolist(), skip_special_tokens=True)
+        values = _checked_ids(ids, self.vocab_size).tolist()
+        with _told(f"{self._path} cannot decode tokens"):
+            text: str = self._tokenizer.decode(values, skip_special_tokens=True)
         return text
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Errors of the library, and panics of its Rust code, which are no Exception, become DataError."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        words = " ".join(str(error).split())[:300] or type(error).__name__
+        raise DataError(f"{what}: {words}: give a tokenizer.json of Hugging Face that is whole") from None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETokenizer:
@@ -202,9 +218,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, path: str | Path) -> BPETok
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    temporary = f"{path}.tmp"
-    tokenizer.save(temporary)
-    os.replace(temporary, path)
+    replace_file(path, tokenizer.to_str(pretty=True))
     return BPETokenizer(path)
 
 

@@ -19,12 +19,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from memo.artifacts.python_process import python_command
 from memo.data.encode import Encoded, Encoder
 from memo.data.records import RecordPiece
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer
 from memo.errors import DataError
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from memo.data.workers import serve; serve()"
 _SIZES = struct.Struct("<QQ")
 _AHEAD = 3
 """Pieces that are read ahead for each process, so that none waits while the result of another one is written."""
@@ -93,7 +93,7 @@ class _Workers:
     def _started(self) -> "subprocess.Popen[bytes]":
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
-        command = [sys.executable, "-c", _START, json.dumps(sys.path)]
+        command = python_command("from memo.data.workers import serve; serve()")
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         self._processes.append(process)
         made, tokenizer = self._encoder, self._encoder.tokenizer

@@ -1,6 +1,4 @@
-"""The process on the emulated GPU: it runs steps of one rank and measures them.
-
-    python -m memo.rehearsal.child REQUEST REHEARSED
+"""The process on the emulated GPU, which `memo.rehearsal.start` starts: it runs steps of one rank and measures them.
 
 The run is the same as with `memo train`, from its checks to its optimizer. If memory runs out, that is a result; what
 memo refuses ends the process as it ends memo train.
@@ -171,7 +169,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_error(), tempfile.TemporaryDirectory() as folder:
         Rehearsal(RehearsalRequest.load(request_file), folder).run().save(rehearsed_file)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

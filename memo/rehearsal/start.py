@@ -2,11 +2,11 @@
 
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from memo.artifacts.python_process import python_command
 from memo.emulated_gpu.launch import Device, environment
 from memo.errors import EXIT_FAILED, EXIT_REFUSED, EmulatorError, MemoError
 from memo.rehearsal.rehearsed import Rehearsed
@@ -25,7 +25,8 @@ def start(request: RehearsalRequest, device: Device, variables: Mapping[str, str
     with tempfile.TemporaryDirectory(prefix="memo_rehearsal_") as folder:
         asked, found = Path(folder) / "request.json", Path(folder) / "rehearsed.json"
         request.save(str(asked))
-        command = [sys.executable, "-m", "memo.rehearsal.child", str(asked), str(found)]
+        program = "import sys; from memo.rehearsal.child import main; sys.exit(main())"
+        command = python_command(program, str(asked), str(found))
         env = {**environment(device, Path(folder) / "gpu.txt"), **variables}
         done = subprocess.run(
             command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False

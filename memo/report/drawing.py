@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memo.artifacts.regular_file import replacing
 from memo.errors import ArtifactError, ConfigError
 from memo.report.timeline import Kind, SwapSpan, kinds_of, rows_of, summary, tenancies
 
@@ -189,8 +190,8 @@ def save_figure(figure: Any, path: str | Path) -> None:
     dated = {"CreationDate": None} if Path(path).suffix == ".pdf" else {"Date": None}
     metadata = {} if Path(path).suffix == ".png" else dated
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"}):
-            figure.savefig(path, dpi=_DPI, metadata=metadata)
+        fonts = rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"})
+        with replacing(path) as file, fonts:
+            figure.savefig(file, format=Path(path).suffix[1:], dpi=_DPI, metadata=metadata)
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror or error}: give a path that can be written") from None

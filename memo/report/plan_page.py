@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memo.artifacts.regular_file import replace_file
 from memo.errors import ArtifactError
 from memo.estimate.rank_memory import components
 from memo.report import html
@@ -41,8 +42,7 @@ def write_plan_page(plan: Plan, commands: Commands, path: str | Path) -> None:
     """
     text = plan_page(plan, commands)
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
+        replace_file(path, text)
     except OSError as error:
         raise ArtifactError(f"--html {path}: {error.strerror or error}: give a path that can be written") from None
 

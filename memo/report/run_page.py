@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from memo.artifacts.regular_file import replace_file
 from memo.artifacts.run_log import RunHeader, RunLog, StepRecord
 from memo.errors import ArtifactError
 from memo.report import html
@@ -31,11 +32,10 @@ def write_report(runs: Mapping[str, RunLog], directory: str | Path) -> list[Path
     folder = Path(directory)
     written = [folder / "index.html", *(folder / f"{p.name}.png" for p in pictures if p.png is not None)]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written[0].write_text(run_page(runs, pictures), encoding="utf-8")
+        replace_file(written[0], run_page(runs, pictures))
         for picture in pictures:
             if picture.png is not None:
-                (folder / f"{picture.name}.png").write_bytes(picture.png)
+                replace_file(folder / f"{picture.name}.png", picture.png)
     except OSError as error:
         raise ArtifactError(f"{folder}: {error.strerror or error}: give a folder that can be written") from None
     return written

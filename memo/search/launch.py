@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from memo.artifacts.regular_file import replace_file
 from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.launching import torchrun_nodes
@@ -69,7 +70,7 @@ def write_run(question: Question, choice: Choice, path: str, data_path: Sequence
         run_of(question, choice, data_path).to_toml(),
     ]
     try:
-        Path(path).write_text("\n".join(lines), encoding="utf-8")
+        replace_file(path, "\n".join(lines))
     except OSError as error:
         raise ConfigError(f"--out {path}: {error.strerror}: check the path and its permissions") from None
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch._C._distributed_c10d as _c10d
 import torch.distributed as dist
 
+from memo.artifacts.regular_file import replace_file
+
 
 def describe_stacks() -> str:
     """The stacks of all Python threads except the calling one, with the most recent call last."""
@@ -29,7 +31,7 @@ def write_flight_record(log: str | None, rank: int) -> str:
     path = Path(log).with_suffix(f".flight.rank{rank}.pickle")
     dump = getattr(_c10d, "_dump_fr_trace", None) or _c10d._dump_nccl_trace  # type: ignore[attr-defined]  # up to 2.12
     try:
-        path.write_bytes(dump())
+        replace_file(path, dump())
     except (OSError, RuntimeError, AttributeError) as error:
         return f"; torch's flight record could not be written ({error})"
     return f"; torch's flight record: {path}"

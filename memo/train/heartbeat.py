@@ -6,6 +6,7 @@ import time
 import warnings
 from pathlib import Path
 
+from memo.artifacts.regular_file import replace_file
 from memo.errors import host_name
 
 
@@ -22,10 +23,7 @@ class Heartbeat:
             return
         self._written = self.iteration
         content = {"iteration": self._written, "time": time.time(), "pid": os.getpid(), "host": host_name()}
-        partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            partial.replace(self.path)
+            replace_file(self.path, json.dumps(content) + "\n")
         except OSError as error:
             warnings.warn(f"--heartbeat-file {self.path}: {error.strerror or error}", stacklevel=1)

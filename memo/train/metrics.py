@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from memo.artifacts.regular_file import open_regular
 from memo.artifacts.run_log import RunHeader, default_log, header_path
 from memo.artifacts.run_log import StepRecord as StepRecord
 from memo.config import RunConfig
@@ -66,7 +67,8 @@ class JsonLines:
     def __init__(self, name: str, path: str, header: RunHeader) -> None:
         self.name = name
         header.save(header_path(path))
-        self.file = open(path, "ab", buffering=0)  # noqa: SIM115 - held for the run
+        descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.file = open(descriptor, "ab", buffering=0)  # noqa: SIM115 - held for the run
 
     def write(self, record: StepRecord) -> None:
         self._write(dataclasses.asdict(record))

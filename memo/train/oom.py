@@ -1,6 +1,7 @@
 """Explains an out-of-memory error in a step: which component exceeds its forecast, and which flags save memory."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from types import TracebackType
 
 import torch
 
+from memo.artifacts.regular_file import open_regular
 from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
 from memo.config.derived import resolved_offload_tiles
@@ -213,6 +215,7 @@ def _snapshot(config: RunConfig, parts: ParallelModel) -> str:
         return "" if is_alone else ". With --save or --log-jsonl there would be a memory snapshot"
     path = Path(log).with_suffix(f".oom.rank{parts.mesh.rank}.pickle")
     try:
+        os.close(open_regular(path, os.O_WRONLY | os.O_CREAT))  # torch would write through a link
         torch.cuda.memory._dump_snapshot(str(path))
     except (OSError, RuntimeError) as error:
         return f". The memory snapshot could not be written: {error}"

@@ -2,12 +2,14 @@
 
 import configparser
 import contextlib
+import errno
 import netrc
 import os
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from memo.artifacts.regular_file import other_kind
 from memo.checkpoint import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.files import RUN_STATE
 from memo.config import RunConfig
@@ -78,20 +80,17 @@ def check_writable(flag: str, value: str | None, is_directory: bool) -> None:
     try:
         os.makedirs(path if is_directory else os.path.dirname(path), exist_ok=True)
         if not is_directory and not _is_there(path):
-            folder = os.path.dirname(os.path.realpath(path))  # the path may be a link that leads to nothing yet
-            tempfile.TemporaryFile(dir=folder).close()  # not the file itself: all ranks try at one time
+            tempfile.TemporaryFile(dir=os.path.dirname(path)).close()  # not the file: all ranks try at one time
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{flag} {value} cannot be made ({reason}): give another path") from None
 
 
 def _is_there(path: str) -> bool:
-    """Raises OSError or ValueError for a name that no file of this folder can have."""
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return False
-    return True
+    """Raises OSError or ValueError for a name that no file of this folder can have, or anything but a file has."""
+    if (kind := other_kind(path)) is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}, through which memo does not write")
+    return os.path.lexists(path)
 
 
 def _check_wandb(project: str) -> None:

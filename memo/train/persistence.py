@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memo.checkpoint import RunState, has_checkpoint, load_checkpoint, resolve_checkpoint, save_checkpoint
 from memo.checkpoint.background import BackgroundWriter
-from memo.checkpoint.directory import LATEST, has_pointer, remove_older
+from memo.checkpoint.directory import LATEST, check_names, has_pointer, remove_older
 from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.finite import check_finite
 from memo.checkpoint.owner import Ownership, claim
@@ -40,6 +40,7 @@ def own_directory(config: RunConfig, mesh: Mesh) -> Ownership | None:
 
     def take() -> None:
         try:
+            check_names(Path(save), "--save")
             owned.append(claim(save, say))
             num_bytes = checkpoint_bytes(config, mesh.grid.world_size)
             check_disk_space(save, num_bytes, config.checkpoint.keep_latest_k)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from memo.artifacts.regular_file import replace_file
 from memo.checkpoint import has_checkpoint, resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
 from memo.config import RunConfig
@@ -12,7 +13,7 @@ from memo.spec.sweep import Sweep, sweep_of
 
 def save_config(config: RunConfig, directory: str) -> None:
     """Raises OSError."""
-    Path(directory, RUN_CONFIG).write_text(config.to_toml(), encoding="utf-8")
+    replace_file(Path(directory, RUN_CONFIG), config.to_toml())
 
 
 def loaded_config(config: RunConfig) -> RunConfig | None:

@@ -82,11 +82,11 @@ def test_files_that_cannot_be_read(tmp_path):
         return str(caught.value)
 
     assert refused(tmp_path / "none") == "a.json: the file does not exist: download it again"
-    assert refused(tmp_path) == "a.json: is not a regular file: download it again"
+    assert refused(tmp_path) == "a.json: cannot be read (it is a directory, not a regular file): download it again"
     assert "cannot be read" in refused(f"{tmp_path}/a\0b")
     assert "cannot be read (File name too long)" in refused(tmp_path / ("x" * 300))
     os.mkfifo(tmp_path / "pipe")
-    assert "is not a regular file" in refused(tmp_path / "pipe")
+    assert "it is a named pipe, not a regular file" in refused(tmp_path / "pipe")
     path = tmp_path / "some.json"
     path.write_text("[1, 2]")
     assert refused(path, max_bytes=5) == "a.json: has more than 5 bytes, which is the most that is read: " + (

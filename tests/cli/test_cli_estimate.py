@@ -189,7 +189,7 @@ def test_bad_cells(cells: dict[str, str], says: str, tmp_path: Path, capsys: Cap
         ("", "line 1: there is no column model"),
         ("model,tp,model\na,1,b\n", "the column model stands there twice: keep one"),
         ("model,tp\ngpt-7b,1,9\n", "line 2: '9' stands beyond the last column: remove it, or quote commas"),
-        ("model\n\xff\n", "not a CSV file in UTF-8"),
+        ("model\n\xff\n", "is not text in UTF-8"),
     ],
 )
 def test_bad_files(text: str, says: str, tmp_path: Path, capsys: Capture) -> None:

@@ -263,7 +263,7 @@ def test_a_worker_that_ends_is_told(tokenizer: Path, monkeypatch: pytest.MonkeyP
     from memo.data.encode import Encoder
     from memo.data.tokenizer import load_tokenizer
 
-    monkeypatch.setattr(workers, "_START", "import sys; sys.exit(3)")
+    monkeypatch.setattr(workers, "python_command", lambda program: ["false"])
     pieces = [records.RecordPiece("a.jsonl", "line", [1], [b'{"text": "a"}'])]
     encoder = Encoder(load_tokenizer(tokenizer), "text", np.dtype("<u2"), False)
     with pytest.raises(DataError, match=r"a.jsonl, line 1: a process that tokenizes has ended"):

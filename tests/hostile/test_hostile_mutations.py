@@ -12,7 +12,7 @@ CAMPAIGN = Path(__file__).parents[1] / "support" / "mutation_campaign.py"
 
 def test_damaged_files_are_read_or_refused() -> None:
     done = subprocess.run(
-        [sys.executable, str(CAMPAIGN), "--mutations", "25"], capture_output=True, text=True, check=False
+        [sys.executable, str(CAMPAIGN), "--mutations", "32"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     table = done.stdout.splitlines()

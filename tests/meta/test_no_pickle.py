@@ -76,7 +76,6 @@ def test_the_scan_sees_what_it_looks_for() -> None:
 
 
 def test_nothing_unpickles_a_file() -> None:
-    """pickletools names the steps of a pickle and takes none (memo/checkpoint/distcp.py reads old checkpoints so)."""
     found = {path: names for path, tree in sources() if (names := list(unpicklers(tree)))}
     assert found == {}
 

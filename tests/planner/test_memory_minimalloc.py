@@ -34,7 +34,7 @@ def test_solution_is_read_back_without_its_offsets(tmp_path: Path) -> None:
         ("id,lower,upper,size\n1,2,2,4\n", r"in\.csv: block 1 lives from 2 to 2"),
         ("id,lower,upper,size\n1,0,2,-4\n", r"in\.csv: block 1 has -4 bytes"),
         ("id,lower,upper,size\n1,0,2,4\n1,0,2,4\n", r"in\.csv: two blocks have the id 1"),
-        ('id,lower,upper,size\n"1,0,2,4\n', "is no CSV file"),
+        ('id,lower,upper,size\n"1,0,2,4\n', "is no CSV"),
     ],
 )
 def test_what_is_no_problem_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -45,10 +45,10 @@ def test_what_is_no_problem_is_refused(tmp_path: Path, text: str, message: str) 
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"none\.csv: No such file"):
+    with pytest.raises(ArtifactError, match=r"none\.csv: the file does not exist"):
         read_csv(tmp_path / "none.csv")
     (tmp_path / "image.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArtifactError, match="is no CSV file"):
+    with pytest.raises(ArtifactError, match="is no CSV"):
         read_csv(tmp_path / "image.csv")
     with pytest.raises(ArtifactError, match="give a path that can be written"):
         write_csv(tmp_path, Problem(()), Solution({}, 0, 0, "optimal", "hand"))

@@ -2,8 +2,13 @@
 
 import itertools
 import random
+import time
 
-from memo.planner.memory.dsa import Block, Problem, Solution
+import numpy as np
+
+from memo.planner.memory.dsa import Block, Instance, Problem, Solution
+from memo.planner.memory.overlaps import Overlaps
+from memo.planner.memory.task import Task
 
 
 def blocks(*shapes: tuple[int, int, int]) -> tuple[Block, ...]:
@@ -59,3 +64,10 @@ def is_valid(problem: Problem, solution: Solution) -> bool:
             return False
     aligned = all(begin >= 0 and begin % problem.alignment_bytes == 0 for begin, _ in spans.values())
     return aligned and solution.peak_bytes == max((end for _, end in spans.values()), default=0)
+
+
+def bad_start(problem: Problem, seconds: float = 60.0) -> tuple[Task, Overlaps]:
+    """A task whose addresses are one block upon the other."""
+    instance = Instance.of(problem)
+    stacked = np.cumsum(instance.sizes) - instance.sizes
+    return Task(instance, stacked, instance.bound, instance.bound, time.time() + seconds), Overlaps(instance)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mutations import mutated
+from mutations import replace
 from parsers import PARSERS, Parser
 
 from memo.errors import MemoError
@@ -104,7 +104,7 @@ def _read_all(name: str, parser: Parser, seeds: range, out: io.TextIOBase) -> No
         baseline = _resident_bytes()
         resource.setrlimit(resource.RLIMIT_AS, (_virtual_bytes() + LIMIT_BYTES, hard))
         for seed in seeds:
-            path.write_bytes(mutated(whole, name, seed))
+            replace(path, whole, name, seed)
             began = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, LIMIT_CPU_S)  # kills, whatever is running
             faulthandler.dump_traceback_later(LIMIT_CLOCK_S, exit=True)

@@ -1,8 +1,11 @@
-"""Damaged copies of a file, each a function of its seed: bits, bytes, lines, and values of JSON."""
+"""Damaged copies of a file, each a function of its seed: bits, bytes, lines, values of JSON, other kinds of files."""
 
+import gzip
 import json
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Mutation = Callable[[random.Random, bytes], bytes]
@@ -74,6 +77,46 @@ def mutated(content: bytes, name: str, seed: int) -> bytes:
     for _ in range(chance.choice((1, 1, 2, 3))):
         content = chance.choice(ways)(chance, content)
     return content
+
+
+def replace(path: Path, whole: bytes, name: str, seed: int) -> None:
+    """Put a damaged copy of `whole` under `path`; each eighth is another kind of file, or one that expands."""
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    if seed % 8 == 7:
+        _KINDS[seed // 8 % len(_KINDS)](path, whole)
+    else:
+        path.write_bytes(mutated(whole, name, seed))
+
+
+def _linked(path: Path, whole: bytes) -> None:
+    elsewhere = path.with_name("elsewhere")
+    elsewhere.write_bytes(whole)
+    path.symlink_to(elsewhere)
+
+
+def _sparse(path: Path, begin: bytes) -> None:
+    path.write_bytes(begin)
+    os.truncate(path, 200 << 30)
+
+
+def _expanding(path: Path, whole: bytes) -> None:
+    """A hundred MiB in half a MiB where the reader unpacks, else values of three bytes."""
+    is_packed = whole.startswith(b"\x1f\x8b")
+    path.write_bytes(gzip.compress(b"," * (100 << 20), 1) if is_packed else b"[" + b"[]," * (10 << 20))
+
+
+_KINDS: list[Callable[[Path, bytes], object]] = [
+    lambda path, _: os.mkfifo(path),
+    lambda path, _: path.symlink_to("nothing"),
+    _sparse,
+    _expanding,
+    lambda path, _: path.mkdir(),
+    _linked,
+    lambda path, _: _sparse(path, b""),
+    lambda path, _: path.symlink_to("/dev/zero"),
+]
 
 
 def _flip(chance: random.Random, content: bytes) -> bytes:

@@ -18,10 +18,11 @@ from memo.artifacts.attention_table import AttentionCase, AttentionRow, Attentio
 from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.memory_plan import MemoryPlan, PlannedPhase, PlannedRequest
 from memo.artifacts.memory_trace import Free, Malloc, Phase, Trace, requests
+from memo.artifacts.reading import read_bytes
 from memo.artifacts.run_log import RunLog
 from memo.checkpoint import index as checkpoint_index
 from memo.checkpoint.directory import LATEST, latest_checkpoint
-from memo.checkpoint.files import RUN_STATE
+from memo.checkpoint.files import RUN_STATE, checkpoint_file, damaged
 from memo.checkpoint.hugging_face.files import TensorFiles
 from memo.checkpoint.run_state import RunState, read_state, write_state
 from memo.cli import estimate
@@ -135,7 +136,9 @@ def _write_index(path: Path) -> None:
 
 
 def _read_index(path: Path) -> None:
-    checkpoint_index.check_files(path.parent, checkpoint_index.from_json(path.read_bytes()))
+    file, source = checkpoint_file(path.parent, path.name), damaged(path.name)
+    content = read_bytes(file, source, max_bytes=checkpoint_index.MAX_BYTES)
+    checkpoint_index.check_files(path.parent, checkpoint_index.from_json(content))
 
 
 def _write_state(path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from memo.artifacts.model_directory import model_file
+from memo.artifacts.regular_file import open_regular, replace_file, replacing
 from memo.data import BPETokenizer, ByteTokenizer
 from memo.data.tokenizer import END_OF_DOCUMENT_NAMES
 
@@ -24,16 +26,17 @@ COMPANIONS = (
 )
 
 
-def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copy those of COMPANIONS that exist into `target`, which is made; returns their names.
+def copy_companions(source: Path, target: Path, names: Sequence[str] = COMPANIONS) -> list[str]:
+    """Copy those of `names` that exist into `target`, which is made; returns their names.
 
     Raises CheckpointError, before anything is copied, for a name that leads out of `source` or is no regular file;
     OSError if `target` cannot be written.
     """
-    found = {name: path for name in COMPANIONS if (path := model_file(source, name)) is not None}
+    found = {name: path for name in names if (path := model_file(source, name)) is not None}
     target.mkdir(parents=True, exist_ok=True)
     for name, path in found.items():
-        shutil.copyfile(path, target / name)
+        with open(open_regular(path), "rb") as theirs, replacing(target / name) as ours:
+            shutil.copyfileobj(theirs, ours)
     return list(found)
 
 
@@ -58,6 +61,6 @@ def write_byte_tokenizer(target: Path) -> list[str]:
 
 def _write_tokenizer(definition: bytes, eod: str, target: Path) -> list[str]:
     facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eod}
-    (target / "tokenizer.json").write_bytes(definition)
-    (target / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    replace_file(target / "tokenizer.json", definition)
+    replace_file(target / "tokenizer_config.json", json.dumps(facts, indent=2) + "\n")
     return ["tokenizer.json", "tokenizer_config.json"]

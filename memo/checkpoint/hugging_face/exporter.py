@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memo.artifacts.model_directory import model_file, path_within
+from memo.artifacts.regular_file import replace_file
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
@@ -117,9 +118,8 @@ def export_checkpoint(
     tensors = _their_tensors(source, config, theirs.model_type, None if chosen is None else DTYPES[chosen])
     place = Path(os.path.abspath(target))  # of ".", too, which has no name
     partial = place.with_name(f"{place.name}.partial")
+    _make(partial)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
         files = _write_weights(source, partial, tensors, max_shard_bytes)
         companions = _copy_tokenizer(final, config, tokenizer, partial)
         _write_json(partial / CONFIG_FILE, theirs.content)
@@ -134,6 +134,22 @@ def export_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
     num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     return Exported(target, theirs.content["architectures"][0], files, num_bytes, companions)
+
+
+def _make(partial: Path) -> None:
+    """Raises CheckpointError for a directory that is there already or cannot be made."""
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+    except FileExistsError:
+        raise CheckpointError(
+            f"{partial} is there already, of an export that was killed, or by another hand: remove it, or choose "
+            "another --out"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"--out {partial} could not be made ({error.strerror}): choose another directory"
+        ) from None
 
 
 def _run_config(final: Path, given: str | Path | None) -> RunConfig:
@@ -282,8 +298,7 @@ def _corpora(config: RunConfig) -> tuple[str, ...]:
 
 
 def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _flush(path)
+    replace_file(path, json.dumps(content, indent=2) + "\n")
 
 
 def _flush(path: Path) -> None:

@@ -69,7 +69,7 @@ class TensorFiles:
                 self.close()
                 self._open = (file, safe_open(self.directory / file, framework="pt"))
             part: Tensor = self._open[1].get_slice(name)[tuple(slices)]
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:
             raise CheckpointError(
                 f"{self.directory / file}: {name} cannot be read ({error}): {download_hint(self.directory)} again"
             ) from error
@@ -94,7 +94,7 @@ class TensorFiles:
                 return {
                     name: FileTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
                 }
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError) as error:
             size = (self.directory / file).stat().st_size
             raise CheckpointError(
                 f"{self.directory / file} is damaged or cut short at {size} bytes ({error}): "

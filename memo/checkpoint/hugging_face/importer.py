@@ -6,16 +6,16 @@ OUT/hugging_face/     config.json, tokenizer and generation settings, for `memo 
 """
 
 import math
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from memo.artifacts.model_directory import path_within
+from memo.artifacts.regular_file import replace_file
 from memo.checkpoint.chunks import GlobalTensor, Part
 from memo.checkpoint.directory import has_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
-from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_companions
+from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, copy_companions
 from memo.checkpoint.hugging_face.weights import PretrainedWeights
 from memo.checkpoint.run_state import RunState
 from memo.checkpoint.store import MASTER, write_tensors
@@ -51,9 +51,8 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     tensors = {f"{MASTER}{name}": _on_disk(weights, name) for name in by_file}
     state = RunState(0, 0, config.training.seed, 0, 0, 0, model=model_identity(config))
     try:
-        companions = [CONFIG_FILE, *copy_companions(source, root / COMPANION_DIR)]
-        shutil.copyfile(path_within(source, CONFIG_FILE), root / COMPANION_DIR / CONFIG_FILE)
-        (root / RUN_CONFIG).write_text(config.to_toml(), encoding="utf-8")
+        companions = copy_companions(source, path_within(root, COMPANION_DIR), (CONFIG_FILE, *COMPANIONS))
+        replace_file(root / RUN_CONFIG, config.to_toml())
     except OSError as error:
         raise CheckpointError(
             f"--out {root} could not be written ({error.strerror}): free disk space or choose another directory"

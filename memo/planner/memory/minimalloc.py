@@ -4,32 +4,37 @@ Columns id, lower, upper, size, in any order; a block lives from lower until jus
 same columns and offset. Other columns are refused: they could change the problem.
 """
 
+import codecs
 import csv
+import itertools
+import operator
 from pathlib import Path
 
-from memo.artifacts.reading import listed, shown
+from memo.artifacts.reading import Source, listed, opened, read_table, shown
+from memo.artifacts.regular_file import replacing
 from memo.errors import ArtifactError, PlanError
 from memo.planner.memory.dsa import Block, Problem, Solution
 
 _COLUMNS = ("id", "lower", "upper", "size")
+MAX_BLOCKS = 1_000_000
+"""Limit of a problem: the requests of a step of the largest models are a third of it."""
 
 
 def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:
     """Read a problem without alignment. Raises ArtifactError, naming file and line, for any other content."""
-    try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(rows, [])]
-            if sorted(header) != sorted(_COLUMNS):
-                raise ArtifactError(
-                    f"{path} has the columns {listed(header) or 'none'}, but {', '.join(_COLUMNS)} are needed: "
-                    "name them in its first line"
-                )
-            blocks = [_block(f"{path} line {rows.line_num}", header, row) for row in rows if row]
-    except OSError as error:
-        raise ArtifactError(f"{path}: {error.strerror}: give the path of a CSV file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ArtifactError(f"{path} is no CSV file ({error}): give one with {', '.join(_COLUMNS)}") from None
+    source = Source(str(path), ArtifactError, f"give a CSV file with {', '.join(_COLUMNS)}")
+    with opened(path, source) as file:
+        rows = read_table(file, source, strict=True)
+        header = [name.strip() for name in next(rows, (0, []))[1]]
+        if sorted(header) != sorted(_COLUMNS):
+            raise ArtifactError(
+                f"{path} has the columns {listed(header) or 'none'}, but {', '.join(_COLUMNS)} are needed: "
+                "name them in its first line"
+            )
+        filled = filter(operator.itemgetter(1), rows)  # no blank lines
+        blocks = [_block(f"{path} line {number}", header, row) for number, row in itertools.islice(filled, MAX_BLOCKS)]
+        if next(filled, None) is not None:
+            raise source.refusal(f"has more than {MAX_BLOCKS} blocks, which is the most that is solved", "solve a part")
     try:
         return Problem(tuple(blocks), capacity_bytes)
     except PlanError as error:
@@ -39,8 +44,8 @@ def read_csv(path: str | Path, capacity_bytes: int | None = None) -> Problem:
 def write_csv(path: str | Path, problem: Problem, solution: Solution) -> None:
     """Write the blocks in the problem's order, each with its offset. Raises ArtifactError."""
     try:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
+        with replacing(path) as file:
+            rows = csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n")
             rows.writerow((*_COLUMNS, "offset"))
             rows.writerows((*block, solution.offsets[block.id]) for block in problem.blocks)
     except OSError as error:

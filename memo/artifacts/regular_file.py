@@ -1,0 +1,101 @@
+"""Opens and creates regular files, whatever somebody else has put under their names.
+
+A folder of strangers may have a link, through which a write would change a file elsewhere, or a named pipe, for whose
+other end an open would wait for ever. Here neither happens, and a file is replaced whole: a reader, and whoever comes
+after a fault, finds the old content or the new.
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def kind_of_file(mode: int) -> str:
+    """What a mode of `os.stat` says, such as "a named pipe"."""
+    return _KINDS.get(stat.S_IFMT(mode), "a regular file")
+
+
+def other_kind(path: str | Path) -> str | None:
+    """What stands under a name that memo writes, such as "a link to /etc/passwd"; None for a regular file or nothing.
+
+    Raises OSError, and ValueError for a name that no file can have.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if stat.S_ISLNK(mode):
+        return f"a link to {os.readlink(path)}"
+    return None if stat.S_ISREG(mode) else kind_of_file(mode)
+
+
+def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """The descriptor of a regular file, without waiting; to write, links are not followed. Raises OSError otherwise."""
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    if not is_read and (kind := other_kind(path)) is not None:
+        raise _not_regular(path, kind)
+    careful = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if is_read else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags | careful, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _not_regular(path, kind_of_file(mode))
+    return descriptor
+
+
+def _not_regular(path: str | Path, kind: str) -> OSError:
+    return OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A new file that takes the name `path` at the end, when its content is on the disk; an error removes it.
+
+    The folder is made. Raises OSError, also where the name is that of anything but a regular file.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if (kind := other_kind(target)) is not None:
+        raise _not_regular(target, kind)
+    partial = target.parent / f"{target.name}.{secrets.token_hex(4)}.partial"  # two processes may write one file
+    descriptor = open_regular(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    make_durable(target.parent)
+
+
+def replace_file(path: str | Path, content: str | bytes) -> None:
+    """Write a file, text in UTF-8. Raises OSError as `replacing`."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def make_durable(directory: Path) -> None:
+    """Sync the names in a directory; their files are synced when they are written."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
