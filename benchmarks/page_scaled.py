@@ -54,7 +54,7 @@ def foreseen(name: str, form: str) -> Cell:
 
 def quartiles(row: Row) -> str:
     found = row["share_of_ideal_quartiles"]
-    return "-" if found is None or row["way"] == "ideal" else f"{found[0]:.3f} to {found[1]:.3f}"
+    return "-" if row["way"] == "ideal" else f"{found[0]:.3f} to {found[1]:.3f}"
 
 
 def in_order(lines: list[Row]) -> list[Row]:
@@ -251,6 +251,7 @@ def draw() -> Path | None:
         if way == "ideal" or not own:
             continue
         missing = [stands_for(row) for row in own if row["mark"] is not None]
+        lengths_missing = f" at {', '.join(missing)}" if len(missing) < len(own) else ""
         at = [row["length_over_hidden"] for row in own]
         (line,) = axes.plot(
             at,
@@ -259,9 +260,9 @@ def draw() -> Path | None:
             markersize=4,
             linewidth=2.5 if way == "memo" else 1.2,
             linestyle=":" if way in IDEALS else "--" if missing else "-",
-            label=way + (f" (does not fit at {', '.join(missing)})" if missing else ""),
+            label=way + (f" (does not fit{lengths_missing})" if missing else ""),
         )
-        if way in ("memo", "full-recompute") and all(row["share_of_ideal_quartiles"] for row in own):
+        if way in ("memo", "full-recompute"):
             between = zip(*(row["share_of_ideal_quartiles"] for row in own), strict=True)
             low, high = ([100 * share for share in edge] for edge in between)
             axes.fill_between(at, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -1,24 +1,28 @@
 """A node in small: how much of swapping and recomputation hides behind compute, measured on a CPU with a slow link.
 
-    python benchmarks/scaled_node.py [--over-hidden 16 32 64] [--hidden-size 128] [--turns 10]
+    python benchmarks/scaled_node.py --over-hidden 16 --turns 10
+    python benchmarks/scaled_node.py --hidden-size 64 --over-hidden 256 --turns 4
+    python benchmarks/scaled_node.py --node h100-80 --over-hidden 16 --turns 8 \
+        --ways full-recompute layer-input-offload alst full-swap memo
     python benchmarks/scaled_node.py --device-mib 48 --host-mib 154 --hidden-size 64 --over-hidden 64 128 256 \
-        --ways full-recompute layer-input-offload full-swap memo memo-swept
+        --ways full-recompute layer-input-offload alst full-swap memo memo-swept --turns 3
 
 What hides depends on two ratios alone: FLOP/s over what the link moves, and the sequence's length over the hidden size.
 So one core is the GPU, and copies run in threads that are held to a rate at which a layer's FLOPs and its activations
-stand to each other as on NODE (a DMA engine costs the cores nothing: the copy is short, the rest is waiting). At
-length / hidden size of 16 to 256 these are the proportions of 64K to 1M tokens with a hidden size of 4,096. A smaller
-hidden size makes the longest of them affordable: a step takes time in proportion to its cube.
+stand to each other as on the node that --node names (a DMA engine costs the cores nothing: the copy is short, the rest
+is waiting). At length / hidden size of 16 to 256 these are the proportions of 64K to 1M tokens with a hidden size of
+4,096. A smaller hidden size makes the longest of them affordable: a step takes time in proportion to its cube.
 
-A core's speed drifts by a tenth within minutes. So each way (benchmarks/ways.py) is a process of its own, and all of
-them take turns, a step each, in one order and then in the reverse one. Ratios are medians over turns of two steps that
-were taken within one turn; what they differ by from turn to turn is kept beside them.
+All ways but whole-layers compute by the same operations on the same tiles (benchmarks/rivals.py). A core's speed drifts
+by a tenth within minutes. So each way is a process of its own, and all of them take turns, a step each, in one order
+and then in the reverse one. Ratios are medians over turns of two steps that were taken within one turn; what they
+differ by from turn to turn is kept beside them.
 
 Which ways fit is found by running each of them against a limit, of half of what the ideal takes, or of --device-mib and
 --host-mib, where only what fits takes turns. Beside each row stands what was foreseen from pieces that took turns as
 well (benchmarks/scaled_foresight.py). Measured on CPU, on the scaled node: no GPU has confirmed it.
 
-Rows of the lengths, the hidden size and the limit that are run take the place of earlier ones.
+Rows of the node, the lengths, the hidden size and the kind of limit that are run take the place of earlier ones.
 """
 
 import argparse
@@ -77,6 +81,8 @@ def main() -> None:
     hidden, node = options.hidden_size, find_hardware(options.node)
     if hidden < 64 or hidden % 64:
         raise SystemExit(f"--hidden-size {hidden} is not a multiple of 64, the size of a head: give 64, 128, ...")
+    if options.turns < 2:
+        raise SystemExit(f"--turns {options.turns} leaves no quartiles to tell of: give 2 or more")
     torch.set_num_threads(1)
     flops = max(device_peak(HardwareConfig(), torch.device("cpu"), torch.float32).flops for _ in range(5))
     rate, journal = link_bytes_per_s(flops, hidden, node), Journal("scaled_node")
@@ -194,7 +200,7 @@ def _row(run: Run, ideal: Run, node: Hardware, pieces: Pieces) -> dict[str, Any]
         **about,
         "step_s": statistics.median(steps_s),
         "share_of_ideal": statistics.median(of_ideal),
-        "share_of_ideal_quartiles": statistics.quantiles(of_ideal, n=4)[::2] if len(of_ideal) > 1 else None,
+        "share_of_ideal_quartiles": statistics.quantiles(of_ideal, n=4)[::2],
         "hidden_share": statistics.median(shares) if shares else None,
         "steps_s": steps_s,
         **ended,

@@ -45,6 +45,20 @@ def test_the_link_is_the_nodes_where_all_else_is(monkeypatch: pytest.MonkeyPatch
         assert rate == pytest.approx(node.offload_gb_per_s * 1e9)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--hidden-size", "96"], "--hidden-size 96 is not a multiple of 64, the size of a head: give 64, 128, ..."),
+        (["--turns", "1"], "--turns 1 leaves no quartiles to tell of: give 2 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["scaled_node.py", *flags])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert ended.value.code == message
+
+
 def test_copies_take_the_links_time() -> None:
     source, target = torch.ones(1 << 16), torch.empty(1 << 16)
     streams = PacedStreams(bytes_per_s=source.nbytes / 0.1)
