@@ -150,6 +150,7 @@ def take(case: Case) -> dict[str, Any]:
     try:
         with (
             tried(),
+            way.building(),
             Trainer(
                 case.model,
                 seq_length=case.seq_length,
@@ -157,10 +158,9 @@ def take(case: Case) -> dict[str, Any]:
                 device=case.device,
                 **flags,
             ) as trainer,
+            way.around(trainer, copies),
         ):
-            way.prepare(trainer, copies)
-            with way.around(trainer, copies):
-                return {"status": "ok", **_steps(trainer, case, copies)}
+            return {"status": "ok", **_steps(trainer, case, copies)}
     except HostMemoryError as error:
         return {"status": "oom", "message": str(error)}
     except MemoError as error:

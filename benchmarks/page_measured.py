@@ -200,8 +200,10 @@ ON_CPU = [
             "bytes a token": number("bytes_a_token", ",.0f"),
             "in sizes of a layer's input": number("in_input_sizes", ".1f"),
         },
-        text="memo-least keeps nothing but a layer's input and attention's output for backward, in host memory; "
-        "memo-swept sweeps layers along the sequence, with hidden states in host memory.",
+        of=lambda lines: sorted(lines, key=lambda row: row["seq_length"]),
+        text="whole-layers are torch's layers under autograd; all other ways compute on tiles of tokens, as on the "
+        "scaled node, above. memo-least keeps nothing but a layer's input and attention's output for backward, in host "
+        "memory; memo-swept sweeps layers along the sequence, with hidden states in host memory.",
     ),
     Table("swap_convergence", *TABLES["convergence"]),
     Table(

@@ -67,7 +67,7 @@ def _section(title: str, lead: str, tables: list[Table]) -> str:
     shown = {table.title: table.render() for table in tables}
     missing = [name for name, found in shown.items() if not found]
     parts = [f"## {title}", lead]
-    if title == "Measured on the scaled node" and not missing:
+    if title == "Measured on the scaled node" and shown["Every way at every length"]:
         parts.append("![Share of the ideal's speed by length](docs/images/scaled_node.svg)")
     if missing:
         parts.append("Not measured." if len(missing) == len(tables) else f"Not measured: {', '.join(missing)}.")

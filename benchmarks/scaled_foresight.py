@@ -7,12 +7,14 @@ put together, by the engine and the plans of `memo plan`. Bytes come from the co
 import dataclasses
 from dataclasses import dataclass
 
+from rivals import input_layout, kept_tiles
 from scaled_pieces import Pieces
-from scaled_steps import ON_TILES, Work
+from scaled_steps import WHOLE_LAYERS, Work
 
 from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
 from memo.estimate.program.memory import program_memory
+from memo.planner.problem import SwapProblem
 from memo.simulate.cost import NOTHING, Cost
 from memo.simulate.layer_model import LayerCost
 from memo.simulate.model import StepModel, step_model
@@ -20,21 +22,17 @@ from memo.simulate.outside_layers import EndCost, UpdateCost
 from memo.simulate.streams import LayerTimes
 from memo.simulate.swapping import choose, layer_times, modelled_problem
 from memo.simulate.trace import simulate
-from memo.units import DTYPE_BYTES
-
-_MOST_GB_PER_S = 1e6
-"""As good as a link without limit."""
 
 _NOTHING_AFTER = UpdateCost(0.0, 0.0, 0.0, False, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """`None`: memo has no account of a way that is not its own."""
+    """`hidden_share`: of the copies; None where nothing moves."""
 
     step_s: float
     hidden_share: float | None
-    device_peak_bytes: int | None
+    device_peak_bytes: int
     host_bytes: int
 
 
@@ -42,40 +40,47 @@ def foresee(work: Work, node: Hardware, found: Pieces, moves: dict[str, int] | N
     """The row of a way.
 
     Args:
-        moves: what the run's swap plan moves, which is known before its first step; None where nothing moves.
+        moves: what the run's swap plan moves, which is known before its first step; None where no plan is made.
     """
     config = dataclasses.replace(RunConfig(), model=work.case.model).override({**work.flags, "peak_tflops": 1.0})
-    link = min(work.link_bytes_per_s / 1e9, _MOST_GB_PER_S)
+    link = work.bytes_per_s / 1e9
     node = dataclasses.replace(node, offload_gb_per_s=link, prefetch_gb_per_s=link)
-    if moves is None:
-        return _without_plan(work, config, node, found)
+    if work.case.way in WHOLE_LAYERS:
+        again_s = found.forward_s if config.memory.recompute_granularity == "full" else 0.0
+        step_s, _ = _step(config, node, LayerTimes(found.forward_s, found.backward_s + again_s), found)
+        return Foreseen(step_s, None, program_memory(config, 1, 0).total, 0)
     costs = {name: Cost(matmul=seconds) for name, seconds in found.recompute_s.items()}
     layer = LayerCost(Cost(matmul=found.on_tiles_forward_s), Cost(matmul=found.on_tiles_backward_s), costs)
     problem = modelled_problem(config, 1, node, layer)
+    if work.way.start is not None:
+        return _rival(work, config, node, found, problem)
+    assert moves is not None, "memo's ways make a plan"
     solution = choose(problem, moves)
     times = layer_times(problem, solution, node)
     step_s, stall_s = _step(config, node, times, found)
-    copies_s = problem.num_moves * (times.offload_s + times.prefetch_s)
     memory = program_memory(config, 1, 0, moved=moves)
-    hidden_share = None if work.case.way == ON_TILES else 1.0 - stall_s / copies_s
+    hidden_share = 1.0 - stall_s / (problem.num_moves * (times.offload_s + times.prefetch_s))
     return Foreseen(step_s, hidden_share, memory.total, solution.host_bytes)
 
 
-def _without_plan(work: Work, config: RunConfig, node: Hardware, found: Pieces) -> Foreseen:
-    again_s, host_bytes = 0.0, 0
-    if work.case.way == "full-recompute":
-        again_s = found.forward_s
-    elif work.case.way == "selective-recompute":
-        again_s = found.attention_s
-    forward_s, backward_s = found.forward_s, found.backward_s + again_s
-    if work.case.way == "layer-input-offload":  # on the stream that computes
-        input_bytes = work.case.seq_length * config.model.hidden_size * DTYPE_BYTES["fp32"]
-        host_bytes = config.model.num_layers * input_bytes
-        forward_s += input_bytes / work.bytes_per_s
-        backward_s += found.forward_s + input_bytes / work.bytes_per_s
-    step_s, _ = _step(config, node, LayerTimes(forward_s, backward_s), found)
-    device_bytes = None if host_bytes else program_memory(config, 1, 0).total
-    return Foreseen(step_s, None, device_bytes, host_bytes)
+def _rival(work: Work, config: RunConfig, node: Hardware, found: Pieces, problem: SwapProblem) -> Foreseen:
+    """A way of benchmarks/rivals.py: its backward requests what memo's does that has the same groups in its slot."""
+    rival = work.way.start
+    assert rival is not None, f"{work.case.way} has no start of its own"
+    again_s = 0.0
+    if rival.recomputes:
+        tiled_mlp = "fc1" not in rival.groups  # it computes the last product again, and fc1 a third time
+        again_s = found.on_tiles_forward_s + (found.recompute_s["fc1"] if tiled_mlp else -found.last_product_s)
+    input_bytes = input_layout(config).slot_bytes
+    copy_s = input_bytes / work.bytes_per_s if rival.moves else 0.0
+    times = LayerTimes(found.on_tiles_forward_s, found.on_tiles_backward_s + again_s, copy_s, copy_s)
+    step_s, stall_s = _step(config, node, times, found)
+    memory = program_memory(config, 1, 0, moved=kept_tiles(config, rival.groups))
+    device_bytes = memory.total - memory.rounding_buffers + rival.buffer_bytes(config)
+    if not rival.moves:
+        return Foreseen(step_s, None, device_bytes, 0)
+    hidden_share = 1.0 - stall_s / (problem.num_moves * 2 * copy_s)
+    return Foreseen(step_s, hidden_share, device_bytes, problem.num_records * input_bytes)
 
 
 def _step(config: RunConfig, node: Hardware, times: LayerTimes, found: Pieces) -> tuple[float, float]:

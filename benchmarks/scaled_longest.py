@@ -6,6 +6,8 @@ What torch allocates in a step grows linearly with the sequence, but for what is
 measured at two short lengths, the line through them gives the longest sequence of whole KiB tokens under the limit, and
 that is trained and measured as well; the next longer one lies above the limit by the same line. Swept layers have their
 hidden states in host memory, as `--offload-granularity auto` takes them where little is free.
+
+A way's row takes the place of its earlier one.
 """
 
 import argparse
@@ -15,9 +17,9 @@ import rows
 from measure import Case
 from scaled_node import DTYPE_BYTES, HIDDEN, LAYERS, MIB, SHAPE
 from scaled_process import Process
-from scaled_steps import IDEALS, LEAST_MEMORY_WAYS, SCALED_WAYS, Work
+from scaled_steps import LEAST_MEMORY_WAYS, SCALED_WAYS, Work
 
-WAYS = [*(way for way in SCALED_WAYS if way not in IDEALS[1:] and not way.startswith("memo")), *LEAST_MEMORY_WAYS]
+WAYS = [*(way for way in SCALED_WAYS if not way.startswith("memo")), *LEAST_MEMORY_WAYS]
 UNIT = 1024
 SHORT = (4 * UNIT, 6 * UNIT)
 ANY_RATE = 1e12
@@ -56,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     journal = rows.Journal("scaled_longest")
     for way in options.ways:
-        journal.add(longest(way, int(options.device_mib * MIB)))
+        journal.replace(longest(way, int(options.device_mib * MIB)), "way")
 
 
 if __name__ == "__main__":

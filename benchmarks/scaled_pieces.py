@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import torch
 from measure import tried
 from scaled_steps import Turns, Work
 from torch import Tensor, nn
 
 from memo import Trainer
 from memo.artifacts.layer_profile import LayerProfile
+from memo.config.derived import resolved_offload_tiles
+from memo.executor.pieces import row_forward
 from memo.model.layer import TransformerLayer
+from memo.profiler.layer import median_s
 from memo.train import layer_profile
 
 _LAYERS = 3
@@ -29,18 +33,19 @@ class Pieces:
     """Seconds of what steps consist of.
 
     Attributes:
-        forward_s, backward_s, attention_s: of a layer without a plan: its passes, and the forward of its attention.
+        forward_s, backward_s: of a layer that is not on tiles.
         beside_s: embedding, loss and optimizer.
-        on_tiles_forward_s, on_tiles_backward_s: of a layer under a plan that recomputes nothing.
-        recompute_s: by group of activations, what a layer under a plan takes to compute it again.
+        on_tiles_forward_s, on_tiles_backward_s: of a layer on tiles that recomputes no group of activations.
+        last_product_s: of a layer on tiles, the last matrix product of its forward.
+        recompute_s: by group of activations, what a layer on tiles takes to compute it again.
     """
 
     forward_s: float
     backward_s: float
-    attention_s: float
     beside_s: float
     on_tiles_forward_s: float
     on_tiles_backward_s: float
+    last_product_s: float
     recompute_s: dict[str, float]
 
     @classmethod
@@ -62,27 +67,27 @@ def piece_turns(work: Work) -> Iterator[Turns]:
     profile = _profiler(work)
     rates = dict.fromkeys(layer_profile.RATES, work.bytes_per_s)
     dataclasses.replace(profile(), **rates).save(work.profile)
-    case = dataclasses.replace(work.case, way="ideal", shape={**work.case.shape, "num_layers": _LAYERS})
+    case = dataclasses.replace(work.case, way="whole-layers", shape={**work.case.shape, "num_layers": _LAYERS})
     with tried(), Trainer(case.model, **dataclasses.replace(work, case=case).flags) as trainer:
         seconds: dict[str, list[float]] = defaultdict(list)
         for layer in trainer.parts.chunks[0].layers:
             assert isinstance(layer, TransformerLayer)
             _time(layer, seconds)
+        last_product = _last_product(layer, resolved_offload_tiles(trainer.config), work.case.seq_length)
         trainer.step()  # which makes the moments
 
         def turn() -> dict[str, Any]:
             seconds.clear()
             step_s = trainer.step().step_time_s
-            forward_s, backward_s, attention_s = (
-                sum(seconds[name]) / _LAYERS for name in ("forward", "backward", "attention")
-            )
+            forward_s, backward_s = (sum(seconds[name]) / _LAYERS for name in ("forward", "backward"))
             beside_s = step_s - _LAYERS * (forward_s + backward_s)
             tiled = profile()
-            return dataclasses.asdict(
-                Pieces(
-                    forward_s, backward_s, attention_s, beside_s, tiled.forward_s, tiled.backward_s, tiled.recompute_s
-                )
+            found = Pieces(
+                *(forward_s, backward_s, beside_s),
+                *(tiled.forward_s, tiled.backward_s, last_product()),
+                tiled.recompute_s,
             )
+            return dataclasses.asdict(found)
 
         yield Turns(turn, dict)
 
@@ -102,8 +107,19 @@ def _profiler(work: Work) -> Callable[[], LayerProfile]:
     return asked[0]
 
 
+def _last_product(layer: TransformerLayer, tiles: int, seq_length: int) -> Callable[[], float]:
+    """What measures the seconds that the last product of a layer's forward takes, on all tiles."""
+    active = torch.randn(seq_length // tiles, 1, layer.mlp.fc2.weight.shape[1])
+
+    @torch.no_grad()
+    def measure() -> float:
+        return tiles * median_s(lambda: row_forward(active, layer.mlp.fc2, None), active.device)
+
+    return measure
+
+
 def _time(layer: TransformerLayer, seconds: dict[str, list[float]]) -> None:
-    """Add to `seconds` those of each forward, backward and forward of attention of a layer, from now on."""
+    """Add to `seconds` those of each forward and backward of a layer, from now on."""
     began: dict[str, float] = {}
 
     def begin(name: str) -> None:
@@ -120,12 +136,5 @@ def _time(layer: TransformerLayer, seconds: dict[str, list[float]]) -> None:
         end("forward")
         y.register_hook(lambda grad: begin("backward"))
 
-    def attention(*args: Any) -> Tensor:
-        begin("attention")
-        y = core(*args)
-        end("attention")
-        return y
-
-    core, layer.attention.core = layer.attention.core, attention
     layer.register_forward_pre_hook(before)
     layer.register_forward_hook(after)

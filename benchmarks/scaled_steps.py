@@ -1,41 +1,42 @@
 """The ways of the scaled node (benchmarks/scaled_node.py), and the steps of one of them, a turn each."""
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import rivals
 from allocated_bytes import AllocatedBytes
 from measure import Case, tried
-from scaled_link import PacedCopies, PacedStreams
-from ways import WAYS, Way
+from scaled_link import PacedStreams
+from ways import ON_TILES, WAYS, Way
 
 from memo import Trainer
 from memo.train import build
 from memo.units import GIB
 
 _MEMO = {"offload_backend": "threads"}
-_FULL_SWAP = {"offload_alpha": 1.0, "offload_policy": "paper", **_MEMO}
-ON_TILES = "ideal-on-tiles"
+_RIVAL = {**ON_TILES, **_MEMO}
 SCALED_WAYS = {
-    "ideal": WAYS["none"],
-    ON_TILES: Way(_FULL_SWAP),
-    "full-recompute": WAYS["full-recompute"],
-    "selective-recompute": WAYS["selective-recompute"],
-    "layer-input-offload": WAYS["layer-input-offload"],
-    "full-swap": Way(_FULL_SWAP),
+    "ideal": Way(_RIVAL, start=rivals.keep_everything),
+    "full-recompute": Way(_RIVAL, start=rivals.recompute_layers),
+    "layer-input-offload": Way(_RIVAL, start=rivals.offload_layer_inputs),
+    "alst": Way(_RIVAL, start=rivals.tile_mlp),
+    "full-swap": Way({"offload_alpha": 1.0, "offload_policy": "paper", **_MEMO}),
     "memo-paper": Way({"offload_alpha": "auto", "offload_policy": "paper", **_MEMO}),
     "memo": Way({"offload_alpha": "auto", **_MEMO}),
+    "whole-layers": WAYS["none"],
+    "whole-layers-recompute": WAYS["full-recompute"],
 }
-"""ON_TILES: all activations leave the device, over a link without limit, so its layers are memo's and nothing waits."""
+"""All on the same tiles, but for WHOLE_LAYERS."""
 
-IDEALS = ("ideal", ON_TILES)
-PLANNED_WAYS = {
-    f"{way}-plan": Way({**SCALED_WAYS[way].flags, "memory_planner": "auto"})
-    for way in ("full-recompute", "full-swap", "memo")
-}
+IDEALS = ("ideal", "whole-layers")
+"""Nothing leaves the device, and they are asked to fit in no limit."""
+
+WHOLE_LAYERS = ("whole-layers", "whole-layers-recompute")
+"""What autograd makes of torch's layers, the whole sequence at once, as other trainers do: a second reference."""
+
 _LEAST = {"offload_alpha": 0.0, **_MEMO}
 LEAST_MEMORY_WAYS = {
     "memo-least": Way(_LEAST),
@@ -55,7 +56,8 @@ class Work:
     Attributes:
         case: a row of benchmarks/measure.py, whose number of steps does not count.
         bytes_per_s: of the link, each way.
-        profile: file of the layer's profile, which scaled_pieces.py writes and memo's ways plan from.
+        profile: file of the layer's profile, which scaled_pieces.py writes and ways on tiles plan from; "": they
+            measure their own.
         device_bytes: what memo may plan to use of the device; None: all.
         limit_bytes: what the device has: a request above it fails, as on a full GPU; None: no limit.
         host_bytes: what a way may keep in host memory; None: no limit.
@@ -70,11 +72,7 @@ class Work:
 
     @property
     def way(self) -> Way:
-        return {**SCALED_WAYS, **PLANNED_WAYS, **LEAST_MEMORY_WAYS}[self.case.way]
-
-    @property
-    def link_bytes_per_s(self) -> float:
-        return math.inf if self.case.way == ON_TILES else self.bytes_per_s
+        return {**SCALED_WAYS, **LEAST_MEMORY_WAYS}[self.case.way]
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -86,10 +84,10 @@ class Work:
             flags["offload_tiles"] = self.case.seq_length // TILE
         if flags["offload_alpha"] != "off" and self.host_bytes is not None:
             flags["offload_host_memory_gib"] = self.host_bytes / GIB
-        if flags["offload_alpha"] == "auto":
+        if flags["offload_alpha"] != "off" and self.profile and "offload_granularity" not in flags:
             flags["layer_profile"] = self.profile
-            if self.device_bytes is not None:
-                flags["device_memory_gib"] = self.device_bytes / GIB
+        if flags["offload_alpha"] == "auto" and self.device_bytes is not None:
+            flags["device_memory_gib"] = self.device_bytes / GIB
         return flags
 
 
@@ -104,37 +102,33 @@ class Turns:
 @contextlib.contextmanager
 def way_turns(work: Work) -> Iterator[Turns]:
     """Each turn is a step of one way, after those that warm up."""
-    case, copies = work.case, PacedCopies(work.link_bytes_per_s, work.host_bytes)
-    way = work.way
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            mock.patch.object(build, "make_backend", lambda *args, **more: PacedStreams(work.link_bytes_per_s))
-        )
+        stack.enter_context(mock.patch.object(build, "make_backend", lambda *_, **__: PacedStreams(work.bytes_per_s)))
         stack.enter_context(tried())
+        stack.enter_context(work.way.building())
         counter = AllocatedBytes()
-        trainer = stack.enter_context(Trainer(case.model, **work.flags))
-        way.prepare(trainer, copies)
+        trainer = stack.enter_context(Trainer(work.case.model, **work.flags))
         if work.limit_bytes is not None:  # only now: to time a real GPU's link takes memory, which is much on this node
             counter.limit(work.limit_bytes)
-        stack.enter_context(way.around(trainer, copies))
-        for _ in range(case.warmup):
+        for _ in range(work.case.warmup):
             trainer.step()
         counter.take_peak_bytes()
-        last: dict[str, Any] = {}
+        last: dict[str, Any] = {"device_peak_bytes": 0}
 
         def turn() -> dict[str, Any]:
             record = trainer.step()
-            last.update(loss=record.lm_loss, host_bytes=(record.host_records_bytes or 0) + copies.peak_bytes)
-            return {"step_s": record.step_time_s, "hidden_share": record.hidden_share}
+            peak_bytes = max(last["device_peak_bytes"], counter.take_peak_bytes())
+            last.update(loss=record.lm_loss, host_bytes=record.host_records_bytes or 0, device_peak_bytes=peak_bytes)
+            hidden_share = record.hidden_share if record.copies_s else None
+            return {"step_s": record.step_time_s, "hidden_share": hidden_share, "device_peak_bytes": peak_bytes}
 
         def end() -> dict[str, Any]:
-            moved = trainer.parts.chosen_swap
+            solved = None if work.way.start is not None else trainer.parts.chosen_swap
             return {
                 **last,
-                "device_peak_bytes": counter.take_peak_bytes(),
-                "moves": None if moved is None else moved.solution.tiles,
-                "limit": None if moved is None else str(moved.solution.limit),
-                "stays": moved is not None and trainer.parts.swap is None,
+                "moves": None if solved is None else solved.solution.tiles,
+                "limit": None if solved is None else str(solved.solution.limit),
+                "stays": solved is not None and trainer.parts.swap is None,
             }
 
         yield Turns(turn, end)

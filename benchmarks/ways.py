@@ -4,7 +4,8 @@ none                   everything stays: the ideal, where it fits
 full-recompute         Megatron-LM's --recompute-granularity full
 selective-recompute    Megatron-LM's selective: core attention
 full-recompute-plan    with planned memory (MEMO's ablation, table 4)
-layer-input-offload    full recomputation whose layer inputs wait in host memory (ALST, TRL, Unsloth)
+layer-input-offload    full recomputation whose layer inputs wait in host memory (TRL, axolotl, Unsloth), on memo's
+                       tiles, with copies that overlap (benchmarks/rivals.py)
 move-everything        every saved tensor to host memory and back (torch's save_on_cpu, torchtune's
                        OffloadActivations; on the stream that computes)
 full-swap-plan         token-wise layers with alpha = 1 and planned memory (MEMO's ablation)
@@ -20,11 +21,14 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from rivals import Rival, offload_layer_inputs
+from torch import Tensor
 
 from memo import Trainer
+from memo.train import swap
 
 Context = contextlib.AbstractContextManager[Any]
 
@@ -56,51 +60,18 @@ class HostCopies:
 
 @dataclass(frozen=True)
 class Way:
-    """`flags` are the trainer's; `prepare` changes a built trainer; steps run within `around`.
+    """`flags` are the trainer's, which is built within `building`; steps run within `around`, which is given where to
+    keep what it moves by itself.
 
-    Both are given where to keep what they move by themselves.
+    `start`: puts layers on tiles in the place of memo.train.swap.start; None: nothing takes its place.
     """
 
     flags: dict[str, Any]
-    prepare: Callable[[Trainer, HostCopies], None] = lambda trainer, copies: None
     around: Callable[[Trainer, HostCopies], Context] = lambda trainer, copies: contextlib.nullcontext()
+    start: Rival | None = None
 
-
-class InputOffloadedLayer(nn.Module):
-    """Recomputes a layer from an input that waits in host memory; both copies run on the stream that computes, as its
-    authors do."""
-
-    def __init__(self, layer: nn.Module, copies: HostCopies) -> None:
-        super().__init__()
-        self.layer, self.copies = layer, copies
-
-    def forward(self, x: Tensor, context: Any) -> Tensor:
-        if not torch.is_grad_enabled():
-            return self.layer(x, context)
-        y: Tensor = _InputOffloaded.apply(x, self.layer, context, self.copies)
-        return y
-
-
-class _InputOffloaded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: nn.Module, context: Any, copies: HostCopies) -> Tensor:
-        ctx.layer, ctx.context, ctx.device, ctx.copies = layer, context, x.device, copies
-        ctx.waiting = copies.take(x)
-        y: Tensor = layer(x, context)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x = ctx.copies.bring(ctx.waiting, ctx.device).requires_grad_()
-        with torch.enable_grad():
-            y = ctx.layer(x, ctx.context)
-        torch.autograd.backward(y, grads[0])
-        return x.grad, None, None, None
-
-
-def offload_inputs(trainer: Trainer, copies: HostCopies) -> None:
-    for chunk in trainer.parts.chunks:
-        chunk.layers = nn.ModuleList(InputOffloadedLayer(layer, copies) for layer in chunk.layers)
+    def building(self) -> Context:
+        return contextlib.nullcontext() if self.start is None else mock.patch.object(swap, "start", self.start)
 
 
 @dataclass(frozen=True)
@@ -137,13 +108,15 @@ def _all_saved_tensors_away(trainer: Trainer, copies: HostCopies) -> Context:
 _PLAIN = {"offload_alpha": "off"}
 _FULL = {**_PLAIN, "recompute_granularity": "full"}
 _PLANNED = {"memory_planner": "auto"}
+ON_TILES = {"offload_alpha": 0.0}
+"""Of ways with a `start`, which decides itself what moves."""
 
 WAYS = {
     "none": Way(_PLAIN),
     "full-recompute": Way(_FULL),
     "selective-recompute": Way({**_PLAIN, "recompute_granularity": "selective"}),
     "full-recompute-plan": Way({**_FULL, **_PLANNED}),
-    "layer-input-offload": Way(_PLAIN, prepare=offload_inputs),
+    "layer-input-offload": Way(ON_TILES, start=offload_layer_inputs),
     "move-everything": Way(_PLAIN, around=_all_saved_tensors_away),
     "full-swap-plan": Way({"offload_alpha": 1.0, "offload_policy": "paper", **_PLANNED}),
     "memo": Way({"offload_alpha": "auto", **_PLANNED}),

@@ -10,7 +10,7 @@ from measure import Case, in_fresh_process, take
 from ways import WAYS
 
 RUN = {"num_threads": 1, "peak_tflops": 1.0, "max_step_minutes": 600.0}
-LAYERS, SEQ_LENGTH = 2, 64
+LAYERS, SEQ_LENGTH = 4, 64
 SHAPE = {"num_layers": LAYERS, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 101}
 BY_HAND = ("none", "full-recompute", "selective-recompute", "layer-input-offload", "move-everything")
 """Ways without the planned allocator, which belongs to a process of its own."""
@@ -35,7 +35,8 @@ def test_ways_give_the_same_losses(way: str, rows: dict[str, dict[str, object]])
 
 def test_what_waits_on_the_host_is_counted(rows: dict[str, dict[str, object]]) -> None:
     input_bytes = SEQ_LENGTH * SHAPE["hidden_size"] * 4
-    assert rows["layer-input-offload"]["host_records_bytes"] == LAYERS * input_bytes
+    stay = 2  # the last two inputs are read before their buffers are needed again
+    assert rows["layer-input-offload"]["host_records_bytes"] == (LAYERS - stay) * input_bytes
     assert rows["none"]["host_records_bytes"] == rows["full-recompute"]["host_records_bytes"] == 0
     assert rows["move-everything"]["host_records_bytes"] > 5 * LAYERS * input_bytes  # type: ignore[operator]
 

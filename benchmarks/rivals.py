@@ -1,0 +1,197 @@
+"""Other ways to fit activations, on memo's own executor.
+
+Every way computes layers by the same operations on the same tiles as memo (memo.executor.tile_operations), and differs
+only in what it keeps, moves and computes again. So a comparison of speeds compares nothing else, and losses are equal
+to the last bit.
+
+keep_everything        every layer has a buffer of its own, and nothing moves: the ideal
+recompute_layers       every layer keeps its input alone, and runs forward again before its backward, up to the last
+                       product, whose result nobody needs (torch.utils.checkpoint stops there too)
+offload_layer_inputs   the same, with the inputs in host memory
+tile_mlp               the same again, and the MLP is computed a third time, tile by tile: ALST
+
+Copies to host memory and back overlap with compute: while a layer computes, the input of the layer before leaves, or
+that of the next one comes. That is the best that the published programs do, or better: TRL's OffloadActivations
+(trl/models/activation_offloading.py) offloads on a stream of its own, but its compute waits for each copy back, and the
+checkpoints of ALST (arctic_training/monkey_patches.py) block for both copies.
+
+ALST (arXiv 2506.13996; TiledMLP in deepspeed/runtime/sequence_parallel/ulysses_sp.py) computes the MLP tile by tile,
+keeps its input alone, and rebuilds each tile in backward. Under a checkpoint of the layer the MLP thus runs forward
+three times, as its authors write. Here the third time leaves out the last product, which is in ALST's favour.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
+from memo.executor.host_budget import HostBudget
+from memo.executor.layer import TokenwiseLayer
+from memo.executor.runtime import SwapRuntime
+from memo.executor.slots import slot_tensors
+from memo.executor.streams import StreamBackend
+from memo.executor.tile_operations import Context, Tile, make_tiles
+from memo.mesh import Mesh
+from memo.model.transformer import TransformerChunk
+from memo.parallel.data import ShardedDataParallel
+from memo.planner.swap import SwapPlan, swap_plan
+from memo.spec.skeleton import skeletal_tensors
+from memo.spec.slots import SlotLayout, plan_slot, slot_dims, slot_layout
+from memo.train.swap import ChosenSwap
+
+OF_LAYERS = ("qkv", "residual", "fc1")
+OF_TILED_MLP = ("qkv", "residual")
+"""Groups of activations that a layer keeps from its second forward to its backward, all their tiles."""
+
+
+def kept_tiles(config: RunConfig, groups: Sequence[str]) -> dict[str, int]:
+    """By group, the tiles that are kept: all of `groups`, none of the others."""
+    return {group: slot_dims(config).tiles if group in groups else 0 for group in OF_LAYERS}
+
+
+def input_layout(config: RunConfig) -> SlotLayout:
+    """A buffer for the input of one layer."""
+    place = slot_layout(config, 0.0).places["input"]
+    return SlotLayout({"input": place}, None, place.num_bytes, place.num_bytes)
+
+
+def work_layout(config: RunConfig, groups: Sequence[str]) -> SlotLayout:
+    """A buffer for all that a layer computes from its input and keeps until its backward."""
+    skeleton = tuple(tensor for tensor in skeletal_tensors(config.model) if tensor.name != "input")
+    return plan_slot(skeleton, slot_dims(config), kept_tiles(config, groups))
+
+
+class InputsInSlots(SwapRuntime):
+    """Slots hold the inputs of layers alone; all else lies in one buffer, which the next layer overwrites.
+
+    A forward keeps nothing in it. After `recall` the layer runs forward once more, and now keeps what its backward
+    reads, so that this recomputes norms and activations alone, as any backward on tiles does.
+    """
+
+    def __init__(
+        self,
+        plan: SwapPlan,
+        config: RunConfig,
+        groups: Sequence[str],
+        backend: StreamBackend,
+        device: torch.device,
+        host: HostBudget,
+    ) -> None:
+        """`groups`: OF_LAYERS or OF_TILED_MLP. Raises as SwapRuntime."""
+        super().__init__(plan, input_layout(config), backend, device, host)
+        self._first, self._again = self.layout, work_layout(config, groups)
+        work = torch.empty(self._again.slot_bytes, dtype=torch.uint8, device=device)
+        made = slot_tensors(self._again, work, self._workspace)
+        self._views = [{**made, **of_slot} for of_slot in self._views]
+        self._on_device.append(work)
+        self._recalled: dict[str, Tensor] | None = None
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a layer is between `recall` and the end of its backward."""
+        return self._recalled is not None
+
+    def recall(self, layer: int) -> Tensor:
+        """The input [n, b, h] of the layer whose backward comes, once it has arrived."""
+        self._recalled, self.layout = super().begin("B", layer), self._again
+        return self._recalled["input"]
+
+    def begin(self, kind: str, layer: int) -> dict[str, Tensor]:
+        return super().begin(kind, layer) if self._recalled is None else self._recalled
+
+    def end(self, kind: str, layer: int) -> None:
+        if self._recalled is not None and kind == "F":
+            return  # the backward of this layer follows, in the same buffers
+        self._recalled, self.layout = None, self._first
+        super().end(kind, layer)
+
+    def next_step(self) -> None:
+        self._recalled, self.layout = None, self._first
+        super().next_step()
+
+
+class RecomputedLayer(TokenwiseLayer):
+    """Runs forward twice; the second time up to the last product, unless the MLP is tiled."""
+
+    memory: InputsInSlots
+
+    def run_backward(self, grad: Tensor, context: Context) -> Tensor:
+        super().run_forward(self.memory.recall(self.index), context)
+        return super().run_backward(grad, context)
+
+    def _finish(self, kept: dict[str, Tensor], tile: Tile, out: Tensor) -> None:
+        # A tiled MLP is one function, whose whole forward runs before autograd learns what it keeps.
+        if self.memory.recomputes and "fc1" in self.memory.layout.places:
+            self._keep_again(kept, tile)
+        else:
+            super()._finish(kept, tile, out)
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A way, which takes the place of memo.train.swap.start: it takes the memory and replaces every plain layer.
+
+    Attributes:
+        groups: of activations, which a layer keeps until its backward, all their tiles.
+        recomputes: whether it keeps them from a second forward on, which begins with the layer's input.
+        moves: whether inputs go to host memory, through two buffers; else every layer has a buffer of its own.
+    """
+
+    groups: tuple[str, ...] = OF_LAYERS
+    recomputes: bool = True
+    moves: bool = False
+
+    def __call__(
+        self,
+        config: RunConfig,
+        mesh: Mesh,
+        chosen: ChosenSwap,
+        chunks: Sequence[TransformerChunk],
+        data_parallel: ShardedDataParallel,
+        backend: StreamBackend,
+        host: HostBudget,
+    ) -> SwapRuntime:
+        device, plan, runtime = data_parallel.device, self.plan(chosen.plan), None
+        if self.recomputes:
+            runtime, kind = InputsInSlots(plan, config, self.groups, backend, device, host), RecomputedLayer
+        else:
+            layout = slot_layout(config, kept_tiles(config, self.groups))
+            runtime, kind = SwapRuntime(plan, layout, backend, device, host), TokenwiseLayer
+        _put_on_tiles(kind, runtime, config, mesh, chunks, data_parallel)
+        return runtime
+
+    def plan(self, of_memo: SwapPlan) -> SwapPlan:
+        """memo's own, of two slots, or one with as many slots as nothing needs to move."""
+        ops = [step.op for step in of_memo.steps]
+        return of_memo if self.moves else swap_plan(ops, max_slots=sum(op.kind == "F" for op in ops))
+
+    def buffer_bytes(self, config: RunConfig) -> int:
+        """On the device, for one microbatch at a time."""
+        num_slots = 2 if self.moves else config.model.num_layers
+        if self.recomputes:
+            return num_slots * input_layout(config).slot_bytes + work_layout(config, self.groups).slot_bytes
+        return slot_layout(config, kept_tiles(config, self.groups)).buffer_bytes(num_slots)
+
+
+keep_everything = Rival(recomputes=False)
+recompute_layers = Rival()
+offload_layer_inputs = Rival(moves=True)
+tile_mlp = Rival(OF_TILED_MLP, moves=True)
+
+
+def _put_on_tiles(
+    kind: type[TokenwiseLayer],
+    memory: SwapRuntime,
+    config: RunConfig,
+    mesh: Mesh,
+    chunks: Sequence[TransformerChunk],
+    sink: ShardedDataParallel,
+) -> None:
+    tokens = config.data.seq_length // config.parallel.cp
+    tiles = make_tiles(tokens, config.parallel.tp, resolved_offload_tiles(config))
+    for chunk in chunks:
+        for position, layer in enumerate(chunk.layers):
+            chunk.layers[position] = kind(layer, chunk.layer_indices[position], tiles, memory, sink, mesh.tp)
