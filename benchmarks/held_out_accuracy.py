@@ -8,9 +8,6 @@ simumax b200   SimuMax's runs of Megatron-LM on 8 B200 (tests/golden/README.md),
                Memory is what torch's allocator gave at most, which SimuMax foresees too, by fused_memory.py;
                and, beside what was reserved, the account of Megatron-LM on kernels that are not fused, which was fitted
                to older runs (memo.estimate.calibration).
-trl 1m         TRL 1.13's guide: Qwen3-8B, one sequence of 1,048,576 tokens on 8 H100 over a ring, layers recomputed
-               (github.com/huggingface/trl, docs/source/long_context_training.md): 380.1 s. FSDP gathers weights, which
-               is not counted here.
 """
 
 import argparse
@@ -22,13 +19,17 @@ from typing import Any
 
 import rows
 from fused_memory import fused_allocated_bytes
-from simulator_accuracy import GOLDEN
+from simulator_accuracy import GOLDEN, with_efficiency
 
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.accounts import Account
+from memo.estimate.hardware import Efficiency
 from memo.estimate.hardware_table import HARDWARE
-from memo.simulate import predict_step
+from memo.estimate.time_errors import StepParts, time_error
+from memo.simulate import StepPrediction, predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO, Framework
+from memo.simulate.model import step_model
+from memo.simulate.parts import step_parts
 from memo.spec.shapes import shape_of
 from memo.units import GIB
 
@@ -50,11 +51,28 @@ class Held:
     other_gib: float | None = None
     allocated_gib: float | None = None
     framework: Framework = MEMO
+    gpus: int = GPUS
+
+    def foreseen(self, efficiency: Efficiency | None = None) -> StepPrediction:
+        hardware = with_efficiency(HARDWARE[self.hardware], efficiency)
+        return predict_step(self.config, self.gpus, hardware, framework=self.framework)
+
+    def longer(self, efficiency: Efficiency | None = None) -> float:
+        """Measured over foreseen seconds, less 1."""
+        return self.step_s / self.foreseen(efficiency).step_time_s - 1
+
+    def parts(self) -> StepParts:
+        model = step_model(self.config, self.gpus, HARDWARE[self.hardware], framework=self.framework)
+        return step_parts(self.foreseen(), model, self.config)
+
+    def bar(self) -> float:
+        """The share of the step by which memo says that it may be off."""
+        return time_error(HARDWARE[self.hardware], self.parts()).share
 
     def row(self) -> dict[str, Any]:
         """Errors: foreseen over measured, less 1."""
         parallel, training = self.config.parallel, self.config.training
-        foreseen = predict_step(self.config, GPUS, HARDWARE[self.hardware], framework=self.framework)
+        foreseen = self.foreseen()
         found: dict[str, Any] = {
             "source": self.source,
             "model": self.model,
@@ -64,11 +82,12 @@ class Held:
             "sequences": training.global_batch_size,
             "step_s": self.step_s,
             "error": foreseen.step_time_s / self.step_s - 1,
+            "bar": self.bar(),
         }
         if self.reserved_gib and self.allocated_gib:
             shape = shape_of(self.config.model, self.model, self.config.data.seq_length)
-            fitted_bytes = Account("megatron-lm", shape, GPUS).worst(self.config).total
-            allocated_bytes = fused_allocated_bytes(self.config, shape, GPUS)
+            fitted_bytes = Account("megatron-lm", shape, self.gpus).worst(self.config).total
+            allocated_bytes = fused_allocated_bytes(self.config, shape, self.gpus)
             found["memory_error"] = allocated_bytes / GIB / self.allocated_gib - 1
             found["fitted_memory_error"] = fitted_bytes / GIB / self.reserved_gib - 1
         if self.other_step_s and self.other_gib and self.allocated_gib:
@@ -104,12 +123,6 @@ def simumax() -> list[Held]:
     return found
 
 
-def trl() -> list[Held]:
-    values = {"seq_length": 1 << 20, "cp": GPUS, "gbs": 1, "device": "cuda"}
-    values |= {"offload_alpha": "off", "recompute_granularity": "full"}
-    return [Held("trl 1m", "qwen3-8b", RunConfig(model=preset("qwen3-8b")).override(values), "h100-80", 380.1)]
-
-
 def summary(source: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     """Of all rows of a source."""
     told: dict[str, Any] = {"summary": source, "rows": len(found)}
@@ -133,10 +146,8 @@ _MODELS: dict[str, ModelConfig] = {
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    results = []
-    for runs in (simumax(), trl()):
-        found = [run.row() for run in runs]
-        results += [summary(runs[0].source, found), *found]
+    found = [run.row() for run in simumax()]
+    results = [summary("simumax b200", found), *found]
     for row in results:
         print(json.dumps(row))
     print(f"kept in {rows.write(NAME, results)}")

@@ -317,6 +317,8 @@ FORESEEN = [
             "mean error, %": number("mean_error_percent", ".1f"),
             "bias, %": number("bias_percent", "+.1f"),
             "worst, %": number("worst_percent", "+.1f"),
+            "±% that memo prints, mean": number("mean_bar_percent", ".1f"),
+            "runs within it": number("within_their_bars", "d"),
             "first choice slower than the best by %, by GPUs": regret,
         },
         is_of_published_table,
@@ -335,13 +337,47 @@ FORESEEN = [
             "sequences a step": number("sequences", "d"),
             "measured, s": number("step_s", ",.2f"),
             "memo's step off by": number("error", "+.1%"),
+            "±": number("bar", ".0%"),
             "SimuMax's": number("other_error", "+.1%"),
             "memory off by": number("memory_error", "+.1%"),
             "SimuMax's memory": number("other_memory_error", "+.1%"),
         },
         lambda row: "summary" not in row,
-        text="Megatron-LM on 8 B200 as SimuMax measured it, and TRL on 8 H100 at a million tokens. Memory: the most "
-        "that torch's allocator gave, counted for fused kernels (docs/estimators.md).",
+        text="Megatron-LM on 8 B200 as SimuMax measured it. Memory: the most that torch's allocator gave, counted for "
+        "fused kernels (docs/estimators.md).",
+    ),
+    Table(
+        "step_sources",
+        "The simulator against steps of prime-rl",
+        {
+            "on": lambda row: f"{row['gpus']} x {row['hardware']}",
+            "model": text("model"),
+            "work": text("work"),
+            "s": number("seq_length", ",d"),
+            "measured, s": number("step_s", ".2f"),
+            "between steps, s": number("between_s", ".2f"),
+            "not memo's, s": number("not_memos_s", ".2f"),
+            "foreseen, s": number("foreseen_s", ".2f"),
+            "longer than foreseen": number("longer", "+.0%"),
+            "without what is not memo's": number("longer_of_memos", "+.0%"),
+            "±": number("bar", ".0%"),
+        },
+        is_kind("step"),
+        text="None of them was fitted. Not memo's: the head of an RL run, and logits of the whole sequence in fp32 "
+        "(benchmarks/step_sources.py). What is left of the small model is some 0.2 s a step, whatever its length "
+        "(docs/estimators.md). Attention of Hopper was chosen by TRL's step of a million tokens alone.",
+    ),
+    Table(
+        "step_sources",
+        "Each source left out of what is chosen or fitted",
+        {
+            "source": text("source"),
+            "runs": number("runs", "d"),
+            "foreseen by": text("by"),
+            "mean error": number("mean", ".1%"),
+            "worst": number("worst", "+.0%"),
+        },
+        is_kind("left out"),
     ),
     Table(
         "paper_marks",

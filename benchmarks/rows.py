@@ -30,8 +30,8 @@ def environment() -> dict[str, Any]:
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Keep `rows` as results/NAME.jsonl, each with the environment."""
-    return _write(name, [{**row, **environment()} for row in rows])
+    """Keep `rows` as results/NAME.jsonl, each with the environment, but those of an earlier run, which have theirs."""
+    return _write(name, [{**environment(), **row} for row in rows])
 
 
 class Journal:

@@ -30,6 +30,7 @@ import rows
 from memo.config import RunConfig, preset
 from memo.config.simulated_world import with_simulated_axes
 from memo.emulated_gpu.launch import Device, environment
+from memo.estimate.hardware import Efficiency
 from memo.estimate.machines import find_hardware
 from memo.simulate.model import step_model
 from memo.simulate.predict import predict_step
@@ -127,12 +128,14 @@ def by_kind(seconds: dict[str, float]) -> dict[str, float]:
 
 
 def foreseen(row: dict[str, Any]) -> dict[str, Any]:
-    """What the simulator says of the run of a row, with the seconds of its kernels by what bounds them."""
+    """What the simulator says of the run of a row, with the seconds of its kernels by what bounds them: on the machine
+    as it was when the row was modelled, since both sides take their seconds from it."""
     config = dataclasses.replace(RunConfig(), model=preset(row["model"])).override(row["flags"])
     config = with_simulated_axes(config.override({"params_dtype": "bf16"}))
     if row["tiles"] is None:
         config = config.override({"offload_alpha": "off"})
     hardware, tiles = find_hardware(row["hardware"]), row["tiles"]
+    hardware = dataclasses.replace(hardware, efficiency=Efficiency(**row["efficiency"]))
     step = predict_step(config, full_size.GPUS, hardware, tiles)
     model = step_model(config, full_size.GPUS, hardware, tiles)
     cost = (model.layer.forward + model.layer.backward + model.recompute) * model.num_layers
@@ -193,6 +196,7 @@ def main() -> int:
     for case in cases(options.hardware):
         if any(word in case.name for word in options.only):
             row = {"evidence": EVIDENCE, "name": case.name, **dataclasses.asdict(case), "flags": case.flags}
+            row |= {"efficiency": dataclasses.asdict(find_hardware(case.hardware).efficiency)}
             rows.Journal("timed_accuracy").replace({**row, **run(case)}, "name")
     return 0
 

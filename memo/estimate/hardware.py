@@ -35,6 +35,8 @@ class Efficiency:
         source: where the numbers come from.
         hop_s: more of them for each further rank of an all-gather or reduce-scatter, which goes round a ring; 0 where
             collective_s was fitted to runs of all sizes.
+        host_kernel_s: seconds that the host takes to start a kernel of memo's, Python and autograd included; 0 where
+            kernels start at once.
     """
 
     matmul: float
@@ -51,6 +53,7 @@ class Efficiency:
     host_core_gb_per_s: float
     source: str
     hop_s: float = 0.0
+    host_kernel_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from memo.estimate.gpu_peaks import BF16_PEAK_TFLOPS
 from memo.estimate.hardware import Efficiency, Hardware
-from memo.estimate.hardware_sxm import A100_40, AMPERE, B200, H100_80, H200, HOPPER
+from memo.estimate.hardware_sxm import A100_40, AMPERE, B200, BLACKWELL, H100_80, H200, HOPPER
 
 
 def _assumed(shares: Efficiency, as_of: str, **changes: float) -> Efficiency:
@@ -21,6 +21,7 @@ def _assumed(shares: Efficiency, as_of: str, **changes: float) -> Efficiency:
 _AMPERE_CARD = _assumed(AMPERE, "A100 and A800")
 _ADA_CARD = _assumed(AMPERE, "A100 and A800, whose attention kernels it runs")
 _HOPPER_CARD = _assumed(HOPPER, "H100 SXM")
+_BLACKWELL_BOARD = _assumed(BLACKWELL, "B200")
 _CDNA = _assumed(HOPPER, "H100 SXM, with matrix products at 0.47", matmul=0.47)
 
 _SERVER = "; assumed: a server of eight, switches of PCIe between them, two EPYC 7763, one port of 400 Gbit/s for all"
@@ -171,7 +172,7 @@ B300 = replace(
     memory_gib=268,
     memory_gb_per_s=8000,
     network_gb_per_s=100,
-    efficiency=_HOPPER_CARD,
+    efficiency=_BLACKWELL_BOARD,
     source="NVIDIA HGX B300 data sheet; node as b200 with ports of 800 Gbit/s; copies as on h100-94",
 )
 GB200 = replace(
@@ -187,7 +188,7 @@ GB200 = replace(
     host_memory_gib=960,
     host_memory_gb_per_s=1024,
     host_cores=144,
-    efficiency=_HOPPER_CARD,
+    efficiency=_BLACKWELL_BOARD,
     source="NVIDIA GB200 NVL72 data sheet: a tray of two Grace CPUs and four GPUs; two GPUs share a CPU's NVLink-C2C "
     "of 450 GB/s each way, of which 0.4 is assumed; NVLink to other trays is not modelled",
 )

@@ -83,11 +83,12 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
 
 
 def _checked(section: type, name: str, value: object, source: str) -> Any:
-    """The value, if it has the type of the field; all numbers but hop_s must be above 0, and shares at most 1."""
+    """The value, if it has the type of the field; all numbers but hop_s and host_kernel_s must be above 0, and shares
+    at most 1."""
     hint = get_type_hints(section)[name]
     if section is Efficiency and name in _SHARES:
         hint = _SHARE
-    elif section is Efficiency and name == "hop_s":
+    elif section is Efficiency and name in ("hop_s", "host_kernel_s"):
         hint = _MORE_S
     hint = {int: _COUNT, float: _SIZE}.get(hint, hint)
     return checked(

@@ -24,26 +24,29 @@ AMPERE = Efficiency(
     kernel_s=20e-6,
     collective_s=60e-6,
     host_core_gb_per_s=8,
+    host_kernel_s=40e-6,
     source="fitted, then rounded, on the 4D paper's table 3 and MEMO's tables 3 (rows of MEMO, 7B and 13B) and 4: "
     "matmul, matmul_half_size, attention_forward, attention_backward, kernel_s, collective_s, network; assumed: "
-    "memory, node, host_memory, host_core_gb_per_s; attention_half_head: FlashAttention-2 (arXiv 2307.08691), figures "
+    "memory, node, host_memory, host_core_gb_per_s; host_kernel_s: CPU time of memo's program for each kernel on the "
+    "emulated GPU, on one core of an EPYC; attention_half_head: FlashAttention-2 (arXiv 2307.08691), figures "
     "4 to 6; network and collective_s anew, without the rest, since products add weight gradients as Megatron-LM's do",
 )
 
 HOPPER = replace(
     AMPERE,
-    matmul=0.54,
+    matmul=0.535,
     matmul_half_size=128,
     attention_forward=0.5,
-    attention_backward=0.4,
+    attention_backward=0.42,
     node=0.67,
     network=0.7,
     kernel_s=2e-6,
     collective_s=60e-6,
     source="fitted, then rounded, on the 4D paper's table 4: matmul, node, network, kernel_s, collective_s (matmul "
-    "anew, alone, since products add weight gradients as Megatron-LM's do); assumed: memory, matmul_half_size, "
-    "host_memory, host_core_gb_per_s; attention: between FlashAttention-2 and -3 on H100 (arXiv 2407.08608, figures 5 "
-    "and 6)",
+    "anew, alone, since products add weight gradients as Megatron-LM's do, and since attention was chosen); attention: "
+    "0.72 of what cuDNN 9.19 reaches alone on H200 at 32K tokens (github.com/NVIDIA/cudnn-frontend, "
+    "benchmark/sdpa_benchmark_training: 688 and 581 TFLOP/s), which TRL's step of 1M tokens reaches with cuDNN; "
+    "assumed: memory, matmul_half_size, host_memory, host_core_gb_per_s",
 )
 
 BLACKWELL = replace(
@@ -194,6 +197,7 @@ CPU = Hardware(
         node=0.5,
         network=0.5,
         collective_s=1e-4,
+        host_kernel_s=0.0,
         source="assumed: an order of magnitude for trying things out",
     ),
     source="one rank on a few cores, assumed; describe yours in a file, or give --peak-tflops",

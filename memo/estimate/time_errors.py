@@ -1,10 +1,13 @@
-"""How far a foreseen speed may lie from a measured one, by the published runs that the simulator was held against.
+"""How far a foreseen step may lie from a measured one, by what the step consists of and what is known of each part.
 
-benchmarks/simulator_accuracy.py and benchmarks/held_out_accuracy.py compare both, run by run, and tests hold the
-figures here to what they find. Efficiencies were fitted to the runs on A100, A800 and H100, not to those on B200. No
-run of memo on a GPU is among them.
+A step of 8,192 tokens is mostly products, one of a million tokens is attention alone; so each part has an error of its
+own, with its own evidence, and the error of a step is their sum by the seconds that each part takes. The sum is linear:
+where published runs were missed, the parts were missed to the same side (28 of 31 on B200 took longer than foreseen).
+benchmarks/simulator_accuracy.py, benchmarks/held_out_accuracy.py and benchmarks/step_sources.py compare runs, and tests
+hold the figures here to what they find. No run of memo on a GPU is among them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memo.estimate.hardware import Hardware
@@ -19,23 +22,150 @@ foreseen to be faster was slower in three of ten; of pairs foreseen further apar
 
 
 @dataclass(frozen=True)
-class TimeError:
-    """Nine of ten of so many published runs lay within this share of the throughput foreseen for them."""
+class Copies:
+    """Seconds of copies of activations in a foreseen step, and of the compute that hides them.
 
-    share: float
-    runs: int
+    Attributes:
+        offload, prefetch: of copies to host memory or disk in forwards, and back in backwards.
+        forward, backward: of the layers.
+        always_share: of the bytes, those that no plan of memo's leaves out; 1 where the plan does not choose.
+        spared: recomputation that a plan would have in place of the others.
+    """
+
+    offload: float
+    prefetch: float
+    forward: float
+    backward: float
+    always_share: float = 1.0
+    spared: float = 0.0
+
+    def late_s(self, share: float) -> float:
+        """Seconds by which a step takes longer if copies take longer by `share`.
+
+        --offload-alpha auto measures the link and recomputes what it can no longer hide, so that of what a plan may
+        leave out no more is lost than the recomputation of the bytes that the slower link does not take.
+        """
+        late_s = self._exposed_s(1 + share) - self._exposed_s(1)
+        if self.always_share == 1:
+            return late_s
+        left_out = min(1.0, share / (1 + share) / (1 - self.always_share))
+        return max(self._exposed_s((1 + share) * self.always_share), min(late_s, left_out * self.spared))
+
+    def _exposed_s(self, times: float) -> float:
+        return max(0.0, times * self.offload - self.forward) + max(0.0, times * self.prefetch - self.backward)
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of a foreseen step, averaged over its stages, by what they rest on; the first seven add up to it.
+
+    Attributes:
+        attention, products: kernels of attention, and matrix products, recomputed ones included.
+        messages: collectives of tp, cp and dp, as far as compute waits for them.
+        token_wise: what memory binds: norms, RoPE, activations, sums, the loss, the optimizer.
+        waiting: stages of the pipeline that wait for each other.
+        host: kernels that wait for the host to start them.
+        copies: compute that waits for copies to host memory and back.
+        of_activations: these copies, hidden ones too.
+        link: what the busiest direction of the link to the host takes for activations and states.
+    """
+
+    attention: float
+    products: float
+    messages: float
+    token_wise: float
+    waiting: float
+    host: float
+    copies: float
+    of_activations: Copies
+    link: float
+
+    @property
+    def step_s(self) -> float:
+        return sum(getattr(self, name) for name in PARTS)
+
+    def late_copies_s(self, share: float) -> float:
+        """Seconds by which a step takes longer if copies take longer by `share`; it takes no less than its link."""
+        of_states_s = (1 + share) * self.link - self.step_s if self.of_activations.always_share == 1 else 0.0
+        return max(self.of_activations.late_s(share), share * self.copies, of_states_s)
+
+
+PARTS = ("attention", "products", "messages", "token_wise", "waiting", "host", "copies")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """By how much the seconds foreseen for some parts may be off, as a share of them, and what says so."""
+
+    shares: dict[str, float]
     source: str
 
     def __str__(self) -> str:
-        return f"speeds ±{self.share:.0%}: nine of ten of {self.runs} {self.source} lay within"
+        parts = ", ".join(f"{name.replace('_', '-')} {share:.0%}" for name, share in self.shares.items())
+        return f"{parts} ({self.source})"
 
 
-_A100 = TimeError(0.19, 85, "published runs of Megatron-LM on A100 (the 4D paper's table 3)")
-_H100 = TimeError(0.06, 60, "published runs of Megatron-LM on H100 (the 4D paper's table 4)")
-_SWAPPED = TimeError(0.04, 30, "published runs of MEMO on A800 (its tables 3 and 4)")
-_B200 = TimeError(0.15, 31, "published runs of Megatron-LM on B200 (SimuMax v1.2), none of which was fitted,")
-_OTHERS = TimeError(
-    0.30, 60, "published runs on H100, foreseen with A100's efficiencies as this machine is with another's,"
+@dataclass(frozen=True)
+class TimeError:
+    """By how much a step may be off.
+
+    Attributes:
+        shares: of the step, by part; they add up to `share`.
+        evidence: of the machine, for every part.
+    """
+
+    shares: dict[str, float]
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def share(self) -> float:
+        return sum(self.shares.values())
+
+    def __str__(self) -> str:
+        """Of the machine: what the errors of its steps are made of."""
+        return f"±%: by the seconds of each part, {'; '.join(map(str, self.evidence))}"
+
+
+_HOST = Evidence({"host": 0.5}, "assumed: counted kernels, and the CPU time of one on the machine that counted")
+_COPIES = Evidence({"copies": 0.5}, "assumed: no published run says what such a link reaches")
+_A100 = (
+    Evidence({"attention": 0.03}, "30 published steps of MEMO on A800, 64K to 1.4M tokens"),
+    Evidence(
+        {"products": 0.04, "messages": 0.4, "token_wise": 0.6, "waiting": 0.6},
+        "nine of ten of 85 published runs of Megatron-LM on A100 at 8K tokens lie within",
+    ),
+    _HOST,
+    Evidence({"copies": 0.1}, "MEMO's table 4, full swapping on A800, to which the link's rate was fitted"),
+)
+_H100 = (
+    Evidence(
+        {"attention": 0.2},
+        "chosen by TRL's step of 1M tokens; prime-rl's two of 64K are 5% shorter than foreseen, 15% without an RL head",
+    ),
+    Evidence(
+        {"products": 0.04, "messages": 0.1, "token_wise": 0.1, "waiting": 0.1},
+        "nine of ten of 60 published runs of Megatron-LM on H100 at 8K tokens lie within",
+    ),
+    _HOST,
+    _COPIES,
+)
+_B200 = (
+    Evidence(
+        {"products": 0.07, "messages": 0.4, "token_wise": 0.3, "waiting": 0.1},
+        "nine of ten of 31 published runs of Megatron-LM on B200 at 4K to 128K tokens lie within; none was fitted",
+    ),
+    Evidence({"attention": 0.2}, "assumed as on H100"),
+    _HOST,
+    _COPIES,
+)
+_OTHERS = (
+    Evidence(
+        dict.fromkeys(("attention", "products", "messages", "token_wise", "waiting"), 0.3),
+        "nine of ten of 60 published runs on H100 lie within, foreseen with A100's efficiencies as this machine is "
+        "with another's",
+    ),
+    _HOST,
+    _COPIES,
 )
 _KNOWN = {
     (A100_40.capability, AMPERE): _A100,
@@ -44,11 +174,18 @@ _KNOWN = {
 }
 
 
-def time_error(hardware: Hardware, swaps: bool) -> TimeError:
-    """Of plans for a machine; those that swap activations are held against MEMO's runs where these are of its chip.
+def time_error(hardware: Hardware, parts: StepParts) -> TimeError:
+    """Of a step that is foreseen for a machine.
 
-    A machine of another chip, or with other efficiencies than those fitted to published runs, has the error that H100
+    A machine of another chip, or with other efficiencies than those chosen by published runs, has the error that H100
     had before there were runs on it to fit.
     """
-    found = _KNOWN.get((hardware.capability, hardware.efficiency), _OTHERS)
-    return _SWAPPED if swaps and found is _A100 else found
+    evidence = _KNOWN.get((hardware.capability, hardware.efficiency), _OTHERS)
+    seconds = {name: share * getattr(parts, name) for name, share in _shares(evidence) if name != "copies"}
+    seconds["copies"] = parts.late_copies_s(dict(_shares(evidence))["copies"])
+    return TimeError({name: late_s / parts.step_s for name, late_s in seconds.items()}, evidence)
+
+
+def _shares(evidence: Iterable[Evidence]) -> Iterable[tuple[str, float]]:
+    for each in evidence:
+        yield from each.shares.items()

@@ -64,7 +64,7 @@ def plan_page(plan: Plan, commands: Commands) -> str:
 def _layouts(plan: Plan) -> list[str]:
     shown = ranked(plan)
     head, *rows = cells(shown, plan.question, plan.ties())
-    caption = "Tokens of one GPU in a second, as foreseen, with the range in which nine of ten published runs lay."
+    caption = "Tokens of one GPU in a second, as foreseen, with the error that its parts have."
     drawn = html.picture(png_bytes(_draw_speeds(shown, plan.question)), "speeds and their errors", caption)
     return [html.table(head, rows), *map(html.note, errors(plan, shown)), drawn]
 

@@ -85,11 +85,21 @@ def comparison(plans: Sequence[Plan]) -> str:
             lines.append(f"{_machine(plan.question)}: nothing fits: {shortage_of(plan.question)}")
         elif plan.question.price is None:
             lines.append(f"{_machine(plan.question)}: no price is known, so machines are ranked by tokens a second")
-    lines += sorted({str(speed_error(plan.question, plan.best)) for plan in plans if plan.best is not None})
+    lines += _errors(plans)
     sources = sorted({plan.question.price.source for plan in plans if plan.question.price is not None})
     lines += [f"prices: {source}" for source in sources]
     title = f"{question.model.name}, {question.seq_len:,} tokens x {question.global_batch_size} sequences a step"
     return "\n".join([title, "", text_table(rows, left={1, 2, 4}), "", *lines]).rstrip()
+
+
+def _errors(plans: Sequence[Plan]) -> list[str]:
+    """What the errors of speeds are made of, and of which machines."""
+    machines: dict[str, list[str]] = {}
+    for plan in plans:
+        if plan.best is not None:
+            names = machines.setdefault(str(speed_error(plan.question, plan.best)), [])
+            names += [name for name in (plan.question.hardware.name,) if name not in names]
+    return [f"{', '.join(sorted(names))}: {error}" for error, names in sorted(machines.items())]
 
 
 def comparison_object(plans: Sequence[Plan]) -> list[dict[str, Any]]:

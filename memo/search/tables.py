@@ -16,6 +16,8 @@ from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, explain
 from memo.search.remedies import remedies
 from memo.search.sifting import Reason
+from memo.simulate.model import step_model
+from memo.simulate.parts import step_parts
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count
@@ -128,6 +130,7 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
 
 def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
     layout, step, memory = choice.layout, choice.step, choice.sized.memory
+    error = speed_error(question, choice)
     return {
         **vars(layout),
         "dp": question.gpus // layout.ranks,
@@ -147,7 +150,8 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "nvme_gib": choice.sized.disk_bytes / GIB,
         "parts_gib": {name: size / GIB for name, size in components(memory).items() if name != "host"},
         "tgs": step.tgs,
-        "tgs_error_percent": 100 * speed_error(question, choice).share,
+        "tgs_error_percent": 100 * error.share,
+        "tgs_error_parts_percent": {name: 100 * share for name, share in error.shares.items()},
         "mfu_percent": step.mfu_percent,
         "tflops_per_gpu": step.tflops_per_gpu,
         "step_time_s": step.step_time_s,
@@ -234,7 +238,9 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
 
 def speed_error(question: Question, choice: Choice) -> TimeError:
     """How far the speed foreseen for a choice may lie from a measured one."""
-    return time_error(question.hardware, choice.strategy.swaps)
+    config, hardware = config_of(question, choice.layout, choice.strategy), question.hardware
+    model = step_model(config, question.gpus, hardware, choice.moved)
+    return time_error(hardware, step_parts(choice.step, model, config))
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

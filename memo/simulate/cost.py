@@ -13,6 +13,7 @@ class Cost:
         elementwise: norms, activations, RoPE, sums, copies on the device, the loss: bound by memory.
         tensor: collectives of tp and its sequence parallelism.
         context: messages and collectives of cp.
+        host: waiting for the host to start kernels.
     """
 
     matmul: float = 0.0
@@ -20,10 +21,11 @@ class Cost:
     elementwise: float = 0.0
     tensor: float = 0.0
     context: float = 0.0
+    host: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.matmul + self.attention + self.elementwise + self.tensor + self.context
+        return self.matmul + self.attention + self.elementwise + self.tensor + self.context + self.host
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
@@ -32,6 +34,7 @@ class Cost:
             self.elementwise + other.elementwise,
             self.tensor + other.tensor,
             self.context + other.context,
+            self.host + other.host,
         )
 
     def __mul__(self, times: float) -> "Cost":
@@ -41,6 +44,7 @@ class Cost:
             self.elementwise * times,
             self.tensor * times,
             self.context * times,
+            self.host * times,
         )
 
 

@@ -17,13 +17,16 @@ class Framework:
         order: axes of the rank grid, fastest first.
         waits_for_messages: whether a pipeline stage stops until what it sends has arrived and what it receives is
             there; otherwise both run beside compute.
+        host_starts_kernels: whether a layer takes no less than the host needs to start its kernels, where their number
+            is known.
     """
 
     order: tuple[str, ...] = AXES
     waits_for_messages: bool = False
+    host_starts_kernels: bool = False
 
 
-MEMO = Framework()
+MEMO = Framework(host_starts_kernels=True)
 """memo.parallel.stage_messages posts receives ahead and sends beside compute."""
 
 MEGATRON_LM = Framework(waits_for_messages=True)

@@ -41,6 +41,9 @@ class StepModel:
         updates, states: by stage; None in `states` for stages whose states are all whole on the device.
         peak_flops: of one rank, FLOP/s.
         swap: what moves (planned for the first stage); None where no swap plan runs.
+        spared: cost of the recomputation that the backward of one layer would have if nothing moved but what always
+            does.
+        always_share: of the bytes that move, those that always do.
     """
 
     pipeline: Pipeline
@@ -56,6 +59,8 @@ class StepModel:
     states: tuple[StateTimes | None, ...]
     peak_flops: float
     swap: SwapSolution | None
+    spared: Cost = NOTHING
+    always_share: float = 1.0
 
     def program(self, pipeline: Pipeline) -> Program:
         """For the clock: the schedules of this pipeline, perhaps with fewer microbatches."""
@@ -96,22 +101,25 @@ def step_model(
     if config.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_tflops={**hardware.peak_tflops, dtype: config.hardware.peak_tflops})
     kernels = Kernels(with_attention_of(hardware, config), dtype)
-    layer, recompute, times, swap = _layer(config, world_size, kernels, alpha)
+    made = _layer(config, world_size, kernels, alpha, framework)
+    swap = made.swap
     from_host = swap is not None and config.memory.sweeps and config.memory.offload_hidden_states
     return StepModel(
         pipeline=pipeline_of(config, world_size),
         num_layers=config.model.num_layers,
-        layer=layer,
-        recompute=recompute,
+        layer=made.cost,
+        recompute=made.recompute,
         embedding=embedding_cost(config, kernels),
         loss=loss_cost(config, kernels),
         message_s=stage_message_s(config, kernels, world_size, from_host, framework.order),
         meets=from_host or framework.waits_for_messages,
-        times=times,
+        times=made.times,
         updates=_by_stage(config, lambda stage: update_cost(config, kernels, world_size, stage, framework.order)),
         states=_by_stage(config, lambda stage: state_times(config, kernels, world_size, stage)),
         peak_flops=hardware.peak_flops(dtype),
         swap=swap,
+        spared=made.spared,
+        always_share=made.always_share,
     )
 
 
@@ -139,26 +147,47 @@ def stage_message_s(
     return sections * max(sent_s, copied_s)
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as it is executed; attributes as of StepModel."""
+
+    cost: LayerCost
+    times: LayerTimes
+    recompute: Cost = NOTHING
+    swap: SwapSolution | None = None
+    spared: Cost = NOTHING
+    always_share: float = 1.0
+
+
 def _layer(
-    config: RunConfig, world_size: int, kernels: Kernels, alpha: float | Mapping[str, int] | None
-) -> tuple[LayerCost, Cost, LayerTimes, SwapSolution | None]:
-    """The cost of a layer as it is executed: plain, or under a swap plan with its recomputation and copies."""
+    config: RunConfig,
+    world_size: int,
+    kernels: Kernels,
+    alpha: float | Mapping[str, int] | None,
+    framework: Framework,
+) -> _Layer:
+    """Plain, or under a swap plan with its recomputation and copies."""
     asked: float | str | Mapping[str, int] = config.memory.offload_alpha if alpha is None else alpha
     if asked != "off" and (alpha is not None or config.memory.swaps):
-        layer = swapped_layer(config, kernels)
+        layer = swapped_layer(config, kernels, framework)
         hardware = kernels.hardware
         limits = machine_limits(config, world_size, hardware) if asked == "auto" else NO_LIMITS
         problem = modelled_problem(config, world_size, hardware, layer, limits)
         swap = choose(problem, asked)
         if not (swap.moves_nothing_is_best and asked == "auto"):
-            recompute = layer.attention_again
-            for name, cost in layer.recompute.items():
-                recompute += cost * (1.0 - swap.tiles[name] / problem.tiles)
-            times = layer_times(problem, swap, hardware)
-            return layer, recompute, on_disk(config, world_size, hardware, problem, swap, times), swap
-    layer = plain_layer(config, kernels)
+            moved = {name: swap.tiles[name] / problem.tiles for name in layer.recompute}
+            recompute = sum((cost * (1.0 - moved[name]) for name, cost in layer.recompute.items()), NOTHING)
+            return _Layer(
+                cost=layer,
+                times=on_disk(config, world_size, hardware, problem, swap, layer_times(problem, swap, hardware)),
+                recompute=layer.attention_again + recompute,
+                swap=swap,
+                spared=sum((cost * moved[name] for name, cost in layer.recompute.items()), NOTHING),
+                always_share=problem.always_bytes / swap.moved_bytes if swap.moved_bytes else 1.0,
+            )
+    layer = plain_layer(config, kernels, framework)
     forward_s, backward_s = layer.forward.total_s, layer.backward.total_s
-    return layer, NOTHING, LayerTimes(forward_s, backward_s, copies_overlap=kernels.hardware.copies_overlap), None
+    return _Layer(layer, LayerTimes(forward_s, backward_s, copies_overlap=kernels.hardware.copies_overlap))
 
 
 def _by_stage(config: RunConfig, of_stage: Callable[[int], _Of]) -> tuple[_Of, ...]:

@@ -35,8 +35,9 @@ class StepPrediction:
         bubble_share: of the time of the pipeline, what its stages spend waiting for each other, on average.
         hidden_share: of the time that copies to host memory and back take, what passes under compute; 1 without.
         seconds: step_time_s by what it is spent on, averaged over the stages; they add up to it: matmul, attention,
-            elementwise, tensor and context (collectives of tp and cp), recompute (all of these), copies (waiting
-            for them), pipeline (waiting for other stages), data (collectives of dp), optimizer.
+            elementwise, tensor and context (collectives of tp and cp), host (waiting for it to start kernels),
+            recompute (all of these), copies (waiting for them), pipeline (waiting for other stages), data (collectives
+            of dp), optimizer.
         resources: seconds that each is busy in a step, of the stage that is busiest with it: compute, h2d and d2h
             (copies from and to host memory), cpu optimizer, dp link (collectives of dp), disk where activations lie on
             one. They overlap.
@@ -254,5 +255,6 @@ def _compute_s(model: StepModel) -> dict[str, float]:
         "elementwise": total.elementwise * count,
         "tensor": total.tensor * count,
         "context": total.context * count,
+        "host": total.host * count,
         "recompute": model.recompute.total_s * layers * count,
     }

@@ -75,9 +75,11 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2=", "3="]
     assert lines[6].startswith("= as good as the fastest that surely fits: less than 5% slower")
-    speeds = ["speeds ±19%: nine of ten of 85 ", "speeds ±4%: nine of ten of 30 ", ""]
-    assert all(line.startswith(speed) for line, speed in zip(lines[7:10], speeds, strict=True))
-    del lines[6:9]
+    assert (
+        lines[7].startswith("±%: by the seconds of each part, attention 3% (30 published steps of MEMO")
+        and not lines[8]
+    )
+    del lines[6:8]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
     risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 34.81 GiB needed, 34.27 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
@@ -133,13 +135,16 @@ def test_json(capsys: Capture) -> None:
         "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles",
         "recompute_attention_layers", "hidden_states_in_host_memory", "moved_tiles", "limit", "verdict",
         "total_gib", "host_gib", "nvme_gib", "parts_gib", "tgs",
-        "tgs_error_percent", "mfu_percent", "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds",
+        "tgs_error_percent", "tgs_error_parts_percent", "mfu_percent",
+        "tflops_per_gpu", "step_time_s", "bubble_share", "hidden_share", "seconds",
         "resources", "binding_resource", "sharding", "order", "states_in_host_memory", "dollars_per_billion_tokens",
     }  # fmt: skip
     assert best["tp"] * best["cp"] * best["pp"] * best["dp"] == 8
     assert sum(best["parts_gib"].values()) == pytest.approx(best["total_gib"])
     assert sum(best["seconds"].values()) == pytest.approx(best["step_time_s"])
-    assert 1 <= found["ties"] <= 3 and best["tgs_error_percent"] == 4
+    assert 1 <= found["ties"] <= 3
+    assert best["tgs_error_percent"] == pytest.approx(sum(best["tgs_error_parts_percent"].values()))
+    assert 4 < best["tgs_error_percent"] < 7
     assert best["tgs"] == pytest.approx(262144 * 16 / 8 / best["step_time_s"])
     assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
 

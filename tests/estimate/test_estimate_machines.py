@@ -1,5 +1,7 @@
 """Machines by the names of GPUs that drivers report."""
 
+from dataclasses import replace
+
 import pytest
 
 from memo.estimate.hardware_table import HARDWARE
@@ -64,3 +66,11 @@ def test_every_machine_has_a_gpu_of_its_own() -> None:
     gpus = [machine.driver_name for machine in HARDWARE.values()]
     assert len(set(gpus)) == len(gpus)
     assert {name for _, name in REPORTED.items()} == HARDWARE.keys() - {"cpu", "h100-94"}
+
+
+@pytest.mark.parametrize(("name", "chip"), [("b300", "b200"), ("gb200", "b200"), ("gh200", "h200"), ("h20", "h100-80")])
+def test_boards_take_the_shares_of_their_own_chip(name: str, chip: str) -> None:
+    """They are said to be assumed, and so they have the error of a machine without published runs."""
+    shares = HARDWARE[name].efficiency
+    assert shares == replace(HARDWARE[chip].efficiency, source=shares.source)
+    assert shares.source.startswith("assumed: those of ")

@@ -5,10 +5,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from memo.config.checks import check
+from memo.estimate.hardware import Efficiency
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.time_errors import time_error
 
@@ -78,19 +80,27 @@ def test_ablation_of_memo(accuracy: ModuleType) -> None:
     assert hidden[2] == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_errors_that_plans_show_are_those_of_the_tables(accuracy: ModuleType) -> None:
-    """Not smaller than what is found, and less than two points of a hundred larger."""
-    others = accuracy.share_within(accuracy.p4d(4), HARDWARE["a100-40"].efficiency)
+def covered(accuracy: ModuleType, runs: list[Any], scale: float = 1.0, efficiency: Efficiency | None = None) -> float:
+    """Of the runs, the share within the bar of each, which may be scaled."""
+    within = [abs(m.error(efficiency)) <= scale * accuracy.bar(m, efficiency) for m in runs]
+    return sum(within) / len(within)
+
+
+def test_nine_of_ten_published_runs_lie_within_the_bars_that_plans_would_show(accuracy: ModuleType) -> None:
+    """And fewer within bars that are smaller by a quarter: they are no larger than the runs ask for. Runs of MEMO are
+    all within half of theirs, most of which is for messages and waiting that they have little of."""
+    for number, runs in ((3, 85), (4, 60)):
+        table = accuracy.p4d(number)
+        assert len(table) == runs and covered(accuracy, table) >= 0.9 > covered(accuracy, table, 0.75)
     swapped = [*accuracy.memo_table3(), *accuracy.memo_table4()]
-    found = {
-        time_error(HARDWARE["a100-40"], swaps=False): (85, accuracy.share_within(accuracy.p4d(3))),
-        time_error(HARDWARE["h100-94"], swaps=True): (60, accuracy.share_within(accuracy.p4d(4))),
-        time_error(HARDWARE["a800-80"], swaps=True): (len(swapped), accuracy.share_within(swapped)),
-        time_error(HARDWARE["mi300x"], swaps=True): (60, others),
-    }
-    assert len(found) == 4
-    for shown, (runs, share) in found.items():
-        assert shown.runs == runs and share <= shown.share < share + 0.02, shown
+    assert len(swapped) == 30 and covered(accuracy, swapped) == 1.0
+    assert sum(accuracy.bar(m) for m in swapped) / 30 < 0.06
+
+
+def test_a_chip_without_runs_has_the_error_that_another_chips_efficiencies_had_on_h100(accuracy: ModuleType) -> None:
+    found = accuracy.share_within(accuracy.p4d(4), HARDWARE["a100-40"].efficiency)
+    shown = accuracy.bar(accuracy.p4d(4)[0], HARDWARE["a100-40"].efficiency)
+    assert found <= shown < found + 0.02
 
 
 def test_ties_are_pairs_that_nobody_could_order(accuracy: ModuleType) -> None:
@@ -101,14 +111,16 @@ def test_ties_are_pairs_that_nobody_could_order(accuracy: ModuleType) -> None:
     assert 1 - shares["others"] == pytest.approx(1 / 21, abs=0.005)
 
 
-@pytest.mark.parametrize("name", ["gh200", "a100-80-pcie", "rtx-4090", "mi300x", "cpu"])
-def test_a_machine_without_published_runs_has_the_error_of_a_guess(name: str) -> None:
-    guess = time_error(HARDWARE[name], swaps=True)
-    assert guess == time_error(HARDWARE[name], swaps=False)
-    assert guess.share > max(time_error(HARDWARE[known], swaps=False).share for known in ("a100-40", "h100-80", "h200"))
+@pytest.mark.parametrize("name", ["gh200", "b300", "a100-80-pcie", "rtx-4090", "mi300x", "cpu"])
+def test_a_machine_without_published_runs_has_the_error_of_a_guess(name: str, accuracy: ModuleType) -> None:
+    parts = accuracy.parts(accuracy.p4d(4)[0])
+    guess = time_error(HARDWARE[name], parts)
+    assert guess.share == pytest.approx(0.3)
+    for known in ("a100-40", "a800-80", "h100-80", "h200", "b200"):
+        assert time_error(HARDWARE[known], parts).share < 0.6 * guess.share
     changed = HARDWARE["h100-80"].efficiency
     faster = replace(HARDWARE["h100-80"], efficiency=replace(changed, matmul=changed.matmul + 0.1))
-    assert time_error(faster, swaps=False) == guess
+    assert time_error(faster, parts) == guess
 
 
 def test_every_row_is_a_run_that_memo_accepts(accuracy: ModuleType) -> None:

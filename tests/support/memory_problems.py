@@ -2,13 +2,8 @@
 
 import itertools
 import random
-import time
 
-import numpy as np
-
-from memo.planner.memory.dsa import Block, Instance, Problem, Solution
-from memo.planner.memory.overlaps import Overlaps
-from memo.planner.memory.task import Task
+from memo.planner.memory.dsa import Block, Problem, Solution
 
 
 def blocks(*shapes: tuple[int, int, int]) -> tuple[Block, ...]:
@@ -64,10 +59,3 @@ def is_valid(problem: Problem, solution: Solution) -> bool:
             return False
     aligned = all(begin >= 0 and begin % problem.alignment_bytes == 0 for begin, _ in spans.values())
     return aligned and solution.peak_bytes == max((end for _, end in spans.values()), default=0)
-
-
-def bad_start(problem: Problem, seconds: float = 60.0) -> tuple[Task, Overlaps]:
-    """A task whose addresses are one block upon the other."""
-    instance = Instance.of(problem)
-    stacked = np.cumsum(instance.sizes) - instance.sizes
-    return Task(instance, stacked, instance.bound, instance.bound, time.time() + seconds), Overlaps(instance)

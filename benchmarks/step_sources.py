@@ -1,0 +1,219 @@
+"""What the errors of foreseen steps rest on: steps of prime-rl beside what memo foresees, and each source left out.
+
+    python benchmarks/step_sources.py
+
+kind step       Published steps of prime-rl (tests/golden/README.md), dense models, all weights trained, layers
+                recomputed. FSDP shards what memo's data parallelism holds whole, and is foreseen as data parallelism.
+                `between_s` passes between two steps, where an RL run without LoRA saves its weights for inference
+                (src/prime_rl/trainer/rl/train.py): tokens a second count it, seconds of a step do not, and those are
+                compared. Two things of a step are not memo's:
+    rl          The head makes log-probabilities and entropies of chunks by dozens of kernels in fp32, and asks the
+                device after each (src/prime_rl/trainer/models/layers/lm_head.py). What that takes a token is what a
+                step of kind rl takes beyond one of kind sft of the same model, device and length: two such pairs.
+    sft         Logits of the whole sequence in fp32, and a loss that is not fused (src/prime_rl/trainer/sft/train.py):
+                WHOLE_LOGITS_BYTES an element beyond those of memo's chunks.
+                LoRA's runs are left out: memo's model of LoRA has one adapter, theirs are run with four, and on B200
+                FlashAttention-2, which memo does not take there.
+kind million    TRL 1.13's guide: Qwen3-8B, one sequence of 1,048,576 tokens on 8 H100 over a ring, layers recomputed
+                (github.com/huggingface/trl, docs/source/long_context_training.md): 380.1 s, with cuDNN's attention.
+                FSDP gathers weights, which is not counted. Attention of Hopper was chosen by it.
+kind left out   The error on a source when what was fitted to it or chosen by it is had without it. Attention of Hopper
+                is a share of what cuDNN reaches alone: one that the other source chooses.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import rows
+from held_out_accuracy import GPUS, Held, simumax
+from simulator_accuracy import GOLDEN
+
+from memo.config import ModelConfig, RunConfig, preset
+from memo.estimate.hardware import Efficiency
+from memo.estimate.hardware_sxm import H200, HOPPER
+from memo.estimate.hardware_table import HARDWARE
+
+NAME = "step_sources"
+WHOLE_LOGITS_BYTES = 30
+"""An element of logits: cast to fp32 (6 bytes), log-softmax (8), in backward zeros of the loss (4), log-softmax (12)
+and the cast (6), less the 6 that memo reads and writes."""
+ATTENTION = "prime-rl, 64K"
+_QWEN3 = replace(preset("qwen3-8b"), untie_embeddings_and_output_weights=False)
+_MODELS: dict[str, ModelConfig] = {
+    "Qwen/Qwen3-0.6B": replace(
+        _QWEN3, num_layers=28, hidden_size=1024, num_attention_heads=16, num_query_groups=8, ffn_hidden_size=3072
+    ),
+    "Qwen/Qwen3-4B-Instruct-2507": replace(_QWEN3, hidden_size=2560, ffn_hidden_size=9728),
+}
+_HARDWARE = {machine.driver_name: name for name, machine in HARDWARE.items()}
+
+
+@dataclass(frozen=True)
+class PrimeStep:
+    """A published row; `run` as memo would run it."""
+
+    kind: str
+    attention: str
+    lora: bool
+    recomputes: bool
+    tokens_per_s: float
+    run: Held
+
+    @property
+    def seq_length(self) -> int:
+        return self.run.config.data.seq_length
+
+    @property
+    def tokens(self) -> int:
+        """Of one GPU in a step."""
+        return self.seq_length * (self.run.config.training.global_batch_size or 0) // self.run.gpus
+
+    @property
+    def between_s(self) -> float:
+        return self.tokens * self.run.gpus / self.tokens_per_s - self.run.step_s
+
+    @property
+    def is_memos(self) -> bool:
+        """Whether memo would train so: all weights, layers recomputed, and attention that memo takes there."""
+        is_old = self.attention == "flash_attention_2" and HARDWARE[self.run.hardware].capability >= 90
+        return not self.lora and self.recomputes and not is_old
+
+    @property
+    def not_memos_s(self) -> float:
+        if self.kind == "rl":
+            return self.tokens * head_s_a_token(HARDWARE[self.run.hardware].capability)
+        logits_bytes = WHOLE_LOGITS_BYTES * self.tokens * self.run.config.model.vocabulary
+        hardware = HARDWARE[self.run.hardware]
+        return logits_bytes / (hardware.memory_gb_per_s * 1e9 * hardware.efficiency.memory)
+
+    def row(self) -> dict[str, Any]:
+        foreseen_s = self.run.foreseen().step_time_s
+        return {
+            "kind": "step",
+            "hardware": self.run.hardware,
+            "gpus": self.run.gpus,
+            "model": self.run.model,
+            "work": self.kind,
+            "seq_length": self.seq_length,
+            "step_s": self.run.step_s,
+            "between_s": self.between_s,
+            "not_memos_s": self.not_memos_s,
+            "foreseen_s": foreseen_s,
+            "longer": self.run.longer(),
+            "longer_of_memos": (self.run.step_s - self.not_memos_s) / foreseen_s - 1,
+            "bar": self.run.bar(),
+        }
+
+
+@cache
+def prime_rl() -> tuple[PrimeStep, ...]:
+    """All published rows of dense models that the repository has."""
+    found = []
+    with (GOLDEN / "prime_rl_measured.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            gpus, sequences = int(row["num_gpus"]), int(row["micro_batches"])
+            values: dict[str, Any] = {"seq_length": int(row["seq_len"]), "mbs": 1, "gbs": gpus * sequences}
+            values |= {"device": "cuda", "offload_alpha": "off", "recompute_granularity": "full"}
+            config = RunConfig(model=_MODELS[row["model"]]).override(values)
+            held = Held("prime-rl", row["model"], config, _HARDWARE[row["device"]], float(row["step_s"]), gpus=gpus)
+            is_lora, recomputes = bool(row["lora_rank"]), row["activations"] == "Recompute"
+            step = PrimeStep(row["kind"], row["attention"], is_lora, recomputes, float(row["tokens_per_s"]), held)
+            found.append(step)
+    return tuple(found)
+
+
+@cache
+def head_s_a_token(capability: int) -> float:
+    """What the head of an RL run takes beyond that of a supervised one: of pairs that differ in nothing else, those on
+    such a chip, or else all."""
+    of: dict[tuple[object, ...], dict[str, PrimeStep]] = {}
+    for step in prime_rl():
+        if not step.lora and step.recomputes:
+            key = step.run.hardware, step.run.gpus, step.run.model, step.seq_length
+            of.setdefault(key, {})[step.kind] = step
+    pairs = [(pair["sft"], pair["rl"]) for pair in of.values() if len(pair) == 2]
+    near = [pair for pair in pairs if HARDWARE[pair[0].run.hardware].capability == capability] or pairs
+    return statistics.mean((rl.run.step_s - sft.run.step_s) / rl.tokens for sft, rl in near)
+
+
+def trl() -> list[Held]:
+    values = {"seq_length": 1 << 20, "cp": GPUS, "gbs": 1, "device": "cuda"}
+    values |= {"offload_alpha": "off", "recompute_granularity": "full"}
+    return [Held("trl 1m", "qwen3-8b", RunConfig(model=preset("qwen3-8b")).override(values), "h100-80", 380.1)]
+
+
+def attention_steps() -> list[Held]:
+    """Steps of prime-rl that attention binds."""
+    return [step.run for step in prime_rl() if step.is_memos and step.seq_length >= 65536]
+
+
+def with_attention(share: float) -> Efficiency:
+    """Hopper's, if attention reaches this share of what cuDNN does alone at 32K tokens."""
+    with (GOLDEN / "cudnn_attention.csv").open(newline="", encoding="utf-8") as file:
+        (alone,) = (row for row in csv.DictReader(file) if row["gpu"] == H200.driver_name and row["seq_len"] == "32768")
+    peak = H200.peak_tflops["bf16"]
+    forward, backward = (share * float(alone[f"{name}_tflops"]) / peak for name in ("forward", "backward"))
+    return replace(HOPPER, attention_forward=forward, attention_backward=backward)
+
+
+def chosen_by(runs: Sequence[Held]) -> float:
+    """The share for which the mean of these runs is foreseen rightly."""
+
+    def longer(share: float) -> float:
+        return statistics.mean(run.longer(with_attention(share)) for run in runs)
+
+    low, high = 0.3, 1.5
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if longer(middle) < 0 else (low, middle)
+    return low
+
+
+def left_out() -> list[dict[str, Any]]:
+    """Of each source."""
+    prime, million = attention_steps(), trl()
+    found = [
+        _left_out(ATTENTION, prime, "TRL", with_attention(chosen_by(million))),
+        _left_out("TRL, 1M", million, "prime-rl", with_attention(chosen_by(prime))),
+        _left_out("prime-rl and TRL", [*prime, *million], "cuDNN alone", with_attention(1.0)),
+        _left_out("SimuMax, B200", simumax(), "its kernels, not its steps", None),
+        _left_out("SimuMax, B200", simumax(), "nothing of B200: Hopper's", HOPPER),
+    ]
+    for row in rows.read("simulator_accuracy"):
+        if row.get("family") and row["left_out"] == row["table"]:
+            ampere = {"p4d 4": "A100's"}.get(row["table"], "the other two tables")
+            shares = {"mean": row["mean_error_percent"] / 100, "worst": row["worst_percent"] / 100}
+            found.append({"kind": "left out", "source": row["table"], "runs": row["rows"], "by": ampere, **shares})
+    return found
+
+
+def _left_out(source: str, runs: Sequence[Held], by: str, efficiency: Efficiency | None) -> dict[str, Any]:
+    errors = [run.longer(efficiency) for run in runs]
+    return {
+        "kind": "left out",
+        "source": source,
+        "runs": len(runs),
+        "by": by,
+        "mean": statistics.mean(map(abs, errors)),
+        "worst": max(errors, key=abs),
+        "attention": None if efficiency is None else [efficiency.attention_forward, efficiency.attention_backward],
+    }
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    results = [step.row() for step in prime_rl() if step.is_memos]
+    results += [{"kind": "million", **run.row()} for run in trl()] + left_out()
+    for row in results:
+        print(json.dumps(row))
+    print(f"kept in {rows.write(NAME, results)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""How long the host takes to start the kernels of one layer; where that is more than they take, the device waits.
+
+Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emulated_gpu/test_kernels_of_a_layer.py):
+
+    kernels                       forward    backward    again
+    whole layers                       26          56       26    of full recomputation
+    under a swap plan, T tiles     17 + 19 T   35 + 40 T
+    swept, T tiles                  9 + 42 T   17 + 90 T
+
+Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
+kernels fewer; a ring's are not counted, nor the loss's, nor those of a custom layer. Megatron-LM's are not known: it is
+foreseen without.
+"""
+
+from dataclasses import replace
+
+from memo.config import RunConfig
+from memo.config.derived import resolved_offload_tiles
+from memo.simulate.cost import Cost
+from memo.simulate.kernels import Kernels
+from memo.simulate.layer_model import LayerCost
+
+
+def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
+    """Of the forward and of the backward of one layer and microbatch; `swaps`: under a swap plan."""
+    if not swaps:
+        forward, backward = 26, 56
+        return forward, backward + (forward if config.memory.recompute_granularity == "full" else 0)
+    tiles = resolved_offload_tiles(config)
+    if config.memory.sweeps:
+        return 9 + 42 * tiles, 17 + 90 * tiles
+    return 17 + 19 * tiles, 35 + 40 * tiles
+
+
+def with_host(layer: LayerCost, config: RunConfig, kernels: Kernels, swaps: bool) -> LayerCost:
+    """The layer, whose passes take no less than the host needs to start their kernels."""
+    host_s = 0.0 if config.model.custom_layer else kernels.hardware.efficiency.host_kernel_s
+    forward, backward = kernels_of_layer(config, swaps)
+    return replace(
+        layer,
+        forward=layer.forward + Cost(host=max(0.0, forward * host_s - layer.forward.total_s)),
+        backward=layer.backward + Cost(host=max(0.0, backward * host_s - layer.backward.total_s)),
+    )

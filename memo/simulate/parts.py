@@ -1,0 +1,39 @@
+"""What a foreseen step consists of, for its error (memo.estimate.time_errors)."""
+
+from memo.config import RunConfig
+from memo.estimate.time_errors import Copies, StepParts
+from memo.simulate.model import StepModel
+from memo.simulate.predict import StepPrediction
+from memo.simulate.swapping import moves_and_records
+
+
+def step_parts(step: StepPrediction, model: StepModel, config: RunConfig) -> StepParts:
+    """Of a step that was predicted by the model of the same run."""
+    passes = model.layers_per_stage * model.pipeline.microbatches
+    again, seconds = model.recompute * passes, step.seconds
+    return StepParts(
+        attention=seconds["attention"] + again.attention,
+        products=seconds["matmul"] + again.matmul,
+        messages=seconds["tensor"] + seconds["context"] + seconds["data"] + again.tensor + again.context,
+        token_wise=seconds["elementwise"] + again.elementwise + seconds["optimizer"],
+        waiting=max(0.0, seconds["pipeline"]),
+        host=seconds["host"],
+        copies=seconds["copies"],
+        of_activations=_copies(model, config, passes),
+        link=max(step.resources["h2d"], step.resources["d2h"]),
+    )
+
+
+def _copies(model: StepModel, config: RunConfig, passes: int) -> Copies:
+    """Of the first stage, which moves most. Where states move too, or alpha is given, the plan leaves nothing out."""
+    times = model.times
+    moves, _ = moves_and_records(model.pipeline, 0, model.num_layers) if times.offload_s or times.prefetch_s else (0, 0)
+    plans_anew = config.memory.offload_alpha == "auto" and not any(model.states)
+    return Copies(
+        offload=moves * times.slowest_offload_s,
+        prefetch=moves * times.slowest_prefetch_s,
+        forward=moves * times.forward_s,
+        backward=moves * times.backward_s,
+        always_share=model.always_share if plans_anew else 1.0,
+        spared=model.spared.total_s * passes,
+    )

@@ -1,0 +1,99 @@
+"""step_sources.py: published steps of prime-rl beside what memo foresees, and each source left out."""
+
+from collections.abc import Sequence
+
+import pytest
+import step_sources as benchmark
+
+from memo.config.checks import check
+from memo.config.hugging_face import model_of
+from memo.estimate.hardware_sxm import H200, HOPPER
+
+STEPS = {
+    (step.run.hardware, step.run.model.split("-")[1], step.kind, step.seq_length // 1024): step
+    for step in benchmark.prime_rl()
+    if step.is_memos
+}
+
+
+def test_every_row_is_a_run_that_memo_accepts() -> None:
+    assert len(benchmark.prime_rl()) == 17 and len(STEPS) == 7
+    for run in (*(step.run for step in benchmark.prime_rl()), *benchmark.trl()):
+        check(run.config, run.gpus, needs_data=False)
+
+
+def test_tokens_a_second_of_rl_runs_count_what_happens_between_steps() -> None:
+    """They save all weights there, whatever the length: 5 to 6 s of the 4B model. LoRA's and supervised runs do not."""
+    for step in benchmark.prime_rl():
+        if step.kind == "sft" or (step.lora and step.run.hardware != "a6000"):
+            assert abs(step.between_s) < 0.03 * step.run.step_s
+        elif step.run.model.endswith("4B-Instruct-2507") and not step.lora:
+            assert 4.8 < step.between_s < 6
+    assert len([step for step in benchmark.prime_rl() if step.between_s > 4.8]) == 3
+
+
+@pytest.mark.parametrize("hardware", ["h100-80", "h200"])
+def test_64k_tokens_are_foreseen_within_the_bar_with_and_without_what_is_not_memos(hardware: str) -> None:
+    """A step of kind rl bears a slower head: without it, the step is shorter than foreseen."""
+    row = STEPS[hardware, "4B", "rl", 64].row()
+    assert -0.06 < row["longer"] < -0.04
+    assert -row["bar"] < row["longer_of_memos"] < -0.13
+    assert row["bar"] == pytest.approx(0.155, abs=0.01)
+    in_tokens_a_second = (row["step_s"] + row["between_s"]) / row["foreseen_s"] - 1
+    assert 0.11 < in_tokens_a_second < row["bar"]
+
+
+def test_a_million_tokens_on_eight_h100() -> None:
+    """Attention of Hopper was chosen by this step; its bar is that of attention, which is all but all of it."""
+    (run,) = benchmark.trl()
+    assert run.longer() == pytest.approx(0.0, abs=0.01)
+    assert run.bar() == pytest.approx(0.19, abs=0.01)
+
+
+def test_a_small_model_of_few_tokens_takes_longer_by_seconds_that_tokens_do_not_explain() -> None:
+    """0.6B on one H100: from 8K to 16K tokens, the seconds beyond what is foreseen hardly grow. So they are not of the
+    kernels, which memo simulates, but of the host, once a step."""
+    rows = [STEPS["h100-80", "0.6B", "sft", length].row() for length in (8, 16)]
+    left_s = [row["step_s"] - row["not_memos_s"] - row["foreseen_s"] for row in rows]
+    constant_s = 2 * left_s[0] - left_s[1]
+    assert 0.2 < constant_s < 0.24
+    for row, found_s in zip(rows, left_s, strict=True):
+        assert found_s - constant_s < row["bar"] * row["foreseen_s"]
+
+
+def test_attention_of_hopper_is_what_trls_step_chooses() -> None:
+    """As a share of what cuDNN reaches alone; prime-rl's steps would choose more."""
+    peak = H200.peak_tflops["bf16"]
+    shares = [HOPPER.attention_forward / (688 / peak), HOPPER.attention_backward / (581 / peak)]
+    by_trl, by_prime = (benchmark.chosen_by(runs) for runs in (benchmark.trl(), benchmark.attention_steps()))
+    assert shares == pytest.approx([by_trl] * 2, abs=0.01) and by_prime > by_trl
+    assert (by_trl, by_prime) == pytest.approx((0.71, 0.78), abs=0.01)
+
+
+def test_each_source_left_out() -> None:
+    """As docs/estimators.md says."""
+    rows = {(row["source"], row["by"]): row["mean"] for row in benchmark.left_out()}
+    assert rows["prime-rl, 64K", "TRL"] == pytest.approx(0.06, abs=0.01)
+    assert rows["TRL, 1M", "prime-rl"] == pytest.approx(0.09, abs=0.01)
+    assert rows["prime-rl and TRL", "cuDNN alone"] == pytest.approx(0.24, abs=0.01)
+    assert rows["SimuMax, B200", "nothing of B200: Hopper's"] > rows["SimuMax, B200", "its kernels, not its steps"]
+    assert {source for source, _ in rows} >= {"p4d 3", "p4d 4", "memo 3 memo", "memo 4"}
+
+
+def test_attention_bars_hold_when_the_other_source_chooses() -> None:
+    runs: Sequence[benchmark.Held]
+    for runs, others in (
+        (benchmark.trl(), benchmark.attention_steps()),
+        (benchmark.attention_steps(), benchmark.trl()),
+    ):
+        efficiency = benchmark.with_attention(benchmark.chosen_by(others))
+        assert all(abs(run.longer(efficiency)) < run.bar() for run in runs)
+
+
+def test_models_are_those_of_the_published_configurations() -> None:
+    common = {"model_type": "qwen3", "head_dim": 128, "vocab_size": 151936, "num_key_value_heads": 8}
+    common |= {"tie_word_embeddings": True, "max_position_embeddings": 40960, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
+    small = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072}
+    large = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 9728}
+    for (name, model), sizes in zip(benchmark._MODELS.items(), (small, large), strict=True):
+        assert model == model_of(common | sizes, name), name

@@ -1,0 +1,48 @@
+"""The program starts as many kernels for a layer as memo.simulate.host says, which foresees when small layers wait."""
+
+import json
+from pathlib import Path
+
+import pytest
+from own_process import run
+
+from memo.config import RunConfig, preset
+from memo.emulated_gpu.launch import Device
+from memo.simulate.host import kernels_of_layer
+
+PROGRAM = """
+import dataclasses, json, sys
+import memo
+from memo.config import RunConfig, preset
+from memo.emulated_gpu.face import EmulatedGpu
+
+gpu, counts = EmulatedGpu(), []
+for layers in (2, 4):
+    model = dataclasses.replace(preset("qwen3-tiny"), num_layers=layers)
+    config = dataclasses.replace(RunConfig(), model=model).override(json.loads({values!r}))
+    with memo.Trainer(config=config) as trainer:
+        trainer.step()
+        gpu.clear()
+        trainer.step()
+        counts.append(gpu.counts()["kernels"])
+print((counts[1] - counts[0]) / 2)
+"""
+WAYS = {
+    "kept": {"offload_alpha": "off"},
+    "recomputed": {"offload_alpha": "off", "recompute_granularity": "full"},
+    "2 tiles": {"offload_alpha": 0.5, "offload_tiles": 2},
+    "8 tiles": {"offload_alpha": 0.5, "offload_tiles": 8},
+    "swept in 4 tiles": {"offload_alpha": 0.5, "offload_tiles": 4, "offload_granularity": "tile"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_as_many_kernels_as_foreseen(tmp_path: Path, way: str) -> None:
+    values = {"mock_data": True, "seq_length": 512, "global_batch_size": 1, "train_iters": 2, "device": "cuda"}
+    values |= {"num_threads": 1, "profile_cache": "off", "progress": False, "memory_planner": "off", **WAYS[way]}
+    device = Device(without_numbers=True, memory_gib=20, host_memory_gib=64)
+    done = run(tmp_path, PROGRAM.format(values=json.dumps(values)), device)
+    assert done.returncode == 0, done.stderr
+    config = RunConfig(model=preset("qwen3-tiny")).override(values)
+    foreseen = sum(kernels_of_layer(config, swaps=config.memory.swaps))
+    assert float(done.stdout.split()[-1]) == pytest.approx(foreseen, rel=0.08)
