@@ -89,7 +89,7 @@ def _memory(plan: Plan) -> str:
     parts = {name: size for name, size in components(best.sized.memory).items() if size and name != "host"}
     rows = [[f"one GPU: {name.replace('_', ' ')}", f"{size / GIB:,.2f}", ""] for name, size in parts.items()]
     rows += [
-        ["one GPU, in all", f"{best.sized.memory.total / GIB:,.2f}", f"{question.gpu_memory_gib:,g}"],
+        ["one GPU, in all", f"{best.sized.memory.total / GIB:,.2f}", f"{question.gpu_memory_gib:.4g}"],
         ["host memory of a node", f"{best.sized.host_bytes / GIB:,.2f}", f"{question.host_memory_gib:,g}"],
     ]
     if question.hardware.nvme_gib:
