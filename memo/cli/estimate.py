@@ -21,6 +21,7 @@ from memo.config.model_name import check_planned_model
 from memo.errors import ConfigError
 from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.papers.methods import answer_by_paper
+from memo.search.costs import pinning
 from memo.search.estimating import Answer, answer
 from memo.units import GIB
 
@@ -83,7 +84,7 @@ class _Options:
     gpus: int | None = None
     """All GPUs; default: tp x cp x pp."""
     gpu_memory_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
-    """Nominal memory of one GPU; default: the hardware's."""
+    """Memory of one GPU, as nvidia-smi reports it; default: the hardware's."""
     global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one step; default: as many microbatches as fill the pipeline."""
     hardware: str | None = None
@@ -98,7 +99,7 @@ class _Options:
     loss_chunk_size: Annotated[int | None, TOKENS] = None
     """Tokens whose logits exist at once, default 1024, the trainer's; for megatron-lm without alpha 0: all."""
     host_memory_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
-    """Host memory of one node; default: the hardware's."""
+    """Host memory that the run gets of each node; default: of the hardware's the part of its GPUs."""
     nvme_gib: Annotated[str | None, Flag(metavar="NUMBER")] = None
     """Local disks of one node for activations that its memory does not hold; default: the hardware's, which may be
     none."""
@@ -281,7 +282,10 @@ def _one(case: Case, result: Answer, as_json: bool) -> str:
     if case.alpha == "auto":
         lines.append(f"  {'alpha auto':<18}{_moved(result.moved)}")
     lines += [f"  {name:<18}{value:>12,.3f}" for name, value in _times(result).items() if value is not None]
-    return "\n".join([*lines, f"verdict: {result.verdict} ({result.bound})"])
+    tight = ", tight" if result.is_tight else ""
+    lines += [case.node_share] if case.node_share and result.host_bytes else []
+    lines += pinning(int(result.host_bytes)) if case.hardware.device == "cuda" else []
+    return "\n".join([*lines, f"verdict: {result.verdict}{tight} ({result.bound})"])
 
 
 def _moved(tiles: Mapping[str, int] | None) -> str:
@@ -304,6 +308,7 @@ def _as_object(case: Case, result: Answer) -> Mapping[str, object]:
         "parameters": case.shape.parameters,
         **_sizes(result),
         "verdict": str(result.verdict),
+        "tight": result.is_tight,
         "bound": result.bound,
         "parts_bytes": result.parts,
         "moved_tiles": result.moved,

@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> None:
     if options.toml:
         raise ConfigError("--toml prints one machine, but none is named: give its name, such as memo hardware h100-80")
     print(text_table([_HEADS, *(_row(machine) for machine in HARDWARE.values())], left={0, 1}))
-    print(f"\n{_HOW}\nPrices: {next(iter(PRICES.values())).source}.")
+    prices = next(iter(PRICES.values()))
+    print(f"\n{_HOW}\nPrices: {prices.kind}, {prices.source}; `memo hardware NAME` tells that of spot as well.")
 
 
 def _row(machine: Hardware) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def _row(machine: Hardware) -> tuple[str, ...]:
         machine.name,
         machine.driver_name or "none",
         f"{machine.peak_tflops['bf16']:g}",
-        f"{machine.memory_gib:g}",
+        f"{machine.memory_gib:.4g}",
         f"{machine.memory_gb_per_s:g}",
         f"{machine.offload_gb_per_s:g}",
         f"{machine.node_gb_per_s:g}",
@@ -82,7 +83,7 @@ def _described(machine: Hardware) -> str:
     price = PRICES.get(machine.name)
     rows = [(name, _shown(value)) for name, value in _fields(machine)]
     rows += [(f"efficiency.{name}", _shown(value)) for name, value in _fields(machine.efficiency)]
-    rows.append(("price", "none known" if price is None else f"${price.dollars_per_gpu_hour:.2f}: {price.source}"))
+    rows.append(("price", "none known" if price is None else price.told))
     return text_table(rows, left={0, 1})
 
 

@@ -67,9 +67,9 @@ class _Options:
     price_per_gpu_hour: float | None = None
     """Dollars for a GPU and an hour; default: that of a dated table, which `memo hardware` shows."""
     gpu_memory_gib: float | None = None
-    """Nominal memory of one GPU; default: the hardware's."""
+    """Memory of one GPU, as nvidia-smi reports it; default: the hardware's."""
     host_memory_gib: float | None = None
-    """Host memory of one node; default: the hardware's."""
+    """Host memory that the run gets of each node; default: of the hardware's the part of its GPUs."""
     nvme_gib: float | None = None
     """Local disks of one node, for activations that its memory does not hold (--offload-nvme-path); default: the
     hardware's, which has none unless its file names them."""

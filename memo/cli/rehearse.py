@@ -13,6 +13,7 @@ from memo.config.flags import parse_command
 from memo.config.require import require, require_count, require_gib
 from memo.emulated_gpu.build import find_torch
 from memo.estimate.machines import named_hardware, require_full_nodes
+from memo.estimate.node_share import part_of_node, share_text
 from memo.rehearsal.request import RehearsalRequest, as_one_rank, checked_run, emulated_device, ranks_that_differ
 from memo.rehearsal.start import start
 from memo.rehearsal.text import Run, text, verdict
@@ -36,9 +37,9 @@ class _Options:
     gpus: int | None = None
     """All GPUs of the run."""
     gpu_memory_gib: float | None = None
-    """Nominal memory of one GPU; default: the machine's."""
+    """Memory of one GPU, as nvidia-smi reports it; default: the machine's."""
     host_memory_gib: float | None = None
-    """Host memory of one node; default: the machine's."""
+    """Host memory that the run gets of each node; default: of the machine's the part of its GPUs."""
     rank: int | None = None
     """The rank that is rehearsed; default: one of the first pipeline stage, one of the second, and one of the last,
     because ranks of one stage are alike."""
@@ -65,11 +66,11 @@ def main(argv: Sequence[str]) -> None:
         f"--gpu {options.gpu} is a GPU that memo only plans for: a rehearsal runs the CUDA program; use memo plan, or "
         "the nearest GPU of NVIDIA",
     )
-    machine = dataclasses.replace(
-        machine,
-        memory_gib=options.gpu_memory_gib or machine.memory_gib,
-        host_memory_gib=options.host_memory_gib or machine.host_memory_gib,
-    )
+    told = share_text(machine, options.gpus, options.host_memory_gib)
+    if told:
+        print(told, file=sys.stderr, flush=True)
+    machine = part_of_node(machine, options.gpus, options.host_memory_gib)
+    machine = dataclasses.replace(machine, memory_gib=options.gpu_memory_gib or machine.memory_gib)
     run = Run(checked_run(config, options.gpus), options.gpus, machine)
     _rehearse(run, ranks_that_differ(run.config, run.gpus, options.rank), options)
 
@@ -77,8 +78,8 @@ def main(argv: Sequence[str]) -> None:
 def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
     find_torch()
     _check_folder(options.trace_out)
-    ranks_per_node = min(run.gpus, run.hardware.gpus_per_node)
-    device, found = emulated_device(run.hardware, ranks_per_node, _full_path(options.gpu)), []
+    ranks_per_node = run.hardware.local_ranks(run.gpus)
+    device, found = emulated_device(run.config, run.gpus, run.hardware, _full_path(options.gpu)), []
     for rank in ranks:
         print(f"rehearsing rank {rank} of {run.gpus}, without a GPU ...", file=sys.stderr, flush=True)
         config = as_one_rank(run.config, run.gpus, rank, ranks_per_node)

@@ -7,15 +7,14 @@ megatron-lm   memo.estimate.rank_memory    a few terms are fitted to published r
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from memo.config import RunConfig
 from memo.estimate.own_memory import OwnBounds, own_bounds, own_memory
 from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, rank_memory, worst_rank
+from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen, unseen_memory
+from memo.estimate.verdict import Program
 from memo.spec.shapes import ModelShape
 from memo.spec.slots import Moved
-
-Program = Literal["memo", "megatron-lm"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,14 @@ class Account:
         shape: the model whose parameters are counted for Megatron-LM; for memo the configuration has them.
         logit_bytes: of each logit where Megatron-LM's loss keeps those of all tokens at once, else None; memo's loss
             never does.
+        links: between GPUs, which decide what NCCL takes of memo's runs.
     """
 
     program: Program
     shape: ModelShape
     world_size: int
     logit_bytes: int | None = WHOLE_LOGIT_BYTES
+    links: Links = FAST_NODE
 
     def stage(self, config: RunConfig, stage: int, moved: Moved | None = None) -> RankMemory:
         """Memory of the rank of a pipeline stage that needs most.
@@ -40,7 +41,7 @@ class Account:
         `moved` is what a swap plan moves; by default it is what a number in --offload-alpha moves.
         """
         if self.program == "memo":
-            return _own(config, self.world_size, stage, _key(moved))
+            return _own(config, self.world_size, stage, _key(moved), self.links)
         return rank_memory(config, self.shape, self.world_size, stage, logit_bytes=self.logit_bytes, moved=moved)
 
     def worst(self, config: RunConfig, moved: Moved | None = None) -> RankMemory:
@@ -72,8 +73,14 @@ class Account:
         """Bounds of the total that `stage` returns for memo, least and most, for each stage that may need most."""
         return {stage: (each.least.total, each.most) for stage, each in self._own_bounds(config, moved).items()}
 
+    def unseen(self, config: RunConfig, rank: RankMemory) -> Unseen:
+        """What torch does not see of a rank of memo's, with its range; Megatron-LM's is fitted with all else."""
+        if self.program != "memo":
+            return NOTHING
+        return unseen_memory(config, self.world_size, self.links, rank.host)
+
     def _own_bounds(self, config: RunConfig, moved: Moved | None) -> dict[int, OwnBounds]:
-        return _own_bounds(config, self.world_size, _key(moved))
+        return _own_bounds(config, self.world_size, _key(moved), self.links)
 
 
 _Key = float | frozenset[tuple[str, int]] | None
@@ -94,10 +101,10 @@ def _moved(key: _Key) -> Moved | None:
 
 
 @lru_cache(maxsize=1024)
-def _own(config: RunConfig, world_size: int, stage: int, moved: _Key) -> RankMemory:
-    return own_memory(config, world_size, stage, moved=_moved(moved))
+def _own(config: RunConfig, world_size: int, stage: int, moved: _Key, links: Links) -> RankMemory:
+    return own_memory(config, world_size, stage, moved=_moved(moved), links=links)
 
 
 @lru_cache(maxsize=1024)
-def _own_bounds(config: RunConfig, world_size: int, moved: _Key) -> dict[int, OwnBounds]:
-    return own_bounds(config, world_size, moved=_moved(moved))
+def _own_bounds(config: RunConfig, world_size: int, moved: _Key, links: Links) -> dict[int, OwnBounds]:
+    return own_bounds(config, world_size, moved=_moved(moved), links=links)

@@ -16,6 +16,7 @@ from memo.errors import ResourceError
 from memo.estimate.node_memory import most_of_a_node, node_host_bytes
 from memo.estimate.own_memory import possible_memory, worst_device_bytes
 from memo.estimate.rank_memory import RankMemory, components
+from memo.estimate.unseen_memory import FAST_NODE, Links
 from memo.spec.flops import step_flops
 from memo.spec.placement import StatePlacement, with_placement
 from memo.units import GIB, format_bytes, format_duration_s
@@ -48,6 +49,7 @@ class Room(NamedTuple):
         local_ranks: ranks that share that memory: those of the node on CPU, 1 on CUDA.
         host_bytes: host memory that activations and states of the `host_ranks` ranks of a node may take; None if it
             is not to be checked.
+        links: between the GPUs.
     """
 
     available_bytes: int
@@ -55,6 +57,7 @@ class Room(NamedTuple):
     local_ranks: int = 1
     host_bytes: int | None = None
     host_ranks: int = 1
+    links: Links = FAST_NODE
 
 
 def admit(config: RunConfig, world_size: int, room: Room, peak_flops: float) -> Admission:
@@ -129,7 +132,7 @@ class _Machine:
     peak_flops: float
 
     def estimate(self, config: RunConfig) -> Admission:
-        stages = [_memory(config, self.world_size, stage) for stage in range(config.parallel.pp)]
+        stages = [_memory(config, self.world_size, stage, self.room.links) for stage in range(config.parallel.pp)]
         # Which stages share a node depends on the launcher: assume the most demanding ranks do.
         stages.sort(key=lambda memory: _needed_bytes(config, memory), reverse=True)
         needed = [_needed_bytes(config, memory) for memory in stages]
@@ -185,8 +188,8 @@ def _check_host(config: RunConfig, machine: _Machine) -> None:
         )
 
 
-def _memory(config: RunConfig, world_size: int, stage: int) -> RankMemory:
-    return min(possible_memory(config, world_size, stage), key=lambda rank: _needed_bytes(config, rank))
+def _memory(config: RunConfig, world_size: int, stage: int, links: Links) -> RankMemory:
+    return min(possible_memory(config, world_size, stage, links), key=lambda rank: _needed_bytes(config, rank))
 
 
 def _needed_bytes(config: RunConfig, memory: RankMemory) -> int:

@@ -21,6 +21,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.hf_config import read_hf_config
 from memo.estimate.machines import find_hardware
+from memo.estimate.node_share import part_of_node, share_text
 from memo.spec.shapes import ModelShape, shape_of
 
 COUNTED = ("memo", "megatron-lm")
@@ -36,8 +37,10 @@ class Case:
 
     Attributes:
         global_batch_size: None for enough microbatches to fill the pipeline.
-        hardware: with the disks of `nvme_gib` and `nvme_gb_per_s`.
-        gpu_memory_gib, host_memory_gib: nominal memory of one GPU and of one node.
+        hardware: with the part of a node that the GPUs get, and the disks of `nvme_gib` and `nvme_gb_per_s`.
+        gpu_memory_gib: of one GPU, as its driver reports it.
+        host_memory_gib: what the run gets of each node's.
+        node_share: what is assumed of a node of which the run gets a part; empty where it gets all.
         nvme_gib, nvme_gb_per_s: a node's local disks for activations that its memory does not hold, and their rate in
             either direction; 0: there are none.
         alpha: share of the tokens that moves to the host; auto for what limits and times allow; None if nothing moves.
@@ -66,13 +69,14 @@ class Case:
     nvme_gb_per_s: float
     deterministic: bool
     shape: ModelShape
+    node_share: str
 
     @property
     def model_ranks(self) -> int:
         return self.tp * self.cp * self.pp
 
 
-COLUMNS = tuple(field.name for field in fields(Case) if field.name != "shape")
+COLUMNS = tuple(field.name for field in fields(Case) if field.name not in ("shape", "node_share"))
 """Columns that are read; any other is passed through."""
 
 DEFAULT_SEQ_LEN = 8192
@@ -94,7 +98,9 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
     hardware = read.using("hardware", lambda name: HARDWARE[name] if name == "cpu" else find_hardware(name, memory_gib))
     host_memory_gib = read.size("host_memory_gib")
     nvme_gib, nvme_gb_per_s = read.size("nvme_gib"), read.size("nvme_gb_per_s")
-    hardware = read.using("nvme_gb_per_s", lambda _: with_disks(hardware, nvme_gib, nvme_gb_per_s, host_memory_gib))
+    share = share_text(hardware, gpus, host_memory_gib)
+    part = part_of_node(hardware, gpus, host_memory_gib)
+    hardware = read.using("nvme_gb_per_s", lambda _: with_disks(part, nvme_gib, nvme_gb_per_s))
     alpha = read.alpha()
     method, recompute = read.choice("method", METHODS), read.choice("recompute", RECOMPUTE)
     if alpha is not None and recompute != "none":
@@ -117,11 +123,12 @@ def read_case(cells: Mapping[str, str | None], where: str) -> Case:
         vpp=read.count("vpp", 1),
         recompute=recompute,
         loss_chunk_size=read.loss_chunk(0 if method == "megatron-lm" and alpha is None else MEMO_LOSS_CHUNK),
-        host_memory_gib=host_memory_gib or hardware.host_memory_gib,
+        host_memory_gib=hardware.host_memory_gib,
         nvme_gib=hardware.nvme_gib,
         nvme_gb_per_s=hardware.nvme_gb_per_s,
         deterministic=read.choice("deterministic", ("false", "true")) == "true",
         shape=read.using("model", lambda name: model_shape(name, seq_len)),
+        node_share=share,
     )
 
 

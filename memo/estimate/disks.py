@@ -12,11 +12,10 @@ NVME_GB_PER_S = 2.0
 faster."""
 
 
-def with_disks(machine: Hardware, gib: float | None, gb_per_s: float | None, host_memory_gib: float | None) -> Hardware:
+def with_disks(machine: Hardware, gib: float | None, gb_per_s: float | None) -> Hardware:
     """A machine with disks of `gib` GiB a node; default: its own, which may be none.
 
-    What is simulated must know as well how much of the activations host memory holds. Raises ConfigError for the rate
-    of disks that are not there.
+    Raises ConfigError for the rate of disks that are not there.
     """
     gib = machine.nvme_gib if gib is None else gib
     if not gib:
@@ -24,5 +23,4 @@ def with_disks(machine: Hardware, gib: float | None, gb_per_s: float | None, hos
             raise ConfigError(f"--nvme-gb-per-s {gb_per_s:g} is of a disk, but --nvme-gib is not given: give both")
         return machine
     rate = gb_per_s or machine.nvme_gb_per_s or NVME_GB_PER_S
-    host_gib = host_memory_gib or machine.host_memory_gib
-    return replace(machine, nvme_gib=gib, nvme_gb_per_s=rate, host_memory_gib=host_gib)
+    return replace(machine, nvme_gib=gib, nvme_gb_per_s=rate)

@@ -13,6 +13,14 @@ from memo.errors import ConfigError
 from memo.spec.disk import Disk, disk_budget_bytes
 from memo.units import GIB
 
+DRIVER_GIB, DRIVER_SHARE = 0.5, 0.0025
+"""What the driver keeps of a GPU's memory: torch reports so much, and such a share, less than nvidia-smi. Public
+reports of 23 GPUs (tests/estimate/test_estimate_machines.py) have 0.3 GiB (RTX 3090) to 1.1 GiB (GH200) less; these say
+0.55 to 1.2."""
+
+_FASTEST_PCIE_GB_PER_S = 64
+"""PCIe 5.0 with 16 lanes, one direction."""
+
 
 @dataclass(frozen=True)
 class Efficiency:
@@ -56,6 +64,11 @@ class Efficiency:
     host_kernel_s: float = 0.0
 
 
+def visible_gib(memory_gib: float) -> float:
+    """What torch reports of a GPU for which nvidia-smi reports `memory_gib`."""
+    return max(0.0, (1.0 - DRIVER_SHARE) * memory_gib - DRIVER_GIB)
+
+
 @dataclass(frozen=True)
 class Hardware:
     """One device and its node.
@@ -65,7 +78,7 @@ class Hardware:
         driver_name, capability, multiprocessors: what a GPU's driver reports, the compute capability times ten; the
             emulated GPU of memo.rehearsal reports the same. A CPU has none of them.
         peak_tflops: TFLOP/s of dense matrix products, by dtype.
-        memory_gib: memory of one device, as its driver reports it.
+        memory_gib: memory of one device, as its driver reports it (nvidia-smi).
         memory_gb_per_s: rate of one device's memory, 10^9 bytes a second (here and below).
         offload_gb_per_s, prefetch_gb_per_s: rates from one device to pinned host memory and back while all devices of
             a node copy and compute.
@@ -102,8 +115,14 @@ class Hardware:
     nvme_gb_per_s: float = 0.0
 
     @property
-    def memory_bytes(self) -> int:
-        return int(self.memory_gib * GIB)
+    def visible_gib(self) -> float:
+        """What torch reports of a device's memory: of a GPU without what the driver keeps."""
+        return visible_gib(self.memory_gib) if self.device == "cuda" else self.memory_gib
+
+    @property
+    def has_fast_links(self) -> bool:
+        """Whether devices of a node talk over links that are faster than PCIe, such as NVLink."""
+        return self.node_gb_per_s > _FASTEST_PCIE_GB_PER_S
 
     @property
     def host_memory_bytes(self) -> int:

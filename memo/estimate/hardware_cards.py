@@ -1,10 +1,11 @@
 """Cards in PCIe slots, Grace superchips and AMD's Instinct: machines that memo plans for but has not been fitted to.
 
-Of the GPU itself (peaks, memory, multiprocessors) the vendors' data sheets of 2020 to 2025 are taken: dense products
-with sums in fp32, memory as the driver reports it with error correction on where the card has it. The node around it is
-assumed: nobody sells all cards in one node, so the host's memory and the number of GPUs are those of servers that
-clouds rent out. A hardware file, --host-memory-gib and --gpu-memory-gib say what yours has. The rates to the host are
-those that the fitted machines reach with the same generation of PCIe.
+Of the GPU itself (peaks, rates, multiprocessors) the vendors' data sheets of 2020 to 2025 are taken: dense products
+with sums in fp32. Memory is what nvidia-smi reports, in MiB, with error correction on where the card has it, as users
+have published it; of AMD's only the data sheets' is known. The node around it is assumed: nobody sells all cards in one
+node, so the host's memory and the number of GPUs are those of servers that clouds rent out. A hardware file,
+--host-memory-gib and --gpu-memory-gib say what yours has. The rates to the host are those that the fitted machines
+reach with the same generation of PCIe.
 """
 
 from dataclasses import replace
@@ -41,12 +42,12 @@ A100_80_PCIE = replace(
     A100_40_PCIE,
     name="a100-80-pcie",
     driver_name="NVIDIA A100 80GB PCIe",
-    memory_gib=80,
+    memory_gib=81920 / 1024,
     memory_gb_per_s=1935,
 )
 
 
-def _ampere(name: str, chip: str, multiprocessors: int, fp32: float, memory_gib: float, rate: float) -> Hardware:
+def _ampere(name: str, chip: str, multiprocessors: int, fp32: float, memory_mib: int, rate: float) -> Hardware:
     return replace(
         A100_40_PCIE,
         name=name,
@@ -54,45 +55,45 @@ def _ampere(name: str, chip: str, multiprocessors: int, fp32: float, memory_gib:
         capability=86,
         multiprocessors=multiprocessors,
         peak_tflops={"bf16": BF16_PEAK_TFLOPS[chip], "fp32": fp32, "fp64": fp32 / 64},
-        memory_gib=memory_gib,
+        memory_gib=memory_mib / 1024,
         memory_gb_per_s=rate,
         source=f"NVIDIA {chip} data sheet{_SERVER}",
     )
 
 
-A10 = _ampere("a10", "A10", 72, 31.2, 22.5, 600)
-A40 = _ampere("a40", "A40", 84, 37.4, 45, 696)
-A6000 = _ampere("a6000", "RTX A6000", 84, 38.7, 48, 768)
+A10 = _ampere("a10", "A10", 72, 31.2, 23028, 600)
+A40 = _ampere("a40", "A40", 84, 37.4, 46068, 696)
+A6000 = _ampere("a6000", "RTX A6000", 84, 38.7, 49140, 768)
 A10G = replace(
-    _ampere("a10g", "A10G", 80, 35, 22.5, 600),
+    _ampere("a10g", "A10G", 80, 35, 23028, 600),
     host_memory_gib=768,
     source="AWS's instances g5 (g5.48xlarge: eight GPUs, 768 GiB) and NVIDIA's table of A10G; no peer access assumed",
     node_gb_per_s=12,
 )
 
 
-def _ada(name: str, chip: str, multiprocessors: int, fp32: float, memory_gib: float, rate: float) -> Hardware:
-    return replace(_ampere(name, chip, multiprocessors, fp32, memory_gib, rate), capability=89, efficiency=_ADA_CARD)
+def _ada(name: str, chip: str, multiprocessors: int, fp32: float, memory_mib: int, rate: float) -> Hardware:
+    return replace(_ampere(name, chip, multiprocessors, fp32, memory_mib, rate), capability=89, efficiency=_ADA_CARD)
 
 
-L4 = _ada("l4", "L4", 58, 30.3, 22.5, 300)
-L40 = _ada("l40", "L40", 142, 90.5, 45, 864)
-L40S = _ada("l40s", "L40S", 142, 91.6, 45, 864)
+L4 = _ada("l4", "L4", 58, 30.3, 23034, 300)
+L40 = _ada("l40", "L40", 142, 90.5, 46068, 864)
+L40S = _ada("l40s", "L40S", 142, 91.6, 46068, 864)
 
 RTX_3090 = replace(
-    _ampere("rtx-3090", "GeForce RTX 3090", 82, 35.6, 24, 936),
+    _ampere("rtx-3090", "GeForce RTX 3090", 82, 35.6, 24576, 936),
     node_gb_per_s=12,
     host_memory_gib=512,
     source="NVIDIA GeForce RTX 3090 data sheet" + _OPEN_SERVER,
 )
 RTX_4090 = replace(
-    _ada("rtx-4090", "GeForce RTX 4090", 128, 82.6, 24, 1008),
+    _ada("rtx-4090", "GeForce RTX 4090", 128, 82.6, 24564, 1008),
     node_gb_per_s=12,
     host_memory_gib=512,
     source="NVIDIA GeForce RTX 4090 data sheet" + _OPEN_SERVER,
 )
 RTX_5090 = replace(
-    _ada("rtx-5090", "GeForce RTX 5090", 170, 104.8, 31.8, 1792),
+    _ada("rtx-5090", "GeForce RTX 5090", 170, 104.8, 32607, 1792),
     capability=120,
     offload_gb_per_s=25,
     prefetch_gb_per_s=25,
@@ -101,7 +102,7 @@ RTX_5090 = replace(
     source="NVIDIA GeForce RTX 5090 data sheet" + _OPEN_SERVER,
 )
 RTX_PRO_6000 = replace(
-    _ada("rtx-pro-6000", "RTX PRO 6000 Blackwell Server Edition", 188, 120, 95.6, 1597),
+    _ada("rtx-pro-6000", "RTX PRO 6000 Blackwell Server Edition", 188, 120, 97887, 1597),
     capability=120,
     offload_gb_per_s=25,
     prefetch_gb_per_s=25,
@@ -131,7 +132,7 @@ H100_NVL = replace(
     driver_name="NVIDIA H100 NVL",
     multiprocessors=132,
     peak_tflops={"bf16": BF16_PEAK_TFLOPS["H100 NVL"], "fp32": 60.0, "fp64": 60.0},
-    memory_gib=93.6,
+    memory_gib=95830 / 1024,
     memory_gb_per_s=3938,
     source="NVIDIA H100 NVL data sheet; its bridges join pairs alone, so PCIe 5.0 between all; server as h100-80-pcie",
 )
@@ -141,7 +142,7 @@ H20 = replace(
     driver_name="NVIDIA H20",
     multiprocessors=78,
     peak_tflops={"bf16": BF16_PEAK_TFLOPS["H20"], "fp32": 44.0, "fp64": 1.0},
-    memory_gib=95.6,
+    memory_gib=97871 / 1024,
     memory_gb_per_s=4000,
     efficiency=_HOPPER_CARD,
     source="NVIDIA HGX H20 data sheet; node as h100-80",
@@ -150,7 +151,7 @@ GH200 = replace(
     H200,
     name="gh200",
     driver_name="NVIDIA GH200 480GB",
-    memory_gib=95.6,
+    memory_gib=97871 / 1024,
     memory_gb_per_s=4000,
     offload_gb_per_s=180,
     prefetch_gb_per_s=180,
@@ -169,7 +170,7 @@ B300 = replace(
     driver_name="NVIDIA B300 SXM6 AC",
     capability=103,
     peak_tflops={"bf16": BF16_PEAK_TFLOPS["B300 SXM6 AC"], "fp32": 75.0, "fp64": 1.2},
-    memory_gib=268,
+    memory_gib=275040 / 1024,
     memory_gb_per_s=8000,
     network_gb_per_s=100,
     efficiency=_BLACKWELL_BOARD,
@@ -180,7 +181,7 @@ GB200 = replace(
     name="gb200",
     driver_name="NVIDIA GB200",
     peak_tflops={"bf16": BF16_PEAK_TFLOPS["GB200"], "fp32": 80.0, "fp64": 40.0},
-    memory_gib=184,
+    memory_gib=189471 / 1024,
     memory_gb_per_s=8000,
     offload_gb_per_s=90,
     prefetch_gb_per_s=90,

@@ -1,9 +1,11 @@
 """Machines with SXM boards, whose shares of the peaks are fitted to published runs where there are any; and the CPU.
 
-Peaks, memory and links are the vendors' (NVIDIA's data sheets of A100, A800, H100, H200 and B200: dense products,
-one direction of a link). The cluster around the device is the paper's where a paper describes it, else NVIDIA's
-reference machine. The shares of `Efficiency` are fitted where `source` says so; all others are assumed, and said
-to be. benchmarks/simulator_accuracy.py holds them against the tables, and fits them again with each left out.
+Peaks, rates and links are the vendors' (NVIDIA's data sheets of A100, A800, H100, H200 and B200: dense products, one
+direction of a link). Memory is what nvidia-smi reports, in MiB, as users have published it (of A100, H100, A10, L40S
+and L4: modal-client pull 2797 on GitHub; of the others: such listings in several repositories each); that of the H100
+with 94 GB is the H100 NVL's. The cluster around the device is the paper's where a paper describes it, else NVIDIA's
+reference machine. The shares of `Efficiency` are fitted where `source` says so; all others are assumed, and said to be.
+benchmarks/simulator_accuracy.py holds them against the tables, and fits them again with each left out.
 """
 
 from dataclasses import replace
@@ -69,7 +71,7 @@ A100_40 = Hardware(
     capability=80,
     multiprocessors=108,
     peak_tflops={"bf16": BF16_PEAK_TFLOPS["A100-SXM4-40GB"], "fp32": 19.5, "fp64": 19.5},
-    memory_gib=40,
+    memory_gib=40960 / 1024,
     memory_gb_per_s=1555,
     offload_gb_per_s=10.7,
     prefetch_gb_per_s=10.7,
@@ -89,7 +91,7 @@ A100_80 = replace(
     A100_40,
     name="a100-80",
     driver_name="NVIDIA A100-SXM4-80GB",
-    memory_gib=80,
+    memory_gib=81920 / 1024,
     memory_gb_per_s=2039,
     network_gb_per_s=25,
     host_memory_gib=2048,
@@ -100,7 +102,7 @@ A800_80 = replace(
     A100_40,
     name="a800-80",
     driver_name="NVIDIA A800-SXM4-80GB",
-    memory_gib=80,
+    memory_gib=81920 / 1024,
     memory_gb_per_s=2039,
     node_gb_per_s=200,
     network_gb_per_s=25,
@@ -117,7 +119,7 @@ H100_94 = Hardware(
     capability=90,
     multiprocessors=132,
     peak_tflops={"bf16": BF16_PEAK_TFLOPS["H100"], "fp32": 66.9, "fp64": 66.9},
-    memory_gib=94,
+    memory_gib=95830 / 1024,
     memory_gb_per_s=2400,
     offload_gb_per_s=25,
     prefetch_gb_per_s=25,
@@ -137,7 +139,7 @@ H100_80 = replace(
     H100_94,
     name="h100-80",
     driver_name="NVIDIA H100 80GB HBM3",
-    memory_gib=80,
+    memory_gib=81559 / 1024,
     memory_gb_per_s=3350,
     network_gb_per_s=50,
     gpus_per_node=8,
@@ -150,7 +152,7 @@ H200 = replace(
     H100_80,
     name="h200",
     driver_name="NVIDIA H200",
-    memory_gib=140,
+    memory_gib=143771 / 1024,
     memory_gb_per_s=4800,
     source="NVIDIA H200 SXM and DGX H200 data sheets; copies as on h100-94; shares not measured here",
 )
@@ -162,7 +164,7 @@ B200 = replace(
     capability=100,
     multiprocessors=148,
     peak_tflops={"bf16": BF16_PEAK_TFLOPS["B200"], "fp32": 75.0, "fp64": 37.0},
-    memory_gib=180,
+    memory_gib=183359 / 1024,
     memory_gb_per_s=7700,
     node_gb_per_s=900,
     host_memory_gb_per_s=716.8,

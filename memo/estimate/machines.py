@@ -14,7 +14,7 @@ DEFAULT = "a800-80"
 def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
     """The GPU machine of that name, with or without `gb`, or of a GPU whose driver reports that name.
 
-    A name without memory takes the machine with `memory_gib`.
+    A name without memory takes the machine with `memory_gib`, which may be the nominal figure.
 
     A name that ends in .toml is a file of `memo.estimate.hardware_file`. Raises ConfigError with the nearest name, or
     with what is wrong in the file.
@@ -29,7 +29,7 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
         if key in machines:
             return machines[key]
     kin = [machine for key, machine in machines.items() if key.startswith(f"{wanted}-")]
-    fitting = [machine for machine in kin if memory_gib in (None, machine.memory_gib)]
+    fitting = [machine for machine in kin if memory_gib is None or _is_about(machine.memory_gib, memory_gib)]
     if fitting:
         return fitting[0]
     of_gpu = machine_of_gpu(name.strip(), memory_gib or 0)
@@ -79,6 +79,11 @@ def nearest_hardware(device_name: str, memory_gib: float) -> Hardware:
     machines = [machine for machine in HARDWARE.values() if machine.device == "cuda"]
     nearest = min(machines, key=lambda machine: abs(machine.memory_gib - memory_gib))
     return machine_of_gpu(device_name, memory_gib) or nearest
+
+
+def _is_about(one: float, other: float) -> bool:
+    """Drivers report up to 5 % less or more than the nominal memory, in GB or in GiB."""
+    return abs(one - other) <= 0.05 * other
 
 
 def _bare(driver_name: str) -> str:

@@ -6,16 +6,16 @@ Every request to torch's allocator is counted (memo.estimate.program), so nothin
     rounding_buffers         slots of a swap plan
     skeletal                 what layers keep between forward and backward, except the layer that runs
     transient                everything else that lives when a step needs most, including cuBLAS's workspace
-    context                  what torch does not see: CUDA's context, NCCL's buffers, cuDNN's workspace; on a CPU the
-                             process, messages between processes, and freed memory that malloc keeps
+    context                  what torch does not see (memo.estimate.unseen_memory); on a CPU the process, messages
+                             between processes, and freed memory that malloc keeps
 
 Known error: allocated bytes are within 0.3 % on the emulated GPU (benchmarks/full_size.py, docs/memory.md), which does
-not show cuDNN's workspaces. context was not measured. What the allocator reserves in addition depends on the allocator
-(docs/memory.md): under a memory plan 13 to 51 MiB, and all that it reserves is foreseen within 1.3 %
-(reserved_under_plan); with expandable_segments alone 1 to 5 %, by default up to 20 %. On a CPU the total is 1.00 to
-1.19 times the peak resident set of a rank, measured in 20 runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32,
-fp64 and bf16, 15 MiB to 3 GiB of tensors, alone and with tp, cp, pp or dp of 2. memo.estimate.program.memory states
-the error of allocated bytes on CPUs.
+not show cuDNN's workspaces. context is of published figures, with a range. What the allocator reserves in addition
+depends on the allocator (docs/memory.md): under a memory plan 13 to 51 MiB, and all that it reserves is foreseen within
+1.3 % (reserved_under_plan); with expandable_segments alone 1 to 5 %, by default up to 20 %. On a CPU the total is 1.00
+to 1.19 times the peak resident set of a rank, measured in 20 runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32,
+fp64 and bf16, 15 MiB to 3 GiB of tensors, alone and with tp, cp, pp or dp of 2. memo.estimate.program.memory states the
+error of allocated bytes on CPUs.
 """
 
 import math
@@ -28,13 +28,18 @@ from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import RankMemory
 from memo.estimate.state_memory import StateBytes
 from memo.estimate.swap_memory import swap_bytes
+from memo.estimate.unseen_memory import CONTEXT, FAST_NODE, Links, communicator_memory, page_table_bytes, unseen_memory
 from memo.spec.layer_ops import layers_in_flight
 from memo.spec.slots import Moved
 from memo.spec.torch_segments import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
 from memo.units import MIB
 
-RUNTIME_BYTES = {"cpu": 352 * MIB, "cuda": 1024 * MIB}
-"""cpu: resident set of a trainer before its first step (torch 2.13); cuda: assumed, not measured."""
+PROCESS_BYTES = 352 * MIB
+"""Resident set of a trainer on a CPU before its first step (torch 2.13)."""
+
+ALLOCATED_ERROR = 0.005
+"""By how much of itself what torch allocates may exceed what is counted: the worst row at full size on the emulated GPU
+(benchmarks/results/full_size.jsonl) with as much again; a test holds it against the rows."""
 
 _FIRST_STEP_BYTES = 88 * MIB
 _MESSAGES_BYTES = 90 * MIB
@@ -43,20 +48,25 @@ _KEPT_SHARE = 0.25
 bytes that malloc adds by rounding up, by keeping freed memory and by fragmentation."""
 
 
-def own_memory(config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None) -> RankMemory:
+def own_memory(
+    config: RunConfig, world_size: int, stage: int, *, moved: Moved | None = None, links: Links = FAST_NODE
+) -> RankMemory:
     """Peak memory of the rank of pipeline stage `stage` that needs most, from the second step on.
 
     Args:
         config: a checked configuration with a vocabulary; --device auto counts as cpu.
         moved: what a swap plan moves; by default what a number in --offload-alpha moves. auto without `moved` counts
             as off.
+        links: between GPUs, which decide what NCCL takes.
     """
     config, moved = _moving(config, moved)
     program = program_memory(config, world_size, stage, moved)
     kept = (layers_in_flight(config, num_microbatches(config, world_size), stage) - 1) * program.kept_bytes
-    is_cuda = config.hardware.device == "cuda"
-    context = RUNTIME_BYTES["cuda"] if is_cuda else cpu_context_bytes(program.total, world_size)
     host = 0 if moved is None else swap_bytes(config, world_size, stage, moved).host
+    if config.hardware.device == "cuda":
+        context = unseen_memory(config, world_size, links, host + program.states.host).foreseen
+    else:
+        context = cpu_context_bytes(program.total, world_size)
     return _rank_memory(program.states, program.rounding_buffers, kept, program.total, context, host)
 
 
@@ -78,20 +88,25 @@ def _rank_memory(
     )
 
 
-def possible_memory(config: RunConfig, world_size: int, stage: int) -> list[RankMemory]:
+def possible_memory(config: RunConfig, world_size: int, stage: int, links: Links = FAST_NODE) -> list[RankMemory]:
     """What a rank may take: one `own_memory`, but two under --offload-alpha auto, whose choice is not yet made.
 
     Those two are with all activations on the device, and with as few as possible there.
     """
     is_open = config.memory.swaps and config.memory.offload_alpha == "auto"
     choices: list[Moved | None] = [None, {}] if is_open else [None]
-    return [own_memory(config, world_size, stage, moved=moved) for moved in choices]
+    return [own_memory(config, world_size, stage, moved=moved, links=links) for moved in choices]
 
 
 def cpu_context_bytes(allocated_bytes: int, world_size: int) -> int:
     """Bytes of a process on a CPU in addition to those that torch allocates."""
     messages = _MESSAGES_BYTES if world_size > 1 else 0
-    return RUNTIME_BYTES["cpu"] + _FIRST_STEP_BYTES + messages + math.ceil(_KEPT_SHARE * allocated_bytes)
+    return PROCESS_BYTES + _FIRST_STEP_BYTES + messages + math.ceil(_KEPT_SHARE * allocated_bytes)
+
+
+LOST_PAGES_BYTES = 2 * LARGE_SEGMENT_BYTES + 2 * SMALL_SEGMENT_BYTES
+"""What the allocator loses to pages that are not full under a memory plan: see `reserved_under_plan`; 13 to 51 MiB were
+lost at full size."""
 
 
 def reserved_under_plan(memory: RankMemory) -> int:
@@ -146,11 +161,14 @@ def worst_stages(config: RunConfig) -> list[int]:
     return sorted({0, min(1, last), last})
 
 
-def own_bounds(config: RunConfig, world_size: int, *, moved: Moved | None = None) -> dict[int, OwnBounds]:
+def own_bounds(
+    config: RunConfig, world_size: int, *, moved: Moved | None = None, links: Links = FAST_NODE
+) -> dict[int, OwnBounds]:
     """Bounds of `own_memory` on GPUs for each of `worst_stages`, at a twentieth of its cost; arguments as there."""
     config, moved = _moving(config, moved)
-    context, found = RUNTIME_BYTES["cuda"], {}
+    communicators, found = communicator_memory(config, world_size, links), {}
     for stage, at in memory_bounds(config, world_size, worst_stages(config), moved).items():
+        context = (CONTEXT + communicators).foreseen + page_table_bytes(at.swap.host + at.states.host)
         least = _rank_memory(at.states, at.swap.rounding_buffers, at.kept, at.least, context, at.swap.host)
         found[stage] = OwnBounds(least, at.most + context)
     return found

@@ -1,7 +1,8 @@
-"""What clouds ask for a GPU and an hour: a table with dates, for a first comparison.
+"""What clouds ask for a GPU and an hour, spot and on demand: a table with dates, for a first comparison.
 
-Prices change by the week and differ twofold from one cloud to the next, so `memo plan --price-per-gpu-hour` overrules
-the table, and machines that it does not list have no price until one is given.
+A spot machine may be taken away at a few minutes' notice; training for days is planned on demand, so that is the price
+plans use. Prices change by the week and differ twofold from one cloud to the next, so `memo plan --price-per-gpu-hour`
+overrules the table, and machines that it does not list have no price until one is given.
 """
 
 from dataclasses import dataclass
@@ -9,30 +10,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Price:
-    """`source`: who asks it, and when."""
+    """Dollars for a GPU and an hour.
+
+    Attributes:
+        kind: of `dollars_per_gpu_hour`: on demand, or as given.
+        source: who asks it, and when.
+        spot_dollars: the same machine while nobody pays more; None if that is not known.
+    """
 
     dollars_per_gpu_hour: float
-    source: str
+    kind: str
+    source: str = ""
+    spot_dollars: float | None = None
+
+    def __str__(self) -> str:
+        return f"${self.dollars_per_gpu_hour:.2f} a GPU and hour {self.kind}"
+
+    @property
+    def told(self) -> str:
+        """With its source, and what spot would cost."""
+        spot = "" if self.spot_dollars is None else f"; ${self.spot_dollars:.2f} spot, where a run may be cut off"
+        source = f" ({self.source})" if self.source else ""
+        return f"{self}{source}{spot}"
 
 
-_RUNPOD = "RunPod's lowest list price, 10 March 2026, as deploybase.ai reported it"
+_RUNPOD = "RunPod, 10 March 2026, as deploybase.ai reported it; large clouds asked up to $6.88 for an H100"
 
 PRICES = {
-    name: Price(dollars, _RUNPOD)
-    for name, dollars in {
-        "rtx-3090": 0.22,
-        "rtx-4090": 0.34,
-        "rtx-5090": 0.69,
-        "rtx-pro-6000": 0.89,
-        "l4": 0.44,
-        "l40": 0.69,
-        "l40s": 0.79,
-        "a100-80-pcie": 1.19,
-        "a100-80": 1.39,
-        "h100-80-pcie": 1.99,
-        "h100-80": 2.69,
-        "h200": 3.59,
-        "b200": 5.98,
-    }.items()
+    name: Price(on_demand, "on demand", _RUNPOD, spot)
+    for name, spot, on_demand in (
+        ("rtx-3090", 0.22, 0.39),
+        ("rtx-4090", 0.34, 0.60),
+        ("rtx-5090", 0.69, 1.22),
+        ("rtx-pro-6000", 0.89, 1.57),
+        ("l4", 0.44, 0.78),
+        ("l40", 0.69, 1.22),
+        ("l40s", 0.79, 1.40),
+        ("a100-80-pcie", 1.19, 2.10),
+        ("a100-80", 1.39, 2.45),
+        ("h100-80-pcie", 1.99, 3.51),
+        ("h100-80", 2.69, 4.76),
+        ("h200", 3.59, 6.35),
+        ("b200", 5.98, 10.57),
+    )
 }
 """By the machine's name."""

@@ -1,17 +1,35 @@
 """Whether a run fits, as one of four words, from the bytes that it needs and the bytes that there are.
 
-    device     fits <= 98 % of the usable memory, oom > 100.3 %, unsure between (memo.estimate.calibration)
-    host       fits <= 90 % of a node's memory, oohm > 100 %, unsure between
+    Megatron-LM's account    fits <= 98 % of the usable memory, oom > 100.3 %, unsure between; see
+                             memo.estimate.calibration
+    memo's account           fits <= what torch reports, less what its allocator loses to whole pages and 0.5 % for the
+                             error of the count; oom if it would not fit either with the least that torch may not see
+                             and the error the other way; unsure between
+    host                     fits <= 90 % of a node's memory, oohm > 100 %, unsure between
 
-Known error on the 232 measured runs of the calibration: no verdict is wrong, and 7 runs that did fit are unsure.
+Known error: Megatron-LM's on the 232 measured runs of the calibration: no verdict is wrong, and 7 runs that did fit are
+unsure. memo's was not tested on a GPU: the count is exact to 0.5 % on the emulated one, and what torch does not see is
+of published figures, which differ; so a run that fits may be `tight` as well.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import Literal
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
+from memo.estimate.hardware import visible_gib
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
+from memo.estimate.own_memory import ALLOCATED_ERROR, LOST_PAGES_BYTES
+from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen
+from memo.units import GIB
+
+Program = Literal["memo", "megatron-lm"]
+
+TIGHT_BYTES = GIB
+"""So much more than foreseen of what torch does not see, or as much as published figures allow for if that is more, and
+a tight run is out of memory. Only the GPU's memory can be tight: of a node's, a tenth stays free of every run that
+fits."""
 
 
 class Verdict(StrEnum):
@@ -25,37 +43,79 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Capacity:
-    """Bytes of memory that there are: nominal memory of one GPU, and host memory of one node."""
+    """Bytes of memory that there are, and how an account is held against them.
+
+    Attributes:
+        gpu_bytes: of one GPU, as its driver reports it.
+        host_bytes: of one node.
+        program: whose account is judged.
+    """
 
     gpu_bytes: float
     host_bytes: float
+    program: Program = "memo"
+
+    @property
+    def usable_gpu_bytes(self) -> float:
+        """What torch reports."""
+        if self.program == "megatron-lm":
+            return USABLE_SHARE * self.gpu_bytes
+        return GIB * visible_gib(self.gpu_bytes / GIB)
 
     @property
     def sure_gpu_bytes(self) -> float:
         """Up to which a run is judged to fit."""
-        return FITS_SHARE * USABLE_SHARE * self.gpu_bytes
+        if self.program == "megatron-lm":
+            return FITS_SHARE * self.usable_gpu_bytes
+        return max(0.0, self.usable_gpu_bytes - LOST_PAGES_BYTES) / (1.0 + ALLOCATED_ERROR)
+
+    @property
+    def most_gpu_bytes(self) -> float:
+        """Above which a run is judged to be out of memory."""
+        if self.program == "megatron-lm":
+            return OOM_SHARE * self.usable_gpu_bytes
+        return self.usable_gpu_bytes / (1.0 - ALLOCATED_ERROR)
 
     @property
     def sure_host_bytes(self) -> int:
         return node_budget_bytes(self.host_bytes, None)
 
+    def is_tight(self, gpu_bytes: float, unseen: Unseen) -> bool:
+        """Whether a run that fits would not if more of what torch does not see is taken than is foreseen."""
+        if self.program == "megatron-lm":
+            return False
+        return gpu_bytes <= self.sure_gpu_bytes < gpu_bytes + room_for_unseen(unseen)
+
 
 @dataclass(frozen=True)
 class MemoryLimits:
     """Bytes that one rank may take of its device, and that all `local_ranks` ranks of a node may take of host
-    memory, and of the disk of a run that names one.
+    memory, and of the disk of a run that names one; `links`: between the GPUs.
     """
 
     device_bytes: float
     host_bytes: float
     local_ranks: int
     disk_bytes: float = inf
+    links: Links = FAST_NODE
 
 
-def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity) -> Verdict:
-    """The calibrated verdict on one rank's peak and on one node's host memory; if both fail, the verdict is oom."""
-    device = _between(gpu_bytes / (USABLE_SHARE * capacity.gpu_bytes), FITS_SHARE, OOM_SHARE, Verdict.OOM)
-    host = _between(host_bytes / capacity.host_bytes, HOST_FITS_SHARE, 1.0, Verdict.OOHM)
+def room_for_unseen(unseen: Unseen) -> int:
+    """Bytes of a GPU that stay free in a run that is not tight."""
+    return max(TIGHT_BYTES, unseen.above)
+
+
+def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity, unseen: Unseen = NOTHING) -> Verdict:
+    """The verdict on one rank's peak and on one node's host memory; if both fail, the verdict is oom.
+
+    `unseen`: the part of `gpu_bytes` that is known within a range alone.
+    """
+    device = Verdict.FITS
+    if gpu_bytes > capacity.sure_gpu_bytes:
+        device = Verdict.OOM if gpu_bytes - unseen.below > capacity.most_gpu_bytes else Verdict.UNSURE
+    host = Verdict.FITS
+    if host_bytes > HOST_FITS_SHARE * capacity.host_bytes:
+        host = Verdict.OOHM if host_bytes > capacity.host_bytes else Verdict.UNSURE
     for verdict in (Verdict.OOM, Verdict.OOHM, Verdict.UNSURE):
         if verdict in (device, host):
             return verdict
@@ -65,9 +125,3 @@ def judge(gpu_bytes: float, host_bytes: float, capacity: Capacity) -> Verdict:
 def judge_capacity(gpu_bytes: float, capacity: Capacity) -> Verdict:
     """The verdict of an exact account: everything up to the capacity fits."""
     return Verdict.FITS if gpu_bytes <= capacity.gpu_bytes else Verdict.OOM
-
-
-def _between(share: float, fits: float, fails: float, failure: Verdict) -> Verdict:
-    if share <= fits:
-        return Verdict.FITS
-    return failure if share > fails else Verdict.UNSURE

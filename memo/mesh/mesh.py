@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # its default arguments keep the group that exists when torch loads it: none yet
-from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from memo.config.derived import rank_from_env, world_size_from_env
 from memo.config.grid import Coordinates, RankGrid
@@ -22,6 +22,7 @@ from memo.errors import EXIT_REFUSED, MemoError
 from memo.mesh.group import AxisGroup, Watch
 from memo.mesh.roll_call import Member, call_roll, open_store
 from memo.mesh.simulated import init_simulated
+from memo.spec.process_groups import PlannedGroup, planned_groups
 
 REFUSAL_PATIENCE = timedelta(seconds=10)
 """How long a rank that refuses its input waits to tell the others so, which may still be importing torch."""
@@ -31,8 +32,8 @@ class Mesh:
     """Process groups by purpose. A group of one rank is None, for which every collective of memo does nothing.
 
     Under NCCL each communicator takes device memory. So groups of one axis with the same ranks share a communicator,
-    and groups that the layout does not use are not created. The links of the pipeline do not share one, because their
-    messages may overtake each other.
+    and groups that the layout does not use are not created (memo.spec.process_groups). The links of the pipeline do
+    not share one, because their messages may overtake each other.
 
     Args:
         is_interleaved: whether the last stage sends to the first.
@@ -77,19 +78,13 @@ class Mesh:
         self.at: Coordinates = grid.coordinates(rank)
         self.watch = watch or Watch()
         self.world = dist.group.WORLD if grid.world_size > 1 else None
-        self.tp = self._join("tp", grid.groups("tp"))
-        self.cp = self._join("cp", grid.groups("cp"))
-        self.dp = self._join("dp", grid.groups("dp"))
-        self.pp = self._join("pp", grid.groups("pp"))
-        self.dp_cp = self._join("dp", grid.groups("cp", "dp"))
-        cp_sets = grid.groups("cp")
-        self.cp_a2a = self._join("cp", [s[i : i + a2a_size] for s in cp_sets for i in range(0, grid.cp, a2a_size)])
-        self.cp_ring = self._join("cp", [s[i::a2a_size] for s in cp_sets for i in range(a2a_size)])
-        self.embedding = self._join_embedding() if ties_embedding else None
-        self.pp_forward = self._start("pp", grid.groups("pp"))
-        self.pp_backward = self._start("pp", grid.groups("pp"))
-        self.pp_wrap_forward = self._start("pp", grid.groups("pp")) if is_interleaved else None
-        self.pp_wrap_backward = self._start("pp", grid.groups("pp")) if is_interleaved else None
+        planned = planned_groups(grid, a2a_size, is_interleaved=is_interleaved, ties_embedding=ties_embedding)
+        made = {group.name: self._join(group, a2a_size) for group in planned if group.name != "world"}
+        self.tp, self.cp, self.dp, self.pp = (made.get(axis) for axis in ("tp", "cp", "dp", "pp"))
+        self.dp_cp, self.cp_a2a, self.cp_ring = (made.get(name) for name in ("dp_cp", "cp_a2a", "cp_ring"))
+        self.embedding = made.get("embedding")
+        self.pp_forward, self.pp_backward = made.get("pp_forward"), made.get("pp_backward")
+        self.pp_wrap_forward, self.pp_wrap_backward = made.get("pp_wrap_forward"), made.get("pp_wrap_backward")
         self.background = None
         if background and self.world is not None:
             self.background = dist.new_group(backend="gloo", timeout=timeout)
@@ -107,23 +102,28 @@ class Mesh:
     def is_last_stage(self) -> bool:
         return self.at.pp == self.grid.pp - 1
 
-    def _join_embedding(self) -> ProcessGroup | None:
-        if self.grid.pp == 1:
-            return None
-        joined = self._join("pp", [[ranks[0], ranks[-1]] for ranks in self.grid.groups("pp")])
-        return joined if self.is_first_stage or self.is_last_stage else None
+    def _join(self, group: PlannedGroup, a2a_size: int) -> AxisGroup | None:
+        """This rank's group; None if it is in none of this kind. Groups that share a communicator are one."""
+        if group.communicator not in self._joined:
+            self._joined[group.communicator] = self._start(group.axis, self._rank_sets(group.name, a2a_size))
+        return self._joined[group.communicator]
 
-    def _join(self, axis: str, rank_sets: list[list[int]]) -> AxisGroup | None:
-        """This rank's group among `rank_sets`; an existing group of the same axis and ranks is reused."""
-        key = f"{axis} {rank_sets}"
-        if key not in self._joined:
-            self._joined[key] = self._start(axis, rank_sets)
-        return self._joined[key]
+    def _rank_sets(self, name: str, a2a_size: int) -> list[list[int]]:
+        """The ranks of every group of that name, of which this rank is in one at most."""
+        grid = self.grid
+        if name in ("cp_a2a", "cp_ring"):
+            sets, strides = grid.groups("cp"), range(0, grid.cp, a2a_size)
+            if name == "cp_a2a":
+                return [ranks[i : i + a2a_size] for ranks in sets for i in strides]
+            return [ranks[i::a2a_size] for ranks in sets for i in range(a2a_size)]
+        if name == "embedding":
+            return [[ranks[0], ranks[-1]] for ranks in grid.groups("pp")]
+        if name.startswith("pp"):
+            return grid.groups("pp")
+        return grid.groups("cp", "dp") if name == "dp_cp" else grid.groups(name)
 
     def _start(self, axis: str, rank_sets: list[list[int]]) -> AxisGroup | None:
         """Create a group for each of `rank_sets`, and return this rank's. All ranks call this in the same order."""
-        if len(rank_sets[0]) == 1:
-            return None
         group, _ = dist.new_subgroups_by_enumeration(rank_sets, timeout=self._timeout)
         return None if group is None else AxisGroup(group, axis, self.watch)  # None: in no group of this kind
 

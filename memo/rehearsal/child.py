@@ -21,6 +21,7 @@ from memo.errors import HostMemoryError, PlanError, ResourceError, exit_on_error
 from memo.estimate.host_memory import total_host_bytes
 from memo.estimate.own_memory import own_memory
 from memo.estimate.rank_memory import RankMemory
+from memo.estimate.unseen_memory import links_of
 from memo.mesh import local_device
 from memo.rehearsal.profile import layer_profile
 from memo.rehearsal.rehearsed import Planned, RehearsalShortage, Rehearsed, Steady, Times, Waits
@@ -38,7 +39,7 @@ class Rehearsal:
 
     def __init__(self, request: RehearsalRequest, folder: str) -> None:
         """`folder` gets a file that the run reads. Raises what memo train refuses, except for lack of memory."""
-        self.begun_s, self.trace_out = time.monotonic(), request.trace_out
+        self.begun_s, self.trace_out, self.hardware = time.monotonic(), request.trace_out, request.hardware
         given = request.config.memory.layer_profile  # measured on another machine, so memo train would refuse it here
         prepared, refusal = _prepared(request.config.override({"layer_profile": None}))
         self.config, self.world_size = prepared.config.override({"admission": False}), prepared.world_size
@@ -82,7 +83,7 @@ class Rehearsal:
         self.found = dataclasses.replace(self.found, **values)  # type: ignore[arg-type]
 
     def _foreseen(self, tiles: dict[str, int] | None) -> RankMemory:
-        return own_memory(self.config, self.world_size, self.stage, moved=tiles)
+        return own_memory(self.config, self.world_size, self.stage, moved=tiles, links=links_of(self.hardware))
 
     def _read_plans(self, trainer: Trainer) -> None:
         """Read the plans that were made before the first step."""

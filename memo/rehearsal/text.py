@@ -10,12 +10,13 @@ from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import reserved_under_plan
+from memo.estimate.unseen_memory import links_of, unseen_memory
 from memo.estimate.verdict import Capacity, Verdict, judge
 from memo.rehearsal.rehearsed import Rehearsed, Steady, Times
 from memo.rehearsal.request import STEADY_STEPS, stand_ins
 from memo.rehearsal.waits import REASONS, reasoned
 from memo.spec.slots import slot_dims
-from memo.units import format_bytes, format_count
+from memo.units import GIB, format_bytes, format_count
 
 NOT_SEEN = "CUDA's context, NCCL's buffers, workspaces of cuBLAS and cuDNN"
 """What takes memory of a GPU without torch's allocator, or in kernels that only a real GPU runs."""
@@ -39,8 +40,9 @@ def verdict(run: Run, found: Rehearsed) -> Verdict:
     if found.shortage is not None:
         return Verdict.OOM if found.shortage.memory == "device" else Verdict.OOHM
     assert found.steady is not None, "it ran, or memory ran out"
-    capacity = Capacity(run.hardware.memory_bytes, run.hardware.host_memory_bytes)
-    return judge(found.steady.reserved_bytes + found.foreseen.context, 0, capacity)
+    capacity = Capacity(run.hardware.memory_gib * GIB, run.hardware.host_memory_bytes)
+    unseen = unseen_memory(run.config, run.gpus, links_of(run.hardware), found.foreseen.host)
+    return judge(found.steady.reserved_bytes + found.foreseen.context, 0, capacity, unseen)
 
 
 def worst(run: Run, all_found: Sequence[Rehearsed]) -> Verdict:
@@ -163,7 +165,7 @@ def _because(answer: Verdict, found: Rehearsed) -> str:
 
 def _end(run: Run, all_found: Sequence[Rehearsed]) -> Iterator[str]:
     context = format_bytes(all_found[0].foreseen.context)
-    yield f"not seen, {context} assumed for them: {NOT_SEEN}"
+    yield f"not seen, {context} foreseen for them, from published figures: {NOT_SEEN}"
     if run.config.parallel.pp > 1 and len(all_found) > 1:
         yield f"verdict of the run: {worst(run, all_found)}"
     for name, stand_in in stand_ins(run.config).items():

@@ -42,7 +42,7 @@ def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:
     _draw_gpu(above, chosen, labels_at_gib=1.02 * question.gpu_memory_gib)
     above.axhline(question.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
     above.set_ylim(0, 1.55 * question.gpu_memory_gib)
-    above.set_ylabel(f"GiB of one GPU (dashed: {question.gpu_memory_gib:g})", fontsize=8)
+    above.set_ylabel(f"GiB of one GPU (dashed: {question.gpu_memory_gib:.4g})", fontsize=8)
     above.set_title(title, fontsize=9, loc="left")
     above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
     below.bar(range(len(chosen)), [choice.sized.host_bytes / GIB for choice in chosen], 0.7, color="0.6")

@@ -14,8 +14,8 @@ from memo.report.memory_drawing import draw_plans_png
 from memo.search.candidates import config_of
 from memo.search.planning import plans_by_length
 from memo.search.question import Question
-from memo.search.ranking import Choice, Plan
-from memo.search.tables import Commands, about_best, cells, errors, ranked, speed_error, title
+from memo.search.ranking import Choice, Plan, speed_error
+from memo.search.tables import Commands, about_best, cells, errors, ranked, title
 from memo.simulate.rows import ROWS
 from memo.simulate.trace import Span, simulate_step
 from memo.units import GIB
@@ -89,7 +89,7 @@ def _memory(plan: Plan) -> str:
     parts = {name: size for name, size in components(best.sized.memory).items() if size and name != "host"}
     rows = [[f"one GPU: {name.replace('_', ' ')}", f"{size / GIB:,.2f}", ""] for name, size in parts.items()]
     rows += [
-        ["one GPU, in all", f"{best.sized.memory.total / GIB:,.2f}", f"{question.gpu_memory_gib:,g}"],
+        ["one GPU, in all", f"{best.sized.memory.total / GIB:,.2f}", f"{question.gpu_memory_gib:.4g}"],
         ["host memory of a node", f"{best.sized.host_bytes / GIB:,.2f}", f"{question.host_memory_gib:,g}"],
     ]
     if question.hardware.nvme_gib:

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from memo.errors import ConfigError
-from memo.search.costs import billion_tokens_s, dollars_text, duration
+from memo.search.costs import assumed_node, billion_tokens_s, dollars_text, duration
 from memo.search.longest import shortage_of
 from memo.search.question import Question, ask
-from memo.search.ranking import Plan, search
-from memo.search.tables import speed_error
+from memo.search.ranking import Plan, search, speed_error
 from memo.text_table import text_table
 
 _HEADS = (
@@ -62,7 +61,7 @@ def compare(model: str, machines: Sequence[tuple[str, int]], global_batch_size: 
             question = ask(model, gpus, hardware=name, global_batch_size=batch, **asked)
         except ConfigError as error:
             raise ConfigError(f"--compare {name}x{gpus}: {error}") from None
-        plans.append(search(question, top=1))
+        plans.append(search(question))
     priced = all(plan.question.price is not None for plan in plans if plan.best is not None)
     return sorted(plans, key=lambda plan: _rank(plan, priced))
 
@@ -86,8 +85,12 @@ def comparison(plans: Sequence[Plan]) -> str:
         elif plan.question.price is None:
             lines.append(f"{_machine(plan.question)}: no price is known, so machines are ranked by tokens a second")
     lines += _errors(plans)
-    sources = sorted({plan.question.price.source for plan in plans if plan.question.price is not None})
-    lines += [f"prices: {source}" for source in sources]
+    for plan in plans:
+        question = plan.question
+        price = "" if question.price is None else f"{question.price.told}; "
+        lines.append(f"{_machine(question)}: {price}{assumed_node(question.hardware)}")
+        lines += [f"  {question.node_share_text}"] if question.node_share < 1.0 else []
+    question = plans[0].question
     title = f"{question.model.name}, {question.seq_len:,} tokens x {question.global_batch_size} sequences a step"
     return "\n".join([title, "", text_table(rows, left={1, 2, 4}), "", *lines]).rstrip()
 
@@ -112,6 +115,8 @@ def _figures(plan: Plan) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "hardware": question.hardware.name,
         "gpus": question.gpus,
+        "node_share": question.node_share,
+        "host_memory_gib": question.host_memory_gib,
         **dict.fromkeys(("layout", "activations", "tokens_per_s", "step_time_s", "mfu_percent", "tgs_error_percent")),
         "dollars_per_hour": question.dollars(3600.0),
         "dollars_per_billion_tokens": None,

@@ -1,7 +1,16 @@
 """How long a run takes, and what it costs, in words and dollars that a person plans with."""
 
+from memo.estimate.hardware import Hardware
 from memo.search.question import Question
 from memo.simulate import StepPrediction
+from memo.units import GIB
+
+_SLOWEST_PINNED_GIB_PER_S, _FASTEST_PINNED_GIB_PER_S = 1.0, 9.0
+"""Rates at which CUDA pins host memory. Slowest: 1 to 2 GB/s to register new memory (openvm's stark-backend pull 384);
+it can be far slower where no huge pages are free (TensorRT-LLM issue 15430). Fastest: 511 GiB in 55 s (vLLM issue
+51080); 4.2 GiB/s were seen as well (ik_llama.cpp pull 1517). The driver serves one process at a time, so the ranks of a
+node take turns."""
+_WORTH_TELLING_S = 60.0
 
 
 def billion_tokens_s(question: Question, step: StepPrediction) -> float:
@@ -19,8 +28,26 @@ def durations(question: Question, step: StepPrediction) -> list[str]:
     of_step, of_billion = (dollars_text(question.dollars(seconds)) for seconds in (step_s, billion_s))
     return [
         *lines,
-        f"at ${price.dollars_per_gpu_hour:g} a GPU and hour ({price.source}) a step costs ${of_step}, a billion tokens "
-        f"${of_billion}",
+        f"at {price} a step costs ${of_step}, a billion tokens ${of_billion}",
+        f"price: {price.told}; {assumed_node(question.hardware)}",
+    ]
+
+
+def assumed_node(machine: Hardware) -> str:
+    """What a machine must have besides its GPUs for a plan to hold, as machines of one price differ in it."""
+    rate = min(machine.offload_gb_per_s, machine.prefetch_gb_per_s)
+    return f"the plan assumes {machine.host_memory_gib:,g} GiB of host memory and {rate:g} GB/s between it and each GPU"
+
+
+def pinning(host_bytes: int) -> list[str]:
+    """How long a run takes to pin host memory before its first step; nothing where that is a matter of seconds."""
+    least_s, most_s = (host_bytes / GIB / rate for rate in (_FASTEST_PINNED_GIB_PER_S, _SLOWEST_PINNED_GIB_PER_S))
+    if most_s < _WORTH_TELLING_S:
+        return []
+    rates = f"{_SLOWEST_PINNED_GIB_PER_S:g} to {_FASTEST_PINNED_GIB_PER_S:g} GiB/s"
+    return [
+        f"before the first step: pinning {host_bytes / GIB:,.0f} GiB of a node's host memory takes {duration(least_s)} "
+        f"to {duration(most_s)}, at the {rates} that others have published; not measured here"
     ]
 
 

@@ -19,21 +19,16 @@ from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.disks import NVME_PATH
 from memo.estimate.node_memory import node_bytes
-from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
+from memo.estimate.own_memory import ALLOCATED_ERROR, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, components
-from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
+from memo.estimate.unseen_memory import NOTHING, Unseen, links_of
+from memo.estimate.verdict import Capacity, Program, Verdict, judge, judge_capacity
 from memo.search.swap_choice import choose_swap
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.trace import trace_step
 from memo.spec.slots import Moved
 from memo.units import GIB
-
-_OWN_BOUND = (
-    "counted request by request, within 0.1 % of what the emulated GPU allocates; of what torch does not see, "
-    f"{RUNTIME_BYTES['cuda'] / GIB:.0f} GiB is assumed; unsure from {FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable "
-    f"{USABLE_SHARE:.1%} of the device"
-)
 
 _MEGATRON_BOUND = (
     f"calibrated on 232 measured runs: unsure from {FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable "
@@ -54,6 +49,7 @@ class Answer:
         host_bytes, disk_bytes: host memory is filled first.
         parts: bytes by component, as the method names them.
         bound: what the verdict is based on, for people.
+        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see.
         moved: tiles by group that alpha auto moves; None if nothing moves or alpha is a number.
         step: the simulated step; None if it was not asked for, or if what has to move does not fit.
     """
@@ -68,16 +64,27 @@ class Answer:
     moved: Mapping[str, int] | None = None
     step: StepPrediction | None = None
     disk_bytes: float = 0.0
+    is_tight: bool = False
 
     @classmethod
-    def of_rank(cls, rank: RankMemory, host_bytes: float, capacity: Capacity, bound: str, **others: Any) -> "Answer":
-        """By the calibrated verdict on the rank that needs most."""
+    def of_rank(
+        cls,
+        rank: RankMemory,
+        host_bytes: float,
+        capacity: Capacity,
+        bound: str,
+        unseen: Unseen = NOTHING,
+        **others: Any,
+    ) -> "Answer":
+        """By the account's verdict on the rank that needs most; `unseen`: as of `memo.estimate.verdict.judge`."""
+        verdict = judge(rank.total, host_bytes, capacity, unseen)
         return cls(
             states_bytes=rank.states,
             activation_bytes=rank.activations,
             total_bytes=rank.total,
             host_bytes=host_bytes,
-            verdict=judge(rank.total, host_bytes, capacity),
+            verdict=verdict,
+            is_tight=verdict == Verdict.FITS and capacity.is_tight(rank.total, unseen),
             parts={**components(rank)},
             bound=bound,
             **others,
@@ -111,7 +118,9 @@ def answer(
 
 
 def capacity_of(case: Case) -> Capacity:
-    return Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB)
+    """What the case has, as the program whose runs it asks about is judged."""
+    program: Program = "megatron-lm" if case.method == "megatron-lm" else "memo"
+    return Capacity(case.gpu_memory_gib * GIB, case.host_memory_gib * GIB, program)
 
 
 def run_config(case: Case) -> RunConfig:
@@ -162,10 +171,12 @@ def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[An
             f"{MEMO_LOSS_CHUNK}, leave it out, or ask about Megatron-LM with --method megatron-lm"
         )
     logit_bytes = None if case.loss_chunk_size else WHOLE_LOGIT_BYTES
-    account = Account("memo" if is_own else "megatron-lm", case.shape, case.gpus, logit_bytes)
+    links = links_of(case.hardware)
+    account = Account("memo" if is_own else "megatron-lm", case.shape, case.gpus, logit_bytes, links)
     moved = None
     if case.alpha == "auto":
-        if judge(account.worst(config).total, 0, capacity) != Verdict.FITS:
+        worst = account.worst(config)
+        if judge(worst.total, 0, capacity, account.unseen(config, worst)) != Verdict.FITS:
             moved = choose_swap(config, account, case.hardware, capacity).tiles
         else:  # nothing moves
             config = replace(config, memory=replace(config.memory, offload_alpha="off", offload_nvme_path=None))
@@ -174,8 +185,22 @@ def _on_gpu(case: Case, capacity: Capacity, arena_bytes: int | None) -> tuple[An
     if arena_bytes is not None:  # the arena also holds what layers keep, unless rounding buffers do
         rank = replace(rank, skeletal=0, transient=arena_bytes)
     host, disk = _of_node(case, config, what)
-    bound = _OWN_BOUND if is_own else _MEGATRON_BOUND
-    return Answer.of_rank(rank, host, capacity, bound, moved=moved, disk_bytes=disk), config
+    unseen = account.unseen(config, rank)
+    bound = _own_bound(unseen, capacity, rank) if is_own else _MEGATRON_BOUND
+    return Answer.of_rank(rank, host, capacity, bound, unseen, moved=moved, disk_bytes=disk), config
+
+
+def _own_bound(unseen: Unseen, capacity: Capacity, rank: RankMemory) -> str:
+    """What the verdict on memo's own account rests on, and how near the line it is."""
+    least, foreseen, most = (size / GIB for size in unseen)
+    room_gib = (capacity.sure_gpu_bytes - rank.total) / GIB
+    line = f"{room_gib:.2f} GiB below" if room_gib >= 0 else f"{-room_gib:.2f} GiB above"
+    return (
+        f"counted request by request, within {ALLOCATED_ERROR:.1%} of what the emulated GPU allocates; torch does not "
+        f"see {foreseen:.2f} GiB, {least:.2f} to {most:.2f} by published figures; {line} the "
+        f"{capacity.sure_gpu_bytes / GIB:.2f} GiB that surely fit of the {capacity.usable_gpu_bytes / GIB:.2f} that "
+        "torch reports"
+    )
 
 
 def _of_node(case: Case, config: RunConfig, moved: Moved | None) -> tuple[int, int]:

@@ -60,11 +60,12 @@ def write_run(question: Question, choice: Choice, path: str, data_path: Sequence
     """Write the run as TOML, what is expected of it in comments. Raises ConfigError."""
     step, sized = choice.step, choice.sized
     lines = [
-        f"# Planned by memo for {question.gpus} GPUs ({question.hardware.name}, {question.gpu_memory_gib:g} GiB).",
+        f"# Planned by memo for {question.gpus} GPUs ({question.hardware.name}, {question.gpu_memory_gib:.4g} GiB).",
         f"# Expected: {step.tgs:,.0f} tokens per GPU and second, MFU {step.mfu_percent:.1f} %, "
         f"{step.step_time_s:,.1f} s a step,",
         f"# {sized.memory.total / GIB:,.1f} GiB of a GPU, {sized.host_bytes / GIB:,.1f} GiB of a node's host memory.",
         *([f"# {sized.disk_bytes / GIB:,.1f} GiB of a node's disks."] if sized.disk_bytes else []),
+        *(["# Tight: with a GiB more of what torch does not see it would not fit."] if sized.is_tight else []),
         *([] if sized.verdict == Verdict.FITS else [f"# It may not fit: {sized.shortage(question)}."]),
         "",
         run_of(question, choice, data_path).to_toml(),

@@ -10,6 +10,8 @@ from math import inf
 from typing import get_args
 
 from memo.config.parallel import AccumulationOrder
+from memo.estimate.unseen_memory import unseen_memory
+from memo.estimate.verdict import room_for_unseen
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, FULL, SHARDINGS, Layout, Strategy, config_of, num_microbatches
 from memo.search.question import Question
@@ -49,14 +51,25 @@ class PlacedLayouts:
     num_candidates: int = 0
 
 
-def costs_of(question: Question, layout: Layout, strategy: Strategy) -> Costs:
-    """The costs of a layout under the activations and the sharding of a strategy."""
-    return Costs(config_of(question, layout, strategy), question.gpus, question.hardware, question.limits)
+def costs_of(question: Question, layout: Layout, strategy: Strategy, leaves_room: bool = False) -> Costs:
+    """The costs of a layout under the activations and the sharding of a strategy.
+
+    `leaves_room`: on a GPU that is smaller by what a run that is not tight leaves free.
+    """
+    config, limits = config_of(question, layout, strategy), question.limits
+    if leaves_room:
+        room = room_for_unseen(unseen_memory(config, question.gpus, limits.links))
+        limits = replace(limits, device_bytes=limits.device_bytes - room)
+    return Costs(config, question.gpus, question.hardware, limits)
 
 
 def placed(question: Question, layout: Layout, strategy: Strategy, costs: Costs | None = None) -> Timed | None:
-    """The fastest placement under the activations and the sharding of a strategy; None if none fits."""
-    found = place(costs or costs_of(question, layout, strategy))
+    """The fastest placement under the activations and the sharding of a strategy; None if none fits.
+
+    Where some leave room for more of what torch does not see, it is the fastest of these.
+    """
+    roomy = costs_of(question, layout, strategy, leaves_room=True)
+    found = place(roomy if fits(roomy) else costs or costs_of(question, layout, strategy))
     if found is None:
         return None
     alpha = strategy.alpha if found.moved is not None or strategy.alpha != "auto" else "off"

@@ -53,8 +53,8 @@ def plan(
         seq_len: tokens of one sequence; not read for the longest.
         global_batch_size: sequences of one step; default: one for each GPU.
         hardware: a machine by name, a TOML file of one, or a `Hardware`; default: MEMO's a800-80.
-        gpu_memory_gib: of one GPU; default: the hardware's.
-        host_memory_gib: of one node; default: the hardware's.
+        gpu_memory_gib: of one GPU, as nvidia-smi reports it; default: the hardware's.
+        host_memory_gib: what the run gets of each node's; default: of the hardware's the part of its GPUs.
         family: for the largest model: gpt or llama, whose widths and depths are taken (memo.search.largest).
         place_states: ZeRO-2, ZeRO-3 and states in host memory: where nothing fits without, always, or never.
         min_tgs: tokens per GPU and second at which the longest sequence, or the largest model, must still train.
@@ -155,7 +155,7 @@ def plans_by_length(question: Question) -> list[Plan]:
     """
     found = longest(question)
     unit = length_unit(question.gpus)
-    plans = (search(question.at_length(length), top=1) for length in _lengths(unit, found.seq_len))
+    plans = (search(question.at_length(length)) for length in _lengths(unit, found.seq_len))
     return [plan for plan in plans if plan.best is not None]
 
 

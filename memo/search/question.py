@@ -19,7 +19,9 @@ from memo.estimate.cases import DEFAULT_SEQ_LEN, model_shape
 from memo.estimate.disks import NVME_PATH, with_disks
 from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
+from memo.estimate.node_share import part_of_node, share_of_node, share_text
 from memo.estimate.prices import PRICES, Price
+from memo.estimate.unseen_memory import links_of
 from memo.estimate.verdict import Capacity, MemoryLimits
 from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
@@ -53,7 +55,10 @@ class Question:
 
     Attributes:
         global_batch_size: sequences of one step, the same for all layouts.
-        gpu_memory_gib, host_memory_gib: nominal, of one GPU and of one node.
+        hardware: with the part of each node that the GPUs get.
+        node: the whole of it.
+        gpu_memory_gib: of one GPU, as its driver reports it.
+        host_memory_gib: what the run gets of each node's.
         host_is_given: the user named the host memory, so a run is held to it.
         place_states: ZeRO-2, ZeRO-3 and host memory for states: where nothing fits without (needed), for all layouts
             that do not fit without (always), or never.
@@ -68,6 +73,7 @@ class Question:
     seq_len: int
     global_batch_size: int
     hardware: Hardware
+    node: Hardware
     gpu_memory_gib: float
     host_memory_gib: float
     host_is_given: bool = False
@@ -89,11 +95,12 @@ class Question:
             self.capacity.sure_host_bytes,
             self.hardware.local_ranks(self.gpus),
             self.hardware.nvme_budget_bytes or math.inf,
+            links_of(self.hardware),
         )
 
     @cached_property
     def account(self) -> Account:
-        return Account("memo", self.model.shape, self.gpus)
+        return Account("memo", self.model.shape, self.gpus, links=links_of(self.hardware))
 
     @cached_property
     def base(self) -> RunConfig:
@@ -120,6 +127,25 @@ class Question:
     def dollars(self, seconds: float) -> float | None:
         """What all GPUs cost for so long; None where no price is known."""
         return None if self.price is None else self.price.dollars_per_gpu_hour * self.gpus * seconds / 3600
+
+    @property
+    def node_share(self) -> float:
+        """The part of each node that the run gets."""
+        return share_of_node(self.node, self.gpus, self.host_memory_gib if self.host_is_given else None)
+
+    @property
+    def node_share_text(self) -> str:
+        """What is assumed of a node of which the run gets a part; empty where it gets all."""
+        return share_text(self.node, self.gpus, self.host_memory_gib if self.host_is_given else None)
+
+    def with_gpus(self, gpus: int) -> "Question":
+        """The same on other GPUs of the machine, with their part of its nodes unless the user has named it."""
+        if self.host_is_given:
+            return replace(self, gpus=gpus)
+        part = part_of_node(self.node, gpus)
+        own = self.hardware
+        machine = replace(part, nvme_gib=own.nvme_gib, nvme_gb_per_s=own.nvme_gb_per_s)
+        return replace(self, gpus=gpus, hardware=machine, host_memory_gib=part.host_memory_gib)
 
     def at_length(self, seq_len: int) -> "Question":
         """The same with other sequences. Raises ConfigError where the model has no positions for them."""
@@ -169,15 +195,17 @@ def ask(
     if not isinstance(machine, Hardware):
         machine = named_hardware("--hardware", machine, gpu_memory_gib)
     require_full_nodes("--hardware", gpus, machine)
-    machine = with_disks(machine, nvme_gib, nvme_gb_per_s, host_memory_gib)
+    node = machine
+    machine = with_disks(part_of_node(node, gpus, host_memory_gib), nvme_gib, nvme_gb_per_s)
     question = Question(
         model=planned_model(model, seq_len, custom_layer),
         gpus=gpus,
         seq_len=seq_len,
         global_batch_size=global_batch_size or gpus,
         hardware=machine,
+        node=node,
         gpu_memory_gib=gpu_memory_gib or machine.memory_gib,
-        host_memory_gib=host_memory_gib or machine.host_memory_gib,
+        host_memory_gib=machine.host_memory_gib,
         host_is_given=host_memory_gib is not None,
         place_states=place_states,
         nvme_path=nvme_path,

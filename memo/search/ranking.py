@@ -5,6 +5,8 @@ its pipelines and batches    -> memory of every strategy: refused, unsure or fit
 what fits                    -> a bound on its speed (memo.search.bounds); simulated in order of the bound, until
                                 the next one lies below the last one shown, so nothing that is faster is missed
 what moves at alpha auto     -> a given alpha tried instead, from the grid
+the fastest                  -> of those as good as the best the one with most room comes first, and none that is tight
+                                before another within its error
 what is unsure and faster    -> shown; one that is faster by more than TRIAL_GAIN as what to try first, its risk beside
 what fits under no strategy  -> ZeRO-2, ZeRO-3 and states in host memory, if nothing else fits (memo.search.oversized)
 """
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from memo.estimate.time_errors import TIE_SHARE
+from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
 from memo.estimate.verdict import Verdict
 from memo.search.bounds import Bounds
 from memo.search.candidates import AUTO, GRID, KEEP, Layout, Strategy, can_tile, config_of, refusal
@@ -27,11 +29,16 @@ from memo.search.sizing import Sized, size
 from memo.search.swap_choice import SwapChoice, choose_swap, given_swaps
 from memo.search.sweeping import sweeps
 from memo.simulate import predict_step
+from memo.simulate.model import step_model
+from memo.simulate.parts import step_parts
 
 NUM_UNSURE = 3
 """Shown of those that may or may not fit."""
 TRIAL_GAIN = TIE_SHARE
 """Of the best one's speed: what a start that may fail is worth. Less would be a tie."""
+ENOUGH_SHARE = 0.1
+"""Of a GPU's memory: room that no plan needs more of. What torch does not see has been foreseen wrongly by 3 GiB at
+most (NCCL issue 1685: 4.34 GB where 1.06 were expected), and more room is no reason to take a slower plan."""
 NOTHING_BINDS = "nothing: all activations stay on the GPU"
 
 
@@ -47,7 +54,8 @@ class Plan:
     """The answer.
 
     Attributes:
-        choices: that fit, fastest first; of each tp x cp x pp the fastest, or all where all were asked for.
+        choices: that fit; of each tp x cp x pp the fastest, or all where all were asked for. The first is the best, as
+            of `_best_first`, and the others follow by speed.
         unsure: those that would be faster but whose verdict is unsure; never among the choices.
         num_candidates: layouts x strategies whose memory was looked at.
         num_fitting: those of them that fit.
@@ -70,7 +78,7 @@ class Plan:
 
     @property
     def trial(self) -> Choice | None:
-        """What to try before the best one: the fastest that is unsure, where that is more than TRIAL_GAIN faster.
+        """What to try before those that fit: the fastest that is unsure, where it is more than TRIAL_GAIN faster.
 
         Only of GPU memory may it be unsure: the first step then tells, and nothing but the start is lost. Host memory
         that runs out takes the node's other processes with it.
@@ -78,14 +86,17 @@ class Plan:
         if self.best is None or not self.unsure:
             return None
         first = self.unsure[0]
-        worth_it = _step_s(self.best) > (1.0 + TRIAL_GAIN) * _step_s(first)
+        worth_it = self.fastest_s > (1.0 + TRIAL_GAIN) * _step_s(first)
         return first if worth_it and first.sized.host_excess <= 1.0 else None
 
+    @property
+    def fastest_s(self) -> float:
+        """Seconds of the fastest step among the choices."""
+        return min(map(_step_s, self.choices))
+
     def ties(self) -> tuple[Choice, ...]:
-        """The choices that are as good as the best, which is among them: nobody can foresee which is faster."""
-        return tuple(
-            choice for choice in self.choices if _step_s(choice) <= (1.0 + TIE_SHARE) * _step_s(self.choices[0])
-        )
+        """The choices that are as good as the fastest, which is among them: nobody can foresee which is faster."""
+        return _as_good(self.choices, TIE_SHARE)
 
     def counts(self) -> dict[Reason, int]:
         """Refused layouts by reason."""
@@ -104,12 +115,17 @@ def search(question: Question, *, top: int = 10, everything: bool = False, below
     if not everything:
         fastest = sorted(map(race.refined, fastest), key=_step_s)
     choices = tuple(_sized(question, timed) for timed in fastest)
-    below_s = min(below_s, _step_s(choices[0])) if choices else below_s
+    below_s = min([below_s, *map(_step_s, choices)])
     wanted = {"needed": not choices, "always": True, "never": False}[question.place_states]
     placed_layouts = place_oversized(question, sifted.oversized if wanted else (), race.bounds, top, below_s)
     placed_choices = [_sized(question, timed) for timed in placed_layouts.choices]
     choices = _best_of_grids([*choices, *placed_choices], None if everything else top)
-    faster = race.run(sifted.unsure, NUM_UNSURE, below_s=_step_s(choices[0]) if choices else inf)
+    faster = race.run(sifted.unsure, NUM_UNSURE, below_s=min(map(_step_s, choices), default=inf))
+    choices = _best_first(question, choices)
+    if choices and choices[0].sized.is_tight and not everything:  # perhaps another strategy of a layout leaves room
+        most_s = (1.0 + speed_error(question, choices[0]).share) * min(map(_step_s, choices))
+        roomy = race.run(sifted.fits, 1, below_s=most_s, leaves_room=True)
+        choices = (*(_sized(question, timed) for timed in roomy), *choices)
     unsure = tuple(_sized(question, timed) for timed in faster)
     refusals = _after_placing(sifted.refused, placed_layouts)
     num_fitting = len(sifted.fits) + len(placed_layouts.choices)
@@ -145,6 +161,36 @@ def _best_of_grids(choices: list[Choice], count: int | None) -> tuple[Choice, ..
     for choice in ranked:
         best.setdefault((choice.layout.tp, choice.layout.cp, choice.layout.pp), choice)
     return tuple(best.values())[:count]
+
+
+def _best_first(question: Question, choices: tuple[Choice, ...]) -> tuple[Choice, ...]:
+    """`choices`, fastest first, but for the best, which comes before all.
+
+    It is the one with most room on the GPU among those that are as good as the fastest, where room beyond ENOUGH_SHARE
+    counts no more and the faster one wins. If all of them are tight, it is the fastest one that is not, as far as the
+    error of its speed allows that it is the fastest.
+    """
+    if not choices:
+        return choices
+    enough = ENOUGH_SHARE * question.capacity.gpu_bytes
+    best = max(_as_good(choices, TIE_SHARE), key=lambda choice: min(choice.sized.room_bytes, enough))
+    if best.sized.is_tight:
+        near = _as_good(choices, speed_error(question, best).share)
+        best = next((choice for choice in near if not choice.sized.is_tight), best)
+    return best, *(choice for choice in choices if choice is not best)
+
+
+def speed_error(question: Question, choice: Timed) -> TimeError:
+    """How far the speed foreseen for a choice may lie from a measured one."""
+    config, hardware = config_of(question, choice.layout, choice.strategy), question.hardware
+    model = step_model(config, question.gpus, hardware, choice.moved)
+    return time_error(hardware, step_parts(choice.step, model, config))
+
+
+def _as_good(choices: Sequence[Choice], share: float) -> tuple[Choice, ...]:
+    """Those whose step takes no more than such a share longer than the fastest one's."""
+    most_s = (1.0 + share) * min(map(_step_s, choices), default=0.0)
+    return tuple(choice for choice in choices if _step_s(choice) <= most_s)
 
 
 def _after_placing(refused: list[Refusal], placed_layouts: PlacedLayouts) -> tuple[Refusal, ...]:
@@ -187,8 +233,11 @@ class _Race:
         self.question, self.everything = question, everything
         self.bounds = Bounds(question)
 
-    def run(self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf) -> list[Timed]:
-        """The best of `count` grids, or of all candidates one by one; only those that take less than `below_s`."""
+    def run(
+        self, pool: Sequence[tuple[Layout, Strategy]], count: int, below_s: float = inf, leaves_room: bool = False
+    ) -> list[Timed]:
+        """The best of `count` grids, or of all candidates one by one; only those that take less than `below_s`, and, if
+        asked for, that are not tight."""
         queue: list[tuple[float, int, SwapChoice | None]] = [
             (self.bounds.least_s(layout, strategy), index, None) for index, (layout, strategy) in enumerate(pool)
         ]
@@ -208,6 +257,9 @@ class _Race:
                 swap = _swap_choice(self.question, layout, strategy)
                 heapq.heappush(queue, (self.bounds.least_s(layout, strategy, swap), index, swap))
                 continue
+            moved = None if swap is None else swap.tiles
+            if leaves_room and size(self.question, layout, strategy, moved, exactly=True).is_tight:
+                continue
             timed = _timed(self.question, layout, strategy, swap)
             if _step_s(timed) < min(below_s, _step_s(best[key]) if key in best else inf):
                 best[key] = timed
@@ -222,5 +274,11 @@ class _Race:
         swaps = given_swaps(config_of(question, layout, AUTO), question.gpus, question.hardware, alphas)
         least_s = [self.bounds.least_s(layout, share, swap) for share, swap in zip(GRID, swaps, strict=True)]
         faster = [share for share, bound_s in zip(GRID, least_s, strict=True) if bound_s < _step_s(choice)]
-        fitting = [share for share in faster if size(question, layout, share).verdict == Verdict.FITS]
+        fitting = [share for share in faster if self._may_replace(choice, share)]
         return min([choice, *(_timed(question, layout, share) for share in fitting)], key=_step_s)
+
+    def _may_replace(self, choice: Timed, share: Strategy) -> bool:
+        """Whether a given share fits, and leaves room unless alpha auto could not either."""
+        sized = size(self.question, choice.layout, share)
+        is_tight = size(self.question, choice.layout, AUTO, choice.moved).is_tight
+        return sized.verdict == Verdict.FITS and (is_tight or not sized.is_tight)

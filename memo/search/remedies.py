@@ -42,4 +42,4 @@ def _with_gpus(question: Question, times: int) -> Question:
     gpus = question.gpus * times
     if gpus > per_node:
         gpus = -(-gpus // per_node) * per_node
-    return replace(question, gpus=gpus)
+    return question.with_gpus(gpus)

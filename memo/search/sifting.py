@@ -156,7 +156,7 @@ def _place(
 ) -> None:
     """Put the strategies of a layout where they belong; `most`: the largest micro-batch that it may have.
 
-    Where keeping everything fits, nothing else can be faster.
+    Where keeping everything fits, nothing else can be faster; other strategies are for what leaves no room then.
     """
     question = sizes.question
     refused = too_large.refusal(layout, layout.vpp)
@@ -183,7 +183,7 @@ def _place(
         verdict = tried[strategy] = sizes.verdict(layout, strategy, most)
         if verdict in (Verdict.OOM, Verdict.OOHM):
             too_large.add(layout, strategy)
-        if strategy == KEEP and verdict == Verdict.FITS:
+        if strategy == KEEP and verdict == Verdict.FITS and not sizes.of(layout, KEEP).is_tight:
             break
     sifted.num_candidates += len(tried) + len(known)
     fitting = [strategy for strategy, verdict in tried.items() if verdict == Verdict.FITS]

@@ -23,6 +23,8 @@ class Sized:
         host_bytes: of one node: all records, as far as they surely fit beside the states; the rest is on its disk.
         disk_bytes: of one node.
         gpu_excess, host_excess: what is needed over what surely fits.
+        room_bytes: of the GPU, up to what surely fits; below 0 where that is exceeded.
+        is_tight: it fits, but would not if somewhat more than foreseen were taken of what torch does not see.
     """
 
     memory: RankMemory
@@ -31,7 +33,14 @@ class Sized:
     verdict: Verdict
     gpu_excess: float
     host_excess: float
+    room_bytes: float
+    is_tight: bool
     disk_bytes: int = 0
+
+    @property
+    def told(self) -> str:
+        """The verdict for people."""
+        return f"{self.verdict}, tight" if self.is_tight else str(self.verdict)
 
     @property
     def excess(self) -> float:
@@ -77,11 +86,15 @@ def size(
     if what is not None or strategy.placement is not None:
         host, disk = node_bytes(config, question.gpus, question.hardware, what, capacity.host_bytes)
     memory, most = question.account.bounds(config, what)
-    verdict = judge(memory.total, host, capacity)
-    is_open = verdict == Verdict.UNSURE or verdict != judge(most, host, capacity)
+    unseen = question.account.unseen(config, memory)
+    verdict = judge(memory.total, host, capacity, unseen)
+    is_open = verdict == Verdict.UNSURE or verdict != judge(most, host, capacity, unseen)
+    is_open |= capacity.is_tight(memory.total, unseen) != capacity.is_tight(most, unseen)
     if most != memory.total and (exactly or is_open):
         memory = question.account.worst(config, what)
-        most, verdict = memory.total, judge(memory.total, host, capacity)
+        most, verdict = memory.total, judge(memory.total, host, capacity, unseen)
     gpu_excess = memory.total / capacity.sure_gpu_bytes
     host_excess = host / max(1, capacity.sure_host_bytes)
-    return Sized(memory, most == memory.total, host, verdict, gpu_excess, host_excess, disk)
+    room = capacity.sure_gpu_bytes - memory.total
+    is_tight = verdict == Verdict.FITS and capacity.is_tight(memory.total, unseen)
+    return Sized(memory, most == memory.total, host, verdict, gpu_excess, host_excess, room, is_tight, disk)

@@ -22,6 +22,7 @@ from memo.estimate.node_memory import most_of_a_node
 from memo.estimate.own_memory import device_bytes, worst_stages
 from memo.estimate.state_memory import StateBytes, placed_bytes, state_sizes
 from memo.estimate.swap_memory import host_bytes
+from memo.estimate.unseen_memory import page_table_bytes
 from memo.estimate.verdict import MemoryLimits
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
@@ -105,7 +106,7 @@ class Costs:
     def __post_init__(self) -> None:
         self.config = replace(self.config, memory=replace(self.config.memory, offload_states="none"))
         shape = shape_of(self.config.model, "", self.config.data.seq_length)
-        self._account = Account("memo", shape, self.world_size)
+        self._account = Account("memo", shape, self.world_size, links=self.limits.links)
         self.sizes = state_sizes(self.config, self.world_size)
         self.none = placement_of(self.config, self.world_size)
         machine = with_attention_of(self.hardware, self.config)
@@ -230,6 +231,11 @@ class Costs:
             self._counted[key] = placed_bytes(self._units[stage], placement, self.sizes)
         return self._counted[key]
 
+    def _states_bytes(self, placement: StatePlacement, stage: int) -> int:
+        """Of a GPU: the states that are on it, and the page tables of those in host memory."""
+        states = self._states(placement, stage)
+        return states.device + page_table_bytes(states.host)
+
     def _device_bytes(self, config: RunConfig, moved: Moved | None) -> DeviceBytes:
         """See ActivationUse."""
         if self.hardware.device == "cpu":
@@ -264,7 +270,7 @@ class Costs:
         def needed(placement: StatePlacement) -> int:
             share = placement.num_driven / placement.layers
             return max(
-                self._states(placement, stage).device + ceil(none + share * (every - none))
+                self._states_bytes(placement, stage) + ceil(none + share * (every - none))
                 for stage, (none, every) in rests().items()
             )
 
@@ -279,7 +285,7 @@ class Costs:
         """
 
         def rest(run: RunConfig, placement: StatePlacement) -> dict[int, int]:
-            return {stage: total - self._states(placement, stage).device for stage, total in totals(run).items()}
+            return {stage: total - self._states_bytes(placement, stage) for stage, total in totals(run).items()}
 
         none = rest(config, self.none)
         if self.none.shards_gradients:

@@ -10,7 +10,9 @@ from memo.estimate.accounts import Account
 from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.estimate.own_memory import worst_stages
-from memo.estimate.verdict import Capacity
+from memo.estimate.swap_memory import swap_bytes
+from memo.estimate.unseen_memory import page_table_bytes
+from memo.estimate.verdict import Capacity, room_for_unseen
 from memo.planner.problem import Limit, SwapProblem
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
@@ -52,6 +54,9 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
     for stage in worst_stages(config):
         rank = account.stage(config, stage, nothing)
         others.append(rank.total - rank.rounding_buffers)
+    # Whatever moves is pinned. Some room is left, if it can be, as nothing says exactly what torch does not see.
+    moved_host = swap_bytes(config, world_size, 0, free.uniform(free.tiles)).host
+    room = page_table_bytes(moved_host) + room_for_unseen(account.unseen(config, rank))
     padding = 2 * len(free.groups) * SLOT_ALIGNMENT_BYTES  # of both slots
     # As a disk is filled to its last record, what is lost between the tensors of records must not be forgotten.
     disk = disk_of_rank(config, world_size, hardware)
@@ -59,7 +64,7 @@ def choose_swap(config: RunConfig, account: Account, hardware: Hardware, capacit
     host_bytes = capacity.sure_host_bytes // hardware.local_ranks(world_size)
     problem = replace(
         free,
-        device_bytes=max(0, int(capacity.sure_gpu_bytes) - max(others) - padding),
+        device_bytes=max(0, int(capacity.sure_gpu_bytes) - max(others) - padding - room),
         host_bytes=max(0, host_bytes - lost_bytes),
         disk=disk,
     )

@@ -100,7 +100,7 @@ def _fits_on_device(config: RunConfig, world_size: int, limits: MemoryLimits, sw
     swept = with_sweep(config, sweep)
     if config.hardware.device != "cuda":
         return worst_device_bytes(swept, world_size) <= limits.device_bytes
-    bounds = own_bounds(swept, world_size, moved={})
+    bounds = own_bounds(swept, world_size, moved={}, links=limits.links)
     return max(bound.least.total for bound in bounds.values()) <= limits.device_bytes
 
 

@@ -6,18 +6,16 @@ from typing import Any
 
 from memo.config.derived import layers_per_chunk
 from memo.estimate.rank_memory import components
-from memo.estimate.time_errors import TIE_SHARE, TimeError, time_error
-from memo.estimate.verdict import Verdict
+from memo.estimate.time_errors import TIE_SHARE
+from memo.estimate.verdict import TIGHT_BYTES, Verdict
 from memo.search.candidates import KEEP, Layout, config_of
-from memo.search.costs import billion_tokens_s, dollars_text, durations
+from memo.search.costs import billion_tokens_s, dollars_text, durations, pinning
 from memo.search.largest import Largest
 from memo.search.longest import shortage_of
 from memo.search.question import Question
-from memo.search.ranking import Choice, Plan, explain
+from memo.search.ranking import Choice, Plan, explain, speed_error
 from memo.search.remedies import remedies
 from memo.search.sifting import Reason
-from memo.simulate.model import step_model
-from memo.simulate.parts import step_parts
 from memo.spec.slots import slot_dims
 from memo.text_table import text_table
 from memo.units import GIB, format_count
@@ -31,6 +29,7 @@ class Commands:
     trial: str | None = None
 
 
+_NEAR_THE_LINE = "; by definition it is near the line of what fits"
 _DISK = "NVMe GiB"
 _DOLLARS = "$/B tokens"
 _HEADS = (
@@ -52,10 +51,12 @@ _HEADS = (
 def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
     """The ranked table, what to try and what surely fits, what binds, the commands, and what was refused."""
     question, trial = plan.question, plan.trial
-    lines = [title(question)]
+    lines = [title(question), *([question.node_share_text] if question.node_share < 1.0 else [])]
     if plan.longest is not None:
         found = plan.longest
-        lines.append(f"longest sequence that fits: {found.seq_len:,} tokens (in steps of {found.unit:,})")
+        lines.append(
+            f"longest sequence that fits: {found.seq_len:,} tokens (in steps of {found.unit:,}){_NEAR_THE_LINE}"
+        )
         lines.append(f"beyond it: {found.limit}")
     if plan.largest is not None:
         lines += _largest(plan.largest)
@@ -106,7 +107,9 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "host_memory_gib": question.host_memory_gib,
         "nvme_gib": question.hardware.nvme_gib,
         "nvme_gb_per_s": question.hardware.nvme_gb_per_s,
+        "node_share": question.node_share,
         "dollars_per_gpu_hour": None if question.price is None else question.price.dollars_per_gpu_hour,
+        "price": None if question.price is None else question.price.told,
         "seq_len": question.seq_len,
         "global_batch_size": question.global_batch_size,
         "longest": None if longest is None else {**vars(longest)},
@@ -145,6 +148,8 @@ def _choice(choice: Choice, question: Question) -> Mapping[str, Any]:
         "moved_tiles": choice.moved,
         "limit": choice.limit,
         "verdict": str(choice.sized.verdict),
+        "tight": choice.sized.is_tight,
+        "room_gib": choice.sized.room_bytes / GIB,
         "total_gib": memory.total / GIB,
         "host_gib": choice.sized.host_bytes / GIB,
         "nvme_gib": choice.sized.disk_bytes / GIB,
@@ -181,7 +186,7 @@ def _largest(found: Largest) -> list[str]:
     clipping = [f"--clip-grad 0 would add {format_count(more)}: {why}"] if more else []
     return [
         f"largest {found.family} that fits: {format_count(found.parameters)} parameters with masters in fp32 "
-        f"({found.num_layers} layers, width {found.hidden_size:,})",
+        f"({found.num_layers} layers, width {found.hidden_size:,}){_NEAR_THE_LINE}",
         f"beyond it: {found.limit}",
         *clipping,
     ]
@@ -192,7 +197,7 @@ def title(question: Question) -> str:
     hardware = question.hardware
     disk = f", NVMe {hardware.nvme_gib:,g} GiB at {hardware.nvme_gb_per_s:g} GB/s" if hardware.nvme_gib else ""
     return (
-        f"{question.model.name} on {question.gpus} x {question.hardware.name} ({question.gpu_memory_gib:g} GiB, host "
+        f"{question.model.name} on {question.gpus} x {question.hardware.name} ({question.gpu_memory_gib:.4g} GiB, host "
         f"{question.host_memory_gib:,g} GiB{disk} a node), {question.seq_len:,} tokens x {question.global_batch_size} "
         "sequences"
     )
@@ -224,7 +229,7 @@ def cells(
         sizes += (f"{sized.disk_bytes / GIB:,.0f}",) if has_disk else ()
         name = "" if ties is None else f"{rank}=" if len(ties) > 1 and choice in ties else str(rank)
         dp = str(question.gpus // choice.layout.ranks)
-        rows.append((name, str(choice.layout), dp, str(choice.strategy), *numbers, *sizes, str(sized.verdict)))
+        rows.append((name, str(choice.layout), dp, str(choice.strategy), *numbers, *sizes, sized.told))
     return rows
 
 
@@ -233,22 +238,21 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
     ties = plan.ties()
     best = "the best" if plan.trial is None else "the fastest that surely fits"
     lines = [f"= as good as {best}: less than {TIE_SHARE:.0%} slower, which nobody can foresee"] if ties[1:] else []
+    if plan.trial is None and len(ties) > 1 and ties[0] is not min(ties, key=lambda choice: choice.step.step_time_s):
+        lines.append("first of them is the one with most room on the GPU, as far as a tenth of its memory")
+    if any(choice.sized.is_tight for choice in shown):
+        lines.append(
+            f"tight: less than {TIGHT_BYTES / GIB:g} GiB more than foreseen of what torch does not see, and it fails"
+        )
     return lines + sorted({str(speed_error(plan.question, choice)) for choice in shown})
 
 
-def speed_error(question: Question, choice: Choice) -> TimeError:
-    """How far the speed foreseen for a choice may lie from a measured one."""
-    config, hardware = config_of(question, choice.layout, choice.strategy), question.hardware
-    model = step_model(config, question.gpus, hardware, choice.moved)
-    return time_error(hardware, step_parts(choice.step, model, config))
-
-
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
-    gain = plan.choices[0].step.step_time_s / trial.step.step_time_s - 1.0
+    gain = plan.fastest_s / trial.step.step_time_s - 1.0
     lines = [
         f"try first: {trial.layout}: {_how(plan.question, trial)}",
         f"{gain:.1%} faster than what surely fits, but it may not fit: {trial.sized.shortage(plan.question)}; the "
-        "first step tells. Of measured runs that were as near the limit, a third ran out of memory",
+        "first step tells",
     ]
     return lines if commands.trial is None else [*lines, f"run: {commands.trial}"]
 
@@ -262,10 +266,26 @@ def about_best(plan: Plan, commands: Commands) -> list[str]:
         f"busiest: {_resources(best)}",
         f"seconds of a step: {_seconds(best)}",
         *durations(plan.question, best.step),
+        *pinning(best.sized.host_bytes),
+        *_room(plan, best),
     ]
     if commands.best is None:
         return [*lines, f"memo cannot train this model, only plan for it: {plan.question.model.why_not}"]
     return [*lines, f"run: {commands.best}"]
+
+
+def _room(plan: Plan, best: Choice) -> list[str]:
+    """What is foreseen of what no allocator shows, and how much room is left for more of it."""
+    question = plan.question
+    config = config_of(question, best.layout, best.strategy)
+    unseen = question.account.unseen(config, best.sized.memory)
+    least, foreseen, most = (f"{size / GIB:.1f}" for size in unseen)
+    room = f"{best.sized.room_bytes / GIB:.1f} GiB are left for more"
+    tight = ": a tight plan, so take a shorter --seq-len to be safe" if best.sized.is_tight else ""
+    return [
+        f"CUDA, NCCL and page tables, which torch does not see: {foreseen} GiB of a GPU, {least} to {most} by "
+        f"published figures; {room}{tight}"
+    ]
 
 
 def _how(question: Question, choice: Choice) -> str:

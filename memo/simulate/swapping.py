@@ -10,9 +10,10 @@ from memo.config.derived import resolved_sections
 from memo.errors import PlanError
 from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import node_budget_bytes
-from memo.estimate.own_memory import RUNTIME_BYTES
+from memo.estimate.own_memory import PROCESS_BYTES
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.swap_memory import beside_slots
+from memo.estimate.unseen_memory import links_of, unseen_memory
 from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
@@ -24,6 +25,7 @@ from memo.spec.layer_ops import stage_ops, swept_ops
 from memo.spec.schedule import Pipeline, pipeline_of
 from memo.spec.slots import whole_tiles
 from memo.spec.steady import of_all_microbatches, shortened, steady_microbatches
+from memo.units import GIB
 
 
 class Sweeping(NamedTuple):
@@ -76,8 +78,10 @@ def machine_limits(config: RunConfig, world_size: int, hardware: Hardware) -> Ac
     """What a run finds on the first stage when all of the machine's memory is free."""
     on_device = _on_device(config, hardware)
     states = state_bytes(on_device, world_size, 0)
-    runtime_bytes = RUNTIME_BYTES["cuda" if hardware.device == "cuda" else "cpu"]
-    free_bytes = hardware.memory_bytes - states.device - runtime_bytes
+    runtime_bytes = PROCESS_BYTES
+    if hardware.device == "cuda":
+        runtime_bytes = unseen_memory(on_device, world_size, links_of(hardware), states.host).foreseen
+    free_bytes = int(GIB * hardware.visible_gib) - states.device - runtime_bytes
     free_host_bytes = host_bytes_of_rank(config, world_size, hardware) - states.host
     disk = disk_of_rank(config, world_size, hardware)
     return activation_limits(on_device, world_size, 0, free_bytes, free_host_bytes, disk)

@@ -14,8 +14,11 @@ from memo.config import HardwareConfig
 from memo.config.derived import local_world_size_from_env
 from memo.errors import ConfigError
 from memo.estimate.gpu_peaks import bf16_peak_tflops
+from memo.estimate.hardware import Hardware
 from memo.estimate.host_cpus import allowed_cpus, cpu_quota, threads_of_a_rank
+from memo.estimate.machines import nearest_hardware
 from memo.train.numa import bind_near
+from memo.units import GIB
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,19 @@ def gpu_name(device: torch.device) -> str:
         return name.decode() if isinstance(name, bytes) else str(name)
     except Exception:  # no driver library, or a container that hides it
         return torch.cuda.get_device_name(device)
+
+
+def known_machine(device: torch.device) -> Hardware:
+    """The known machine that is like this one, by the name of the GPU and its memory."""
+    if device.type == "cpu":
+        return nearest_hardware("cpu", 0)
+    return nearest_hardware(gpu_name(device), torch.cuda.mem_get_info(device)[1] / GIB)
+
+
+def taken_beside_torch(device: torch.device) -> int:
+    """Bytes of a GPU that somebody has taken, but not torch's allocator: CUDA's context, NCCL, other processes."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return int(total_bytes - free_bytes - torch.cuda.memory_reserved(device))
 
 
 def pci_address(device: torch.device) -> str | None:

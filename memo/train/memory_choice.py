@@ -12,10 +12,8 @@ from memo.config.derived import local_world_size_from_env
 from memo.config.memory import MemoryConfig
 from memo.errors import ResourceError, is_first_of_node
 from memo.estimate.admission import Room, would_hold
-from memo.estimate.hardware import Hardware
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
-from memo.estimate.machines import nearest_hardware
-from memo.estimate.own_memory import RUNTIME_BYTES
+from memo.estimate.unseen_memory import CONTEXT, links_of
 from memo.estimate.verdict import MemoryLimits
 from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import Mesh
@@ -25,7 +23,7 @@ from memo.search.granularity import Machine, resolve_granularity
 from memo.search.states import resolve_states
 from memo.spec.disk import disk_budget_bytes
 from memo.spec.sweep import WHOLE, sweep_of, with_sweep
-from memo.train.device import gpu_name
+from memo.train.device import known_machine
 from memo.train.saved_config import loaded_sweep
 from memo.units import GIB
 
@@ -49,11 +47,11 @@ def choose_memory(config: RunConfig, world_size: int, device: torch.device, *, m
     if not is_undecided(config):
         if memory.offload_states != "auto":
             return config
-        return resolve_states(config, world_size, _hardware(device), _limits(memory, device))
+        return resolve_states(config, world_size, known_machine(device), _limits(memory, device))
     if not is_first_of_node():
         return config
     is_held = partial(_is_held, world_size=world_size, device=device)
-    machine = Machine(world_size, _hardware(device), _limits(memory, device), is_held)
+    machine = Machine(world_size, known_machine(device), _limits(memory, device), is_held)
     before = loaded_sweep(config)
     try:
         return resolve_granularity(config, machine, before=before, must_fit=must_fit)
@@ -80,7 +78,7 @@ def room_of(config: RunConfig, device: torch.device) -> Room:
     if config.memory.offloads_states:
         host_bytes = node_budget_bytes(available_host_bytes(), config.memory.offload_host_memory_gib)
     if device.type == "cuda":
-        return Room(*_device_room(device), 1, host_bytes, node_ranks)
+        return Room(*_device_room(device), 1, host_bytes, node_ranks, links_of(known_machine(device)))
     return Room(available_host_bytes(), total_host_bytes(), node_ranks, host_bytes, node_ranks)
 
 
@@ -97,7 +95,7 @@ def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> 
     if memory.sweeps or not memory.swaps or _is_held(config, world_size, device):
         return ""
     is_held = partial(_is_held, world_size=world_size, device=device)
-    machine = Machine(world_size, _hardware(device), _limits(memory, device), is_held)
+    machine = Machine(world_size, known_machine(device), _limits(memory, device), is_held)
     asked = replace(config, memory=replace(memory, offload_granularity="auto"))
     try:
         found = resolve_granularity(asked, machine)
@@ -108,24 +106,18 @@ def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> 
     return f"; --offload-granularity auto would start it with layers {sweep_of(found)}"
 
 
-def _hardware(device: torch.device) -> Hardware:
-    if device.type == "cpu":
-        return nearest_hardware("cpu", 0)
-    return nearest_hardware(gpu_name(device), torch.cuda.mem_get_info(device)[1] / GIB)
-
-
 def _limits(memory: MemoryConfig, device: torch.device) -> MemoryLimits:
     """What a rank may take of its device, and the ranks of its node of host memory and of the disk."""
     local_ranks, disk_bytes = local_world_size_from_env(), math.inf
     device_bytes = available_host_bytes() // local_ranks
     if device.type == "cuda":
-        device_bytes = torch.cuda.mem_get_info(device)[0]
+        device_bytes, _ = _device_room(device)
     if memory.device_memory_gib is not None:
         device_bytes = min(device_bytes, int(memory.device_memory_gib * GIB))
     if memory.offload_nvme_path is not None:
         disk_bytes = disk_budget_bytes(disk_free_bytes(memory.offload_nvme_path), memory.offload_nvme_gib)
     host_bytes = node_budget_bytes(available_host_bytes(), memory.offload_host_memory_gib)
-    return MemoryLimits(device_bytes, host_bytes, local_ranks, disk_bytes)
+    return MemoryLimits(device_bytes, host_bytes, local_ranks, disk_bytes, links_of(known_machine(device)))
 
 
 def _is_held(config: RunConfig, world_size: int, device: torch.device) -> bool:
@@ -144,7 +136,7 @@ def _device_room(device: torch.device) -> tuple[int, int]:
     """Bytes of a CUDA device that a run may take, its context with them, and all bytes.
 
     To ask makes this process's context, which is missing in what is free, and the account of a run counts it. So what
-    is taken already is this process's own up to what is assumed for a context, and other processes' beyond that.
+    is taken already is this process's own up to what is foreseen for a context, and other processes' beyond that.
     """
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return min(free_bytes + RUNTIME_BYTES["cuda"], total_bytes), total_bytes
+    return min(free_bytes + CONTEXT.foreseen, total_bytes), total_bytes

@@ -10,9 +10,9 @@ from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
 from memo.config.derived import layers_per_chunk, local_world_size_from_env, resolved_sections
 from memo.estimate.host_memory import available_host_bytes
-from memo.estimate.own_memory import RUNTIME_BYTES
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.swap_memory import NOTHING_BESIDE, BesideSlots
+from memo.estimate.unseen_memory import CONTEXT, communicator_memory, links_of
 from memo.executor.disk_rate import measured_disk
 from memo.executor.host_budget import HostBudget
 from memo.executor.runtime import SwapRuntime, SweepRuntime
@@ -35,6 +35,7 @@ from memo.spec.layer_ops import LayerOp, swept_ops
 from memo.spec.schedule import pipeline_of
 from memo.spec.slots import SlotLayout, slot_layout
 from memo.spec.sweep import key_value_layout, key_value_records
+from memo.train.device import known_machine, taken_beside_torch
 from memo.train.layer_profile import measure, obtain
 from memo.train.tiled_layers import hidden_sections, put_on_tiles
 from memo.units import GIB
@@ -130,18 +131,24 @@ def decide(
 def free_memory(
     config: RunConfig, mesh: Mesh, device: torch.device, host: HostBudget, states_exist: bool = True
 ) -> FreeMemory:
-    """What is free beside the states, on the device up to --device-memory-gib.
+    """What is free beside the states and what NCCL will take, on the device up to --device-memory-gib.
 
     Also what is left of `host` and of its disk, whose rate the ranks of a node measure together.
 
     `states_exist`: whether what is free now is already without them.
     """
     states_bytes = state_bytes(config, mesh.grid.world_size, mesh.at.pp).device
-    device_bytes = _free_bytes(device) - (0 if states_exist else states_bytes)
+    nccl_bytes = taken_bytes = 0  # on a CPU the limit is of tensors
+    if device.type == "cuda":
+        links = links_of(known_machine(device))
+        nccl_bytes = communicator_memory(config, mesh.grid.world_size, links).most
+        taken_bytes = taken_beside_torch(device)
+    to_come = max(0, nccl_bytes - max(0, taken_bytes - CONTEXT.foreseen))  # NCCL connects ranks when they first talk
+    device_bytes = _free_bytes(device) - to_come - (0 if states_exist else states_bytes)
     if config.memory.device_memory_gib is not None:
-        context_bytes = RUNTIME_BYTES["cuda"] if device.type == "cuda" else 0  # on a CPU the limit is of tensors
         allowed_bytes = int(config.memory.device_memory_gib * GIB)
-        device_bytes = min(device_bytes, allowed_bytes - context_bytes - states_bytes)
+        beside_bytes = CONTEXT.foreseen + nccl_bytes if device.type == "cuda" else 0
+        device_bytes = min(device_bytes, allowed_bytes - beside_bytes - states_bytes)
     return FreeMemory(device_bytes, host.left_bytes, None if host.disk is None else measured_disk(host.disk))
 
 

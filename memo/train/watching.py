@@ -17,7 +17,7 @@ from memo import __version__
 from memo.artifacts.run_log import RunHeader, SwapForecast
 from memo.attention.select import AttentionChoice
 from memo.config import RunConfig
-from memo.estimate.own_memory import RUNTIME_BYTES, own_memory
+from memo.estimate.own_memory import PROCESS_BYTES, own_memory
 from memo.estimate.program.memory import program_memory
 from memo.executor.state_recorder import StateRecorder
 from memo.profiler.product_scratch import scratch_on_this_cpu
@@ -85,7 +85,7 @@ class Meter:
 
     def __init__(self, device: torch.device, interval: int) -> None:
         self.device, self.interval = device, interval
-        self._bare_bytes = 0 if device.type == "cuda" else max(resident_bytes(), RUNTIME_BYTES["cpu"])
+        self._bare_bytes = 0 if device.type == "cuda" else max(resident_bytes(), PROCESS_BYTES)
         self._forecast: dict[str, int] | None = None
         self._states: StateRecorder | None = None  # of the last timed step
 
@@ -186,7 +186,7 @@ def memory_forecast(config: RunConfig, parts: ParallelModel) -> dict[str, int]:
         held = cpu.states
         states = {"weights": held.weights, "gradients": held.gradients, "optimizer": held.optimizer}
         transient = cpu.moment.num_bytes
-        other = {"runtime": RUNTIME_BYTES["cpu"]}
+        other = {"runtime": PROCESS_BYTES}
     return {**states, "rounding_buffers": buffers, "host_records": host, "transient": transient, **other}
 
 

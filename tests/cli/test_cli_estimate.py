@@ -125,7 +125,7 @@ def test_one_case_as_json_and_as_a_table(capsys: Capture) -> None:
     found = json.loads(capsys.readouterr().out)
     parts = {name: num_bytes for name, num_bytes in found["parts_bytes"].items() if name != "host"}
     assert sum(parts.values()) / 2**30 == pytest.approx(found["total_gib"])
-    assert (found["verdict"], found["gpu_memory_gib"], found["seq_len"]) == ("fits", 94, 8192)
+    assert (found["verdict"], found["gpu_memory_gib"], found["seq_len"]) == ("fits", 95830 / 1024, 8192)
     assert set(ADDED) <= set(found) and set(COLUMNS) <= set(found)
     assert main(argv) == 0
     printed = capsys.readouterr().out
@@ -160,7 +160,7 @@ def test_one_case_as_json_and_as_a_table(capsys: Capture) -> None:
         ({"model": "nowhere.json"}, "line 3: model is 'nowhere.json': nowhere.json: the file does not exist"),
         ({"hardware": "h1000"}, "line 3: hardware is 'h1000': no such machine: "),
         ({"hardware": "tpu"}, "line 3: hardware is 'tpu': no such machine: "),
-        ({"hardware": "a100", "gpu_memory_gib": "41"}, "line 3: hardware is 'a100': no such machine: did you mean 'a1"),
+        ({"hardware": "a100", "gpu_memory_gib": "60"}, "line 3: hardware is 'a100': no such machine: did you mean 'a1"),
         ({"recompute": "some"}, "line 3: recompute is 'some': use one of none, selective, full"),
         ({"recompute": "full", "alpha": "0"}, "line 3: recompute is 'full': fights with alpha 0.0, which decides"),
         ({"loss_chunk_size": "-1"}, "line 3: loss_chunk_size is '-1': give a whole number"),

@@ -24,7 +24,7 @@ def test_the_table_has_every_machine_and_the_known_prices(capsys: Capture) -> No
     assert [row.split()[0] for row in rows] == list(HARDWARE)
     by_name = {row.split()[0]: row for row in rows}
     assert by_name["h100-80"].endswith(
-        "989.4    80  3350            25           450            8             2048     2.69"
+        "989.4  79.65  3350            25           450            8             2048     4.76"
     )
     assert by_name["a800-80"].split()[-1] == "2048", "it has no price"
     assert "--hardware mine.toml" in lines[-2] and "10 March 2026" in lines[-1]
@@ -38,7 +38,7 @@ def test_one_machine_with_all_that_is_assumed_of_it(capsys: Capture) -> None:
     text = printed(["L40S"], capsys)
     assert "peak_tflops                     bf16 362.05, fp32 91.6, fp64 1.43125\n" in text
     assert "efficiency.source               assumed: " in text
-    assert "price                           $0.79: RunPod" in text
+    assert "price                           $1.40 a GPU and hour on demand (RunPod" in text and "$0.79 spot" in text
     assert "price                           none known\n" in printed(["gh200"], capsys)
 
 

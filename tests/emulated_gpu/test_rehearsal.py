@@ -8,6 +8,7 @@ import pytest
 from own_process import run
 
 from memo.cli.main import main
+from memo.config import RunConfig
 from memo.estimate.machines import find_hardware
 from memo.rehearsal.request import emulated_device
 from memo.rehearsal.waits import REASONS
@@ -43,6 +44,7 @@ THE_SAME_RUN = """
             "hits": planned and planned.statistics().hits,
         }))
 """
+DEVICE = emulated_device(RunConfig().override({"tp": 2}), 2, find_hardware("h100-80"), "h100-80")
 FLOWS = {
     "plain": ("--offload-alpha off --memory-planner off", "offload_alpha='off', memory_planner='off'"),
     "swapped": ("--offload-alpha 0.5", "offload_alpha=0.5"),
@@ -57,7 +59,7 @@ FLOWS = {
 def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags, fields = FLOWS[flow]
     (found,) = rehearsed(flags, capsys)
-    done = run(tmp_path, THE_SAME_RUN.replace("FLOW", fields), emulated_device(find_hardware("h100-80"), 2, "h100-80"))
+    done = run(tmp_path, THE_SAME_RUN.replace("FLOW", fields), DEVICE)
     assert done.returncode == 0, done.stderr
     expected = json.loads(done.stdout.splitlines()[-1])
     steady = found["steady"]

@@ -12,6 +12,7 @@ from memo.errors import ResourceError
 from memo.estimate.admission import Room, admit, estimate_step_s
 from memo.estimate.host_memory import available_host_bytes, total_host_bytes
 from memo.estimate.own_memory import own_memory
+from memo.estimate.unseen_memory import CONTEXT
 from memo.train.device import PeakFlops
 from memo.train.setup import _admit, prepare
 from memo.units import GIB, format_bytes
@@ -79,7 +80,11 @@ def test_a_full_machine_is_told_who_holds_its_memory() -> None:
 
 @pytest.mark.parametrize(
     ("taken_bytes", "says"),
-    [(GIB, None), (GIB + 1, "other processes hold 1 B of "), (10 * GIB, "other processes hold 9.00 GiB of ")],
+    [
+        (CONTEXT.foreseen, None),
+        (CONTEXT.foreseen + 1, "other processes hold 1 B of "),
+        (CONTEXT.foreseen + 9 * GIB, "other processes hold 9.00 GiB of "),
+    ],
 )
 def test_the_context_of_this_process_is_no_other_process(
     taken_bytes: int, says: str | None, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +93,7 @@ def test_the_context_of_this_process_is_no_other_process(
     config = run(device="cuda", params_dtype="bf16", seq_length=1 << 16, offload_alpha="off")
     total = own_memory(config, 1, 0).total
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (total - taken_bytes, total))
+    monkeypatch.setattr("memo.train.device.gpu_name", lambda _: "NVIDIA H100 80GB HBM3")
     asked = (config, 1, torch.device("cuda"), PeakFlops(1e15, "assumed"))
     if says is None:
         _admit(*asked)

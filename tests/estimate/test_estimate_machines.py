@@ -54,12 +54,26 @@ def test_a_gpu_is_found_by_its_whole_name(reported: tuple[str, float], name: str
     assert nearest_hardware(driver_name, memory_gib) is found
     assert find_hardware(driver_name) is found
     assert abs(found.memory_gib - memory_gib) < 0.04 * found.memory_gib
+    assert -0.35 < memory_gib - found.visible_gib < 1.0
 
 
 @pytest.mark.parametrize(("reported", "nearest"), UNKNOWN.items())
 def test_another_gpu_has_no_machine_but_a_nearest_one(reported: tuple[str, float], nearest: str) -> None:
     assert machine_of_gpu(*reported) is None
     assert nearest_hardware(*reported).name == nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [("h100-80", 81559), ("h200", 143771), ("b200", 183359), ("a100-40", 40960), ("a100-80", 81920), ("l4", 23034)],
+)
+def test_memory_is_what_nvidia_smi_reports(name: str, mib: int) -> None:
+    assert HARDWARE[name].memory_gib == mib / 1024
+
+
+def test_a_name_and_the_nominal_memory_find_a_machine() -> None:
+    assert [find_hardware("h100", gib).name for gib in (80, 94)] == ["h100-80", "h100-94"]
+    assert [find_hardware("a100", gib).name for gib in (40, 80)] == ["a100-40", "a100-80"]
 
 
 def test_every_machine_has_a_gpu_of_its_own() -> None:

@@ -12,6 +12,7 @@ from memo.config import RunConfig, preset
 from memo.mesh import Mesh, RankGrid
 from memo.mesh.group import torch_group
 from memo.parallel.collectives import all_reduce, exchange, receive, send
+from memo.spec.process_groups import groups_of
 from memo.train.build import build_mesh
 
 GROUPS = ("tp", "cp", "dp", "pp", "dp_cp", "cp_a2a", "cp_ring", "pp_forward", "pp_backward")
@@ -131,7 +132,15 @@ def test_a_layout_makes_the_communicators_that_it_uses() -> None:
         5: {"pp": 4, "vpp": 2},
     }
     layouts = [*numbers.values(), {"pp": 2, **tied}, {"tp": 2, "cp": 2}, {}]
-    assert run_ranks(4, _made, layouts) == [[*numbers, 4, 3, 1]] * 4
+    made = [*numbers, 4, 3, 1]
+    assert run_ranks(4, _made, layouts) == [made] * 4
+    assert [_planned(layout) for layout in layouts] == made
+
+
+def _planned(layout: dict[str, Any]) -> int:
+    """Communicators for which the account of memory counts what NCCL takes, beside that of all ranks."""
+    config = RunConfig(model=preset("llama-tiny")).override(layout)
+    return len({group.communicator for group in groups_of(config, 4)} - {"world"})
 
 
 def _settled() -> list[list[str]]:

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from capacity import gpu_bytes_for
 
 from memo.config import RunConfig, preset
 from memo.estimate.accounts import Account
-from memo.estimate.calibration import FITS_SHARE, USABLE_SHARE
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.node_memory import node_host_bytes
-from memo.estimate.verdict import Capacity
+from memo.estimate.verdict import Capacity, room_for_unseen
 from memo.planner.problem import Limit
 from memo.search.swap_choice import choose_swap
 from memo.spec.shapes import shape_of
@@ -39,7 +39,8 @@ def test_each_limit_binds_to_the_last_tile(seq_k: int, gpu_gib: float, host_gib:
     swap = choose_swap(config, account, MACHINE, capacity)
     assert swap.limit == limit and swap.layer_s > 0 and swap.link_s > 0
     more = {name: count + 1 for name, count in swap.tiles.items()}
-    gpu, host = FITS_SHARE * USABLE_SHARE * capacity.gpu_bytes, 0.9 * capacity.host_bytes
+    host = 0.9 * capacity.host_bytes
+    gpu = capacity.sure_gpu_bytes - room_for_unseen(account.unseen(config, account.worst(config, swap.tiles)))
     assert account.worst(config, swap.tiles).total <= gpu
     assert node_host_bytes(config, 8, 8, swap.tiles) <= host
     if limit == Limit.DEVICE:
@@ -58,11 +59,11 @@ def test_padding_of_slots_counts() -> None:
     config = replace(config, model=replace(preset("gpt2-tiny"), vocab_size=257))
     account = Account("memo", shape_of(config.model, "gpt2-tiny", 40), 1)
     machine = replace(MACHINE, offload_gb_per_s=1e6, prefetch_gb_per_s=1e6)
-    least = account.worst(config, {}).total
+    least = account.worst(config, {}).total + room_for_unseen(account.unseen(config, account.worst(config, {})))
     seen = set()
     for extra in range(0, 300_000, 1000):
         sure = least + 4096 + extra
-        swap = choose_swap(config, account, machine, Capacity(sure / FITS_SHARE / USABLE_SHARE, 1e12))
+        swap = choose_swap(config, account, machine, Capacity(gpu_bytes_for(sure), 1e12))
         assert account.worst(config, swap.tiles).total <= sure
         seen.add(tuple(swap.tiles.values()))
     assert len(seen) > 3
@@ -76,7 +77,7 @@ def test_both_ends_of_a_pipeline_must_fit(share: float) -> None:
     )
     account = Account("memo", shape_of(config.model, "gpt-7b", 1 << 18), 8)
     sure = share * account.worst(config, {}).total
-    swap = choose_swap(config, account, MACHINE, Capacity(sure / FITS_SHARE / USABLE_SHARE, 1e14))
+    swap = choose_swap(config, account, MACHINE, Capacity(gpu_bytes_for(sure), 1e14))
     assert account.worst(config, swap.tiles).total <= sure
 
 

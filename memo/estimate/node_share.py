@@ -1,0 +1,45 @@
+"""The part of a node that a run gets which does not fill it: that of its GPUs, unless the user says otherwise.
+
+Clouds and schedulers give a job with n of a node's N GPUs about n / N of its host memory, CPU cores and disks, and
+others use the rest. Whoever has more names the host memory; cores, and the rates of memory and disks, then follow its
+share.
+"""
+
+from dataclasses import replace
+
+from memo.estimate.hardware import Hardware
+
+
+def share_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> float:
+    """The part of each of a run's nodes, above 0 and at most 1; `host_memory_gib`: what the user says the run has."""
+    of_gpus = node.local_ranks(gpus) / node.gpus_per_node
+    return of_gpus if host_memory_gib is None else max(of_gpus, min(1.0, host_memory_gib / node.host_memory_gib))
+
+
+def part_of_node(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> Hardware:
+    """The machine with what the run gets of each node: host memory, its rate, CPU cores, and disks of its own.
+
+    Links between GPUs and to the host are each GPU's own, and stay as they are.
+    """
+    share = share_of_node(node, gpus, host_memory_gib)
+    return replace(
+        node,
+        host_memory_gib=host_memory_gib or share * node.host_memory_gib,
+        host_memory_gb_per_s=share * node.host_memory_gb_per_s,
+        host_cores=max(1, int(share * node.host_cores)),
+        nvme_gib=share * node.nvme_gib,
+        nvme_gb_per_s=share * node.nvme_gb_per_s,
+    )
+
+
+def share_text(node: Hardware, gpus: int, host_memory_gib: float | None = None) -> str:
+    """What is assumed of a node of which the run gets a part; empty where it has all of it."""
+    share = share_of_node(node, gpus, host_memory_gib)
+    if share == 1.0:
+        return ""
+    part = part_of_node(node, gpus, host_memory_gib)
+    cores = f"{part.host_cores} of {node.host_cores} cores"
+    return (
+        f"assumed: {node.local_ranks(gpus)} of a node's {node.gpus_per_node} GPUs, with {part.host_memory_gib:,g} of "
+        f"its {node.host_memory_gib:,g} GiB of host memory and {cores}; --host-memory-gib says otherwise"
+    )

@@ -1,0 +1,47 @@
+"""The part of a node that a run gets which does not fill it."""
+
+import pytest
+
+from memo.estimate.cases import read_case
+from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.node_share import part_of_node, share_of_node, share_text
+
+NODE = HARDWARE["h100-80"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "given_gib", "share", "host_gib", "cores"),
+    [
+        (1, None, 1 / 8, 256, 14),
+        (2, None, 1 / 4, 512, 28),
+        (8, None, 1.0, 2048, 112),
+        (64, None, 1.0, 2048, 112),
+        (1, 1024, 1 / 2, 1024, 56),  # half of the memory comes with half of the cores
+        (1, 64, 1 / 8, 64, 14),
+        (1, 4096, 1.0, 4096, 112),
+        (8, 512, 1.0, 512, 112),
+    ],
+)
+def test_gpus_get_their_part_of_a_node(
+    gpus: int, given_gib: float | None, share: float, host_gib: float, cores: int
+) -> None:
+    part = part_of_node(NODE, gpus, given_gib)
+    assert share_of_node(NODE, gpus, given_gib) == share
+    assert (part.host_memory_gib, part.host_cores) == (host_gib, cores)
+    assert part.host_memory_gb_per_s == pytest.approx(share * NODE.host_memory_gb_per_s)
+    assert (part.offload_gb_per_s, part.node_gb_per_s) == (NODE.offload_gb_per_s, NODE.node_gb_per_s)
+    assert bool(share_text(NODE, gpus, given_gib)) == (share < 1)
+
+
+def test_what_is_assumed_is_said() -> None:
+    said = "1 of a node's 8 GPUs, with 256 of its 2,048 GiB of host memory and 14 of 112 cores; --host-memory-gib says"
+    assert said in share_text(NODE, 1)
+    case = read_case({"model": "llama-3.1-8b", "hardware": "h100-80"}, "test")
+    assert case.host_memory_gib == 256 and said in case.node_share
+    assert read_case({"model": "llama-3.1-8b", "hardware": "h100-80", "gpus": "8"}, "test").node_share == ""
+
+
+def test_a_disk_of_the_machine_is_shared_and_one_that_is_named_is_not() -> None:
+    cells = {"model": "llama-3.1-8b", "hardware": "h100-80", "nvme_gib": "1000", "nvme_gb_per_s": "4"}
+    named = read_case(cells, "test").hardware
+    assert (named.nvme_gib, named.nvme_gb_per_s) == (1000, 4)
