@@ -183,8 +183,8 @@ def test_rotations_are_those_of_transformers(change: dict[str, Any]) -> None:
             "llama",
             {"rope_parameters": {"rope_type": "default", **_THETA}, "rope_scaling": YARN},
             """x: rope_parameters is '{"rope_type": "default", "rope_theta": 500.0}', but rope_scaling is """
-            """'{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}', and transformers reads """
-            "the latter alone: move what rope_scaling says into rope_parameters, beside its rope_theta, and ",
+            """'{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}', and transformers """
+            "reads the latter alone: move what rope_scaling says into rope_parameters, beside its rope_theta, and ",
         ),
         ("llama", {"is_causal": False}, "is_causal is False, but memo computes LlamaForCausalLM only with True"),
         ("qwen3", {"per_layer_config": {"0": {"rms_norm_eps": 1.0}}}, "per_layer_config is set, but memo computes"),
