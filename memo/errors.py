@@ -21,6 +21,9 @@ EXIT_REFUSED = 2
 EXIT_FAILED = 3
 """Exit status of a command that failed after a good start: out of memory, a lost rank, a full disk, damaged data."""
 
+RIGHTS = "give the user who runs memo the right to it, or name another path"
+"""The remedy for what permissions forbid."""
+
 EXIT_OUTPUT = 128 + signal.SIGPIPE
 """Exit status of a command whose output cannot be written: what a shell shows of `cat` when its reader goes away."""
 
@@ -94,6 +97,18 @@ class OutOfMemory(ResourceError):
     exit_status = EXIT_FAILED
 
 
+class FileError(MemoError, RuntimeError):
+    """What the system does not let memo do with a file, a folder or a process; names it and the reason."""
+
+    @classmethod
+    def of(cls, error: OSError) -> "FileError":
+        """The error that is told instead, with the exit status of a refusal where another path or mode helps."""
+        found = cls(reason_of(error) + (f": {RIGHTS}" if isinstance(error, PermissionError) else ""))
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError):
+            found.exit_status = EXIT_FAILED
+        return found
+
+
 class RankLost(MemoError, RuntimeError):
     """Another rank of the run has ended, hangs or never came; names which was the first, and why."""
 
@@ -146,6 +161,17 @@ def is_reporting_rank() -> bool:
 
 
 @contextlib.contextmanager
+def errors_of_files_are_told() -> Iterator[None]:
+    """An error of the system becomes a FileError, but one of standard output, whose loss exit_on_error judges."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise FileError.of(error) from error
+
+
+@contextlib.contextmanager
 def exit_on_error(needs_output: bool = True) -> Iterator[None]:
     """An error of memo's or of the system becomes one message on standard error, and its exit status.
 
@@ -155,13 +181,14 @@ def exit_on_error(needs_output: bool = True) -> Iterator[None]:
     """
     use_streams()
     try:
-        try:
-            yield
-        except SystemExit as end:
-            if not end.code:
-                sys.stdout.flush()
-            raise
-        sys.stdout.flush()
+        with errors_of_files_are_told():
+            try:
+                yield
+            except SystemExit as end:
+                if not end.code:
+                    sys.stdout.flush()
+                raise
+            sys.stdout.flush()
     except OutputError as error:
         drop_output()
         if needs_output:
@@ -172,10 +199,6 @@ def exit_on_error(needs_output: bool = True) -> Iterator[None]:
         if is_reporting_rank() or (error.teller is not None and not error.is_known):
             print(error_line(error), file=sys.stderr, flush=True)
         raise SystemExit(error.exit_status) from None
-    except OSError as error:
-        print(f"error: {visible(reason_of(error))}", file=sys.stderr, flush=True)
-        is_refused = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError)
-        raise SystemExit(EXIT_REFUSED if is_refused else EXIT_FAILED) from None
 
 
 def error_line(error: MemoError) -> str:

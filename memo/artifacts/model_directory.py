@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 
 from memo.artifacts.reading import shown
-from memo.errors import CheckpointError
+from memo.errors import RIGHTS, CheckpointError
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -54,9 +54,8 @@ def model_file(directory: str | Path, name: str) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CheckpointError(
-            f"{Path(directory) / name} cannot be read ({error.strerror}): repair or remove it"
-        ) from None
+        remedy = RIGHTS if isinstance(error, PermissionError) else "repair or remove it"
+        raise CheckpointError(f"{Path(directory) / name} cannot be read ({error.strerror}): {remedy}") from None
     if kind != stat.S_IFREG:
         raise CheckpointError(
             f"{Path(directory) / name} is {_KINDS.get(kind, 'no file')}, not a regular file: remove it, or put the "
