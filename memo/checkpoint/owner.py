@@ -3,7 +3,7 @@
     DIR/owner.json      host, process, user and start of the run that created the file and owns the directory
 
 A run that was killed leaves its file behind. On the same machine its process is looked up by its number and the time of
-its start, which no other process shares. For an owner on another machine or in another container, or one of another user
+its start, which no other process shares. For an owner on another machine or in another container, or of another user
 whose processes the system hides, the time of the file is watched: an owner renews it every HEARTBEAT_S, and is dead if
 it does not change for STALE_S. A start with which torchrun replaces an earlier one of the same job takes over at once.
 No torch here.

@@ -101,7 +101,7 @@ class Entry:
                 return text
             try:
                 if kind is int:
-                    return int(text) if self.unit is None else self.unit.parse(text)
+                    return self._fitting(int(text) if self.unit is None else self.unit.parse(text), given)
                 if kind is float:
                     return float(text)
             except ValueError:
@@ -112,6 +112,12 @@ class Entry:
             sizes = f"{parse_count(text, K_OTHERS)} or {parse_count(text, K_TOKENS)}"
             raise ConfigError(f"{given} is {shown(text)}, which may be {sizes}: write the number that is meant")
         raise ConfigError(f"{given} is {shown(text)}: give {self.wanted}{self._example}")
+
+    def _fitting(self, value: int, given: str) -> int:
+        """Raises ConfigError for a number that no file of memo's holds, nor torch."""
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ConfigError(f"{given} is {shown(value)}: give {self.wanted}, of at most 64 bits")
+        return value
 
     @property
     def _example(self) -> str:
