@@ -105,7 +105,8 @@ def _check_weights(flag: str, words: Sequence[str], prefixes: Sequence[str]) -> 
     for word, prefix in zip(words, prefixes, strict=True):
         require(
             isfinite(float(word)) and float(word) >= 0,
-            f"{flag} gives {prefix} the weight {_short(word)}: give a number from 0 on; only how weights compare counts",
+            f"{flag} gives {prefix} the weight {_short(word)}: give a number from 0 on; only how weights compare "
+            "counts",
         )
     require(
         any(float(word) > 0 for word in words),

@@ -74,7 +74,7 @@ class SweptAttention:
         return cost + Cost(elementwise=kernels.memory_s(ends_bytes, 4 * self.tiles + 1))
 
     def _all_rectangles(self) -> int:
-        """Of all tiles, of which a long sequence has millions: so many further ones before a tile add a whole number."""
+        """Of all tiles, of which a long sequence has millions: `period` more before a tile add a whole number."""
         period, added = BACKWARD_KEYS_PER_QUERY, self.gathered_from
         periods, rest = divmod(self.tiles, period)
         first = [self._rectangles(before) for before in range(period)]

@@ -1,9 +1,8 @@
 """The cost of attention in a sweep: its calls and sums are those that the blocks of the executor make."""
 
+import math
 from dataclasses import replace
 from math import inf
-
-import math
 
 import pytest
 import torch
