@@ -101,7 +101,7 @@ class Entry:
                 return text
             try:
                 if kind is int:
-                    return self._fitting(int(text) if self.unit is None else self.unit.parse(text), given)
+                    return _of_64_bits(int(text) if self.unit is None else self.unit.parse(text))
                 if kind is float:
                     return float(text)
             except ValueError:
@@ -113,12 +113,6 @@ class Entry:
             raise ConfigError(f"{given} is {shown(text)}, which may be {sizes}: write the number that is meant")
         raise ConfigError(f"{given} is {shown(text)}: give {self.wanted}{self._example}")
 
-    def _fitting(self, value: int, given: str) -> int:
-        """Raises ConfigError for a number that no file of memo's holds, nor torch."""
-        if not -(1 << 63) <= value < 1 << 63:
-            raise ConfigError(f"{given} is {shown(value)}: give {self.wanted}, of at most 64 bits")
-        return value
-
     @property
     def _example(self) -> str:
         if self.unit is not None or self.choices or not {int, float} & set(self.alternatives):
@@ -126,6 +120,13 @@ class Entry:
         if self.default in (None, dataclasses.MISSING):
             return ", such as 8" if int in self.alternatives else ""
         return f", such as the default {self.default}"
+
+
+def _of_64_bits(value: int) -> int:
+    """Raises ValueError for a number that neither files of memo's hold nor torch."""
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(value)
+    return value
 
 
 @dataclass(frozen=True)

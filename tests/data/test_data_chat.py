@@ -80,7 +80,7 @@ def test_dates_and_decimals_of_a_table_are_text(tmp_path: Path) -> None:
         "{% for m in messages %}{{ m.role }} {{ m.said_at }} {{ m.price }} "
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
-    folder = write_tokenizer(tmp_path / "tokenizer", "chatml")
+    folder = write_tokenizer(tmp_path / "tokenizer", "chatml", marks=True)
     rendered = load_chat_template(folder, (), tmp_path / "t.jinja").render(chats)
     assert "user 2026-01-31 12:00:00 1.50 q" in rendered.text
 

@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/support/command_campaign.py --lines 300 [--first 0]
 
-Each line is a process of its own, in a folder of its own. A traceback, a minute, or a status that is neither 0, 2, 3 nor
-that of a broken pipe is a failure, printed with the seed that brings it back.
+Each line is a process of its own, in a folder of its own. A traceback, a minute, or a status that is neither 0, 2, 3
+nor that of a broken pipe is a failure, printed with the seed that brings it back.
 """
 
 import argparse
