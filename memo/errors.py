@@ -199,6 +199,11 @@ def exit_on_error(needs_output: bool = True) -> Iterator[None]:
         if is_reporting_rank() or (error.teller is not None and not error.is_known):
             print(error_line(error), file=sys.stderr, flush=True)
         raise SystemExit(error.exit_status) from None
+    finally:
+        try:
+            sys.stdout.flush()
+        except OutputError:  # Python would try again when it ends, and change the exit status to 120
+            drop_output()
 
 
 def error_line(error: MemoError) -> str:
