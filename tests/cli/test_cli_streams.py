@@ -59,7 +59,9 @@ def test_training_goes_on_without_a_console(redirections: str, tmp_path: Path) -
 def test_a_refusal_keeps_its_status_where_output_is_left_unwritten(tmp_path: Path) -> None:
     code = "from memo.errors import *\nwith exit_on_error(): print('a word'); raise ConfigError('no')"
     command = ["bash", "-c", 'exec "$0" -c "$1" >/dev/full', sys.executable, code]
-    assert subprocess.run(command, check=False, cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 2
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, check=False, cwd=tmp_path, stderr=subprocess.DEVNULL, env=environment)
+    assert done.returncode == 2
 
 
 def test_a_closed_stream_is_no_place_for_a_file(tmp_path: Path) -> None:
