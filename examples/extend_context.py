@@ -48,7 +48,7 @@ def main() -> None:
     """Evaluate, stretch, evaluate, train, evaluate, export."""
     about = __doc__.splitlines()[0]
     config, options = parse_command(sys.argv[1:], Options(), prog=PROGRAM, about=about, examples=EXAMPLES)
-    with exit_on_error(), GracefulStop().listening() as stop:
+    with exit_on_error(needs_output=False), GracefulStop().listening() as stop:
         config = checked(config, options)
         extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
         found = {"as it is": evaluate(config)}

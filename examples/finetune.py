@@ -63,7 +63,7 @@ def main() -> None:
     config, options = parse_command(
         sys.argv[1:], Options(), prog="examples/finetune.py", about=ABOUT, examples=EXAMPLES
     )
-    with exit_on_error(), GracefulStop().listening() as stop:
+    with exit_on_error(needs_output=False), GracefulStop().listening() as stop:
         if options.plan != "auto":  # which refuses flags of layout
             require_started(config, "examples/finetune.py", sys.argv[1:])
         model, save = config.checkpoint.pretrained_checkpoint, config.checkpoint.save

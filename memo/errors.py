@@ -1,20 +1,31 @@
 """The errors that a user can meet. Each message names the field, the values and the remedy.
 
 How a command ends is decided here alone: 0 when it finished, or stopped and saved; EXIT_REFUSED for input that it
-refuses; EXIT_FAILED for what happened after a good start. A fault of memo itself ends in Python's traceback, status 1.
+refuses; EXIT_FAILED for what happened after a good start; EXIT_OUTPUT where nobody can be told the result. A fault of
+memo itself ends in Python's traceback, status 1.
 """
 
 import contextlib
+import errno
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
+
+from memo.standard_streams import OutputError, drop_output, use_streams, visible
 
 EXIT_REFUSED = 2
 """Exit status of a command that refuses its input."""
 
 EXIT_FAILED = 3
 """Exit status of a command that failed after a good start: out of memory, a lost rank, a full disk, damaged data."""
+
+RIGHTS = "give the user who runs memo the right to it, or name another path"
+"""The remedy for what permissions forbid."""
+
+EXIT_OUTPUT = 128 + signal.SIGPIPE
+"""Exit status of a command whose output cannot be written: what a shell shows of `cat` when its reader goes away."""
 
 
 class MemoError(Exception):
@@ -25,9 +36,11 @@ class MemoError(Exception):
         teller: the rank that met it, such as "rank 3 (node7, tp 1 cp 0 pp 1 dp 0)"; None in a single process, and
             before the ranks of a run have met.
         is_known: another rank has told the same already, so one rank of each node is enough to repeat it.
+        has_lines: the message has several lines, such as those of a compiler.
     """
 
     exit_status = EXIT_REFUSED
+    has_lines = False
     teller: str | None = None
     is_known = False
 
@@ -84,6 +97,18 @@ class OutOfMemory(ResourceError):
     exit_status = EXIT_FAILED
 
 
+class FileError(MemoError, RuntimeError):
+    """What the system does not let memo do with a file, a folder or a process; names it and the reason."""
+
+    @classmethod
+    def of(cls, error: OSError) -> "FileError":
+        """The error that is told instead, with the exit status of a refusal where another path or mode helps."""
+        found = cls(reason_of(error) + (f": {RIGHTS}" if isinstance(error, PermissionError) else ""))
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError | PermissionError):
+            found.exit_status = EXIT_FAILED
+        return found
+
+
 class RankLost(MemoError, RuntimeError):
     """Another rank of the run has ended, hangs or never came; names which was the first, and why."""
 
@@ -109,9 +134,13 @@ class ClosedError(MemoError, RuntimeError):
 class AllocatorError(MemoError, RuntimeError):
     """The native allocator cannot be built for the running torch, or put into it; names the reason."""
 
+    has_lines = True
+
 
 class EmulatorError(MemoError, RuntimeError):
     """The emulated GPU cannot be built for the installed torch; names the reason."""
+
+    has_lines = True
 
 
 class RaceError(MemoError, RuntimeError):
@@ -132,23 +161,66 @@ def is_reporting_rank() -> bool:
 
 
 @contextlib.contextmanager
-def exit_on_error() -> Iterator[None]:
-    """An error of memo's becomes one message on standard error, and its exit status.
-
-    Errors that occur on all ranks alike are printed by those that `is_reporting_rank` names. A rank always prints an
-    error of its own.
-    """
+def errors_of_files_are_told() -> Iterator[None]:
+    """An error of the system becomes a FileError, but one of standard output, whose loss exit_on_error judges."""
     try:
         yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise FileError.of(error) from error
+
+
+@contextlib.contextmanager
+def exit_on_error(needs_output: bool = True) -> Iterator[None]:
+    """An error of memo's or of the system becomes one message on standard error, and its exit status.
+
+    Errors that occur on all ranks alike are printed by those that `is_reporting_rank` names. A rank always prints an
+    error of its own. Without standard output what `needs_output` ends with EXIT_OUTPUT, quietly where only the reader
+    has gone away, as in `memo solve ... | head`; training goes on.
+    """
+    use_streams()
+    try:
+        with errors_of_files_are_told():
+            try:
+                yield
+            except SystemExit as end:
+                if not end.code:
+                    sys.stdout.flush()
+                raise
+            sys.stdout.flush()
+    except OutputError as error:
+        drop_output()
+        if needs_output:
+            if error.errno != errno.EPIPE:
+                print(f"error: {reason_of(error)}", file=sys.stderr)
+            raise SystemExit(EXIT_OUTPUT) from None
     except MemoError as error:
         if is_reporting_rank() or (error.teller is not None and not error.is_known):
             print(error_line(error), file=sys.stderr, flush=True)
         raise SystemExit(error.exit_status) from None
+    finally:
+        try:
+            sys.stdout.flush()
+        except OutputError:  # Python would try again when it ends, and change the exit status to 120
+            drop_output()
 
 
 def error_line(error: MemoError) -> str:
-    """The line that is printed: `error: ...`, after the name of the rank where there are several."""
-    return f"error: {error}" if error.teller is None else f"{error.teller}: error: {error}"
+    """The line that is printed: `error: ...`, after the name of the rank where there are several.
+
+    What strangers name, such as files and hosts, cannot change a terminal or begin a line of its own.
+    """
+    text = str(error)
+    lines = text.splitlines() if error.has_lines else [text]
+    told = "\n".join(visible(line) for line in lines)
+    return f"error: {told}" if error.teller is None else f"{visible(error.teller)}: error: {told}"
+
+
+def reason_of(error: OSError) -> str:
+    """`PATH: why`, as far as the system says them."""
+    why = error.strerror or str(error) or type(error).__name__
+    return why if error.filename is None else f"{error.filename}: {why}"
 
 
 def host_name() -> str:

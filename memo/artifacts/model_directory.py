@@ -15,7 +15,7 @@ from pathlib import Path
 
 from memo.artifacts.reading import shown
 from memo.artifacts.regular_file import kind_of_file
-from memo.errors import CheckpointError
+from memo.errors import RIGHTS, CheckpointError
 
 
 def path_within(directory: str | Path, name: str) -> Path:
@@ -47,9 +47,8 @@ def model_file(directory: str | Path, name: str) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CheckpointError(
-            f"{Path(directory) / name} cannot be read ({error.strerror}): repair or remove it"
-        ) from None
+        remedy = RIGHTS if isinstance(error, PermissionError) else "repair or remove it"
+        raise CheckpointError(f"{Path(directory) / name} cannot be read ({error.strerror}): {remedy}") from None
     if not stat.S_ISREG(mode):
         raise CheckpointError(
             f"{Path(directory) / name} is {kind_of_file(mode)}, not a regular file: remove it, or put the "

@@ -17,18 +17,30 @@ def machine() -> str:
         return socket.gethostname()
 
 
-def process_start(pid: int) -> str:
+def process_start(pid: int) -> str | None:
     """When a process of this machine started, in units of the system; "" if it does not run, as a zombie does not.
 
+    None for a process that runs, but of another user from whom this one's /proc hides it (its mount option hidepid).
     /proc counts ticks since the boot, which do not depend on the clock.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         if Path("/proc/self/stat").exists():
-            return ""
+            return None if _is_another_users(pid) else ""
     try:
         return str(psutil.Process(pid).create_time())
     except psutil.Error:
         return ""
+
+
+def _is_another_users(pid: int) -> bool:
+    """Whether a process runs that this user may not signal, which the system says of hidden processes too."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        pass
+    return False

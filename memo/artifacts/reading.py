@@ -9,6 +9,7 @@ import codecs
 import contextlib
 import csv
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from memo.artifacts.regular_file import open_regular
-from memo.errors import MemoError
+from memo.errors import RIGHTS, MemoError
 
 MAX_BYTES = 64 << 20
 """Limit of one file or one line: the index of a model with 100,000 tensors takes a sixth of it."""
@@ -166,12 +167,27 @@ def opened(path: str | Path, source: Source) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise source.refusal("the file does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise source.refusal(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        remedy = RIGHTS if isinstance(error, PermissionError) else ""
+        raise source.refusal(f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy) from None
     with file:
         try:
             yield file
         except OSError as error:
             raise source.refusal(f"cannot be read ({error.strerror or error})") from None
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether something has this name, which may be one that no file can have.
+
+    Raises PermissionError where that cannot be seen; os.path.exists would say that nothing is there.
+    """
+    try:
+        os.stat(path)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def shown(value: object) -> str:

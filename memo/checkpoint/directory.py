@@ -17,7 +17,7 @@ import re
 import shutil
 from pathlib import Path
 
-from memo.artifacts.reading import Source, read_text, shown
+from memo.artifacts.reading import Source, is_there, read_text, shown
 from memo.artifacts.regular_file import make_durable, other_kind, replace_file
 from memo.artifacts.run_log import default_log, header_path
 from memo.checkpoint.files import RUN_CONFIG, RUN_STATE
@@ -36,7 +36,7 @@ def latest_checkpoint(directory: str | Path) -> Path:
     """
     root = Path(directory)
     pointer = root / LATEST
-    if not os.path.exists(pointer):  # os.path returns False for a name that no file can have, where pathlib raises
+    if not is_there(pointer):
         if whole := whole_checkpoints(root):  # the pointer is lost, or a run died between its first two renames
             return whole[-1]
         raise CheckpointError(
@@ -59,17 +59,17 @@ def latest_checkpoint(directory: str | Path) -> Path:
 def resolve_checkpoint(directory: str | Path) -> Path:
     """The checkpoint at a path such as DIR/iter_0000100, else the newest one in it. Raises as latest_checkpoint."""
     named = Path(directory)
-    return named if os.path.exists(named / RUN_STATE) else latest_checkpoint(named)
+    return named if is_there(named / RUN_STATE) else latest_checkpoint(named)
 
 
 def has_checkpoint(directory: str | Path) -> bool:
     """Whether it is a checkpoint, or a run has ever saved there; the checkpoint may be damaged."""
     root = Path(directory)
-    return os.path.exists(root / RUN_STATE) or has_pointer(root) or bool(whole_checkpoints(root))
+    return is_there(root / RUN_STATE) or has_pointer(root) or bool(whole_checkpoints(root))
 
 
 def has_pointer(directory: str | Path) -> bool:
-    return os.path.exists(Path(directory) / LATEST)
+    return is_there(Path(directory) / LATEST)
 
 
 def newest_but(final: Path) -> Path | None:

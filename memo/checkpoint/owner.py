@@ -3,9 +3,10 @@
     DIR/owner.json      host, process, user and start of the run that created the file and owns the directory
 
 A run that was killed leaves its file behind. On the same machine its process is looked up by its number and the time of
-its start, which no other process shares. For an owner on another machine or in another container, the time of the file
-is watched: an owner renews it every HEARTBEAT_S, and is dead if it does not change for STALE_S. A start with which
-torchrun replaces an earlier one of the same job takes over at once. No torch here.
+its start, which no other process shares. For an owner on another machine or in another container, or of another user
+whose processes the system hides, the time of the file is watched: an owner renews it every HEARTBEAT_S, and is dead if
+it does not change for STALE_S. A start with which torchrun replaces an earlier one of the same job takes over at once.
+No torch here.
 """
 
 import contextlib
@@ -66,7 +67,7 @@ class Owner:
             host=socket.gethostname(),
             machine=machine(),
             pid=os.getpid(),
-            process_start=process_start(os.getpid()),
+            process_start=process_start(os.getpid()) or "",
             user=_user(),
             since=datetime.now().astimezone().isoformat(timespec="seconds"),
             job="" if job == "none" else job,
@@ -147,7 +148,9 @@ def _is_dead(theirs: Owner | None, mine: Owner, path: Path, report: Callable[[st
     if theirs is not None and theirs.job and theirs.job == mine.job and theirs.restart < mine.restart:
         return True
     if theirs is not None and theirs.machine == mine.machine:
-        return process_start(theirs.pid) != theirs.process_start
+        start = process_start(theirs.pid)
+        if start is not None:
+            return start != theirs.process_start
     return _is_stale(path, theirs, report)
 
 

@@ -17,7 +17,7 @@ from memo.artifacts.toolchain import cuda_include, find_compiler
 from memo.cli import doctor_checks as checks
 from memo.cli.doctor_checks import Finding, Gpu, State
 from memo.config.command_line import parse_options
-from memo.errors import AllocatorError, DiskError, host_name
+from memo.errors import EXIT_FAILED, AllocatorError, DiskError, host_name
 from memo.estimate.hardware_table import HARDWARE
 from memo.estimate.host_cpus import allowed_cpus, cpu_quota
 from memo.estimate.host_memory import available_host_bytes, total_host_bytes
@@ -26,11 +26,10 @@ from memo.train.numa import cpus_by_node, numa_node
 
 ABOUT = (
     "Look at this machine as a run would find it: torch, CUDA and drivers, compilers, limits, memory, NUMA nodes, "
-    "disks. Says for each what to do where something is missing. Exit status: 0 if a run can start, 1 if something "
+    "disks. Says for each what to do where something is missing. Exit status: 0 if a run can start, 3 if something "
     "stops it."
 )
 EXAMPLES = ("memo doctor", "memo doctor --save /data/runs --offload-nvme-path /nvme")
-EXIT_STOPPED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse_options(_Options, argv, prog="memo doctor", about=ABOUT, examples=EXAMPLES)
     found = findings(options.save, options.offload_nvme_path)
     print(json.dumps([dataclasses.asdict(each) for each in found], indent=1) if options.json else _text(found))
-    return EXIT_STOPPED if any(each.state == State.STOPS for each in found) else 0
+    return EXIT_FAILED if any(each.state == State.STOPS for each in found) else 0
 
 
 def findings(save: str, nvme_path: str | None) -> list[Finding]:

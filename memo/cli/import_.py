@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from memo.artifacts.reading import is_there
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
 from memo.config.hugging_face import download_hint, hub_name
@@ -50,7 +51,7 @@ def _check_directory(directory: str) -> None:
     )
     name = directory if hub_name(directory) else "ORG/NAME"
     require(
-        os.path.isdir(directory),
+        is_there(directory) and os.path.isdir(directory),
         f"memo import {directory}: there is no such directory, and memo reads local files: "
         f"{download_hint(directory, name)}",
     )

@@ -1,11 +1,8 @@
 """Entry point of the console script `memo`. Imports no torch: help must answer at once."""
 
-import os
-import select
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from memo import __version__
 from memo.cli.commands import Command, dispatch
@@ -34,47 +31,21 @@ Begin with `memo doctor`, which says what this machine lacks, and `memo train --
 
 _EXIT_INTERRUPTED = 128 + signal.SIGINT
 """The status that a shell shows of a program that Ctrl-C has ended."""
-_EXIT_PIPE = 128 + signal.SIGPIPE
-"""The status that a shell shows of a program such as `cat` when the reader of its output goes away."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command (default: sys.argv[1:]) and return its exit status.
 
-    Where nobody reads the output any more, as in `memo solve ... | head`, the command ends quietly. Raises SystemExit
-    for an error of memo's, after one message on standard error (memo.errors has the statuses).
+    Raises SystemExit for an error of memo's, after one message on standard error (memo.errors has the statuses).
     """
+    args = list(sys.argv[1:] if argv is None else argv)
     try:
-        try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
-        finally:
-            sys.stdout.flush()
+        with exit_on_error(needs_output=args[:1] != ["train"]):
+            if args[:1] in (["--version"], ["version"]):
+                print(f"memo {__version__}")
+                return 0
+            return dispatch("memo", ABOUT, COMMANDS, args)
     except KeyboardInterrupt:  # Ctrl-C; `memo train` listens for it itself, and saves
         print("interrupted", file=sys.stderr)
         return _EXIT_INTERRUPTED
-    except BrokenPipeError:
-        left = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
-        if not left:  # it is another pipe that broke
-            raise
-        for stream in left:  # Python would fail again when it flushes the rest at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return _EXIT_PIPE
-
-
-def _run(args: list[str]) -> int:
-    if args[:1] in (["--version"], ["version"]):
-        print(f"memo {__version__}")
-        return 0
-    with exit_on_error():
-        return dispatch("memo", ABOUT, COMMANDS, args)
-
-
-def _is_unread(stream: TextIO) -> bool:
-    """Whether it is a pipe without a reader."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, ValueError):  # not a file of the system, or closed
-        return False
-    poll = select.poll()
-    poll.register(descriptor, 0)  # errors are told in any case
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    return 0

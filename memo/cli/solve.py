@@ -9,6 +9,7 @@ from memo.artifacts.memory_trace import Trace
 from memo.config.command_line import parse_options
 from memo.config.flag import BYTES, TOKENS, Flag
 from memo.config.require import require
+from memo.errors import EXIT_FAILED
 from memo.planner.memory import minimalloc
 from memo.planner.memory.dsa import Problem, Solution
 from memo.planner.memory.solve import TIME_LIMIT_S, solve
@@ -19,13 +20,12 @@ from memo.units import MIB, format_bytes
 
 ABOUT = (
     "Give each memory request of a trace, or each block of a CSV file, a fixed address such that the peak is low. "
-    "Exit status: 0; 1 when --capacity is not met (the best addresses are written all the same); 2 for bad input."
+    "Exit status: 0; 3 when --capacity is not met (the best addresses are written all the same); 2 for bad input."
 )
 EXAMPLES = (
     "memo solve --trace trace.json --out plan.json",
     "memo solve --csv blocks.csv --out placed.csv --capacity 1GiB",
 )
-EXIT_OVER_CAPACITY = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _judge_capacity(problem: Problem, solution: Solution) -> int:
         f"{solution.lower_bound_bytes:,}: {remedy}",
         file=sys.stderr,
     )
-    return EXIT_OVER_CAPACITY
+    return EXIT_FAILED
 
 
 def _table(parts: Sequence[SolvedProblem]) -> str:

@@ -17,6 +17,7 @@ from memo.errors import ConfigError
 
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:inf|infinity|nan)", re.IGNORECASE)
+_MOST_CHARACTERS = 80
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ def read_eval_sets(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return sets
 
 
+def _short(word: str) -> str:
+    return word if len(word) <= _MOST_CHARACTERS else f"{word[:_MOST_CHARACTERS]}..."
+
+
 def _check_pairs(flag: str, words: Sequence[str]) -> None:
     """Weights and prefixes must alternate, from a weight on."""
     for place, word in enumerate(words):
@@ -91,8 +96,8 @@ def _check_pairs(flag: str, words: Sequence[str]) -> None:
             found = "ends after it" if following is None else f"goes on with {following}"
             require(
                 False,
-                f"{flag} has the weight {word}, but {found}: give the prefix of a corpus after each weight (one "
-                f"that is called {word} is written ./{word})",
+                f"{flag} has the weight {_short(word)}, but {found}: give the prefix of a corpus after each weight "
+                f"(one that is called {_short(word)} is written ./{_short(word)})",
             )
 
 
@@ -100,7 +105,8 @@ def _check_weights(flag: str, words: Sequence[str], prefixes: Sequence[str]) -> 
     for word, prefix in zip(words, prefixes, strict=True):
         require(
             isfinite(float(word)) and float(word) >= 0,
-            f"{flag} gives {prefix} the weight {word}: give a number from 0 on; only how weights compare counts",
+            f"{flag} gives {prefix} the weight {_short(word)}: give a number from 0 on; only how weights compare "
+            "counts",
         )
     require(
         any(float(word) > 0 for word in words),

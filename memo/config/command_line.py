@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from memo.artifacts.reading import shown
 from memo.config import help_text
 from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed
 from memo.config.other_names import advice
@@ -51,6 +52,10 @@ def read_values(line: CommandLine, argv: Sequence[str]) -> dict[str, Any]:
             values[entry.field] = not given.startswith("--no-")
         else:
             read = tuple(entry.read(text, given) for text in texts)
+            if None in read and read != (None,):
+                raise ConfigError(
+                    f"{given} has None beside other values: give None alone, which unsets it, or leave it out"
+                )
             values[entry.field] = read if entry.is_list and read != (None,) else read[0]
     values |= _positionals(line, alone)
     for entry in line.entries:
@@ -65,6 +70,9 @@ def _parts(line: CommandLine, argv: Sequence[str]) -> Iterator[tuple[str, Entry 
     by_flag = {flag: entry for entry in line.entries if not entry.mark.is_positional for flag in entry.flags}
     switches = {f"--no-{flag[2:]}": entry for flag, entry in by_flag.items() if entry.is_switch}
     words = list(argv)
+    for word in words:
+        if not word.isprintable() and any("\ud800" <= each <= "\udfff" for each in word):
+            raise ConfigError(f"{shown(word)} is not text in UTF-8: rename the file, or write the text in UTF-8")
     while words:
         word = words.pop(0)
         if not word.startswith("--"):

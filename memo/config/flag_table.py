@@ -101,7 +101,7 @@ class Entry:
                 return text
             try:
                 if kind is int:
-                    return int(text) if self.unit is None else self.unit.parse(text)
+                    return _of_64_bits(int(text) if self.unit is None else self.unit.parse(text))
                 if kind is float:
                     return float(text)
             except ValueError:
@@ -120,6 +120,13 @@ class Entry:
         if self.default in (None, dataclasses.MISSING):
             return ", such as 8" if int in self.alternatives else ""
         return f", such as the default {self.default}"
+
+
+def _of_64_bits(value: int) -> int:
+    """Raises ValueError for a number that neither files of memo's hold nor torch."""
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(value)
+    return value
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ CONFIG_FILE = "config.json"
 _ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "is_encoder_decoder": (False,),
+    "is_causal": (True,),
+    "per_layer_config": (None, {}),
     "partial_rotary_factor": (1.0, None),
 }
 """As `TrainedFamily.only`, of every family."""
@@ -82,7 +84,7 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     _check_window(content, family, source)
     model, biases = _read(keys)
     length = family.names["max_position_embeddings"]
-    if length not in content:  # a default would be wrong for most models
+    if not {length, family.aliases.get(length)} & set(content):  # a default would be wrong for most models
         raise keys.missing("max_position_embeddings", length)
     _check_biases(keys, biases, family)
     activation = keys.get(family.activation)

@@ -133,6 +133,12 @@ _LLAMA = TrainedFamily(
 )
 _GPT2 = Family(
     names=_GPT2_NAMES,
+    aliases={
+        "n_layer": "num_hidden_layers",
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+    },
     defaults=_TIED,
     normalization="LayerNorm",
     position_embedding_type="learned_absolute",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from memo.artifacts.fields import accepted, checked
-from memo.artifacts.reading import Source
+from memo.artifacts.reading import Source, shown
 from memo.config.model import Activation, ModelConfig, Normalization, PositionEmbedding
 from memo.config.model_ranges import number_of_model
 from memo.errors import MemoError
@@ -66,9 +66,17 @@ class ConfigKeys:
     source: Source
 
     def get(self, key: str) -> Any:
-        """The value as the file has it, else the default of the family."""
-        if self.content.get(key) is None and key in self.family.aliases:
-            key = self.family.aliases[key]
+        """The value as the file has it, else the default of the family. Raises the source's error for two names of one
+        value that differ."""
+        value, other = self.content.get(key), self.family.aliases.get(key)
+        same = None if other is None else self.content.get(other)
+        if same is not None and value is not None and same != value:
+            raise self.source.refusal(
+                f"{key} is {shown(value)} and {other} is {shown(same)}, but both say the same",
+                f"remove the one that is wrong; transformers reads {other}",
+            )
+        if same is not None:
+            return same
         return self.content.get(key, self.family.defaults.get(key))
 
     def number(self, ours: str, key: str) -> Any:

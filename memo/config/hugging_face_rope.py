@@ -1,5 +1,6 @@
 """Rotary positions in a config.json: rope_scaling, or rope_parameters, which joins it and rope_theta."""
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -26,7 +27,7 @@ _OTHER_KEYS = ("rope_type", "type", "rope_theta", "attention_factor", "finetuned
 def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Fields of ModelConfig, rotary_base only where the file joins it; raises source.error for a rotation that memo
     does not compute."""
-    name = "rope_parameters" if content.get("rope_parameters") else "rope_scaling"
+    name = _name_of_rope(content, source)
     given = content.get(name) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
         raise source.refusal(f"{name} is {shown(given)}", "memo has one rotation for all layers; use another model")
@@ -42,10 +43,29 @@ def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
             found[ours] = checked(number_of_model(ours), given[key], f"{name}.{key}", source)
     if kind != "default" and "rope_scaling_factor" not in found:
         raise source.refusal(f"{name}.factor is missing", f"complete the file, as rope_type {kind} needs it")
-    if _LENGTH in _KEYS[kind].values() and _LENGTH not in found:
-        longest = content.get("max_position_embeddings")
-        found[_LENGTH] = checked(number_of_model(_LENGTH), longest, "max_position_embeddings", source)
+    if _LENGTH in _KEYS[kind].values():
+        # transformers prefers a length beside the rotation's keys to the one among them.
+        stated = content.get("original_max_position_embeddings") is not None
+        beside = "original_max_position_embeddings" if stated else "max_position_embeddings"
+        if stated or _LENGTH not in found:
+            found[_LENGTH] = checked(number_of_model(_LENGTH), content.get(beside), beside, source)
     return found
+
+
+def _name_of_rope(content: Mapping[str, Any], source: Source) -> str:
+    """Which of the two keys states the rotation.
+
+    Of two that differ transformers takes rope_scaling and forgets all of rope_parameters, its base with it, which
+    nobody means who adds the one to a file with the other.
+    """
+    newer, older = content.get("rope_parameters"), content.get("rope_scaling")
+    if newer and older and newer != older:
+        first, second = (shown(json.dumps(each)) for each in (newer, older))
+        raise source.refusal(
+            f"rope_parameters is {first}, but rope_scaling is {second}, and transformers reads the latter alone",
+            "move what rope_scaling says into rope_parameters, beside its rope_theta, and remove rope_scaling",
+        )
+    return "rope_parameters" if newer else "rope_scaling"
 
 
 def write_rope(model: ModelConfig) -> dict[str, Any]:

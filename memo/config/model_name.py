@@ -60,6 +60,8 @@ def _problem(name: str, config_is_enough: bool) -> str:
             return _of_directory(path)
         if path.is_file():
             return _of_file(path)
+    except PermissionError:
+        raise
     except (OSError, ValueError):  # a name that no file can have
         pass
     near = difflib.get_close_matches(name.rpartition("/")[2].lower(), PRESETS, n=1, cutoff=0.5)

@@ -4,10 +4,12 @@ As in Megatron-LM the numbers are shares of any sum, in this order, and each par
 the order of the corpus: of n documents those from round(n x the shares before it) to round(n x these and its own).
 """
 
+import math
 import re
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from memo.artifacts.reading import shown
 from memo.config.require import require
 
 Part = tuple[float, float]
@@ -33,6 +35,9 @@ def read_split(text: str) -> DocumentSplit:
         f"--split is {text}: give the shares of documents to train on, to evaluate on and for a test, such as 98,1,1",
     )
     numbers = [float(share) for share in shares] + [0.0] * (3 - len(shares))
+    require(
+        math.isfinite(sum(numbers)), f"--split is {shown(text)}, whose sum is too large: give shares such as 98,1,1"
+    )
     require(numbers[0] > 0, f"--split is {text}, which leaves nothing to train on: give a first number above 0")
     bounds = list(accumulate((number / sum(numbers) for number in numbers), initial=0.0))
     parts = [(begin, end) if end > begin else None for begin, end in pairwise(bounds)]

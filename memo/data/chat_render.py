@@ -113,7 +113,7 @@ def reason_of(error: BaseException) -> str:
 
 def _without_marks(marked: str, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[str, list[Span]]:
     """The text, and where the marks stood."""
-    said = json.dumps([messages, tools], ensure_ascii=False)
+    said = json.dumps([messages, tools], ensure_ascii=False, default=str)
     if _BEGIN in said or _END in said:
         raise TemplateRefusal(
             "marks answers with U+FDD0 and U+FDD1, which are no characters, but the conversation holds them; remove "

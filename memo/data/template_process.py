@@ -98,7 +98,8 @@ class TemplateProcess:
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
-        line = json.dumps(question).encode()  # ASCII, and no line break inside
+        # ASCII, and no line break inside; tables hold dates and decimals, which a template would print as text.
+        line = json.dumps(question, default=str).encode()
         with contextlib.suppress(BrokenPipeError):  # it has ended, as the missing answer shows below
             process.stdin.write(line + b"\n")
             process.stdin.flush()

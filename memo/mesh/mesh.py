@@ -18,7 +18,7 @@ from memo.config.derived import rank_from_env, world_size_from_env
 from memo.config.grid import Coordinates, RankGrid
 from memo.config.parallel import ParallelConfig
 from memo.config.simulated_world import run_world_size
-from memo.errors import EXIT_REFUSED, MemoError
+from memo.errors import EXIT_REFUSED, MemoError, errors_of_files_are_told
 from memo.mesh.group import AxisGroup, Watch
 from memo.mesh.roll_call import Member, call_roll, open_store
 from memo.mesh.simulated import init_simulated
@@ -186,7 +186,8 @@ def refusals_are_heard(parallel: ParallelConfig | None = None) -> Iterator[None]
     `parallel`: None while the flags themselves are parsed; then the failure is a SystemExit whose message is printed.
     """
     try:
-        yield
+        with errors_of_files_are_told():
+            yield
     except (MemoError, SystemExit) as error:
         if isinstance(error, SystemExit) and error.code != EXIT_REFUSED:
             raise

@@ -179,8 +179,17 @@ def blank_figure(what: str | Path, width_inches: float, height_inches: float) ->
 def png_bytes(figure: Any) -> bytes:
     """The figure as a PNG file in memory."""
     buffer = io.BytesIO()
+    _as_plain_text(figure)
     figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def _as_plain_text(figure: Any) -> None:
+    """matplotlib takes what stands between two dollars for a formula, and names of runs and files may have some."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
@@ -192,6 +201,7 @@ def save_figure(figure: Any, path: str | Path) -> None:
     try:
         fonts = rc_context({"svg.fonttype": "none", "svg.hashsalt": "memo", "font.family": "sans-serif"})
         with replacing(path) as file, fonts:
+            _as_plain_text(figure)
             figure.savefig(file, format=Path(path).suffix[1:], dpi=_DPI, metadata=metadata)
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror or error}: give a path that can be written") from None

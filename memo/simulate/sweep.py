@@ -62,8 +62,8 @@ class SweptAttention:
     @property
     def backward(self) -> Cost:
         """Sums of the gradients, from zeros to the narrow dtype, and the calls beyond those of a whole layer."""
-        kernels, calls = self.kernels, sum(map(self._rectangles, range(self.tiles)))
-        met = self.kv / self.tiles * sum(range(self.tiles))  # of which the calls return gradients
+        kernels, calls = self.kernels, self._all_rectangles()
+        met = self.kv / self.tiles * (self.tiles * (self.tiles - 1) // 2)  # of which the calls return gradients
         if not self.gathers:
             calls, met = calls + self.tiles, met + self.kv
         sums_bytes = SUM_PASSES * kernels.wide * (met + calls * self.q / self.tiles)
@@ -72,6 +72,14 @@ class SweptAttention:
             return cost
         ends_bytes = (2 * kernels.wide + kernels.narrow) * (self.q + self.kv)
         return cost + Cost(elementwise=kernels.memory_s(ends_bytes, 4 * self.tiles + 1))
+
+    def _all_rectangles(self) -> int:
+        """Of all tiles, of which a long sequence has millions: `period` more before a tile add a whole number."""
+        period, added = BACKWARD_KEYS_PER_QUERY, self.gathered_from
+        periods, rest = divmod(self.tiles, period)
+        first = [self._rectangles(before) for before in range(period)]
+        whole = periods * sum(first) + period * added * (periods * (periods - 1) // 2)
+        return whole + sum(first[:rest]) + rest * periods * added
 
     def _rectangles(self, before: int) -> int:
         """In which a tile's queries meet the keys of so many tiles before it."""

@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None, stop: GracefulStop | None = None, pr
     and the exit status that memo.errors says. `stop` may listen already; from here on, to the end of close(), it does.
     `prog` is how this program is started, for help and messages.
     """
-    with exit_on_error(), (stop or GracefulStop()).listening() as stop:
+    with exit_on_error(needs_output=False), (stop or GracefulStop()).listening() as stop:
         with refusals_are_heard():
             config = load_run(sys.argv[1:] if argv is None else argv, prog=prog)
         with Trainer(config=config, stop=stop) as trainer:

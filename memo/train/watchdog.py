@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from memo.artifacts.run_log import default_log
 from memo.config import RunConfig
-from memo.errors import EXIT_FAILED, MemoError, RankLost, error_line, host_name
+from memo.errors import EXIT_FAILED, FileError, MemoError, RankLost, error_line, host_name
 from memo.mesh import Coordinates, RankGrid, Watch, World
 from memo.mesh.presence import CENSUS_S, PULSE_S, Loss, Presence
 from memo.train.hang import describe_stacks, write_flight_record
@@ -116,6 +116,8 @@ class Watchdog:
             return error
         self._is_over = True
         words = message_failure(error)
+        if isinstance(error, OSError):
+            error = FileError.of(error)
         if self._presence is not None:
             lost = None if words is None else self._who_left(words)
             error = error if lost is None else lost

@@ -121,6 +121,39 @@ def test_one_elsewhere_that_renews_its_file_lives(tmp_path: Path, monkeypatch: p
     owned.release()
 
 
+HIDDEN = """
+import os, subprocess, sys
+from memo.artifacts.processes import process_start
+process_start(os.getpid())  # loads what this user alone may load
+subprocess.run(["mount", "-t", "proc", "-o", "hidepid=" + sys.argv[1], "proc", "/proc"], check=True)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print(process_start(os.getppid()), process_start(999999999) == "", process_start(os.getpid()) != "")
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode != 0,
+    reason="only root may mount another /proc, in a namespace of its own",
+)
+@pytest.mark.parametrize("hidepid", ["1", "2"])
+def test_a_process_that_the_system_hides_is_not_taken_for_ended(hidepid: str) -> None:
+    """The one that is looked up is of root, and the one that asks is of another user."""
+    command = ["unshare", "-m", sys.executable, "-c", HIDDEN, hidepid]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "None True True\n", done.stderr
+
+
+def test_an_owner_whose_process_is_hidden_is_judged_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALE_S", 0.3)
+    holds(tmp_path, user="another")
+    monkeypatch.setattr(module, "process_start", lambda pid: None)
+    told: list[str] = []
+    claim(tmp_path, told.append).release()
+    assert len(told) == 1 and "may belong to another run, last of process" in told[0]
+
+
 def test_a_restart_of_the_same_job_takes_over_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun has ended all ranks before it starts them again; rank 0 may be on another node then."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-5")

@@ -156,10 +156,21 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr() == ("", "interrupted\n")
 
 
-def test_another_pipe_that_breaks_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), 3, "error: Broken pipe\n"),
+        (OSError(28, "No space left on device", "runs/a"), 3, "error: runs/a: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "a\nb"), 2, "error: a\\nb: Permission denied\n"),
+    ],
+)
+def test_an_error_of_the_system_is_one_line(
+    error: OSError, status: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def breaks(*_: object) -> int:
-        raise BrokenPipeError(32, "Broken pipe")
+        raise error
 
     monkeypatch.setattr("memo.cli.main.dispatch", breaks)
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(SystemExit) as ended:
         main(["plan"])
+    assert (ended.value.code, capsys.readouterr().err) == (status, message)

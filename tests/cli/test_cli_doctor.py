@@ -24,6 +24,7 @@ from memo.cli.doctor_checks import (
     check_torch,
 )
 from memo.cli.main import main
+from memo.errors import EXIT_FAILED
 from memo.units import GIB, MIB
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 0, 0)
@@ -110,7 +111,7 @@ def test_what_stops_a_run_is_the_exit_status_and_the_last_line(
 ) -> None:
     stopped = [Finding("torch", OK, "2.13.0"), Finding("/dev/shm", STOPS, "none", "mount one")]
     monkeypatch.setattr(doctor, "findings", lambda *_: stopped)
-    assert main(["doctor"]) == doctor.EXIT_STOPPED
+    assert main(["doctor"]) == EXIT_FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [
         "  ok     torch     2.13.0",

@@ -42,6 +42,13 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(
     assert '<th class="number">a</th><th class="number">b</th>' in (tmp_path / "both" / "index.html").read_text()
 
 
+def test_names_with_dollars_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a$b{$", "c$x_$"):
+        write_log(tmp_path / name / "log.jsonl", [step(1)])
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "a$b{$", "c$x_$", "--out", "both"]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

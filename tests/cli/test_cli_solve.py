@@ -66,11 +66,11 @@ def test_csv_to_offsets(blocks: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "gap      0.00%, optimal" in capsys.readouterr().out
 
 
-def test_capacity_that_is_not_met_ends_with_status_1_and_the_best(
+def test_capacity_that_is_not_met_ends_with_status_3_and_the_best(
     blocks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.csv"
-    assert main(["solve", "--csv", blocks, "--out", str(out), "--capacity", "49"]) == 1
+    assert main(["solve", "--csv", blocks, "--out", str(out), "--capacity", "49"]) == 3
     assert len(out.read_text().splitlines()) == 4
     message = capsys.readouterr().err
     assert message == "--capacity is 49 bytes, the peak 50 and the lower bound 50: no plan fits: give more\n"
@@ -82,7 +82,7 @@ def test_capacity_that_may_yet_be_met(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "holed.csv"
     path.write_text("lower,upper,size,id\n" + "".join(f"{shape},{i}\n" for i, shape in enumerate(shapes)))
     arguments = ["--csv", str(path), "--out", str(tmp_path / "out.csv"), "--capacity", "6", "--time-limit", "0.01"]
-    assert main(["solve", *arguments]) == 1
+    assert main(["solve", *arguments]) == 3
     captured = capsys.readouterr()
     assert "the lower bound 6: whether one fits is open: give more time or more bytes" in captured.err
     assert "timed out" in captured.out

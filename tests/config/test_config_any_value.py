@@ -19,11 +19,14 @@ VALUES = (
     "/dev/null",
     ".",
     "9" * 30,
+    "9" * 400,
+    "-" + "9" * 20,
     "None",
     "1K",
     "0.5",
     "auto",
     "é",
+    "\udcff",
     "a,b=c",
 )
 ENTRIES: list[Entry] = [

@@ -83,6 +83,8 @@ def test_words_become_values(text: str, expected: dict[str, object]) -> None:
         ("--share half", "--share is 'half': give one of off, auto or a number"),
         ("--rate", "--rate is given without a value: give a number"),
         ("--rate --size 3", "--rate is given without a value: give a number"),
+        ("--size \udcff", "'\\udcff' is not text in UTF-8: rename the file, or write the text in UTF-8"),
+        ("--size " + "9" * 20, "--size is '99999999999999999999': give a whole number"),
         ("--packing=no", "--packing is given the value 'no', but it is a switch: write --packing for on, --no-packing"),
         ("--packing no", "'no' belongs to no flag: a switch takes no value"),
         ("-size 3", "'-size' is no flag: flags have two dashes, such as --size"),

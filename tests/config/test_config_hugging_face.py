@@ -188,7 +188,7 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
             {k: v for k, v in LLAMA_31_8B.items() if k != "max_position_embeddings"},
             "max_position_embeddings is missing: complete the file with it, a whole number above 0",
         ),
-        ({**GPT2, "n_positions": None}, "n_positions is missing: complete the file"),
+        ({**GPT2, "n_positions": None}, "n_positions or max_position_embeddings is missing: complete the file"),
         ({**LLAMA_31_8B, "num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
         ({**LLAMA_31_8B, "num_key_value_heads": 5}, "32 attention heads do not divide into 5 key/value heads"),
         ({**LLAMA_31_8B, "model_type": "gemma"}, "model_type is 'gemma': memo knows llama, mistral, "),

@@ -1,5 +1,7 @@
 """`memo data chat`: the tokens that transformers makes, and exactly the assistant's of them marked."""
 
+import datetime
+import decimal
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +15,7 @@ from memo.cli.main import main
 from memo.data import CorpusFacts, IndexedDataset, build_chat, load_corpus_tokenizer, load_tokenizer
 from memo.data.chat import answer_mask
 from memo.data.chat_template import load_chat_template
-from memo.data.conversations import read_conversations
+from memo.data.conversations import Conversation, read_conversations
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Located
 from memo.errors import CheckpointError, ConfigError, DataError
 
@@ -67,6 +69,20 @@ def test_the_answers_and_nothing_else(tmp_path: Path, style: str, trim_offsets: 
     """Also with a tokenizer whose offsets leave out blanks, where transformers loses an answer that begins with one."""
     prefix = build(tmp_path, style, marks=False, trim_offsets=trim_offsets)
     assert learned_texts(prefix) == [answers(style, chat) for chat in CHATS]
+
+
+def test_dates_and_decimals_of_a_table_are_text(tmp_path: Path) -> None:
+    """A message of a table may have further columns, whose values are no JSON."""
+    said_at, price = datetime.datetime(2026, 1, 31, 12), decimal.Decimal("1.50")
+    question = {**QUESTION, "said_at": said_at, "price": price}
+    chats = Conversation("t.parquet, row 1", (question, ANSWER), (True,))
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{{ m.role }} {{ m.said_at }} {{ m.price }} "
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    folder = write_tokenizer(tmp_path / "tokenizer", "chatml", marks=True)
+    rendered = load_chat_template(folder, (), tmp_path / "t.jinja").render(chats)
+    assert "user 2026-01-31 12:00:00 1.50 q" in rendered.text
 
 
 def test_three_forms_are_one(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The cost of attention in a sweep: its calls and sums are those that the blocks of the executor make."""
 
+import math
 from dataclasses import replace
 from math import inf
 
@@ -82,6 +83,17 @@ def test_calls_and_sums_are_those_that_a_sweep_makes(forward: bool) -> None:
     else:
         added = backend.gradients + backend.calls * q // TILES
         assert swept.backward.elementwise == pytest.approx(SUM_PASSES * 4 * added + (q + kv) * (4 + 4 + 2))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_calls_of_millions_of_tiles_are_summed_at_once(ranks: int) -> None:
+    """As a sum over tiles, of which a sequence of terabytes has too many to count."""
+    for tiles in (1, 2, 7, 8, 9, 64):
+        calls = sum(math.ceil(before * ranks / BACKWARD_KEYS_PER_QUERY) for before in range(tiles))
+        calls += tiles if ranks == 1 else 0
+        counted = SweptAttention(CALLS, tiles, 1.0, 1.0, gathered_from=ranks)
+        assert counted.backward.attention == calls - 1
+    assert SweptAttention(CALLS, 10**12, 1.0, 1.0).backward.attention > 6e22
 
 
 @pytest.mark.parametrize("cp", [2, 4])

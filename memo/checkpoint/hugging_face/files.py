@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memo.artifacts.fields import FileName, checked
 from memo.artifacts.model_directory import model_file
-from memo.artifacts.reading import Source, read_json_object
+from memo.artifacts.reading import Source, opened, read_json_object
 from memo.config.hugging_face import download_hint
 from memo.errors import CheckpointError
 
@@ -88,17 +88,19 @@ class TensorFiles:
             )
 
     def _headers(self, file: str) -> dict[str, FileTensor]:
+        path = self.directory / file
+        with opened(path, Source(str(path), CheckpointError, f"{download_hint(self.directory)} again")):
+            pass  # whatever the reason, safetensors calls a file that it cannot open missing
         try:
-            with safe_open(self.directory / file, framework="pt") as opened:
-                slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
+            with safe_open(path, framework="pt") as tensors:
+                slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  no mapping
                 return {
                     name: FileTensor(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
                 }
         except (SafetensorError, OSError, MemoryError) as error:
-            size = (self.directory / file).stat().st_size
+            size = path.stat().st_size
             raise CheckpointError(
-                f"{self.directory / file} is damaged or cut short at {size} bytes ({error}): "
-                f"{download_hint(self.directory)} again"
+                f"{path} is damaged or cut short at {size} bytes ({error}): {download_hint(self.directory)} again"
             ) from error
 
 

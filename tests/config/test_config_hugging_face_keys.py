@@ -1,0 +1,207 @@
+"""Every key of a config.json that transformers reads for a family that memo trains is read by memo, refused, or without
+effect: any other would change a model without a word."""
+
+import copy
+import dataclasses
+import inspect
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_directories import CONFIGS, VOCAB
+
+from memo.config.hugging_face import model_of
+from memo.config.hugging_face_families import TRAINED
+from memo.errors import ConfigError
+from memo.model.rope import rope_frequencies
+
+transformers = pytest.importorskip("transformers")
+_DROPOUT = "memo trains without dropout, and generates and evaluates without it as everyone does"
+_OUTPUTS = "says what a call in Python returns beside logits"
+_LABELS = "belongs to models that classify"
+_NAMES = "says where a file came from, not what it holds"
+_GENERATION = "is for generation in Python"
+_KERNELS = "chooses kernels for the same mathematics"
+WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
+    "_commit_hash": ("0", _NAMES),
+    "_rope_type_labels": (["other"], "names rotations of layers, and memo refuses a file with several"),
+    "architectures": (["Other"], "model_type decides the family"),
+    "attention_chunk_size": (4, "is read for layers of chunked attention, which layer_types names and memo refuses"),
+    "attention_dropout": (0.5, _DROPOUT),
+    "attn_implementation": ("eager", _KERNELS),
+    "attn_pdrop": (0.5, _DROPOUT),
+    "bos_token_id": (3, _GENERATION),
+    "chunk_size_feed_forward": (2, "cuts the tokens of an MLP, each of which is computed for itself"),
+    "classifier_dropout": (0.5, _LABELS),
+    "default_theta": (500.0, "belongs to the class; a file says rope_theta"),
+    "dtype": (None, "memo's own flags choose the dtype"),
+    "embd_pdrop": (0.5, _DROPOUT),
+    "embedding_dropout": (0.5, _DROPOUT),
+    "eos_token_id": (4, _GENERATION),
+    "experts_implementation": ("eager", _KERNELS),
+    "hidden_dropout": (0.5, _LABELS),
+    "id2label": ({"0": "a"}, _LABELS),
+    "label2id": ({"a": 0}, _LABELS),
+    "max_window_layers": (1, "counts layers without a window, and memo refuses a window that acts"),
+    "name_or_path": ("other", _NAMES),
+    "num_labels": (3, _LABELS),
+    "output_attentions": (True, _OUTPUTS),
+    "output_hidden_states": (True, _OUTPUTS),
+    "pad_token_id": (5, "stops the gradient of one row of the embedding, whose token no sample of memo holds"),
+    "pretraining_tp": (2, "once split products for bits equal to those of a layout"),
+    "problem_type": ("regression", _LABELS),
+    "reorder_and_upcast_attn": (True, "computes scores in fp32, as memo's kernels do"),
+    "resid_pdrop": (0.5, _DROPOUT),
+    "residual_dropout": (0.5, _DROPOUT),
+    "return_dict": (True, _OUTPUTS),
+    "summary_activation": ("tanh", _LABELS),
+    "summary_first_dropout": (0.5, _LABELS),
+    "summary_last_dropout": (0.5, _LABELS),
+    "summary_proj_to_labels": (False, _LABELS),
+    "summary_type": ("first", _LABELS),
+    "summary_use_proj": (False, _LABELS),
+    "torch_dtype": (None, "memo's own flags choose the dtype"),
+    "transformers_version": ("4.0.0", _NAMES),
+    "use_cache": (False, _GENERATION),
+    "use_sliding_window": (False, "is looked at where sliding_window is a number"),
+}
+"""By key: a value that is not the default, and why no logit depends on it."""
+_ROPE_OF_NO_GPT2 = {"rope_parameters", "rope_scaling", "rope_theta", "original_max_position_embeddings", "head_dim"}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+_NO_KEYS = {"json", "allow_is_causal_skip", "crossattention", "q_attn"}
+"""What the patterns below find in the code of transformers beside keys."""
+
+
+class _Recorded(dict[str, Any]):
+    """A config.json that notes which keys were looked at."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+
+def _tiny(name: str) -> dict[str, Any]:
+    """A config.json of a name of CONFIGS, whose window, if it has one, is off."""
+    return {"model_type": name.partition("-")[0], "sliding_window": None, **CONFIGS[name][1]}
+
+
+def _logits(content: dict[str, Any]) -> torch.Tensor:
+    """What transformers computes of one model, whose weights depend on their names alone."""
+    config = transformers.AutoConfig.for_model(**copy.deepcopy(content))  # it adds to what is inside
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, weight in model.state_dict().items():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        weight.copy_(torch.rand(weight.shape, generator=generator) - 0.4)
+    tokens = torch.arange(24).reshape(2, 12) * 7 % VOCAB
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=tokens, return_dict=True).logits
+    return found
+
+
+def _keys_of_transformers(model_type: str) -> set[str]:
+    """Fields and other names of the family's configuration, and what modelling code asks a configuration for."""
+    from transformers import PreTrainedConfig, masking_utils, modeling_rope_utils
+
+    kind = type(transformers.AutoConfig.for_model(model_type))
+    code = [Path(inspect.getfile(kind)).with_name(f"modeling_{model_type}.py").read_text(), inspect.getsource(kind)]
+    shared = (PreTrainedConfig.__post_init__, modeling_rope_utils, masking_utils)
+    found = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
+    for text in [*code, *map(inspect.getsource, shared)]:
+        found.update(re.findall(r"\bconfig\.([a-z]\w*)\b(?!\()", text))
+        found.update(re.findall(r'(?:config|self), "(\w+)"', text))
+        found.update(re.findall(r'kwargs\.(?:pop|get)\("(\w+)"', text))
+    return found - _NO_KEYS
+
+
+@pytest.mark.parametrize("model_type", TRAINED)
+def test_every_key_is_read_or_refused_or_without_effect(model_type: str) -> None:
+    has_rope = model_type != "gpt2"
+    content = _Recorded({**_tiny(model_type), "rope_scaling": YARN if has_rope else None})  # YaRN reads most keys
+    model_of(content, "x")
+    unread = _keys_of_transformers(model_type) - content.read - set(WITHOUT_EFFECT)
+    assert unread - (set() if has_rope else _ROPE_OF_NO_GPT2) == set()
+
+
+@pytest.mark.parametrize("model_type", TRAINED)
+def test_no_logit_depends_on_keys_without_effect(model_type: str) -> None:
+    content = _tiny(model_type)
+    expected = _logits(content)
+    for key in sorted(_keys_of_transformers(model_type) & set(WITHOUT_EFFECT) - set(content)):
+        model_of({**content, key: WITHOUT_EFFECT[key][0]}, "x")
+        found = _logits({**content, key: WITHOUT_EFFECT[key][0]})
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("llama", {"is_causal": False}), ("llama", {"rope_scaling": YARN}), ("gpt2", {"num_attention_heads": 2})],
+)
+def test_the_comparison_of_logits_sees_what_has_an_effect(name: str, change: dict[str, Any]) -> None:
+    content = _tiny(name)
+    assert not torch.allclose(_logits({**content, **change}), _logits(content), rtol=1e-3, atol=1e-3)
+
+
+_THETA = {"rope_theta": 500.0}
+_LENGTH = {"original_max_position_embeddings": 16}
+_ROTATIONS: dict[str, dict[str, Any]] = {
+    "older": {**_THETA, "rope_scaling": YARN},
+    "newer": {"rope_parameters": {**YARN, **_THETA}},
+    "both, equal": {"rope_parameters": {**YARN, **_THETA}, "rope_scaling": {**YARN, **_THETA}},
+    "the other is empty": {"rope_parameters": {}, "rope_scaling": YARN, **_THETA},
+    "two bases": {"rope_theta": 900.0, "rope_parameters": {**YARN, **_THETA}},
+    "the length beside": {**_THETA, "rope_scaling": YARN, **_LENGTH},
+    "the length beside no rotation": {**_THETA, **_LENGTH},
+}
+
+
+@pytest.mark.parametrize("change", _ROTATIONS.values(), ids=_ROTATIONS)
+def test_rotations_are_those_of_transformers(change: dict[str, Any]) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    content = {key: value for key, value in _tiny("llama").items() if key != "rope_theta"} | {"head_dim": 64} | change
+    ours, scale = rope_frequencies(model_of(content, "x"))
+    theirs = LlamaRotaryEmbedding(transformers.AutoConfig.for_model(**copy.deepcopy(content)))
+    torch.testing.assert_close(ours, theirs.inv_freq.double(), rtol=1e-6, atol=0.0)
+    assert scale == pytest.approx(theirs.attention_scaling, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", **_THETA}, "rope_scaling": YARN},
+            """x: rope_parameters is '{"rope_type": "default", "rope_theta": 500.0}', but rope_scaling is """
+            """'{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}', and transformers """
+            "reads the latter alone: move what rope_scaling says into rope_parameters, beside its rope_theta, and ",
+        ),
+        ("llama", {"is_causal": False}, "is_causal is False, but memo computes LlamaForCausalLM only with True"),
+        ("qwen3", {"per_layer_config": {"0": {"rms_norm_eps": 1.0}}}, "per_layer_config is set, but memo computes"),
+        (
+            "gpt2",
+            {"hidden_size": 64},
+            "n_embd is 32 and hidden_size is 64, but both say the same: remove the one that is wrong; transformers "
+            "reads hidden_size",
+        ),
+    ],
+)
+def test_what_would_change_the_model_is_refused(name: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        model_of({**_tiny(name), **change}, "x")
+
+
+def test_gpt2_may_be_written_with_the_names_of_other_families() -> None:
+    content = _tiny("gpt2")
+    names = {own: other for other, own in transformers.GPT2Config.attribute_map.items()}
+    assert model_of({names.get(key, key): value for key, value in content.items()}, "x") == model_of(content, "x")
