@@ -2,11 +2,12 @@
 
     python benchmarks/foreseen_plans.py [--only NAME ...]
 
-Each question is the command line that the page gives. Its answer is kept as a row, and then the figures of all pages
-are written anew from the rows, as `python benchmarks/report.py` does alone. A row takes the place of an earlier one of the same name.
-Foreseen: no GPU has confirmed an answer. All take some five minutes on one core, three of them for the largest models.
+Each question is the command line that the page gives. Its answer is kept as a row, and then all pages are written anew
+from the rows, as `python benchmarks/report.py` does alone. With --only a row takes the place of the earlier one of its
+name. Foreseen: no GPU has confirmed an answer. All take some three minutes of one core, two of them for the largest
+models.
 
-Host memory is given wherever a single GPU is asked about, because such a GPU is a part of a node or a machine of its own.
+Host memory is given wherever a single GPU is asked about: such a GPU is part of a node, or a machine of its own.
 """
 
 import argparse
