@@ -118,6 +118,11 @@ def emulated_errors() -> dict[tuple[str, str], float]:
     }
 
 
+def rehearsal(name: str) -> Callable[[], str]:
+    """What `memo rehearse` printed of a run."""
+    return lambda: "\n".join(("```", {row["name"]: row for row in rows.read("rehearsals")}[name]["printed"], "```"))
+
+
 def emulated_worst() -> str:
     return upward(max(map(abs, emulated_errors().values())), 2)
 
@@ -236,6 +241,12 @@ def b200() -> list[Row]:
     return held_out("simumax b200")
 
 
+def b200_of_tp8() -> str:
+    """How much too short the steps of the 70B model over tp 8 are foreseen."""
+    errors = [-row["error"] for row in b200() if row["model"] == "llama-3-70b" and row["tp_cp_pp"][0] == 8]
+    return f"{100 * min(errors):.0f} to {percent(max(errors), 0)}"
+
+
 def b200_memory(name: str, digits: int = 1) -> tuple[str, str]:
     """Mean and worst of the errors of memory, without signs."""
     errors = [abs(row[name]) for row in b200()]
@@ -269,6 +280,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     "papers_own": papers_own,
     "emulated_worst": emulated_worst,
     "emulated_runs": emulated_runs,
+    "rehearsal_gpt_1m": rehearsal("gpt_1m"),
+    "rehearsal_llama_1m": rehearsal("llama_1m"),
     "sweeps": sweeps,
     "time_differences": lambda: timed_accuracy.table(rows.read("timed_accuracy")),
     "time_ratios": lambda: timed_accuracy.ratios(rows.read("timed_accuracy")),
@@ -289,6 +302,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "left_out_h100": left_out_mean("hopper", "p4d 4"),
     "left_out_h100_within": lambda: f"{left_out('hopper', 'p4d 4')['nine_of_ten_within_percent']:.0f} %",
     "held_out": held_out_table,
+    "b200_tp8": b200_of_tp8,
     "b200_runs": lambda: str(len(b200())),
     "b200_short": lambda: str(sum(row["error"] < 0 for row in b200())),
     "b200_memory_mean": lambda: b200_memory("memory_error")[0],

@@ -2,10 +2,10 @@
 
     python benchmarks/foreseen_plans.py [--only NAME ...]
 
-Each question is the command line that the page gives. Its answer is kept as a row, and then all pages are written anew
-from the rows, as `python benchmarks/report.py` does alone. With --only a row takes the place of the earlier one of its
-name. Foreseen: no GPU has confirmed an answer. All take some three minutes of one core, two of them for the largest
-models.
+Each question is the command line that the page gives. Its answer is kept as a row, pictures of plans are drawn, and
+then all pages are written anew from the rows, as `python benchmarks/report.py` does alone. With --only a row takes the
+place of the earlier one of its name, and pictures stay. Foreseen: no GPU has confirmed an answer. All take some four
+minutes of one core, two of them for the largest models.
 
 Host memory is given wherever a single GPU is asked about: such a GPU is part of a node, or a machine of its own.
 """
@@ -15,6 +15,7 @@ import contextlib
 import io
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import report
@@ -61,6 +62,11 @@ QUESTIONS = {
     "h200x1_largest_gpt": f"--family gpt --gpus 1 --hardware h200 --host-memory-gib 128 {_LARGEST}",
     "h200x1_largest_llama": f"--family llama --gpus 1 --hardware h200 --host-memory-gib 128 {_LARGEST}",
 }
+PICTURES = {
+    # file of docs/images: arguments of `memo plan --plot`
+    "plan.svg": "--model gpt-7b --gpus 8 --seq-len 524288 --gbs 16",
+    "one_million_tokens.svg": f"{_EIGHT_H100} --seq-len 1M --gbs 8",
+}
 RANKED = ("h100x8_1m",)
 """Questions of which a page shows more than the best choice: the table as it is printed, and its first layouts."""
 SHOWN = 3
@@ -82,6 +88,11 @@ def ask(name: str) -> dict[str, Any]:
     return {**row, "choices": answer["choices"][:SHOWN], "printed": _printed(arguments)}
 
 
+def draw(picture: str, path: Path) -> None:
+    """Draw what `memo plan --plot` draws for a picture of the guide."""
+    _printed([*shlex.split(PICTURES[picture]), "--plot", str(path)])
+
+
 def _printed(arguments: list[str]) -> str:
     """What `memo plan` prints, asked in this process from the root of the repository."""
     out = io.StringIO()
@@ -100,6 +111,8 @@ def main() -> None:
             journal.replace(ask(name), "name")
         else:
             journal.add(ask(name))
+    for picture in PICTURES if not only else ():
+        draw(picture, rows.ROOT / "docs" / "images" / picture)
     for page in report.write():
         print(f"wrote {page}")
 

@@ -63,3 +63,11 @@ def test_plans_are_as_memo_says(name: str) -> None:
     kept, asked = figures_foreseen.row_of(name), foreseen_plans.ask(name)
     told = figures_foreseen.shown(kept), figures_foreseen.shown(asked)
     assert told[0] == told[1], "run `python benchmarks/foreseen_plans.py`"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("picture", foreseen_plans.PICTURES)
+def test_pictures_of_plans_are_as_memo_draws(picture: str, tmp_path: Path) -> None:
+    foreseen_plans.draw(picture, tmp_path / picture)
+    kept = rows.ROOT / "docs" / "images" / picture
+    assert (tmp_path / picture).read_bytes() == kept.read_bytes(), "run `python benchmarks/foreseen_plans.py`"
