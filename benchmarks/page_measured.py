@@ -338,8 +338,8 @@ FORESEEN = [
             "SimuMax's memory": number("other_memory_error", "+.1%"),
         },
         lambda row: "summary" not in row,
-        text="Megatron-LM on 8 B200 as SimuMax measured it, and TRL on 8 H100 at a million tokens. Nothing was fitted to "
-        "these steps; memo is biased on B200, where nearly all are foreseen too short. Memory, the most that torch's "
+        text="Megatron-LM on 8 B200 as SimuMax measured it, and TRL on 8 H100 at a million tokens. Nothing was fitted "
+        "to these steps, but memo is biased on B200: nearly all are foreseen too short. Memory, the most that torch's "
         "allocator gave, is not held out: what fused kernels keep was found by looking at these runs "
         "(docs/estimators.md).",
     ),
