@@ -225,7 +225,8 @@ def held_out_table() -> str:
     long_of = "of these, 32K and 128K tokens over cp 4 and 8"
     trl = "TRL 1.13, Qwen3-8B, 1,048,576 tokens on 8 H100"
     lines = []
-    for label, own in ((all_of, b200()), (long_of, held_out("simumax b200", 32768)), (trl, held_out("trl 1m"))):
+    found = ((all_of, b200()), (long_of, held_out("simumax b200", 32768)), (trl, held_out("trl 1m")))
+    for label, own in (each for each in found if each[1]):
         errors = [row["error"] for row in own]
         others = [row["other_error"] for row in own if "other_error" in row]
         short = f"{sum(error < 0 for error in errors)} of {len(errors)}"
