@@ -1,12 +1,13 @@
-"""How well memo foresees published runs to which nothing of it was fitted: seconds of a step, and memory of a rank.
+"""How well memo foresees published runs: seconds of a step, to which nothing was fitted, and memory of a rank.
 
     python benchmarks/held_out_accuracy.py
 
 simumax b200   SimuMax's runs of Megatron-LM on 8 B200 (tests/golden/README.md), dense models, each step of 4 to 32
                microbatches of one sequence; beside memo's error stands that of SimuMax, which measures kernels of the
                very shapes. memo's efficiencies of B200 are round figures from those kernels, not from these steps.
-               Memory is what torch's allocator gave at most, which SimuMax foresees too, by fused_memory.py;
-               and, beside what was reserved, the account of Megatron-LM on kernels that are not fused, which was fitted
+               Memory is what torch's allocator gave at most, which SimuMax foresees too, by fused_memory.py. It is not
+               held out: which requests differ from those of older runs was found by looking at these runs.
+               And, beside what was reserved, the account of Megatron-LM on kernels that are not fused, which was fitted
                to older runs (memo.estimate.calibration).
 """
 

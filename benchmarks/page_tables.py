@@ -1,6 +1,6 @@
 """Tables of BENCHMARKS.md: cells from the fields of rows, and under each title what was run, on what, when."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,11 @@ class Table:
         body += [f"| {' | '.join(column[at] for column in kept.values())} |" for at in range(len(shown))]
         parts = [f"### {self.title}", self.text, _origin(lines), "\n".join(body)]
         return "\n\n".join(part for part in parts if part)
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of a page that people write, whose figures benchmarks/page_figures.py puts in."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ("---",) * len(heads), *lines))
 
 
 def gib(name: str) -> Cell:

@@ -1,14 +1,16 @@
-"""BENCHMARKS.md from the rows that were measured, and from nothing else.
+"""BENCHMARKS.md from the rows that were measured, and from nothing else; and the figures of other pages.
 
     python benchmarks/report.py
 
 Its sections are classes of evidence. Every table stands under the commands, device, versions and day of its rows. Rows
-of smoke size, which prove that scripts run, are not on the page.
+of smoke size, which prove that scripts run, are not on the page. The figures of the README and the guide come from the
+same rows (page_figures.py).
 """
 
 import argparse
 from pathlib import Path
 
+import page_figures
 import page_scaled
 from page_gpu import ON_GPU
 from page_measured import EMULATED, FORESEEN, ON_CPU
@@ -57,10 +59,11 @@ def page() -> str:
     return "\n".join([HEAD, *(_section(title, *found) for title, found in SECTIONS.items())])
 
 
-def write() -> Path:
+def write() -> list[Path]:
+    """Write BENCHMARKS.md, its picture, and the figures of the other pages; the pages that were written."""
     page_scaled.draw()
     PAGE.write_text(page(), encoding="utf-8")
-    return PAGE
+    return [PAGE, *page_figures.write()]
 
 
 def _section(title: str, lead: str, tables: list[Table]) -> str:
@@ -77,7 +80,8 @@ def _section(title: str, lead: str, tables: list[Table]) -> str:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    print(f"wrote {write()}")
+    for path in write():
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

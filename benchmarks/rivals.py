@@ -1,6 +1,6 @@
 """Other ways to fit activations, on memo's own executor.
 
-Every way computes layers by the same operations on the same tiles as memo (memo.executor.tile_operations), and differs
+Every way computes layers by the same operations on the same tiles as memo (memo.executor.tile_machine), and differs
 only in what it keeps, moves and computes again. So a comparison of speeds compares nothing else, and losses are equal
 to the last bit.
 
@@ -33,11 +33,12 @@ from memo.executor.layer import TokenwiseLayer
 from memo.executor.runtime import SwapRuntime
 from memo.executor.slots import slot_tensors
 from memo.executor.streams import StreamBackend
-from memo.executor.tile_operations import Context, Tile, make_tiles
+from memo.executor.tile_machine import Context, Tile, make_tiles
 from memo.mesh import Mesh
 from memo.model.transformer import TransformerChunk
 from memo.parallel.data import ShardedDataParallel
 from memo.planner.swap import SwapPlan, swap_plan
+from memo.program.kinds import kind_of
 from memo.spec.skeleton import skeletal_tensors
 from memo.spec.slots import SlotLayout, plan_slot, slot_dims, slot_layout
 from memo.train.swap import ChosenSwap
@@ -122,12 +123,12 @@ class RecomputedLayer(TokenwiseLayer):
         super().run_forward(self.memory.recall(self.index), context)
         return super().run_backward(grad, context)
 
-    def _finish(self, kept: dict[str, Tensor], tile: Tile, out: Tensor) -> None:
+    def _finish(self, kept: dict[str, Tensor], tile: Tile, context: Context, out: Tensor) -> None:
         # A tiled MLP is one function, whose whole forward runs before autograd learns what it keeps.
         if self.memory.recomputes and "fc1" in self.memory.layout.places:
-            self._keep_again(kept, tile)
+            self._keep_again(kept, tile, context)
         else:
-            super()._finish(kept, tile, out)
+            super()._finish(kept, tile, context, out)
 
 
 @dataclass(frozen=True)
@@ -194,4 +195,5 @@ def _put_on_tiles(
     tiles = make_tiles(tokens, config.parallel.tp, resolved_offload_tiles(config))
     for chunk in chunks:
         for position, layer in enumerate(chunk.layers):
-            chunk.layers[position] = kind(layer, chunk.layer_indices[position], tiles, memory, sink, mesh.tp)
+            of_model, index = kind_of(config.model), chunk.layer_indices[position]
+            chunk.layers[position] = kind(layer, of_model, index, tiles, memory, sink, mesh.tp)

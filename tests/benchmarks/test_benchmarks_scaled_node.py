@@ -21,7 +21,7 @@ from scaled_steps import SCALED_WAYS, Work, way_turns
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.estimate.machines import find_hardware
-from memo.executor import tile_operations
+from memo.executor import tile_machine
 from memo.executor.streams import Stream
 from memo.parallel.context import ContextAttention
 
@@ -98,7 +98,7 @@ def test_all_ways_train_the_same_and_are_foreseen(tmp_path: Path) -> None:
 def test_layers_compute_as_often_as_a_way_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention forwards a step, and products of fc1 and fc2 in forward and recomputation, in units of all layers."""
     counted = dict.fromkeys(("attention", "fc1", "fc2"), 0)
-    products = tile_operations.column_forward, tile_operations.row_forward
+    products = tile_machine.column_forward, tile_machine.row_forward
     attention = ContextAttention.forward
 
     def column(x: torch.Tensor, linear: Any, **more: Any) -> torch.Tensor:
@@ -113,8 +113,8 @@ def test_layers_compute_as_often_as_a_way_says(monkeypatch: pytest.MonkeyPatch) 
         counted["attention"] += 1
         return attention(self, *args)
 
-    monkeypatch.setattr(tile_operations, "column_forward", column)
-    monkeypatch.setattr(tile_operations, "row_forward", row)
+    monkeypatch.setattr(tile_machine, "column_forward", column)
+    monkeypatch.setattr(tile_machine, "row_forward", row)
     monkeypatch.setattr(ContextAttention, "forward", attend)
     layers, tiles = benchmark.LAYERS, 8
 
