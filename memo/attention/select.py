@@ -10,6 +10,7 @@ import torch
 from memo.artifacts.attention_table import AttentionCase, AttentionTable
 from memo.attention.backends import AttentionBackend, CpuFlash
 from memo.errors import ConfigError
+from memo.spec.attention_workspace import backend_by_capability
 
 _MODULES = {
     "cudnn": "torch",
@@ -43,10 +44,9 @@ def choose_backend(
     """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and the reason for it.
 
     "auto" is the CPU kernel on a CPU. On CUDA it is the installed backend that is fastest for ``calls`` (how often each
-    case runs) in ``table``. If the table lacks one of the cases, it is cuDNN from compute capability 9.0 on, where it
-    is 1.7 to 2.3 times as fast as flash (published, not measured here), and flash below. ``compute_capability``
-    defaults to that of the current device. Under torch.use_deterministic_algorithms only backends whose gradients are
-    deterministic at ``head_dim`` are eligible.
+    case runs) in ``table``. If the table lacks one of the cases, it is the one of `backend_by_capability` if that is
+    eligible, else flash. ``compute_capability`` defaults to that of the current device. Under
+    torch.use_deterministic_algorithms only backends whose gradients are deterministic at ``head_dim`` are eligible.
 
     Raises ConfigError for an unknown name, one of the other device type, or one whose gradients are not deterministic
     although they must be.
@@ -64,7 +64,8 @@ def choose_backend(
     if table is not None and calls and measured:
         return AttentionChoice(measured[0], _figures(measured, totals, table, calls) + limited)
     major, minor = compute_capability or torch.cuda.get_device_capability()
-    chosen = "cudnn" if major >= 9 and "cudnn" in eligible else "flash"
+    by_rule = backend_by_capability(10 * major + minor)
+    chosen = by_rule if by_rule in eligible else "flash"
     _check_deterministic(chosen, head_dim)
     return AttentionChoice(
         chosen,

@@ -18,6 +18,7 @@ from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.disks import NVME_PATH
+from memo.estimate.hardware import Hardware
 from memo.estimate.node_memory import node_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
@@ -26,6 +27,7 @@ from memo.estimate.verdict import Capacity, Verdict, judge, judge_capacity
 from memo.search.swap_choice import choose_swap
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.trace import trace_step
+from memo.spec.attention_workspace import backend_by_capability
 from memo.spec.slots import Moved
 from memo.units import GIB
 
@@ -136,7 +138,7 @@ def run_config(case: Case) -> RunConfig:
             loss_chunk_size=case.loss_chunk_size or MEMO_LOSS_CHUNK,
         ),
         data=DataConfig(seq_length=case.seq_len),
-        hardware=HardwareConfig(device=case.hardware.device),
+        hardware=_device_of(case.hardware),
     )
     # memo.config.checks.check would take half of a case's time: the ranges of single cells were checked when they were
     # read, and there is neither data nor an optimizer to check.
@@ -145,6 +147,13 @@ def run_config(case: Case) -> RunConfig:
     check_batch(config, case.gpus)
     check_memory(config)
     return config
+
+
+def _device_of(hardware: Hardware) -> HardwareConfig:
+    """The device, with the kernels that --attention-backend auto takes on it."""
+    if hardware.device == "cpu":
+        return HardwareConfig(device="cpu")
+    return HardwareConfig(device="cuda", attention_backend=backend_by_capability(hardware.capability))
 
 
 def _filling_batch(case: Case) -> int:

@@ -21,6 +21,7 @@ from memo.estimate.hardware import Hardware
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.prices import PRICES, Price
 from memo.estimate.verdict import Capacity, MemoryLimits
+from memo.spec.attention_workspace import backend_by_capability
 from memo.spec.shapes import ModelShape, shape_of
 from memo.units import GIB
 
@@ -102,7 +103,7 @@ class Question:
                 global_batch_size=self.global_batch_size, params_dtype="bf16", clip_grad=self.clip_grad
             ),
             data=DataConfig(seq_length=self.seq_len),
-            hardware=HardwareConfig(device="cuda"),
+            hardware=HardwareConfig(device="cuda", attention_backend=backend_by_capability(self.hardware.capability)),
         )
 
     @cached_property
