@@ -19,6 +19,7 @@ from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.disks import NVME_PATH
 from memo.estimate.hardware import Hardware
+from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.node_memory import node_bytes
 from memo.estimate.own_memory import RUNTIME_BYTES, cpu_context_bytes
 from memo.estimate.program.memory import program_memory
@@ -32,9 +33,9 @@ from memo.spec.slots import Moved
 from memo.units import GIB
 
 _OWN_BOUND = (
-    "counted request by request, within 0.1 % of what the emulated GPU allocates; of what torch does not see, "
-    f"{RUNTIME_BYTES['cuda'] / GIB:.0f} GiB is assumed; unsure from {FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable "
-    f"{USABLE_SHARE:.1%} of the device"
+    f"counted request by request, within {FULL_SIZE.share:.2%} of what {FULL_SIZE.runs} full-size runs allocate on the "
+    f"emulated GPU; of what torch does not see, {RUNTIME_BYTES['cuda'] / GIB:.0f} GiB is assumed; unsure from "
+    f"{FITS_SHARE:.1%} to {OOM_SHARE:.1%} of the usable {USABLE_SHARE:.1%} of the device"
 )
 
 _MEGATRON_BOUND = (

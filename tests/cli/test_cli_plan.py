@@ -16,6 +16,7 @@ from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.errors import ConfigError
 from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.memory_errors import FULL_SIZE
 from memo.search.ranking import Plan
 
 Capture = pytest.CaptureFixture[str]
@@ -75,9 +76,10 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2=", "3="]
     assert lines[6].startswith("= as good as the fastest that surely fits: less than 5% slower")
-    speeds = ["speeds ±19%: nine of ten of 85 ", "speeds ±4%: nine of ten of 30 ", ""]
-    assert all(line.startswith(speed) for line, speed in zip(lines[7:10], speeds, strict=True))
-    del lines[6:9]
+    errors = ["speeds ±19%: nine of ten of 85 ", "speeds ±4%: nine of ten of 30 ", str(FULL_SIZE)]
+    assert all(line.startswith(error) for line, error in zip(lines[7:10], errors, strict=True))
+    assert lines[10] == ""
+    del lines[6:10]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
     risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 34.81 GiB needed, 34.27 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("a third ran out of memory")
