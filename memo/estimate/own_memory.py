@@ -10,12 +10,13 @@ Every request to torch's allocator is counted (memo.estimate.program), so nothin
                              CPU the process, messages between processes, and freed memory that malloc keeps
 
 Known error: memo.estimate.memory_errors has that of allocated bytes, on the emulated GPU (benchmarks/full_size.py,
-docs/memory.md). The workspace of attention is that of its kernels' sources (memo.spec.attention_workspace). context was
-not measured. What the allocator reserves in addition depends on the allocator (docs/memory.md): under a memory plan
-some tens of MiB, and all that it reserves is foreseen within 1.5 % (reserved_under_plan); with expandable_segments alone
-1 to 5 %, by default up to 20 %. On a CPU the total is 1.00 to 1.19 times the peak resident set of a rank, measured in 20
-runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32, fp64 and bf16, 15 MiB to 3 GiB of tensors, alone and with tp,
-cp, pp or dp of 2. memo.estimate.program.memory states the error of allocated bytes on CPUs.
+docs/memory.md). The workspace of attention is that of its kernels' sources (memo.spec.attention_workspace). context
+was not measured. What the allocator reserves in addition depends on the allocator (docs/memory.md): under a memory
+plan some tens of MiB, and all that it reserves is foreseen within 1.5 % (reserved_under_plan); with
+expandable_segments alone 1 to 5 %, by default up to 20 %. On a CPU the total is 1.00 to 1.19 times the peak resident
+set of a rank, measured in 20 runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32, fp64 and bf16, 15 MiB to 3 GiB
+of tensors, alone and with tp, cp, pp or dp of 2. memo.estimate.program.memory states the error of allocated bytes on
+CPUs.
 """
 
 import math
