@@ -84,7 +84,7 @@ def test_the_tiles_of_a_checkpoint_come_first_where_they_fit() -> None:
 
 
 def test_rings_keep_whole_layers_or_say_why_they_cannot() -> None:
-    assert sweep_of(resolved(run(1 << 20, tp=1, cp=8))) == WHOLE
+    assert sweep_of(resolved(run(1 << 19, tp=1, cp=8))) == WHOLE
     with pytest.raises(ResourceError, match="layers cannot be swept: --cp-comm-type p2p would pass all keys"):
         resolved(run(1 << 22, tp=1, cp=8))
 
