@@ -3,10 +3,12 @@
     python -m memo.emulated_gpu -- python benchmarks/full_size.py [--only NAME ...] [--allocators NAME ...]
 
 Needs a CUDA build of torch and no GPU (`make emulated` installs one: .venv-emulated/bin/python). Every row is one run
-of three steps of `memo train --simulate-world tp=8` without numbers (csrc/emulated_gpu/README.md): real Python, host
-code of operators and allocators. Peaks are those of the steps after the first. Under alpha auto the layer's times and
+of three steps of `memo train --simulate-world tp=8`, or of another layout of eight ranks, without numbers
+(csrc/emulated_gpu/README.md): real Python, host code of operators and allocators. The rank is the one that needs most
+memory. Peaks are those of the steps after the first. Under alpha auto the layer's times and
 the links' rates, which only a GPU can measure, are those of memo's model of an H100. A row takes the place of an
-earlier one of the same run.
+earlier one of the same run. Without --allocators every run has a plan, and those of COMPARED have torch's own
+allocators too.
 """
 
 import argparse
@@ -56,26 +58,48 @@ WAYS: dict[str, dict[str, object]] = {
     "alpha 1": {"offload_alpha": 1.0},
 }
 _STREAMED: dict[str, object] = {"offload_states": "all"}
+_SWEPT: dict[str, object] = {"offload_granularity": "tile"}
 ALLOCATORS = {"default": "", "expandable_segments": "expandable_segments:True", "planned": "expandable_segments:True"}
 """PYTORCH_ALLOC_CONF by who serves a step's memory. What no plan of memo's places is torch's under `planned`, too."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
+    """A run; the ranks that tp does not take are those of cp."""
+
     model: str
     seq_length: int
     way: str
-    are_states_streamed: bool
+    are_states_streamed: bool = False
+    tp: int = GPUS
+    cp_comm_type: str = ""
+    are_layers_swept: bool = False
+
+    @property
+    def cp(self) -> int:
+        return GPUS // self.tp
 
     @property
     def name(self) -> str:
+        layout = f", tp {self.tp} cp {self.cp} {self.cp_comm_type}" if self.cp > 1 else ""
+        swept = ", swept" if self.are_layers_swept else ""
         streamed = ", states streamed" if self.are_states_streamed else ""
-        return f"{self.model}, {self.seq_length // 1024}K, {self.way}{streamed}"
+        return f"{self.model}, {self.seq_length // 1024}K{layout}, {self.way}{swept}{streamed}"
 
     @property
     def flags(self) -> dict[str, object]:
         states = _STREAMED if self.are_states_streamed else {}
-        return {**BASE, "seq_length": self.seq_length, **WAYS[self.way], **states}
+        swept = _SWEPT if self.are_layers_swept else {}
+        return {**BASE, "seq_length": self.seq_length, **WAYS[self.way], **states, **swept, **self._layout}
+
+    @property
+    def _layout(self) -> dict[str, object]:
+        """On a ring the last rank needs most: all its queries meet the keys of each other rank."""
+        if self.cp == 1:
+            return {}
+        rank = GPUS - 1 if "p2p" in self.cp_comm_type else 0
+        world = f"tp={self.tp},cp={self.cp}"
+        return {"simulate_world": world, "simulate_rank": rank, "cp_comm_type": self.cp_comm_type}
 
     @property
     def device(self) -> Device:
@@ -83,6 +107,41 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
+    yield from LAYOUTS
+    yield from _of_tp_alone()
+
+
+LAYOUTS = (
+    Case("gpt-7b", 64 * 1024, "full recompute", tp=4, cp_comm_type="p2p"),
+    Case("llama-3.1-8b", 256 * 1024, "full recompute", tp=2, cp_comm_type="p2p"),
+    Case("gpt-7b", 256 * 1024, "full recompute", tp=1, cp_comm_type="p2p"),
+    Case("llama-3.1-8b", 64 * 1024, "full recompute", tp=4, cp_comm_type="all_gather"),
+    Case("gpt-7b", 256 * 1024, "full recompute", tp=2, cp_comm_type="all_gather"),
+    Case("llama-3.1-8b", 256 * 1024, "full recompute", tp=1, cp_comm_type="all_gather"),
+    Case("gpt-7b", 64 * 1024, "full recompute", tp=4, cp_comm_type="a2a"),
+    Case("llama-3.1-8b", 256 * 1024, "full recompute", tp=2, cp_comm_type="a2a"),
+    Case("gpt-7b", 1024 * 1024, "full recompute", tp=1, cp_comm_type="a2a"),
+    Case("llama-3.1-8b", 256 * 1024, "full recompute", tp=2, cp_comm_type="a2a+p2p"),
+    Case("gpt-7b", 256 * 1024, "full recompute", tp=1, cp_comm_type="a2a+p2p"),
+    Case("llama-3.1-8b", 64 * 1024, "alpha 0", tp=4, cp_comm_type="p2p"),
+    Case("llama-3.1-8b", 64 * 1024, "alpha 0", tp=2, cp_comm_type="all_gather"),
+    Case("gpt-7b", 64 * 1024, "alpha 1", tp=2, cp_comm_type="a2a"),
+    Case("gpt-7b", 64 * 1024, "alpha 0", are_layers_swept=True),
+    Case("llama-3.1-8b", 64 * 1024, "alpha 0", tp=2, cp_comm_type="a2a", are_layers_swept=True),
+    Case("llama-3.1-8b", 1024 * 1024, "alpha 0", True, tp=2, cp_comm_type="a2a", are_layers_swept=True),
+)
+"""Every type of context parallelism at 2, 4 and 8 ranks, and swept layers."""
+
+COMPARED = (
+    "gpt-7b, 64K, full recompute",
+    "gpt-7b, 64K, alpha 1, states streamed",
+    "gpt-7b, 256K, full recompute",
+    "llama-3.1-8b, 64K, alpha 0",
+)
+"""Runs for which what torch's own allocators reserve stands beside memo's plan."""
+
+
+def _of_tp_alone() -> Iterator[Case]:
     """Every way at every length; states are streamed in every second one, and in both alphas of every longest."""
     for index, model in enumerate(("gpt-7b", "llama-3.1-8b")):
         for length in (64, 256, 1024):
@@ -147,7 +206,7 @@ def table(kept: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help="cases whose name holds one of these")
-    parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
+    parser.add_argument("--allocators", nargs="+", choices=ALLOCATORS, help="for every run; default: as above")
     parser.add_argument("--table", action="store_true", help="print the rows that are kept beside what memo foresees")
     options = parser.parse_args()
     if options.table:
@@ -156,7 +215,8 @@ def main() -> int:
     for case in cases():
         if not any(word in case.name for word in options.only):
             continue
-        for allocator in options.allocators:
+        by_default = reversed(ALLOCATORS) if case.name in COMPARED else ["planned"]
+        for allocator in options.allocators or by_default:
             row = {"evidence": EVIDENCE, "name": case.name, **dataclasses.asdict(case), "flags": case.flags}
             rows.Journal("full_size").replace(
                 {**row, "allocator": allocator, **run(case, allocator)}, "name", "allocator"

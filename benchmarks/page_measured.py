@@ -259,7 +259,7 @@ EMULATED = [
         "full_size",
         "Memory that is reserved for full-size runs, GiB a rank",
         {
-            "run, tp 8": text("name"),
+            "run (tp 8 where no layout is named)": text("name"),
             "in use at the peak": number("in_use", ".2f"),
             "torch's allocator": number("default", ".2f"),
             "expandable segments": number("expandable_segments", ".2f"),

@@ -17,6 +17,11 @@ _SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)([KMG]?)(?:iB)?")
 DTYPE_BYTES = {"bf16": 2, "fp32": 4, "fp64": 8}
 
 
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
 def element_bytes(dtype: str) -> tuple[int, int]:
     """Bytes of an element of a model of that dtype, and of its sums and statistics, which are wide: fp32, or fp64."""
     narrow = DTYPE_BYTES[dtype]

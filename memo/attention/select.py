@@ -11,8 +11,8 @@ from memo.artifacts.attention_table import AttentionCase, AttentionTable
 from memo.attention.backends import AttentionBackend, CpuFlash
 from memo.config.attention_kernels import (
     DETERMINISTIC_HEAD_DIM,
-    FIRST_BEYOND_FLASH_2,
     FLASH_2_TIMES,
+    backend_by_capability,
     largest_deterministic,
 )
 from memo.errors import ConfigError
@@ -49,10 +49,10 @@ def choose_backend(
     """The backend for ``name`` (one of BACKENDS) on ``device_type`` ("cpu" or "cuda"), and the reason for it.
 
     "auto" is the CPU kernel on a CPU. On CUDA it is the installed backend that is fastest for ``calls`` (how often each
-    case runs) in ``table``. If the table lacks one of the cases, it is cuDNN from compute capability 9.0 on, where it
-    is about twice as fast as flash (memo.config.attention_kernels; not measured here), and flash below.
-    ``compute_capability`` defaults to that of the current device. Under torch.use_deterministic_algorithms, which
-    --deterministic turns on, only backends whose gradients are deterministic at ``head_dim`` are eligible.
+    case runs) in ``table``. If the table lacks one of the cases, it is the one of `backend_by_capability` if that is
+    eligible, else flash. ``compute_capability`` defaults to that of the current device. Under
+    torch.use_deterministic_algorithms, which --deterministic turns on, only backends whose gradients are deterministic
+    at ``head_dim`` are eligible.
 
     Raises ConfigError for an unknown name, one of the other device type, or one whose gradients are not deterministic
     although they must be.
@@ -72,10 +72,10 @@ def choose_backend(
     if table is not None and calls and measured:
         return AttentionChoice(measured[0], _figures(measured, totals, table, calls) + limited)
     major, minor = compute_capability or torch.cuda.get_device_capability()
-    is_new = 10 * major + minor >= FIRST_BEYOND_FLASH_2
-    chosen = "cudnn" if is_new and "cudnn" in eligible else "flash"
-    if limited and is_new:
-        limited += f", and this one takes about {FLASH_2_TIMES:g} times as long as cudnn"
+    by_rule = backend_by_capability(10 * major + minor)
+    chosen = by_rule if by_rule in eligible else "flash"
+    if limited and chosen != by_rule:
+        limited += f", and this one takes about {FLASH_2_TIMES:g} times as long as {by_rule}"
     _check_deterministic(chosen, head_dim)
     return AttentionChoice(
         chosen,

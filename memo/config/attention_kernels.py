@@ -1,5 +1,7 @@
 """Facts about attention kernels by the names of --attention-backend, for checks and for the foresight of time."""
 
+from typing import Literal
+
 DETERMINISTIC_HEAD_DIM = {
     "cpu": 1 << 30,
     "cudnn": 0,
@@ -25,6 +27,11 @@ FLASH_2_TIMES = 2.0
 Assumed between what is published: 1.6 (forward on H100, heads of 128, 16K tokens: 370 against 595 TFLOP/s;
 FlashAttention-3, arXiv 2407.08608, figure 5) and 2.3. What a deterministic backward takes beyond another one is not in
 it: flash-attn says slightly more, and gives no figure."""
+
+
+def backend_by_capability(capability: int, deterministic: bool = False) -> Literal["cudnn", "flash"]:
+    """The kernels of --attention-backend auto on a GPU of that compute capability (times ten), if none were measured."""
+    return "cudnn" if capability >= FIRST_BEYOND_FLASH_2 and not deterministic else "flash"
 
 
 def largest_deterministic(backend: str) -> str:

@@ -9,13 +9,14 @@ Every request to torch's allocator is counted (memo.estimate.program), so nothin
     context                  what torch does not see (memo.estimate.unseen_memory); on a CPU the process, messages
                              between processes, and freed memory that malloc keeps
 
-Known error: allocated bytes are within 0.3 % on the emulated GPU (benchmarks/full_size.py, docs/memory.md), which does
-not show cuDNN's workspaces. context is of published figures, with a range. What the allocator reserves in addition
-depends on the allocator (docs/memory.md): under a memory plan 13 to 51 MiB, and all that it reserves is foreseen within
-1.3 % (reserved_under_plan); with expandable_segments alone 1 to 5 %, by default up to 20 %. On a CPU the total is 1.00
-to 1.19 times the peak resident set of a rank, measured in 20 runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32,
-fp64 and bf16, 15 MiB to 3 GiB of tensors, alone and with tp, cp, pp or dp of 2. memo.estimate.program.memory states the
-error of allocated bytes on CPUs.
+Known error: memo.estimate.memory_errors has that of allocated bytes, on the emulated GPU (benchmarks/full_size.py,
+docs/memory.md). The workspace of attention is that of its kernels' sources (memo.spec.attention_workspace). context is
+of published figures, with a range. What the allocator reserves in addition depends on the allocator (docs/memory.md):
+under a memory plan some tens of MiB, and all that it reserves is foreseen within 1.5 % (reserved_under_plan); with
+expandable_segments alone 1 to 5 %, by default up to 20 %. On a CPU the total is 1.00 to 1.19 times the peak resident
+set of a rank, measured in 20 runs with torch 2.13: GPT, GPT-2, Llama and Qwen3, fp32, fp64 and bf16, 15 MiB to 3 GiB
+of tensors, alone and with tp, cp, pp or dp of 2. memo.estimate.program.memory states the error of allocated bytes on
+CPUs.
 """
 
 import math
@@ -36,10 +37,6 @@ from memo.units import MIB
 
 PROCESS_BYTES = 352 * MIB
 """Resident set of a trainer on a CPU before its first step (torch 2.13)."""
-
-ALLOCATED_ERROR = 0.005
-"""By how much of itself what torch allocates may exceed what is counted: the worst row at full size on the emulated GPU
-(benchmarks/results/full_size.jsonl) with as much again; a test holds it against the rows."""
 
 _FIRST_STEP_BYTES = 88 * MIB
 _MESSAGES_BYTES = 90 * MIB

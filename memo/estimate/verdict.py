@@ -2,13 +2,13 @@
 
     Megatron-LM's account    fits <= 98 % of the usable memory, oom > 100.3 %, unsure between; see
                              memo.estimate.calibration
-    memo's account           fits <= what torch reports, less what its allocator loses to whole pages and 0.5 % for the
-                             error of the count; oom if it would not fit either with the least that torch may not see
-                             and the error the other way; unsure between
+    memo's account           fits <= what torch reports, less what its allocator loses to whole pages and the error of
+                             the count (memo.estimate.memory_errors); oom if it would not fit either with the least
+                             that torch may not see and the error the other way; unsure between
     host                     fits <= 90 % of a node's memory, oohm > 100 %, unsure between
 
 Known error: Megatron-LM's on the 232 measured runs of the calibration: no verdict is wrong, and 7 runs that did fit are
-unsure. memo's was not tested on a GPU: the count is exact to 0.5 % on the emulated one, and what torch does not see is
+unsure. memo's was not tested on a GPU: the count was held to the emulated one, and what torch does not see is
 of published figures, which differ; so a run that fits may be `tight` as well.
 """
 
@@ -20,7 +20,8 @@ from typing import Literal
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.hardware import visible_gib
 from memo.estimate.host_memory import HOST_FITS_SHARE, node_budget_bytes
-from memo.estimate.own_memory import ALLOCATED_ERROR, LOST_PAGES_BYTES
+from memo.estimate.memory_errors import FULL_SIZE
+from memo.estimate.own_memory import LOST_PAGES_BYTES
 from memo.estimate.unseen_memory import FAST_NODE, NOTHING, Links, Unseen
 from memo.units import GIB
 
@@ -67,14 +68,14 @@ class Capacity:
         """Up to which a run is judged to fit."""
         if self.program == "megatron-lm":
             return FITS_SHARE * self.usable_gpu_bytes
-        return max(0.0, self.usable_gpu_bytes - LOST_PAGES_BYTES) / (1.0 + ALLOCATED_ERROR)
+        return max(0.0, self.usable_gpu_bytes - LOST_PAGES_BYTES) / (1.0 + FULL_SIZE.share)
 
     @property
     def most_gpu_bytes(self) -> float:
         """Above which a run is judged to be out of memory."""
         if self.program == "megatron-lm":
             return OOM_SHARE * self.usable_gpu_bytes
-        return self.usable_gpu_bytes / (1.0 - ALLOCATED_ERROR)
+        return self.usable_gpu_bytes / (1.0 - FULL_SIZE.share)
 
     @property
     def sure_host_bytes(self) -> int:

@@ -18,7 +18,7 @@ from memo.rehearsal.waits import REASONS, reasoned
 from memo.spec.slots import slot_dims
 from memo.units import GIB, format_bytes, format_count
 
-NOT_SEEN = "CUDA's context, NCCL's buffers, workspaces of cuBLAS and cuDNN"
+NOT_SEEN = "CUDA's context, NCCL's buffers, what cuBLAS and cuDNN take for themselves"
 """What takes memory of a GPU without torch's allocator, or in kernels that only a real GPU runs."""
 
 _COLUMN, _WIDTH = 22, 120

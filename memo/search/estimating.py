@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memo.config import MemoryConfig, ParallelConfig, RunConfig, TrainingConfig
+from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
@@ -18,8 +19,10 @@ from memo.estimate.accounts import Account
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
 from memo.estimate.cases import MEMO_LOSS_CHUNK, Case
 from memo.estimate.disks import NVME_PATH
+from memo.estimate.hardware import Hardware
+from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.node_memory import node_bytes
-from memo.estimate.own_memory import ALLOCATED_ERROR, cpu_context_bytes
+from memo.estimate.own_memory import cpu_context_bytes
 from memo.estimate.program.memory import program_memory
 from memo.estimate.rank_memory import WHOLE_LOGIT_BYTES, RankMemory, components
 from memo.estimate.unseen_memory import NOTHING, Unseen, links_of
@@ -145,7 +148,7 @@ def run_config(case: Case) -> RunConfig:
             loss_chunk_size=case.loss_chunk_size or MEMO_LOSS_CHUNK,
         ),
         data=DataConfig(seq_length=case.seq_len),
-        hardware=HardwareConfig(device=case.hardware.device, deterministic=case.deterministic),
+        hardware=_device_of(case.hardware, case.deterministic),
     )
     # memo.config.checks.check would take half of a case's time: the ranges of single cells were checked when they were
     # read, and there is neither data nor an optimizer to check.
@@ -154,6 +157,14 @@ def run_config(case: Case) -> RunConfig:
     check_batch(config, case.gpus)
     check_memory(config)
     return config
+
+
+def _device_of(hardware: Hardware, deterministic: bool) -> HardwareConfig:
+    """The device, with the kernels that --attention-backend auto takes on it."""
+    if hardware.device == "cpu":
+        return HardwareConfig(device="cpu", deterministic=deterministic)
+    backend = backend_by_capability(hardware.capability, deterministic)
+    return HardwareConfig(device="cuda", attention_backend=backend, deterministic=deterministic)
 
 
 def _filling_batch(case: Case) -> int:
@@ -196,8 +207,9 @@ def _own_bound(unseen: Unseen, capacity: Capacity, rank: RankMemory) -> str:
     room_gib = (capacity.sure_gpu_bytes - rank.total) / GIB
     line = f"{room_gib:.2f} GiB below" if room_gib >= 0 else f"{-room_gib:.2f} GiB above"
     return (
-        f"counted request by request, within {ALLOCATED_ERROR:.1%} of what the emulated GPU allocates; torch does not "
-        f"see {foreseen:.2f} GiB, {least:.2f} to {most:.2f} by published figures; {line} the "
+        f"counted request by request, within {FULL_SIZE.share:.2%} of what {FULL_SIZE.runs} full-size runs allocate on "
+        f"the emulated GPU; torch does not see {foreseen:.2f} GiB, {least:.2f} to {most:.2f} by published figures; "
+        f"{line} the "
         f"{capacity.sure_gpu_bytes / GIB:.2f} GiB that surely fit of the {capacity.usable_gpu_bytes / GIB:.2f} that "
         "torch reports"
     )

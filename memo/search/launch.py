@@ -51,6 +51,7 @@ def run_of(question: Question, choice: Choice, data_path: Sequence[str] | None =
         training=replace(training, max_step_minutes=max(training.max_step_minutes, float(minutes))),
         data=replace(config.data, data_path=None if data_path is None else tuple(data_path)),
         checkpoint=replace(config.checkpoint, pretrained_checkpoint=model.pretrained),
+        hardware=replace(config.hardware, attention_backend="auto"),  # what is quickest there may have been measured
     )
     check(config, question.gpus, needs_data=False)
     return config

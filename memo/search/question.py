@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
+from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
 from memo.config.hugging_face import CONFIG_FILE, model_of
 from memo.config.require import require_count, require_gib
@@ -111,7 +112,11 @@ class Question:
                 global_batch_size=self.global_batch_size, params_dtype="bf16", clip_grad=self.clip_grad
             ),
             data=DataConfig(seq_length=self.seq_len),
-            hardware=HardwareConfig(device="cuda", deterministic=self.deterministic),
+            hardware=HardwareConfig(
+                device="cuda",
+                attention_backend=backend_by_capability(self.hardware.capability, self.deterministic),
+                deterministic=self.deterministic,
+            ),
         )
 
     @cached_property

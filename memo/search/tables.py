@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memo.config.derived import layers_per_chunk
+from memo.estimate.memory_errors import FULL_SIZE
 from memo.estimate.rank_memory import components
 from memo.estimate.time_errors import TIE_SHARE
 from memo.estimate.verdict import TIGHT_BYTES, Verdict
@@ -234,7 +235,7 @@ def cells(
 
 
 def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
-    """What the = behind ranks and the errors of speeds say."""
+    """What the = behind ranks says, and the errors of speeds and of memory."""
     ties = plan.ties()
     best = "the best" if plan.trial is None else "the fastest that surely fits"
     lines = [f"= as good as {best}: less than {TIE_SHARE:.0%} slower, which nobody can foresee"] if ties[1:] else []
@@ -244,7 +245,7 @@ def errors(plan: Plan, shown: Sequence[Choice]) -> list[str]:
         lines.append(
             f"tight: less than {TIGHT_BYTES / GIB:g} GiB more than foreseen of what torch does not see, and it fails"
         )
-    return lines + sorted({str(speed_error(plan.question, choice)) for choice in shown})
+    return [*lines, *sorted({str(speed_error(plan.question, choice)) for choice in shown}), str(FULL_SIZE)]
 
 
 def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:

@@ -22,6 +22,7 @@ from memo.config.derived import data_parallel_size, layers_per_chunk, num_positi
 from memo.spec.parameters import end_weights, shape_of_run
 from memo.spec.shapes import shape_of
 from memo.spec.weights import Replicated, Weight
+from memo.units import round_up
 
 ALIGNMENT = 64
 """Elements: every parameter starts at a multiple of 128 bytes in bf16, as tensor-core GEMMs like it."""
@@ -173,12 +174,8 @@ def _unit(buckets: Sequence[BucketPlan]) -> Unit:
 def _end(slots: list[Slot]) -> int:
     if not slots:
         return 0
-    return _round_up(slots[-1].offset + slots[-1].numel, ALIGNMENT)
+    return round_up(slots[-1].offset + slots[-1].numel, ALIGNMENT)
 
 
 def _close(slots: list[Slot], num_shards: int, replicated: Replicated) -> BucketPlan:
-    return BucketPlan(tuple(slots), _round_up(_end(slots), ALIGNMENT * num_shards), num_shards, replicated)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+    return BucketPlan(tuple(slots), round_up(_end(slots), ALIGNMENT * num_shards), num_shards, replicated)

@@ -5,6 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import full_size
 import pytest
 import report
 import rows
@@ -12,7 +13,8 @@ import run_all
 from scales import FULL, SMOKE, parser, resolve
 from table3_end_to_end import fit_ideal, ratios
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
 SET = [*run_all.SCRIPTS, "run_all", "report", "all_on_gpu", "swap_convergence", "measure", "fsdp2"]
 
 
@@ -93,3 +95,7 @@ def test_devices_are_called_emulated_where_they_are(tmp_path: Path, monkeypatch:
 
 def test_the_page_is_that_of_the_results() -> None:
     assert report.PAGE.read_text(encoding="utf-8") == report.page(), "run `python benchmarks/report.py`"
+
+
+def test_the_page_on_memory_has_the_rows_at_full_size() -> None:
+    assert full_size.table(rows.read("full_size")) in (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")

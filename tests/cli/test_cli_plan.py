@@ -16,6 +16,7 @@ from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.errors import ConfigError
 from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.memory_errors import FULL_SIZE
 from memo.search.ranking import Plan
 
 Capture = pytest.CaptureFixture[str]
@@ -75,11 +76,9 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2=", "3="]
     assert lines[6].startswith("= as good as the fastest that surely fits: less than 5% slower")
-    assert (
-        lines[7].startswith("±%: by the seconds of each part, attention 3% (30 published steps of MEMO")
-        and not lines[8]
-    )
-    del lines[6:8]
+    assert lines[7].startswith("±%: by the seconds of each part, attention 3% (30 published steps of MEMO")
+    assert lines[8:10] == [str(FULL_SIZE), ""]
+    del lines[6:9]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
     risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 36.44 GiB needed, 36.18 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("; the first step tells")

@@ -4,7 +4,8 @@ import pytest
 from capacity import gpu_bytes_for
 
 from memo.estimate.calibration import FITS_SHARE, OOM_SHARE, USABLE_SHARE
-from memo.estimate.own_memory import ALLOCATED_ERROR, LOST_PAGES_BYTES
+from memo.estimate.memory_errors import FULL_SIZE
+from memo.estimate.own_memory import LOST_PAGES_BYTES
 from memo.estimate.unseen_memory import NOTHING, Unseen
 from memo.estimate.verdict import TIGHT_BYTES, Capacity, Verdict, judge, room_for_unseen
 from memo.units import GIB
@@ -15,7 +16,7 @@ HOST = 1e12
 def test_memo_fits_up_to_what_torch_reports_less_lost_pages_and_the_error_of_the_count() -> None:
     capacity = Capacity(gpu_bytes_for(70 * GIB), HOST)
     assert capacity.sure_gpu_bytes == pytest.approx(70 * GIB)
-    assert capacity.usable_gpu_bytes == pytest.approx((1 + ALLOCATED_ERROR) * 70 * GIB + LOST_PAGES_BYTES)
+    assert capacity.usable_gpu_bytes == pytest.approx((1 + FULL_SIZE.share) * 70 * GIB + LOST_PAGES_BYTES)
     assert judge(70 * GIB - 1, 0, capacity) == Verdict.FITS
     assert judge(70 * GIB + 1, 0, capacity) == Verdict.UNSURE
     assert judge(capacity.most_gpu_bytes + 1, 0, capacity) == Verdict.OOM

@@ -163,7 +163,7 @@ def test_memory_of_a_choice_is_that_of_its_placement() -> None:
 
 def test_memory_of_a_choice_is_that_of_the_worst_stage() -> None:
     """With few layers a stage that is the second one, which also receives and sends."""
-    question, layout = ask("llama-3.1-8b", 8, seq_len=131072, gpu_memory_gib=40), Layout(pp=8)
+    question, layout = ask("llama-3.1-8b", 8, seq_len=131072, gpu_memory_gib=36), Layout(pp=8)
     strategy = next(iter(strategies(question, layout)))
     found = placed(question, layout, strategy)
     assert found is not None and found.strategy.placement is not None

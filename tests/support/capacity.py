@@ -1,11 +1,12 @@
 """GPUs of just so much memory that so many bytes surely fit."""
 
 from memo.estimate.hardware import DRIVER_GIB, DRIVER_SHARE
-from memo.estimate.own_memory import ALLOCATED_ERROR, LOST_PAGES_BYTES
+from memo.estimate.memory_errors import FULL_SIZE
+from memo.estimate.own_memory import LOST_PAGES_BYTES
 from memo.units import GIB
 
 
 def gpu_bytes_for(sure_bytes: float) -> float:
     """What the driver reports of a GPU on which so many bytes of a rank of memo, and no more, surely fit."""
-    usable_bytes = (1.0 + ALLOCATED_ERROR) * sure_bytes + LOST_PAGES_BYTES
+    usable_bytes = (1.0 + FULL_SIZE.share) * sure_bytes + LOST_PAGES_BYTES
     return (usable_bytes + DRIVER_GIB * GIB) / (1.0 - DRIVER_SHARE)

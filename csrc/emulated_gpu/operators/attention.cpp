@@ -113,6 +113,17 @@ Stack cudnn_backward_results(const Arguments& arguments) {
           at::empty_like(arguments.tensor("value"))};
 }
 
+// The workspace of the backward graph, which run_cudnn_SDP_bprop (ATen/native/cudnn/MHA.cpp) asks the caching allocator
+// for. The sizes and their sources are those of memo/spec/attention_workspace.py; a test compares the two.
+int64_t cudnn_backward_workspace_bytes(const Arguments& arguments) {
+  const Tensor q = arguments.tensor("query"), k = arguments.tensor("key");
+  if (q.numel() == 0 || k.numel() == 0) return 0;
+  const int64_t rows = q.size(0) * q.size(1) * q.size(2);
+  const int64_t dq_and_sums = rows * (q.size(3) + 1) * 4;
+  const int64_t dk_of_all_heads = q.size(0) * q.size(1) * k.size(2) * k.size(3) * k.itemsize();
+  return dq_and_sums + (q.size(1) == k.size(1) ? 0 : 2 * dk_of_all_heads);
+}
+
 // ---- [b, s, n, d], or packed documents [t, n, d] with their boundaries; log-sum-exp [b, n, s] or [n, t]
 
 Tensor heads_first(const Tensor& tokens) { return tokens.transpose(1, 2); }
@@ -216,6 +227,13 @@ const std::map<std::string, MakeResults>& attention_results() {
       {"aten::_scaled_dot_product_cudnn_attention_backward", cudnn_backward_results},
   };
   return results;
+}
+
+const std::map<std::string, ScratchBytes>& attention_scratch_bytes() {
+  static const std::map<std::string, ScratchBytes> bytes = {
+      {"aten::_scaled_dot_product_cudnn_attention_backward", cudnn_backward_workspace_bytes},
+  };
+  return bytes;
 }
 
 }  // namespace emulated

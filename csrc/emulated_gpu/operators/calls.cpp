@@ -39,6 +39,16 @@ bool has_numbers(const at::Tensor& tensor) {
   return !tensor.has_storage() || emulated_has_numbers(tensor.storage().nbytes()) != 0;
 }
 
+// Asked for on the current stream, which is the call's.
+void take_scratch(const Operator& op, Call& call) {
+  const int64_t num_bytes = op.scratch_bytes(Arguments(op.schema(), call.arguments));
+  if (num_bytes == 0) return;
+  call.scratch = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(num_bytes));
+  if (emulated_checks_races()) {
+    call.access.writes.push_back(bytes_at(call.scratch.get(), static_cast<size_t>(num_bytes)));
+  }
+}
+
 bool have_numbers(const Stack& values) {
   bool all = true;
   for (const c10::IValue& value : values) each_tensor(value, [&all](const at::Tensor& t) { all &= has_numbers(t); });
@@ -110,6 +120,7 @@ Call begin_call(const Operator& op, c10::DispatchKeySet keys, Stack* stack) {
   check_reach(op, call.results);
   call.stream = current_stream(call.arguments, call.results);
   append_accesses(op, call);
+  if (op.scratch_bytes) take_scratch(op, call);
   call.load = load_of(op, call.arguments, call.results);
   call.has_numbers = have_numbers(call.arguments) && have_numbers(call.results);
   if (!call.has_numbers) return call;

@@ -43,6 +43,9 @@ using Numbers = std::function<Stack(const Arguments&)>;
 // Instead of host code that cannot run here: results on the device whose content the closure computes.
 using MakeResults = std::function<Stack(const Arguments&)>;
 
+// Bytes that such host code asks the caching allocator for besides results; they are given back once the call is queued.
+using ScratchBytes = std::function<int64_t(const Arguments&)>;
+
 struct Operator {
   c10::OperatorHandle handle;
   c10::SafeKernelFunction real;  // the CUDA kernel that ours stands in front of
@@ -50,6 +53,7 @@ struct Operator {
   std::vector<bool> is_written;  // by argument
   Numbers numbers;               // empty: the operator's CPU kernel
   MakeResults make_results;      // empty: the real host code
+  ScratchBytes scratch_bytes;    // empty: none, or the real host code asks
   bool reads_data = false;       // the shape of its results, or its result, is in the data: the host has to wait
   bool is_random = false;
   bool may_index_in_32_bits = false;
@@ -86,6 +90,7 @@ bool is_overwritten(const Operator& op, size_t argument);
 struct Call {
   Stack arguments;
   Stack results;
+  c10::DataPtr scratch;
   Stack on_cpu;  // arguments for the closure, if it has numbers
   void* stream;
   Access access;
@@ -120,6 +125,7 @@ void observe_the_host();
 // By operator name.
 const std::map<std::string, Numbers>& attention_numbers();
 const std::map<std::string, MakeResults>& attention_results();
+const std::map<std::string, ScratchBytes>& attention_scratch_bytes();
 const std::map<std::string, Numbers>& norm_numbers();
 const std::map<std::string, Numbers>& product_numbers();
 

@@ -7,8 +7,6 @@
 // next user's would; a kernel on another stream that nobody told of (record_stream) races with it, as with a next user.
 // Blocks of an allocator that replaces torch's are not in the trace: what it hands out is poisoned by torch.empty alone,
 // what it takes back is not before it is handed out again.
-#include <c10/cuda/CUDACachingAllocator.h>
-
 #include <cstring>
 #include <mutex>
 

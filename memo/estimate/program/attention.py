@@ -1,4 +1,4 @@
-"""Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context, and torch's flash kernel.
+"""Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context, and the kernels it calls.
 
 q, k and v belong to the caller. Each sequence is taken as one document; shorter ones only make the blocks smaller.
 """
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
+from memo.spec.attention_workspace import AttentionCall, backward_workspace
 from memo.spec.reach import most_tokens, parts
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
@@ -351,15 +352,33 @@ def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, B
 
 
 def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
-    """dq, dk and dv. The kernel copies a strided output gradient: with several sequences, or after an all-to-all."""
+    """dq, dk and dv. GPUs get the log-sum-exp of some of the queries as a copy."""
+    is_part = z.on_cuda and z.heads > 1 and call.queries < z.tokens
+    lse = ledger.make("lse", _lse_bytes(z, call.queries) if is_part else 0)
+    copies = ledger.make("copied for attention", _copied_bytes(z, call))
     grads = [ledger.make("dq", call.queries * z.q * z.narrow)]
     grads += [ledger.make(name, call.keys * z.kv * z.narrow) for name in ("dk", "dv")]
-    copied = z.batch > 1 or z.a2a > 1
-    copy = ledger.make("output gradient", grads[0].num_bytes) if copied else None
-    queries, keys = _block(z, call)
-    _pulse_scratch(ledger, z, queries * (2 * keys + 1), 2 * queries * keys)
-    ledger.free(copy)
+    if z.on_cuda:
+        sizes = (z.heads, z.kv_heads, z.head_dim, z.narrow)
+        kernel_call = AttentionCall(z.batch, call.queries // z.batch, call.keys // z.batch, *sizes)
+        ledger.pulse(*backward_workspace(z.attention, kernel_call, z.deterministic).items())
+    else:
+        queries, keys = _block(z, call)
+        _pulse_scratch(ledger, z, queries * (2 * keys + 1), 2 * queries * keys)
+    ledger.free(copies, lse)
     return grads
+
+
+def _copied_bytes(z: LayerSizes, call: Call) -> int:
+    """What a kernel copies because it is strided: with several sequences, or after an all-to-all.
+
+    The CPU's copies the output's gradient, FlashAttention in torch the output too; what is given to transformer_engine
+    is all copied.
+    """
+    of_queries, of_keys = (tokens * width * z.narrow for tokens, width in ((call.queries, z.q), (call.keys, z.kv)))
+    if z.attention == "te":
+        return 3 * of_queries + 2 * of_keys
+    return {"cpu": 1, "flash": 2}.get(z.attention, 0) * of_queries if z.batch > 1 or z.a2a > 1 else 0
 
 
 def _block(z: LayerSizes, call: Call) -> tuple[int, int]:

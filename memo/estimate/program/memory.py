@@ -12,7 +12,7 @@ scratch memory of matrix products in bf16 and fp16 depends on the CPU (memo.esti
 only if the caller can measure it. On GPUs cuBLAS has one workspace for the whole run.
 
 Known error: at most 0.5 % above the measured peak and 0.1 % below in the runs of benchmarks/memory_accuracy.py (CPU,
-torch 2.13, gloo), within 0.3 % in those of benchmarks/full_size.py (CUDA, on the emulated GPU, NCCL, kernels of torch).
+torch 2.13, gloo), and on GPUs that of memo.estimate.memory_errors (on the emulated GPU, NCCL, kernels of torch).
 Sequences are taken as one document each.
 """
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from memo.config import RunConfig
+from memo.config.attention_kernels import backend_by_capability
 from memo.config.derived import (
     rank_tokens,
     resolved_a2a_size,
@@ -33,6 +34,8 @@ class LayerSizes(NamedTuple):
         heads, kv_heads, head_dim: heads of this tp rank and their width.
         fc1, ffn: width of fc1's output (gate and up if gated), and of the activation.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
+        attention: the kernels of attention, one of --attention-backend but auto.
+        deterministic: whether the gradients of attention have the same bits each time.
         threads: CPU threads of one rank; each has scratch memory in attention.
         tiles: tiles of tokens under a swap plan, else 1.
         sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
@@ -64,6 +67,8 @@ class LayerSizes(NamedTuple):
     ring_rank: int
     a2a: int
     gathers_kv: bool
+    attention: str
+    deterministic: bool
     threads: int
     tiles: int
     sections: int
@@ -118,7 +123,10 @@ class LayerSizes(NamedTuple):
 
 
 def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratch = uncounted) -> LayerSizes:
-    """The sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring)."""
+    """The sizes of the rank at place `ring_rank` of its ring of K/V (0 if there is no ring).
+
+    --attention-backend auto counts as what it takes on GPUs of compute capability 9.0 and above.
+    """
     model, parallel = config.model, config.parallel
     device = "cuda" if config.hardware.device == "cuda" else "cpu"
     narrow, wide = element_bytes(resolved_dtype(config, device))
@@ -145,6 +153,8 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         ring_rank=ring_rank,
         a2a=a2a,
         gathers_kv=parallel.cp_comm_type == "all_gather",
+        attention=_attention(config, device),
+        deterministic=config.hardware.deterministic,
         threads=threads,
         tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,
         sections=resolved_sections(config) if config.memory.sweeps else 0,
@@ -154,3 +164,10 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         on_cuda=device == "cuda",
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,
     )
+
+
+def _attention(config: RunConfig, device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    wanted = config.hardware.attention_backend
+    return backend_by_capability(90, config.hardware.deterministic) if wanted == "auto" else wanted

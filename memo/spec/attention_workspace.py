@@ -1,0 +1,73 @@
+"""Device memory that a kernel of attention asks torch's allocator for while its backward runs, beside the results.
+
+All kernels sum dq in fp32 and keep the sums of the softmax's gradient, one a row of queries. Where query heads share
+keys and values (n > n_kv), they add what each query head gives to dk and dv. Forwards ask for nothing of this size.
+
+    cudnn, te     what torch or transformer_engine allocates for cuDNN's graph. dq and the sums are tensors of NVIDIA's
+                  cudnn-frontend (include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, version 1.23;
+                  pytorch's ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop, allocates them). dk and dv of all query
+                  heads are tensors of the same graph, in q's dtype, whose memory belongs to cuDNN's engine. No source
+                  states how much that is. The size here is that of the tensors, and of the open kernels that replace
+                  the engine on some GPUs (pull request 557 of cudnn-frontend)
+    flash,        FlashAttention 2, in torch and as a package: csrc/flash_attn/flash_api.cpp, mha_bwd. dk and dv are of
+    flash_attn    all query heads, in q's dtype
+    flash_attn_3, hopper/flash_api.cpp, mha_bwd, and flash_attn/cute/interface.py, _flash_attn_bwd. The log-sum-exp is
+    flash_attn_4  rescaled into a second tensor of sums; dk and dv are summed in fp32 for each key/value head
+
+FlashAttention's kernels round rows up to their blocks, of at most 128 rows, and head dims up to what they are compiled
+for. None of this was measured on a GPU. FlashAttention's semaphores (an integer a block) are not counted.
+
+A deterministic backward of FlashAttention 2 sums dq in as many parts as keep the GPU full, and holds them all: as often
+as multiprocessors divide by sequences and heads, rounded up (flash_api.cpp, the same function).
+"""
+
+from typing import NamedTuple
+
+from memo.config.attention_kernels import FLASH_2
+from memo.units import round_up
+
+_FP32 = 4
+_BLOCK_ROWS = 128
+_FLASH_3_HEAD_DIMS = (64, 96, 128, 192, 256)
+_MULTIPROCESSORS = 148
+"""Of the GPUs that memo knows B200 has most; an H100 has 132."""
+
+
+class AttentionCall(NamedTuple):
+    """One call of a kernel: numbers of sequences, of queries and keys of each, of heads, and bytes of an element."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    element_bytes: int
+
+
+def backward_workspace(backend: str, call: AttentionCall, deterministic: bool = False) -> dict[str, int]:
+    """Bytes by name that live at once during the backward of a CUDA backend; one request or several."""
+    rows, head_dim, sums = call.queries, call.head_dim, 1
+    if backend not in ("cudnn", "te"):
+        rows, head_dim = round_up(rows, _BLOCK_ROWS), _compiled_head_dim(backend, head_dim)
+    if backend in ("flash_attn_3", "flash_attn_4"):
+        sums = 2
+    of_queries = call.batch * call.heads * rows * _FP32
+    parts = -(-_MULTIPROCESSORS // (call.batch * call.heads)) if deterministic and backend in FLASH_2 else 1
+    workspace = {"fp32 dq": parts * of_queries * head_dim, "attention sums": sums * of_queries}
+    if call.heads > call.kv_heads:
+        workspace["dk and dv to add up"] = 2 * _shared_keys_bytes(backend, call, head_dim)
+    return workspace
+
+
+def _shared_keys_bytes(backend: str, call: AttentionCall, head_dim: int) -> int:
+    """Of dk or of dv, before what query heads give is added up."""
+    if backend in ("flash_attn_3", "flash_attn_4"):
+        return call.batch * call.kv_heads * round_up(call.keys, _BLOCK_ROWS) * head_dim * _FP32
+    return call.batch * call.heads * call.keys * call.head_dim * call.element_bytes
+
+
+def _compiled_head_dim(backend: str, head_dim: int) -> int:
+    if backend == "flash_attn_3":
+        return next((compiled for compiled in _FLASH_3_HEAD_DIMS if compiled >= head_dim), head_dim)
+    return round_up(head_dim, 64 if head_dim > 128 and backend != "flash_attn_4" else 32)
