@@ -14,7 +14,6 @@ import timed_accuracy
 from page_measured import is_of_published_table
 from page_tables import markdown
 from scaled_node import NODE, NODE_HIDDEN
-from scaled_steps import IDEALS
 from simulator_accuracy import GOLDEN
 
 from memo.estimate.time_errors import TIE_SHARE
@@ -42,6 +41,11 @@ def longest(way: str) -> int:
     """Tokens that a way trains in the device memory of benchmarks/scaled_longest.py."""
     found: int = {row["way"]: row["seq_length"] for row in rows.read("scaled_longest")}[way]
     return found
+
+
+def reach_over(way: str) -> Callable[[], str]:
+    """How many times the tokens of a way swept layers train there."""
+    return lambda: f"{longest('memo-swept') / longest(way):.1f}"
 
 
 def quarter_million(way: str) -> Row:
@@ -76,17 +80,6 @@ def span(values: Iterable[float], form: str = ".2f") -> str:
 def over(way: str, least: int = LONG_OVER_HIDDEN) -> str:
     """memo's speed over a way's: the least and the most over the lengths."""
     return span(row[way] for row in long_lengths() if row["length_over_hidden"] >= least)
-
-
-def over_rivals() -> str:
-    """memo's speed over the quickest other way that fits in half of the ideal's memory at that length."""
-    fits = {
-        (row["length_over_hidden"], row["way"]) for row in in_half() if row["mark"] is None and row["way"] not in IDEALS
-    }
-    return span(
-        min(row[way] for way in row if (row["length_over_hidden"], way) in fits and not way.startswith("memo"))
-        for row in long_lengths()
-    )
 
 
 def scaled_tokens() -> str:
@@ -256,10 +249,13 @@ def b200_memory(name: str, digits: int = 1) -> tuple[str, str]:
 
 _SWEPT_ON_DISK = "swept, records on a disk"
 FIGURES: dict[str, Callable[[], str]] = {
-    "reach_ratio": lambda: f"{longest('memo-swept') / longest('full-recompute'):.1f}",
+    "reach_over_alst": reach_over("alst"),
+    "reach_over_recompute": reach_over("full-recompute"),
+    "reach_over_whole": reach_over("whole-layers-recompute"),
     "reach_memo": lambda: f"{longest('memo-swept'):,}",
+    "reach_alst": lambda: f"{longest('alst'):,}",
     "reach_recompute": lambda: f"{longest('full-recompute'):,}",
-    "reach_offload": lambda: f"{longest('layer-input-offload'):,}",
+    "reach_whole": lambda: f"{longest('whole-layers-recompute'):,}",
     "reach_layers": lambda: str(rows.read("scaled_longest")[0]["layers"]),
     "reach_mib": lambda: f"{rows.read('scaled_longest')[0]['device_bytes'] / 2**20:.0f}",
     "cpu_memory_worst": lambda: upward(max(map(abs, cpu_memory())), 2),
@@ -273,8 +269,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quarter_host_mib": lambda: f"{quarter_million('swept')['host_records_bytes'] / 2**20:.0f}",
     "quarter_disk_mib": lambda: f"{quarter_million(_SWEPT_ON_DISK)['host_records_bytes'] / 2**20:.0f}",
     "scaled_over_recompute": lambda: over("full-recompute"),
-    "scaled_over_offload": lambda: over("layer-input-offload"),
-    "scaled_over_quickest": over_rivals,
+    "scaled_over_alst": lambda: over("alst"),
     "scaled_of_ideal": lambda: over("ideal", 2 * LONG_OVER_HIDDEN),
     "scaled_tokens": scaled_tokens,
     "scaled_stand_for": scaled_stand_for,

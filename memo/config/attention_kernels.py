@@ -30,7 +30,7 @@ it: flash-attn says slightly more, and gives no figure."""
 
 
 def backend_by_capability(capability: int, deterministic: bool = False) -> Literal["cudnn", "flash"]:
-    """The kernels of --attention-backend auto on a GPU of that compute capability (times ten), if none were measured."""
+    """The kernels of --attention-backend auto at a compute capability (times ten), if none were measured there."""
     return "cudnn" if capability >= FIRST_BEYOND_FLASH_2 and not deterministic else "flash"
 
 
