@@ -29,7 +29,7 @@ from memo.units import GIB
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 GPUS_PER_NODE = 8
-PAPER_CAPACITY = Capacity(80 * GIB, 2e12)
+PAPER_CAPACITY = Capacity(80 * GIB, 2e12, "megatron-lm")  # whose layers the paper's system has
 """Of one A800, and "2 TB" of a node."""
 WORDS = {Verdict.FITS: "ok", Verdict.UNSURE: "unsure", Verdict.OOM: "oom", Verdict.OOHM: "oohm"}
 
@@ -88,7 +88,7 @@ class Mark:
         shape, machine = shape_of(config.model, self.model, config.data.seq_length), HARDWARE["a800-80"]
         gpu = Account("memo", shape, self.gpus).worst(config, self.alpha).total
         host = 0 if self.alpha is None else node_host_bytes(config, self.gpus, GPUS_PER_NODE, self.alpha)
-        return judge(gpu, host, Capacity(machine.memory_bytes, machine.host_memory_bytes)), gpu, host
+        return judge(gpu, host, Capacity(machine.memory_gib * GIB, machine.host_memory_bytes)), gpu, host
 
     @property
     def explanation(self) -> str:

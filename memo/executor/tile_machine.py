@@ -191,15 +191,15 @@ class LayerOnTiles(nn.Module):
     def recomputations(self, kept: dict[str, Tensor], tile: Tile, context: Context) -> dict[str, Callable[[], object]]:
         """By group, what backward does for a tile only because nothing of the group has moved; to be called after a
         forward."""
-        works: dict[str, Callable[[], object]] = {"qkv": lambda: self.compute_qkv(kept, tile, context)}
         after, replayed = self.kind.after, {n for op in self.kind.after if op.replays for n in op.makes}
+        taken = {name for op in after for name in (op.reads if op.replays else op.needs)}
         everything = rebuilt(after, ())
-        for operation in after:
-            for name in operation.makes:
-                again = everything - rebuilt(after, (name,))
-                if again:
-                    steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset())
-                    works[name] = partial(self._run_alone, steps, kept, tile, context, replayed)
+        works: dict[str, Callable[[], object]] = {"qkv": lambda: self.compute_qkv(kept, tile, context)}
+        for name in (name for op in after for name in op.makes if name in taken):
+            again = everything - rebuilt(after, (name,))
+            if again:
+                steps = forward(tuple(op for op in after if op in again), frozenset({name}), frozenset())
+                works[name] = partial(self._run_alone, steps, kept, tile, context, replayed)
         return works
 
     def _run_alone(
@@ -294,7 +294,7 @@ def _add(machine: TileMachine, operation: Operation, *x: Tensor) -> Made:
 
 
 def _column(machine: TileMachine, operation: Operation, x: Gathering) -> Made:
-    return (column_forward(x.wait(), machine.on.module_of[operation], machine.place(operation.makes[0])),)
+    return (column_forward(x.wait(), machine.on.module_of[operation], out=machine.place(operation.makes[0])),)
 
 
 def _row(machine: TileMachine, operation: Operation, x: Tensor) -> Made:

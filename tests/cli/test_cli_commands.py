@@ -10,6 +10,7 @@ import pytest
 from memo import __version__
 from memo.cli.main import COMMANDS, main
 from memo.data import IndexedDataset
+from memo.errors import RIGHTS
 
 
 def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -161,7 +162,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
     [
         (BrokenPipeError(32, "Broken pipe"), 3, "error: Broken pipe\n"),
         (OSError(28, "No space left on device", "runs/a"), 3, "error: runs/a: No space left on device\n"),
-        (PermissionError(13, "Permission denied", "a\nb"), 2, "error: a\\nb: Permission denied\n"),
+        (PermissionError(13, "Permission denied", "a\nb"), 2, "error: a\\nb: Permission denied: " + RIGHTS + "\n"),
     ],
 )
 def test_an_error_of_the_system_is_one_line(

@@ -80,35 +80,30 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     assert lines[8:10] == [str(FULL_SIZE), ""]
     del lines[6:9]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
-    risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 36.44 GiB needed, 36.18 GiB sure to fit"
+    risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 36.44 GiB needed, 36.04 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("; the first step tells")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
-    assert lines[11].startswith(
-        "surely fits: tp4 cp1 pp1 mbs16: --offload-alpha auto"
-    )  # a little slower, with more room
-    assert lines[15].startswith("a step takes 5.8 minutes, a billion tokens ")
+    assert lines[11].startswith("surely fits: tp4 cp1 pp2 vpp8 mbs1: keep everything on the GPU")
+    assert lines[15].startswith("a step takes 5.6 minutes, a billion tokens ")
     assert lines[16].startswith(
-        "before the first step: pinning 233 GiB of a node's host memory takes 25.9 seconds to 3.9"
+        "CUDA, NCCL and page tables, which torch does not see: 4.4 GiB of a GPU, 2.8 to 5.8 by "
     )
-    assert lines[17].startswith(
-        "CUDA, NCCL and page tables, which torch does not see: 2.7 GiB of a GPU, 1.3 to 4.0 by "
-    )
-    assert lines[17].endswith("; 3.6 GiB are left for more")
-    assert lines[18] == f"{start} {run} --data-path DATA --save RUN"
+    assert lines[16].endswith("; 2.9 GiB are left for more")
+    assert lines[17] == f"{start} {run} --data-path DATA --save RUN"
     assert not any(line.startswith("best:") for line in lines)
     others = lines[lines.index("would be faster, but may not fit:") + 2 : -2]
     assert len(others) == 2 and "tp4 cp2 pp1 mbs2 p2p" in others[0]  # not what is to be tried first, again
     assert "# It may not fit: GPU memory: " in first.read_text() and "may not fit" not in run.read_text()
     runs = [parse_run(["--config", str(file)], prog="memo train") for file in (first, run)]
-    assert [run.training.micro_batch_size for run in runs] == [1, 16]
+    assert [run.parallel.pp for run in runs] == [1, 2]
 
 
 def test_json_of_what_to_try_first(capsys: Capture) -> None:
     found = json.loads(printed([*EDGE, "--top", "2", "--json"], capsys))
     assert found["trial"]["verdict"] == "unsure" and found["trial"] == found["unsure"][0]
     assert found["choices"][0]["verdict"] == "fits"
-    assert " --tp 4 --offload-alpha off " in found["trial_command"] and " --mbs 16 " in found["command"]
+    assert " --tp 4 --offload-alpha off " in found["trial_command"] and " --pp 2 " in found["command"]
     without = json.loads(printed([*LONG, "--json", "--top", "3"], capsys))
     assert without["trial"] is without["trial_command"] is None
 
@@ -153,7 +148,7 @@ def test_json(capsys: Capture) -> None:
     assert sum(best["seconds"].values()) == pytest.approx(best["step_time_s"])
     assert 1 <= found["ties"] <= 3
     assert best["tgs_error_percent"] == pytest.approx(sum(best["tgs_error_parts_percent"].values()))
-    assert 4 < best["tgs_error_percent"] < 7
+    assert 3 < best["tgs_error_percent"] < 7
     assert best["tgs"] == pytest.approx(262144 * 16 / 8 / best["step_time_s"])
     assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
 

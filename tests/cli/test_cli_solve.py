@@ -76,8 +76,11 @@ def test_capacity_that_is_not_met_ends_with_status_3_and_the_best(
     assert message == "--capacity is 49 bytes, the peak 50 and the lower bound 50: no plan fits: give more\n"
 
 
-def test_capacity_that_may_yet_be_met(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At most 6 live at once, and a plan with 7 is what the greedy orders find."""
+def test_capacity_that_may_yet_be_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 6 live at once, and a plan with 7 is what the greedy orders find; the MIP is not asked."""
+    monkeypatch.setattr("memo.planner.memory.solve._MAX_MIP_PAIRS", 0)
     shapes = ["0,1,3", "0,2,3", "1,3,1", "2,3,1", "1,4,2", "2,4,2", "4,5,1", "3,6,2", "4,6,3", "5,6,1"]
     path = tmp_path / "holed.csv"
     path.write_text("lower,upper,size,id\n" + "".join(f"{shape},{i}\n" for i, shape in enumerate(shapes)))

@@ -12,11 +12,10 @@ from memo.estimate.program.attention import attention_backward
 from memo.estimate.program.ledger import Ledger
 from memo.estimate.program.passes import layer_passes
 from memo.estimate.program.sizes import LayerSizes, layer_sizes
-from memo.estimate.program.tiles import kept_groups
+from memo.estimate.program.tiles import kept_values
 from memo.search.estimating import run_config
 from memo.search.question import ask
 from memo.spec.attention_workspace import AttentionCall, backward_workspace
-from memo.spec.slots import slot_dims
 
 TOKENS = 4096
 
@@ -71,9 +70,8 @@ def test_what_is_strided_after_an_exchange_of_heads_is_copied(backend: str, copi
 def test_a_sweep_takes_the_workspace_of_a_tile() -> None:
     whole = tiny()
     swept = tiny(recompute_granularity="none", offload_alpha=0.0, offload_granularity="tile", offload_tiles=16)
-    groups = kept_groups(0.0, slot_dims(swept).tiles)
     sums = []
-    for config, kept in ((whole, None), (swept, groups)):
+    for config, kept in ((whole, None), (swept, kept_values(swept, 0.0))):
         z = sizes(config)
         alive = layer_passes(config, z, kept).backward.peak.alive
         sums.append(alive["fp32 dq"])

@@ -242,5 +242,5 @@ def test_at_most_six_fitted_numbers() -> None:
     ],
 )
 def test_borders(gpu: float, host: float, verdict: Verdict) -> None:
-    capacity = Capacity(80 * GIB, 1000 * GIB)
+    capacity = Capacity(80 * GIB, 1000 * GIB, "megatron-lm")
     assert judge(gpu * USABLE_SHARE * capacity.gpu_bytes, host * capacity.host_bytes, capacity) == verdict

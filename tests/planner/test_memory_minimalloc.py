@@ -48,7 +48,7 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"none\.csv: the file does not exist"):
         read_csv(tmp_path / "none.csv")
     (tmp_path / "image.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArtifactError, match="is no CSV"):
+    with pytest.raises(ArtifactError, match="is not text in UTF-8"):
         read_csv(tmp_path / "image.csv")
     with pytest.raises(ArtifactError, match="give a path that can be written"):
         write_csv(tmp_path, Problem(()), Solution({}, 0, 0, "optimal", "hand"))

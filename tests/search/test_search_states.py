@@ -194,7 +194,7 @@ def test_always_places_only_where_that_is_faster() -> None:
 
 def test_breadth_first_is_chosen_where_it_saves_copies() -> None:
     """Seven microbatches of one sequence: depth first copies weights and gradients that stream seven times."""
-    question = ask("llama-3.1-8b", 1, seq_len=2048, global_batch_size=7, hardware="a100-40")
+    question = ask("llama-3.1-8b", 1, seq_len=2048, global_batch_size=7, hardware="a100-40", host_memory_gib=512)
     best = search(question).best
     assert best is not None and best.strategy.order == "breadth_first" and best.sized.verdict == "fits"
     depth_first = [way for way in strategies(question, best.layout) if way.order == "depth_first"]
