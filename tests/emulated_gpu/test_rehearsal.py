@@ -64,8 +64,9 @@ def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: p
     expected = json.loads(done.stdout.splitlines()[-1])
     steady = found["steady"]
     assert steady["allocated_bytes"] == expected["allocated_bytes"] > 8 * MIB
-    # Measuring a layer, which a rehearsal does not, leaves other blocks in torch's allocator of the device.
-    assert steady["reserved_bytes"] == pytest.approx(expected["reserved_bytes"], abs=8 * MIB)
+    # Measuring a layer, which a rehearsal does not, leaves up to one more of the blocks of 20 MiB that torch takes for
+    # tensors of 1 to 10 MiB.
+    assert steady["reserved_bytes"] == pytest.approx(expected["reserved_bytes"], abs=20 * MIB)
     assert steady["reserved_bytes"] >= steady["allocated_bytes"]
     assert expected["pinned_bytes"] == steady["pinned_bytes"]
     assert steady["times"]["step_time_s"] == pytest.approx(expected["step_time_s"], rel=1e-3)
@@ -82,9 +83,9 @@ def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("flags", "verdict", "says"),
     [
-        ("--offload-alpha off --gpu-memory-gib 2", "fits", ""),
-        ("--offload-alpha off --gpu-memory-gib 1.1", "oom", "What helps: "),
-        ("--offload-alpha off --gpu-memory-gib 1.02", "oom", "out of memory before the first step"),
+        ("--offload-alpha off --gpu-memory-gib 3", "fits", ""),
+        ("--offload-alpha off --gpu-memory-gib 2.45", "oom", "What helps: "),
+        ("--offload-alpha off --gpu-memory-gib 2", "oom", "out of memory before the first step"),
         ("--offload-alpha 1 --host-memory-gib 2", "fits", ""),
         ("--offload-alpha 1 --host-memory-gib 0.002", "oohm", "available are "),
     ],
