@@ -83,7 +83,7 @@ def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("flags", "verdict", "says"),
     [
-        ("--offload-alpha off --gpu-memory-gib 3", "fits", ""),
+        ("--offload-alpha off --gpu-memory-gib 4", "fits", ""),
         ("--offload-alpha off --gpu-memory-gib 2.45", "oom", "What helps: "),
         ("--offload-alpha off --gpu-memory-gib 2", "oom", "out of memory before the first step"),
         ("--offload-alpha 1 --host-memory-gib 2", "fits", ""),
