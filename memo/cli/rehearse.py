@@ -79,7 +79,7 @@ def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
     find_torch()
     _check_folder(options.trace_out)
     ranks_per_node = run.hardware.local_ranks(run.gpus)
-    device, found = emulated_device(run.config, run.gpus, run.hardware, _full_path(options.gpu)), []
+    device, found = emulated_device(run.gpus, run.hardware, _full_path(options.gpu)), []
     for rank in ranks:
         print(f"rehearsing rank {rank} of {run.gpus}, without a GPU ...", file=sys.stderr, flush=True)
         config = as_one_rank(run.config, run.gpus, rank, ranks_per_node)

@@ -115,6 +115,10 @@ class EmulatedGpu:
         """Bytes that are allocated now, of each device that was used and, as "pinned", of the host."""
         return self._report("bytes")
 
+    def take(self, num_bytes: int) -> bool:
+        """Take memory of the current device for good, as libraries do beside torch; False where less is free."""
+        return self._runtime.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(num_bytes)) == 0
+
     @property
     def is_timed(self) -> bool:
         """Whether time is virtual, as a model of the hardware gives it."""

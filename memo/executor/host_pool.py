@@ -4,6 +4,7 @@ torch's pinned allocator rounds each block up to a power of two, which can doubl
 of our own is exact, and pinned by registering it with CUDA.
 """
 
+import math
 import mmap
 import weakref
 
@@ -14,10 +15,15 @@ from torch import Tensor
 from memo.errors import HostMemoryError
 from memo.estimate.host_memory import available_host_bytes
 from memo.executor.host_budget import REMEDIES, Contents, HostBudget, format_records
-from memo.units import format_bytes
+from memo.units import GIB, format_bytes
 
 _MAP_NORESERVE = 0x4000
 """The value on Linux for x86 and ARM; the module mmap has the constant from Python 3.13 on."""
+
+
+MOST_PINNED_BYTES = 256 * GIB
+"""The most that one call pins. Drivers from r580 on refuse 512 GiB and more in one call, though not in several
+(NVIDIA/open-gpu-kernel-modules pull 1234, vLLM issue 51080)."""
 
 
 class HostPool:
@@ -80,19 +86,30 @@ class HostPool:
         return torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
 
 
-def _pin(pool: HostPool, arena: Tensor) -> "weakref.finalize[[int], HostPool]":
-    """Register the arena with CUDA; returns a finalizer that undoes it, at the latest with the end of the pool."""
-    cudart = torch.cuda.cudart()
-    status = int(cudart.cudaHostRegister(arena.data_ptr(), arena.numel(), 0))
-    if status != 0:
-        raise HostMemoryError(
-            f"CUDA cannot pin {format_bytes(arena.numel())} of host memory (cudaHostRegister returned {status}):"
-            f" raise the limit of locked memory (ulimit -l), {pool._remedy}"
-        )
-    return weakref.finalize(pool, _unpin, arena.data_ptr())
+def _pin(pool: HostPool, arena: Tensor) -> "weakref.finalize[[list[int]], HostPool]":
+    """Register the arena with CUDA; returns a finalizer that undoes it, at the latest with the end of the pool.
+
+    Calls end between two records and between two pages: a copy must not lie in the memory of two calls, nor may two
+    calls share a page. A record that is larger than the most is pinned by one call.
+    """
+    cudart, addresses = torch.cuda.cudart(), list[int]()
+    unpin = weakref.finalize(pool, _unpin, addresses)
+    least_bytes = math.lcm(pool.record_bytes, mmap.PAGESIZE)
+    for part in arena.split(max(1, MOST_PINNED_BYTES // least_bytes) * least_bytes):
+        status = int(cudart.cudaHostRegister(part.data_ptr(), part.numel(), 0))
+        if status != 0:
+            unpin()
+            raise HostMemoryError(
+                f"CUDA cannot pin {format_bytes(arena.numel())} of host memory (cudaHostRegister returned {status}):"
+                f" raise the limit of locked memory (ulimit -l), {pool._remedy}"
+            )
+        addresses.append(part.data_ptr())
+    return unpin
 
 
-def _unpin(address: int) -> None:
+def _unpin(addresses: list[int]) -> None:
     """Synchronizes first: the last copies may still run, and CUDA does not promise that unregistering waits."""
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaHostUnregister(address)
+    if addresses:
+        torch.cuda.synchronize()
+    for address in addresses:
+        torch.cuda.cudart().cudaHostUnregister(address)

@@ -21,7 +21,7 @@ from memo.errors import HostMemoryError, PlanError, ResourceError, exit_on_error
 from memo.estimate.host_memory import total_host_bytes
 from memo.estimate.own_memory import own_memory
 from memo.estimate.rank_memory import RankMemory
-from memo.estimate.unseen_memory import links_of
+from memo.estimate.unseen_memory import communicator_memory, links_of
 from memo.mesh import local_device
 from memo.rehearsal.profile import layer_profile
 from memo.rehearsal.rehearsed import Planned, RehearsalShortage, Rehearsed, Steady, Times, Waits
@@ -69,6 +69,7 @@ class Rehearsal:
     def run(self) -> Rehearsed:
         """Run the steps; returns the result. Raises all errors but a lack of memory."""
         try:
+            self._take_communicators()
             with Trainer(config=self.config) as trainer:
                 self._read_plans(trainer)
                 self._run_steps(trainer)
@@ -84,6 +85,19 @@ class Rehearsal:
 
     def _foreseen(self, tiles: dict[str, int] | None) -> RankMemory:
         return own_memory(self.config, self.world_size, self.stage, moved=tiles, links=links_of(self.hardware))
+
+    def _take_communicators(self) -> None:
+        """Take what NCCL's communicators will hold, which a lone rank does not connect.
+
+        The run was checked before, as memo train checks it before NCCL connects ranks.
+        """
+        num_bytes = communicator_memory(self.config, self.world_size, links_of(self.hardware)).foreseen
+        free_bytes = torch.cuda.mem_get_info(self.device)[0]
+        if num_bytes and not EmulatedGpu().take(num_bytes):
+            raise ResourceError(
+                f"out of memory {self.when}: NCCL's communicators are foreseen to take {format_bytes(num_bytes)}, and "
+                f"{format_bytes(free_bytes)} are free"
+            )
 
     def _read_plans(self, trainer: Trainer) -> None:
         """Read the plans that were made before the first step."""
@@ -134,7 +148,8 @@ class Rehearsal:
             message = f"out of memory {self.when}"
             if asked is not None:
                 message += f", which asked for {format_bytes(asked)} where {format_bytes(free)} are free"
-        return RehearsalShortage("device", self.when, message, None if asked is None else max(0, asked - free))
+        missing = 0 if asked is None else asked - free  # none is missing where what is free is in pieces
+        return RehearsalShortage("device", self.when, message, missing if missing > 0 else None)
 
 
 def _prepared(config: RunConfig) -> tuple[Prepared, str | None]:

@@ -72,7 +72,8 @@ class RehearsalShortage:
     Attributes:
         memory: which memory ran out.
         when: when it did, such as "in step 1".
-        missing_bytes: the least that the failed request lacked; None if it is not known.
+        missing_bytes: the least that the failed request lacked; None if it is not known, or if enough
+            is free, but in pieces.
         message: memo's message, with what helps.
     """
 

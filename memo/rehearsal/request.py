@@ -13,7 +13,7 @@ from memo.config.run import CheckpointConfig, LoggingConfig
 from memo.config.training import TrainingConfig
 from memo.emulated_gpu.launch import Device
 from memo.estimate.hardware import Hardware
-from memo.estimate.unseen_memory import links_of, unseen_memory
+from memo.estimate.unseen_memory import CONTEXT
 from memo.units import GIB
 
 STEADY_STEPS = 2
@@ -124,17 +124,18 @@ def stand_ins(config: RunConfig) -> dict[str, object]:
     return {name: STANDS_IN[name][value] for name, value in given.items() if value in STANDS_IN[name]}
 
 
-def emulated_device(config: RunConfig, gpus: int, hardware: Hardware, timed: str) -> Device:
-    """The emulated GPU of one rank of a run, with the memory that torch would report, less what torch does not see, and
-    with the rank's part of the node's host memory. Its clock follows the machine of the name or file `timed`.
+def emulated_device(gpus: int, hardware: Hardware, timed: str) -> Device:
+    """The emulated GPU of one rank of a run, with the memory that a driver would report, less CUDA's context, and with
+    the rank's part of the node's host memory. Its clock follows the machine of the name or file `timed`.
 
-    Page tables of host memory are left out of what torch does not see, as the emulated driver does not take them.
+    The rehearsal takes what NCCL's communicators will hold once the run is checked. Page tables of host memory are not
+    taken.
     """
     return Device(
         name=hardware.driver_name,
         num_devices=1,
         memory_gib=hardware.visible_gib,
-        context_gib=unseen_memory(config, gpus, links_of(hardware)).foreseen / GIB,
+        context_gib=CONTEXT.foreseen / GIB,
         capability=hardware.capability,
         multiprocessors=hardware.multiprocessors,
         without_numbers=True,

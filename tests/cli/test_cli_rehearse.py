@@ -17,7 +17,7 @@ from memo.emulated_gpu.launch import Device
 from memo.errors import EXIT_FAILED, EXIT_REFUSED, EmulatorError
 from memo.estimate.hardware import visible_gib
 from memo.estimate.own_memory import own_memory, reserved_under_plan
-from memo.estimate.unseen_memory import unseen_memory
+from memo.estimate.unseen_memory import CONTEXT
 from memo.rehearsal import start
 from memo.rehearsal.rehearsed import Planned, RehearsalShortage, Rehearsed, Steady, Times, Waits
 from memo.rehearsal.request import RehearsalRequest
@@ -157,7 +157,7 @@ def test_the_rank_keeps_nothing_and_has_its_part_of_the_node(stage: Stage) -> No
     assert config.parallel.simulate_world == "tp=2,cp=1,pp=1,dp=4" and config.training.max_step_minutes == 7
     assert (device.memory_gib, device.host_memory_gib) == (pytest.approx(visible_gib(40)), 12.5)
     assert (device.name, device.capability) == ("NVIDIA H100 80GB HBM3", 90)
-    assert device.context_gib == unseen_memory(config, 8).foreseen / GIB
+    assert device.context_gib == CONTEXT.foreseen / GIB
     assert device.without_numbers and device.num_devices == 1 and device.timed == "h100-80"
 
 

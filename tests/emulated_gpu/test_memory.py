@@ -97,6 +97,7 @@ def test_host_memory_is_registered_once(cuda: Cuda) -> None:
     assert cuda.call("cudaHostRegister", memory, size, 0) == HOST_MEMORY_ALREADY_REGISTERED
     cuda.ok("cudaHostUnregister", memory)
     assert cuda.call("cudaHostUnregister", memory) == HOST_MEMORY_NOT_REGISTERED
+    assert cuda.call("cudaHostRegister", memory, ctypes.c_size_t(512 << 30), 0) == OUT_OF_MEMORY  # as drivers from r580
     cuda.call("cudaGetLastError")
 
 

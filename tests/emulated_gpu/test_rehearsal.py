@@ -8,7 +8,6 @@ import pytest
 from own_process import run
 
 from memo.cli.main import main
-from memo.config import RunConfig
 from memo.estimate.machines import find_hardware
 from memo.rehearsal.request import emulated_device
 from memo.rehearsal.waits import REASONS
@@ -44,7 +43,7 @@ THE_SAME_RUN = """
             "hits": planned and planned.statistics().hits,
         }))
 """
-DEVICE = emulated_device(RunConfig().override({"tp": 2}), 2, find_hardware("h100-80"), "h100-80")
+DEVICE = emulated_device(2, find_hardware("h100-80"), "h100-80")
 FLOWS = {
     "plain": ("--offload-alpha off --memory-planner off", "offload_alpha='off', memory_planner='off'"),
     "swapped": ("--offload-alpha 0.5", "offload_alpha=0.5"),
@@ -83,7 +82,7 @@ def test_what_is_told_is_what_the_run_takes(flow: str, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("flags", "verdict", "says"),
     [
-        ("--offload-alpha off --gpu-memory-gib 4", "fits", ""),
+        ("--offload-alpha off --gpu-memory-gib 3", "fits", ""),
         ("--offload-alpha off --gpu-memory-gib 2.45", "oom", "What helps: "),
         ("--offload-alpha off --gpu-memory-gib 2", "oom", "out of memory before the first step"),
         ("--offload-alpha 1 --host-memory-gib 2", "fits", ""),

@@ -105,8 +105,8 @@ def test_host_memory_can_be_pinned_and_written_beyond_what_this_machine_has(tmp_
         from memo.executor.host_pool import HostPool
         gib = 1 << 30
         print(available_host_bytes() // gib, total_host_bytes() // gib)
-        pool = HostPool(500, gib, torch.device("cuda"))
-        for index in range(0, 500, 125):
+        pool = HostPool(560, gib, torch.device("cuda"))  # more than a driver registers at once
+        for index in range(0, 560, 140):
             pool.record(index).fill_(1)
         pinned = torch.empty(16 * gib, dtype=torch.uint8, pin_memory=True)
         pinned[:: 1 << 20] = 1
@@ -121,7 +121,7 @@ def test_host_memory_can_be_pinned_and_written_beyond_what_this_machine_has(tmp_
             print("cannot pin 100.00 GiB" in str(error))
         """,
     )
-    assert printed[:3] == ["600 600", "516", "True"]
+    assert printed[:3] == ["600 600", "576", "True"]
     assert int(printed[3]) < MOST_TAKEN_KIB
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from memo.errors import HostMemoryError, ResourceError
+from memo.executor import host_pool
 from memo.executor.host_budget import HostBudget
 from memo.executor.host_pool import HostPool
 from memo.units import GIB
@@ -127,6 +128,38 @@ def test_pinned_while_it_lives(monkeypatch: pytest.MonkeyPatch, by: str) -> None
     gc.collect()
     assert cudart.registered == {} and cudart.num_unregistered == 1
     assert cudart.waits == [1]  # for copies, while it still was
+
+
+class LimitedCudart(FakeCudart):
+    """Refuses one call, the one with this number."""
+
+    def __init__(self, refused: int) -> None:
+        super().__init__(0)
+        self.refused, self.num_calls = refused, 0
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        self.num_calls += 1
+        return 2 if self.num_calls - 1 == self.refused else super().cudaHostRegister(pointer, size, flags)
+
+
+def test_calls_that_pin_are_small_and_end_between_records_and_between_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = LimitedCudart(refused=-1)
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: cudart, synchronize=lambda: None))
+    monkeypatch.setattr(host_pool, "MOST_PINNED_BYTES", 20_000)
+    pool = HostPool(21, 1536, CUDA)  # eight records of 1,536 bytes are three pages
+    starts = [pool.record(index).data_ptr() for index in (0, 8, 16)]
+    assert cudart.registered == dict(zip(starts, (8 * 1536, 8 * 1536, 5 * 1536), strict=True))
+    pool.close()
+    assert cudart.registered == {} and cudart.num_unregistered == 3
+
+
+def test_what_was_pinned_before_a_refusal_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = LimitedCudart(refused=1)
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(cudart=lambda: cudart, synchronize=lambda: None))
+    monkeypatch.setattr(host_pool, "MOST_PINNED_BYTES", 4096)
+    with pytest.raises(HostMemoryError, match=r"cannot pin 12\.00 KiB"):
+        HostPool(3, 4096, CUDA)
+    assert cudart.registered == {} and cudart.num_unregistered == 1
 
 
 def test_pinning_that_cuda_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

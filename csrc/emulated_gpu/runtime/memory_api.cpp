@@ -20,6 +20,9 @@ using namespace emulated;
 
 namespace {
 
+// Drivers from r580 on refuse to register so many bytes in one call (NVIDIA/open-gpu-kernel-modules pull 1234).
+constexpr size_t kTooManyToRegister = size_t{512} << 30;
+
 // The word that a copy has in counters and reports, by where it goes to and comes from.
 const char* copy_name(bool to_device, bool from_device) {
   if (to_device) return from_device ? "copy device to device" : "copy host to device";
@@ -160,6 +163,7 @@ EXPORTED cudaError_t cudaHostRegister(void* address, size_t num_bytes, unsigned)
   Process& p = process();
   const Lock lock(p.mutex);
   p.count("cudaHostRegister");
+  if (num_bytes >= kTooManyToRegister) return done(cudaErrorMemoryAllocation);
   if (p.memory.is_pinned_in_part(address, num_bytes)) return done(cudaErrorHostMemoryAlreadyRegistered);
   return done(p.memory.register_host(address, num_bytes) ? cudaSuccess : cudaErrorMemoryAllocation);
 }
