@@ -25,7 +25,7 @@ from simulator_accuracy import GOLDEN, with_efficiency
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.accounts import Account
 from memo.estimate.hardware import Efficiency
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import StepParts, time_error
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO, Framework

@@ -19,7 +19,7 @@ from typing import Any
 
 from memo.config import RunConfig, preset
 from memo.estimate.accounts import Account
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.rank_memory import worst_rank
 from memo.estimate.verdict import Capacity, Verdict, judge

@@ -28,7 +28,7 @@ from typing import Any
 
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.hardware import Efficiency, Hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import TIE_SHARE, StepParts, time_error
 from memo.simulate import StepPrediction, predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO, Framework

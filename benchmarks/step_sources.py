@@ -36,8 +36,7 @@ from simulator_accuracy import GOLDEN
 
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.hardware import Efficiency
-from memo.estimate.hardware_sxm import H200, HOPPER
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 
 NAME = "step_sources"
 WHOLE_LOGITS_BYTES = 30
@@ -156,10 +155,12 @@ def attention_steps() -> list[Held]:
 def with_attention(share: float) -> Efficiency:
     """Hopper's, if attention reaches this share of what cuDNN does alone at 32K tokens."""
     with (GOLDEN / "cudnn_attention.csv").open(newline="", encoding="utf-8") as file:
-        (alone,) = (row for row in csv.DictReader(file) if row["gpu"] == H200.driver_name and row["seq_len"] == "32768")
-    peak = H200.peak_tflops["bf16"]
+        rows_alone = [row for row in csv.DictReader(file) if row["seq_len"] == "32768"]
+    h200 = HARDWARE["h200"]
+    (alone,) = (row for row in rows_alone if row["gpu"] == h200.driver_name)
+    peak = h200.peak_tflops["bf16"]
     forward, backward = (share * float(alone[f"{name}_tflops"]) / peak for name in ("forward", "backward"))
-    return replace(HOPPER, attention_forward=forward, attention_backward=backward)
+    return replace(h200.efficiency, attention_forward=forward, attention_backward=backward)
 
 
 def chosen_by(runs: Sequence[Held]) -> float:
@@ -183,7 +184,7 @@ def left_out() -> list[dict[str, Any]]:
         _left_out("TRL, 1M", million, "prime-rl", with_attention(chosen_by(prime))),
         _left_out("prime-rl and TRL", [*prime, *million], "cuDNN alone", with_attention(1.0)),
         _left_out("SimuMax, B200", simumax(), "its kernels, not its steps", None),
-        _left_out("SimuMax, B200", simumax(), "nothing of B200: Hopper's", HOPPER),
+        _left_out("SimuMax, B200", simumax(), "nothing of B200: Hopper's", HARDWARE["h200"].efficiency),
     ]
     for row in rows.read("simulator_accuracy"):
         if row.get("family") and row["left_out"] == row["table"]:

@@ -28,7 +28,7 @@ import rows
 
 from memo.config import RunConfig, preset
 from memo.config.derived import SLOT_TILES, SWEPT_TOKENS, resolved_offload_tiles, resolved_slot_tiles, swept_tiles
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.search import ask, search
 from memo.simulate.predict import predict_step
 from memo.units import GIB

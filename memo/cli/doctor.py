@@ -18,7 +18,7 @@ from memo.cli import doctor_checks as checks
 from memo.cli.doctor_checks import Finding, Gpu, State
 from memo.config.command_line import parse_options
 from memo.errors import EXIT_FAILED, AllocatorError, DiskError, host_name
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.host_cpus import allowed_cpus, cpu_quota
 from memo.estimate.host_memory import available_host_bytes, total_host_bytes
 from memo.text_table import text_table

@@ -10,7 +10,7 @@ from memo.config.flag import Flag
 from memo.config.run import toml_value
 from memo.errors import ConfigError
 from memo.estimate.hardware import Efficiency, Hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.machines import named_hardware
 from memo.estimate.prices import PRICES
 from memo.text_table import text_table

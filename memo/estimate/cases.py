@@ -18,7 +18,7 @@ from memo.config.require import LARGEST
 from memo.errors import ConfigError
 from memo.estimate.disks import with_disks
 from memo.estimate.hardware import Hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.hf_config import read_hf_config
 from memo.estimate.machines import find_hardware
 from memo.estimate.node_share import part_of_node, share_text

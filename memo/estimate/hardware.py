@@ -1,8 +1,7 @@
 """Devices and their nodes: the rates that the vendor states, and the shares of them that training reaches.
 
 A `Hardware` has peaks, memory and links. Its `Efficiency` has the shares of them that training reaches, and is the only
-place with fitted times. `memo.estimate.hardware_table` lists the known machines, `memo.estimate.hardware_file` reads
-others.
+place with fitted times. `memo.estimate.hardware_files` reads the known machines, and a user's.
 """
 
 from dataclasses import dataclass

@@ -4,8 +4,7 @@ import difflib
 
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
-from memo.estimate.hardware_file import read_hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE, read_hardware
 
 DEFAULT = "a800-80"
 """The machine of the MEMO paper."""
@@ -16,7 +15,7 @@ def find_hardware(name: str, memory_gib: float | None = None) -> Hardware:
 
     A name without memory takes the machine with `memory_gib`, which may be the nominal figure.
 
-    A name that ends in .toml is a file of `memo.estimate.hardware_file`. Raises ConfigError with the nearest name, or
+    A name that ends in .toml is a file of `memo.estimate.hardware_files`. Raises ConfigError with the nearest name, or
     with what is wrong in the file.
     """
     if name.endswith(".toml"):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memo.estimate.hardware import Hardware
-from memo.estimate.hardware_sxm import A100_40, AMPERE, B200, BLACKWELL, H100_94, HOPPER
+from memo.estimate.hardware_files import HARDWARE
 
 TIE_SHARE = 0.05
 """Two plans of one machine whose foreseen speeds differ by less are as good as each other.
@@ -167,11 +167,8 @@ _OTHERS = (
     _HOST,
     _COPIES,
 )
-_KNOWN = {
-    (A100_40.capability, AMPERE): _A100,
-    (H100_94.capability, HOPPER): _H100,
-    (B200.capability, BLACKWELL): _B200,
-}
+_KNOWN = {"a100-40": _A100, "h100-94": _H100, "b200": _B200}
+"""By a machine whose shares of the peaks were fitted; it is of all machines with the same shares."""
 
 
 def time_error(hardware: Hardware, parts: StepParts) -> TimeError:
@@ -180,10 +177,15 @@ def time_error(hardware: Hardware, parts: StepParts) -> TimeError:
     A machine of another chip, or with other efficiencies than those chosen by published runs, has the error that H100
     had before there were runs on it to fit.
     """
-    evidence = _KNOWN.get((hardware.capability, hardware.efficiency), _OTHERS)
+    fitted = (known for name, known in _KNOWN.items() if _is_as_fast(HARDWARE[name], hardware))
+    evidence = next(fitted, _OTHERS)
     seconds = {name: share * getattr(parts, name) for name, share in _shares(evidence) if name != "copies"}
     seconds["copies"] = parts.late_copies_s(dict(_shares(evidence))["copies"])
     return TimeError({name: late_s / parts.step_s for name, late_s in seconds.items()}, evidence)
+
+
+def _is_as_fast(known: Hardware, hardware: Hardware) -> bool:
+    return (known.capability, known.efficiency) == (hardware.capability, hardware.efficiency)
 
 
 def _shares(evidence: Iterable[Evidence]) -> Iterable[tuple[str, float]]:

@@ -7,7 +7,7 @@ import step_sources as benchmark
 
 from memo.config.checks import check
 from memo.config.hugging_face import model_of
-from memo.estimate.hardware_sxm import H200, HOPPER
+from memo.estimate.hardware_files import HARDWARE
 
 STEPS = {
     (step.run.hardware, step.run.model.split("-")[1], step.kind, step.seq_length // 1024): step
@@ -63,8 +63,9 @@ def test_a_small_model_of_few_tokens_takes_longer_by_seconds_that_tokens_do_not_
 
 def test_attention_of_hopper_is_what_trls_step_chooses() -> None:
     """As a share of what cuDNN reaches alone; prime-rl's steps would choose more."""
-    peak = H200.peak_tflops["bf16"]
-    shares = [HOPPER.attention_forward / (688 / peak), HOPPER.attention_backward / (581 / peak)]
+    h200 = HARDWARE["h200"]
+    peak, hopper = h200.peak_tflops["bf16"], h200.efficiency
+    shares = [hopper.attention_forward / (688 / peak), hopper.attention_backward / (581 / peak)]
     by_trl, by_prime = (benchmark.chosen_by(runs) for runs in (benchmark.trl(), benchmark.attention_steps()))
     assert shares == pytest.approx([by_trl] * 2, abs=0.01) and by_prime > by_trl
     assert (by_trl, by_prime) == pytest.approx((0.71, 0.78), abs=0.01)

@@ -13,7 +13,7 @@ from memo.cli.estimate import ADDED, TIMES
 from memo.cli.main import main
 from memo.config import RunConfig, preset
 from memo.estimate.cases import COLUMNS
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.search.candidates import Layout, Strategy
 from memo.search.question import ask
 from memo.search.sizing import size

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from memo.cli.main import main
-from memo.estimate.hardware_file import read_hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE, read_hardware
 from memo.estimate.prices import PRICES
 
 Capture = pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from memo.cli.main import main
 from memo.config.checks import check
 from memo.config.flags import parse_run
 from memo.errors import ConfigError
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.memory_errors import FULL_SIZE
 from memo.search.ranking import Plan
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.machines import find_hardware, machine_of_gpu, nearest_hardware
 
 # As nvidia-smi and rocm-smi print them, with the memory that torch reports, GiB.

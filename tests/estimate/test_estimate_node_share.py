@@ -3,7 +3,7 @@
 import pytest
 
 from memo.estimate.cases import read_case
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_share import part_of_node, share_of_node, share_text
 
 NODE = HARDWARE["h100-80"]

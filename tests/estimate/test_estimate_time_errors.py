@@ -7,7 +7,7 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware import Hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import PARTS, Copies, StepParts, time_error
 from memo.simulate import predict_step
 from memo.simulate.model import step_model

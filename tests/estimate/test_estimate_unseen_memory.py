@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from memo.config import RunConfig, preset
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.own_memory import own_bounds, own_memory
 from memo.estimate.unseen_memory import (
     CONTEXT,

@@ -9,7 +9,7 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.config.checks import check
 from memo.errors import ResourceError
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.own_memory import worst_device_bytes
 from memo.estimate.verdict import MemoryLimits

@@ -7,7 +7,7 @@ from capacity import gpu_bytes_for
 
 from memo.config import RunConfig, preset
 from memo.estimate.accounts import Account
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.node_memory import node_host_bytes
 from memo.estimate.verdict import Capacity, room_for_unseen
 from memo.planner.problem import Limit

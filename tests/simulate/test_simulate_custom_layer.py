@@ -6,7 +6,7 @@ import pytest
 from custom_layers import PLAIN
 
 from memo.config import RunConfig, preset
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memo.config import RunConfig, preset
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.simulate import predict_step
 from memo.simulate.framework import MEGATRON_LM, MEMO
 from memo.simulate.host import kernels_of_layer

@@ -8,7 +8,7 @@ import pytest
 from memo.config.grid import AXES, RankGrid
 from memo.errors import ConfigError
 from memo.estimate.hardware import Hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.simulate.kernels import Group, Kernels
 
 PLAIN = replace(

@@ -6,7 +6,7 @@ import pytest
 
 from memo.config import RunConfig, preset
 from memo.estimate.hardware import Hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.layer_model import LayerModel, attention_cost

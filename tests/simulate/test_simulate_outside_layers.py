@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memo.config import RunConfig, preset
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.simulate.kernels import Kernels
 from memo.simulate.outside_layers import embedding_cost, loss_cost, update_cost
 from memo.spec.parameters import stage_parameters

@@ -10,7 +10,7 @@ from memo.config.checks import check
 from memo.config.grid import AXES
 from memo.errors import ConfigError, HostMemoryError, PlanError
 from memo.estimate.hardware import Hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.state_memory import state_bytes
 from memo.planner.problem import SwapProblem
 from memo.simulate import predict_step

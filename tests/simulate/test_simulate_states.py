@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memo.config import RunConfig, preset
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.simulate import predict_step
 from memo.simulate.kernels import Kernels
 from memo.simulate.state_traffic import count_traffic, stage_state_plan, state_traffic

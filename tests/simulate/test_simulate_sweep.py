@@ -11,7 +11,7 @@ from torch import Tensor
 from memo.attention.backends import CpuFlash, Saved
 from memo.attention.blocks import cut_keys
 from memo.config import RunConfig, preset
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.parallel.context import ContextAttention
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer

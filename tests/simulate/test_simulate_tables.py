@@ -11,7 +11,7 @@ import pytest
 
 from memo.config.checks import check
 from memo.estimate.hardware import Efficiency
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.time_errors import time_error
 
 

@@ -13,7 +13,7 @@ from swap_runs import CPU, Forwarding
 from torch import Tensor
 
 from memo.config import RunConfig
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.executor.host_records import HostRecords
 from memo.executor.streams import Stream, StreamBackend, VirtualStreams
 from memo.executor.swapper import Swapper

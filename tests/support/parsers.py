@@ -36,7 +36,7 @@ from memo.data.conversations import read_conversations
 from memo.data.facts import CorpusFacts, load_corpus_tokenizer
 from memo.data.indexed import IndexedDataset, IndexedDatasetWriter
 from memo.data.tokenizer import BPETokenizer
-from memo.estimate.hardware_file import read_hardware
+from memo.estimate.hardware_files import read_hardware
 from memo.estimate.hf_config import read_hf_config
 from memo.planner.memory.minimalloc import read_csv
 

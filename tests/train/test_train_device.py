@@ -14,7 +14,7 @@ from ranks import run_ranks
 from memo import Trainer
 from memo.config import HardwareConfig
 from memo.estimate.gpu_peaks import bf16_peak_tflops
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE
 from memo.executor.host_pool import HostPool
 from memo.train import device as device_module
 from memo.train.device import PeakFlops, device_peak, pci_address, place_on_host

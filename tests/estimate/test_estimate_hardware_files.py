@@ -1,14 +1,16 @@
 """Machines from TOML files, and the table of known ones."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from memo.errors import ConfigError
+from memo.estimate import hardware_files
 from memo.estimate.hardware import Efficiency
-from memo.estimate.hardware_file import read_hardware
-from memo.estimate.hardware_table import HARDWARE
+from memo.estimate.hardware_files import HARDWARE, read_hardware
+
+KNOWN_FILES = list(Path(hardware_files.__file__).parent.glob("machine_files/*.toml"))
 
 
 def write(folder: Path, text: str) -> Path:
@@ -30,6 +32,23 @@ def test_fields_replace_those_of_the_machine_it_is_like(tmp_path: Path) -> None:
     assert machine.efficiency.memory == base.efficiency.memory
     assert machine.network_gb_per_s == base.network_gb_per_s
     assert str(path) in machine.source
+
+
+def test_the_peak_in_bf16_is_that_of_the_gpu_it_names_unless_it_is_given(tmp_path: Path) -> None:
+    of_another = 'like = "h100-80"\ndriver_name = "NVIDIA L40S"\n'
+    assert read_hardware(write(tmp_path, of_another)).peak_tflops["bf16"] == HARDWARE["l40s"].peak_tflops["bf16"]
+    assert read_hardware(write(tmp_path, f"{of_another}peak_tflops.bf16 = 7\n")).peak_tflops["bf16"] == 7
+    unknown = 'like = "h100-80"\ndriver_name = "NVIDIA Z9"\n'
+    assert read_hardware(write(tmp_path, unknown)).peak_tflops == HARDWARE["h100-80"].peak_tflops
+
+
+def test_a_file_with_all_fields_is_like_nothing(tmp_path: Path) -> None:
+    (root,) = (path for path in KNOWN_FILES if "like" not in path.read_text(encoding="utf-8"))
+    machine = read_hardware(write(tmp_path, root.read_text(encoding="utf-8")))
+    assert machine == replace(HARDWARE[root.stem], name="ours")
+    without_one = root.read_text(encoding="utf-8").replace("matmul = 0.83\n", "")
+    with pytest.raises(ConfigError, match="there is no `like`"):
+        read_hardware(write(tmp_path, without_one))
 
 
 @pytest.mark.parametrize(

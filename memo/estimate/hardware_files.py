@@ -1,4 +1,6 @@
-"""A machine described by a TOML file (--hardware FILE.toml): one of the table with fields replaced.
+"""Machines as TOML files: those that memo knows by name, and a user's (--hardware FILE.toml).
+
+A file has the fields of `memo.estimate.hardware.Hardware`; those that it leaves out are of the machine that it is like.
 
 like = "h100-80"
 memory_gib = 94
@@ -7,37 +9,72 @@ peak_tflops.bf16 = 989.4
 [efficiency]
 matmul = 0.6
 source = "measured on our cluster in May"
+
+Where the numbers of the known machines come from stands in their field `source`, and in machine_files/README.md.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from memo.artifacts.fields import checked, in_range
 from memo.artifacts.reading import Source, read_toml, shown
 from memo.errors import ConfigError
+from memo.estimate.gpu_peaks import bf16_peak_tflops
 from memo.estimate.hardware import Efficiency, Hardware
-from memo.estimate.hardware_table import HARDWARE
 from memo.units import DTYPE_BYTES
 
 _SIZE = Annotated[float, in_range(above=0, high=1e18)]
 _COUNT = Annotated[int, in_range(1, 1 << 20)]
+_COUNT_OR_NONE = Annotated[int, in_range(0, 1 << 20)]
 _SHARE = Annotated[float, in_range(above=0, high=1)]
 _MORE_S = Annotated[float, in_range(0, 1)]
+_FOLDER = Path(__file__).parent / "machine_files"
 _SHARES = ("matmul", "attention_forward", "attention_backward", "memory", "node", "network", "host_memory")
+
+
+class _KnownMachines(Mapping[str, Hardware]):
+    """Reads a machine's file when it is asked for, since most commands need one of thirty."""
+
+    def __getitem__(self, name: str) -> Hardware:
+        if name not in _names():
+            raise KeyError(name)
+        return _known(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_names())
+
+    def __len__(self) -> int:
+        return len(_names())
+
+
+HARDWARE: Mapping[str, Hardware] = _KnownMachines()
+"""The machines that memo knows, by name."""
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+@cache
+def _known(name: str) -> Hardware:
+    return read_hardware(_FOLDER / f"{name}.toml")
 
 
 def read_hardware(path: str | Path) -> Hardware:
     """The machine that a file describes; unless the file gives a name, it is the file's own.
 
+    The peak in bf16 is that of the GPU that it names, unless it gives one or the GPU is not known.
+
     Raises ConfigError for a file that cannot be read, an unknown field or base, and a value of a wrong type or range.
     """
     source = f"--hardware {path}"
-    remedy = f"give the path of a TOML file, or one of {_names()}"
-    document = read_toml(path, Source(source, ConfigError, remedy))
-    base = _base(document.pop("like", None), source)
+    document = read_toml(path, Source(source, ConfigError, f"give the path of a TOML file, or one of {_listed()}"))
+    like = document.pop("like", None)
     given_efficiency = _table(document, "efficiency", source)
     given_peaks = _table(document, "peak_tflops", source)
     _require_known(document, [field.name for field in fields(Hardware)], source)
@@ -49,8 +86,14 @@ def read_hardware(path: str | Path) -> Hardware:
     peaks: dict[Any, float] = {
         dtype: checked(_SIZE, value, f"peak_tflops.{dtype}", mend) for dtype, value in given_peaks.items()
     }
+    own_peak = bf16_peak_tflops(values.get("driver_name", ""))
+    if own_peak is not None:
+        peaks.setdefault("bf16", own_peak)
     values.setdefault("name", Path(path).stem)
     values.setdefault("source", str(path))
+    if like is None and _are_all_there(values, shares):
+        return Hardware(peak_tflops=peaks, efficiency=Efficiency(**shares), **values)
+    base = _base(like, source)
     return replace(
         base,
         peak_tflops={**base.peak_tflops, **peaks},
@@ -59,10 +102,15 @@ def read_hardware(path: str | Path) -> Hardware:
     )
 
 
+def _are_all_there(values: Mapping[str, object], shares: Mapping[str, object]) -> bool:
+    needed = {f.name for of in (Hardware, Efficiency) for f in fields(of) if f.default is MISSING}
+    return needed <= {*values, *shares, "peak_tflops", "efficiency"}
+
+
 def _base(name: object, source: str) -> Hardware:
     if not isinstance(name, str) or name not in HARDWARE:
         given = "there is no `like`" if name is None else f"like is {shown(name)}, which is no machine of the table"
-        raise ConfigError(f'{source}: {given}: name the nearest machine, such as like = "h100-80", of {_names()}')
+        raise ConfigError(f'{source}: {given}: name the nearest machine, such as like = "h100-80", of {_listed()}')
     return HARDWARE[name]
 
 
@@ -83,18 +131,20 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
 
 
 def _checked(section: type, name: str, value: object, source: str) -> Any:
-    """The value, if it has the type of the field; all numbers but hop_s and host_kernel_s must be above 0, and shares
+    """The value, if it has the type of the field; numbers must be above 0, but for those that a device may lack, and shares
     at most 1."""
     hint = get_type_hints(section)[name]
     if section is Efficiency and name in _SHARES:
         hint = _SHARE
     elif section is Efficiency and name in ("hop_s", "host_kernel_s"):
         hint = _MORE_S
+    elif name in ("capability", "multiprocessors"):
+        hint = _COUNT_OR_NONE
     hint = {int: _COUNT, float: _SIZE}.get(hint, hint)
     return checked(
         hint, value, f"efficiency.{name}" if section is Efficiency else name, Source(source, ConfigError, "")
     )
 
 
-def _names() -> str:
+def _listed() -> str:
     return ", ".join(HARDWARE)
