@@ -131,7 +131,7 @@ def _require_known(given: Mapping[str, object], known: Iterable[str], source: st
 
 
 def _checked(section: type, name: str, value: object, source: str) -> Any:
-    """The value, if it has the type of the field; numbers must be above 0, but for those that a device may lack, and shares
+    """The value, if it has the type of the field; numbers must be above 0 unless a device may lack them, and shares
     at most 1."""
     hint = get_type_hints(section)[name]
     if section is Efficiency and name in _SHARES:
