@@ -1,21 +1,27 @@
 """Figures of pages that come from measurements, from the emulated GPU and from published runs, by their rows."""
 
+import csv
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
 import full_size
+import page_scaled
 import rows
 import timed_accuracy
 from page_measured import is_of_published_table
 from page_tables import markdown
+from scaled_node import NODE, NODE_HIDDEN
+from simulator_accuracy import GOLDEN
 
 from memo.estimate.time_errors import TIE_SHARE
 
 Row = dict[str, Any]
 A100_NODE = 8
+LONG_OVER_HIDDEN = 16
+"""Length over hidden size from which the README speaks of: 64K tokens with a hidden size of 4,096."""
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -49,6 +55,49 @@ def quarter_million(way: str) -> Row:
 def cpu_memory() -> list[float]:
     """Errors of the peaks that were foreseen, against torch's on a CPU."""
     return [row["error"] for row in rows.read("memory_accuracy")]
+
+
+# Measured on the scaled node
+
+
+def in_half() -> list[Row]:
+    """Rows of the node whose proportions are MEMO's own, where all but ideals have half of the ideal's memory."""
+    lines = [row for row in rows.read("scaled_node") if not row["one_node"]]
+    return [row for row in lines if row.get("node", NODE.name) == NODE.name]
+
+
+def long_lengths() -> list[Row]:
+    """memo's speed over each other way, at each length from 64K tokens on in proportion, on a node of A800s."""
+    lines = page_scaled.of_length(in_half())
+    return [row for row in lines if row["length_over_hidden"] >= LONG_OVER_HIDDEN]
+
+
+def span(values: Iterable[float], form: str = ".2f") -> str:
+    values = list(values)
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+def over(way: str, least: int = LONG_OVER_HIDDEN) -> str:
+    """memo's speed over a way's: the least and the most over the lengths."""
+    return span(row[way] for row in long_lengths() if row["length_over_hidden"] >= least)
+
+
+def scaled_tokens() -> str:
+    lengths = {row["hidden_size"] * row["length_over_hidden"] for row in long_lengths()}
+    return f"{min(lengths):,} to {max(lengths):,}"
+
+
+def scaled_stand_for() -> str:
+    lengths = {NODE_HIDDEN * row["length_over_hidden"] // 1024 for row in long_lengths()}
+    return f"{min(lengths)}K to {max(lengths) // 1024}M"
+
+
+def papers_own() -> str:
+    """MEMO's speed over full recomputation with planned memory, as its table 4 printed it: measured on A800."""
+    with (GOLDEN / "memo_table4_ablation.csv").open(newline="", encoding="utf-8") as file:
+        mfu = {(row["method"], row["seq_k"]): row["mfu_percent"] for row in csv.DictReader(file) if row["mfu_percent"]}
+    lengths = [length for method, length in mfu if method == "full_recompute+plan"]
+    return span(float(mfu["memo", length]) / float(mfu["full_recompute+plan", length]) for length in lengths)
 
 
 # On the emulated GPU
@@ -219,6 +268,12 @@ FIGURES: dict[str, Callable[[], str]] = {
     "quarter_mib": lambda: f"{quarter_million('swept')['device_cap_gib'] * 1024:.0f}",
     "quarter_host_mib": lambda: f"{quarter_million('swept')['host_records_bytes'] / 2**20:.0f}",
     "quarter_disk_mib": lambda: f"{quarter_million(_SWEPT_ON_DISK)['host_records_bytes'] / 2**20:.0f}",
+    "scaled_over_recompute": lambda: over("full-recompute"),
+    "scaled_over_alst": lambda: over("alst"),
+    "scaled_of_ideal": lambda: over("ideal", 2 * LONG_OVER_HIDDEN),
+    "scaled_tokens": scaled_tokens,
+    "scaled_stand_for": scaled_stand_for,
+    "papers_own": papers_own,
     "emulated_worst": emulated_worst,
     "emulated_runs": emulated_runs,
     "rehearsal_gpt_1m": rehearsal("gpt_1m"),
