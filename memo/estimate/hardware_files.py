@@ -83,12 +83,9 @@ def read_hardware(path: str | Path) -> Hardware:
     values = {name: _checked(Hardware, name, value, source) for name, value in document.items()}
     shares = {name: _checked(Efficiency, name, value, source) for name, value in given_efficiency.items()}
     mend = Source(source, ConfigError, "")
-    peaks: dict[Any, float] = {
-        dtype: checked(_SIZE, value, f"peak_tflops.{dtype}", mend) for dtype, value in given_peaks.items()
-    }
     own_peak = bf16_peak_tflops(values.get("driver_name", ""))
-    if own_peak is not None:
-        peaks.setdefault("bf16", own_peak)
+    peaks: dict[Any, float] = {} if own_peak is None else {"bf16": own_peak}
+    peaks |= {dtype: checked(_SIZE, value, f"peak_tflops.{dtype}", mend) for dtype, value in given_peaks.items()}
     values.setdefault("name", Path(path).stem)
     values.setdefault("source", str(path))
     if like is None and _are_all_there(values, shares):
