@@ -228,7 +228,7 @@ class Trainer(Questions):
         """What is about to run: sizes, layout, and the peak that MFU refers to."""
         if self.mesh.is_main_rank:  # describing takes seconds
             sizes = (self.feed.dataset, self.global_batch_size)
-            text = describe_start(self.config, self.parts, *sizes, self._prepared)
+            text = describe_start(self.config, self.parts, *sizes, self._prepared, self._resumed_at)
             say(text)
 
     def close(self) -> None:
@@ -352,6 +352,7 @@ class Trainer(Questions):
 
     def _load(self) -> None:
         state = self.persistence.load()
+        self._resumed_at = None if state is None else state.iteration
         if state is not None:
             self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
             self.skipped, self.nan = state.skipped_iterations, state.nan_iterations
