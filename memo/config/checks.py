@@ -38,6 +38,7 @@ _MAY_BE_ZERO = frozenset(
         "check_replicas_interval",
         "eval_interval",
         "save_interval",
+        "save_interval_minutes",
         "keep_latest_k",
         "simulate_rank",
         "recompute_attention_layers",
@@ -185,6 +186,11 @@ def _check_data(config: RunConfig, needs_data: bool, needs_eval_data: bool) -> N
         not checkpoint.save_interval or checkpoint.save,
         f"--save-interval {checkpoint.save_interval} needs a place to save to, but --save is not given: "
         f"give --save DIR or --save-interval 0",
+    )
+    require(
+        not checkpoint.save_interval_minutes or checkpoint.save,
+        f"--save-interval-minutes {checkpoint.save_interval_minutes} needs a place to save to, but --save is not "
+        "given: give --save DIR or leave it out",
     )
     require(
         not (config.parallel.simulate_world and (checkpoint.save or checkpoint.load)),

@@ -161,6 +161,8 @@ WRONG = [
         data="",
     ),
     Wrong("--save-interval 10", ("--save-interval 10", "--save is not given", "--save DIR")),
+    Wrong("--save-interval-minutes 10", ("--save-interval-minutes 10.0", "--save is not given", "--save DIR")),
+    Wrong("--save-interval-minutes -1 --save a", ("--save-interval-minutes is -1.0", "0 or more")),
     Wrong("--min-lr 1e-4 --pretrained-checkpoint a", ("--min-lr 0.0001", "--lr 1e-05", "1e-05 or less")),
     Wrong("--keep-latest-k 2", ("--keep-latest-k 2", "--save is not given", "--keep-latest-k 0")),
     Wrong("--save x --keep-latest-k -1", ("--keep-latest-k is -1", "0 or more")),
