@@ -15,6 +15,7 @@ None of these functions is collective, and those that change the directory are f
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from memo.artifacts.reading import Source, is_there, read_text, shown
@@ -149,15 +150,21 @@ def publish(final: Path, state: RunState) -> None:
 def remove_older(final: Path, keep_latest_k: int) -> list[Path]:
     """Delete whole checkpoints older than `final`, which is published, so that with it the newest K remain.
 
-    0 keeps all. Checkpoints newer than `final` (they remain if a run goes back to an older one), links, and checkpoints
-    that are not whole are neither counted nor deleted. While steps are being skipped, the last checkpoint from before
-    the first skip is kept as well. Returns what was deleted, the oldest first. Raises OSError.
+    0 keeps all but those that time alone has asked for. Checkpoints newer than `final` (they remain if a run goes back
+    to an older one), links, and checkpoints that are not whole are neither counted nor deleted. While steps are being
+    skipped, the last checkpoint from before the first skip is kept as well. Returns what was deleted, the oldest first.
+    Raises OSError.
     """
-    if keep_latest_k == 0:
-        return []
     older = [path for path in whole_checkpoints(final.parent) if _iteration(path) < _iteration(final)]
-    spared = next((path for path in (final, *reversed(older)) if _is_before_skips(path)), None)
-    gone = [path for path in older[: max(0, len(older) - (keep_latest_k - 1))] if path != spared]
+    if keep_latest_k:
+        gone = older[: max(0, len(older) - (keep_latest_k - 1))]
+    else:
+        gone = [path for path in older if _says(path, lambda state: state.by_time)]
+    before_skips = (
+        path for path in (final, *reversed(older)) if _says(path, lambda state: state.consecutive_skips == 0)
+    )
+    spared = next(before_skips, None)
+    gone = [path for path in gone if path != spared]
     for path in gone:
         os.replace(path, partial(path))  # if the process is killed now, no damaged checkpoint has a whole one's name
         shutil.rmtree(partial(path))
@@ -176,10 +183,10 @@ def whole_checkpoints(root: Path) -> list[Path]:
     return sorted(found, key=_iteration)
 
 
-def _is_before_skips(final: Path) -> bool:
-    """Whether the step before this checkpoint was not skipped; False for one that cannot be read."""
+def _says(final: Path, what: Callable[[RunState], bool]) -> bool:
+    """Whether something holds of the state of a checkpoint; False for one that cannot be read."""
     try:
-        return read_state(final).consecutive_skips == 0
+        return what(read_state(final))
     except CheckpointError:
         return False
 

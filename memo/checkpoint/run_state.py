@@ -40,9 +40,13 @@ class RunState:
     """Which data the run reads; empty if the checkpoint does not have it."""
     consecutive_skips: Count = 0
     """Steps that were skipped since the last one that was not; 0 if the checkpoint does not say it."""
+    by_time: bool = False
+    """Whether --save-interval-minutes alone has asked for this checkpoint; then it goes once a newer one is whole."""
 
 
 _KEYS = {*(entry.name for entry in fields(RunState)), INDEX_CHECKSUM, ALGORITHM}
+_ADDED = {"by_time"}
+"""Keys that files of earlier versions lack."""
 
 
 def write_state(folder: Path, state: RunState) -> None:
@@ -74,9 +78,9 @@ def read_sealed_state(final: Path, *, verify: bool = True) -> tuple[RunState, st
             f"{RUN_STATE} is of schema {shown(version)}, but this version of memo reads schema {SCHEMA_VERSION}; use "
             "the version that wrote it"
         )
-    if found.keys() != _KEYS:
-        different = ", ".join(sorted(found.keys() ^ _KEYS))
-        raise CheckpointError(f"{RUN_STATE} lacks these fields, or they do not belong there: {different[:200]}")
+    if different := (found.keys() | _ADDED) ^ _KEYS:
+        names = ", ".join(sorted(different))
+        raise CheckpointError(f"{RUN_STATE} lacks these fields, or they do not belong there: {names[:200]}")
     checksum = found.pop(ALGORITHM)
     if verify and checksum != _checksum_of({"schema_version": version, **found}):
         raise DamagedError(f"{RUN_STATE} has another checksum than it says: it is damaged")

@@ -13,7 +13,12 @@ from memo.config.blend import read_blend, read_eval_sets
 from memo.config.check_layout import check_batch, check_layout
 from memo.config.check_memory import check_memory
 from memo.config.check_model import check_model
-from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
+from memo.config.derived import (
+    resolved_lr,
+    resolved_lr_decay_iters,
+    resolved_lr_warmup_iters,
+    resolved_lr_wsd_decay_iters,
+)
 from memo.config.flag_table import dashed
 from memo.config.identity import DATA_FACTS, MODEL_FACTS, accepted_changes
 from memo.config.require import LARGEST, require
@@ -33,6 +38,7 @@ _MAY_BE_ZERO = frozenset(
         "check_replicas_interval",
         "eval_interval",
         "save_interval",
+        "save_interval_minutes",
         "keep_latest_k",
         "simulate_rank",
         "recompute_attention_layers",
@@ -88,11 +94,10 @@ def check_ranges(config: RunConfig) -> None:
 
 
 def _check_optimizer(config: RunConfig) -> None:
-    training = config.training
+    training, lr, warmup = config.training, resolved_lr(config), resolved_lr_warmup_iters(config)
     require(
-        training.min_lr <= training.lr,
-        f"--min-lr {training.min_lr} is above --lr {training.lr}, where the decay starts: "
-        f"give --min-lr {training.lr} or less",
+        training.min_lr <= lr,
+        f"--min-lr {training.min_lr} is above --lr {lr}, where the decay starts: give --min-lr {lr} or less",
     )
     for name, beta in (("--adam-beta1", training.adam_beta1), ("--adam-beta2", training.adam_beta2)):
         require(0 <= beta < 1, f"{name} is {beta}, but it must be in [0, 1): try 0.9 or 0.95")
@@ -100,8 +105,8 @@ def _check_optimizer(config: RunConfig) -> None:
         decay_iters = resolved_lr_decay_iters(config)
         decay_flag = "--train-iters" if training.lr_decay_iters is None else "--lr-decay-iters"
         require(
-            training.lr_warmup_iters <= decay_iters,
-            f"--lr-warmup-iters {training.lr_warmup_iters} is above {decay_flag} {decay_iters}, where the "
+            warmup <= decay_iters,
+            f"--lr-warmup-iters {warmup} is above {decay_flag} {decay_iters}, where the "
             f"decay ends: give --lr-warmup-iters {decay_iters} or less",
         )
     _check_wsd(config)
@@ -118,12 +123,13 @@ def _check_wsd(config: RunConfig) -> None:
         return
     if training.num_epochs is not None:
         return
-    room = resolved_lr_decay_iters(config) - training.lr_warmup_iters
+    warmup = resolved_lr_warmup_iters(config)
+    room = resolved_lr_decay_iters(config) - warmup
     decay = resolved_lr_wsd_decay_iters(config)
     require(
         decay <= room,
         f"--lr-wsd-decay-iters {decay} does not fit between the end of --lr-warmup-iters "
-        f"{training.lr_warmup_iters} and step {resolved_lr_decay_iters(config)}: "
+        f"{warmup} and step {resolved_lr_decay_iters(config)}: "
         f"give {room} or less, or a shorter warm-up",
     )
 
@@ -180,6 +186,11 @@ def _check_data(config: RunConfig, needs_data: bool, needs_eval_data: bool) -> N
         not checkpoint.save_interval or checkpoint.save,
         f"--save-interval {checkpoint.save_interval} needs a place to save to, but --save is not given: "
         f"give --save DIR or --save-interval 0",
+    )
+    require(
+        not checkpoint.save_interval_minutes or checkpoint.save,
+        f"--save-interval-minutes {checkpoint.save_interval_minutes} needs a place to save to, but --save is not "
+        "given: give --save DIR or leave it out",
     )
     require(
         not (config.parallel.simulate_world and (checkpoint.save or checkpoint.load)),

@@ -1,6 +1,7 @@
 """Values that follow from a checked RunConfig. Each is computed here and nowhere else."""
 
 import os
+from dataclasses import dataclass
 
 from memo.config.memory import MemoryPlanner
 from memo.config.require import require
@@ -22,6 +23,31 @@ SLOT_TILES = 4
 slots of one tile a step of 262,144 tokens takes 1 to 3 % more (the same rows)."""
 BYTE_VOCAB_SIZE = 257
 """256 bytes and the end of document: the vocabulary of mock data when nobody names one."""
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """What --lr and --lr-warmup-iters are where nobody gives them.
+
+    Attributes:
+        peak: --lr.
+        warmup_part: --lr-warmup-iters is --lr-decay-iters divided by it.
+    """
+
+    peak: float
+    warmup_part: int
+
+    def __str__(self) -> str:
+        return f"--lr {self.peak:g} after a warm-up of 1/{self.warmup_part} of the steps"
+
+
+NEW_WEIGHTS = LearningRate(3e-4, 100)
+"""The peak is that of LLaMA 7B and 13B (arXiv 2302.13971, table 2), the warm-up that of Pythia (arXiv 2304.01373)."""
+GIVEN_WEIGHTS = LearningRate(1e-5, 10)
+"""As the scripts of ProLong train Llama 3 8B on texts of 64K tokens (arXiv 2410.02660); for 512K tokens they take half
+of this peak, for chats twice."""
+SAVE_INTERVAL_MINUTES = 30.0
+"""What a killed run may lose. A checkpoint of an 8B model, 90 GiB, takes 1.6 minutes of it at 1 GB/s."""
 
 
 def world_size_from_env() -> int:
@@ -125,6 +151,31 @@ def num_position_embeddings(config: RunConfig) -> int:
     if config.model.position_embedding_type != "learned_absolute":
         return 0
     return config.model.max_position_embeddings or config.data.seq_length
+
+
+def default_lr(config: RunConfig) -> LearningRate:
+    """What fits the weights from which a run starts: new ones, or those of --pretrained-checkpoint."""
+    return NEW_WEIGHTS if config.checkpoint.pretrained_checkpoint is None else GIVEN_WEIGHTS
+
+
+def resolved_lr(config: RunConfig) -> float:
+    """Peak learning rate."""
+    given = config.training.lr
+    return default_lr(config).peak if given is None else given
+
+
+def resolved_lr_warmup_iters(config: RunConfig) -> int:
+    """Steps of warm-up; by default none where the decay is shorter than the part."""
+    given = config.training.lr_warmup_iters
+    return resolved_lr_decay_iters(config) // default_lr(config).warmup_part if given is None else given
+
+
+def resolved_save_interval_minutes(config: RunConfig) -> float:
+    """Minutes between two checkpoints; 0 where time asks for none."""
+    checkpoint = config.checkpoint
+    if checkpoint.save is None or checkpoint.save_interval_minutes is not None:
+        return checkpoint.save_interval_minutes or 0.0
+    return 0.0 if checkpoint.save_interval else SAVE_INTERVAL_MINUTES
 
 
 def resolved_lr_decay_iters(config: RunConfig) -> int:

@@ -24,6 +24,9 @@ from memo.config.model import ModelConfig
 from memo.errors import ConfigError
 
 CONFIG_FILE = "config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+"""Names the files of a model whose weights lie in several."""
 _ONLY: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "is_encoder_decoder": (False,),
@@ -60,6 +63,14 @@ def read_config(directory: str | Path) -> HuggingFaceModel:
     remedy = f"{download_hint(directory)}, or give a directory with {CONFIG_FILE}"
     content = read_json_object(path, Source(str(path), ConfigError, remedy))
     return HuggingFaceModel(model_of(content, str(path)), content["model_type"], content)
+
+
+def has_weights(directory: str | Path) -> bool:
+    """Whether DIR has the file of its weights, or that which names their files, which may be missing.
+
+    Raises CheckpointError for a link that leaves DIR.
+    """
+    return any(model_file(directory, name) is not None for name in (SINGLE_FILE, INDEX_FILE))
 
 
 def download_hint(directory: str | Path, name: str = "ORG/NAME") -> str:

@@ -66,11 +66,11 @@ def _problem(name: str, config_is_enough: bool) -> str:
         pass
     near = difflib.get_close_matches(name.rpartition("/")[2].lower(), PRESETS, n=1, cutoff=0.5)
     if hub_name(name):
-        what = f"{name} {CONFIG_FILE}" if config_is_enough else name
+        what, enough = (f"{name} {CONFIG_FILE}", ", which is enough to plan,") if config_is_enough else (name, "")
         preset = f"; or take the shape alone, with new weights, from the preset {near[0]}" if near else ""
         return (
-            f"neither a preset nor a directory here, and memo reads local files: {download_hint(name, what)} and give "
-            f"the same command again{preset}"
+            f"neither a preset nor a directory here, and memo reads local files: {download_hint(name, what)}{enough} "
+            f"and give the same command again{preset}"
         )
     if os.sep in name or name in (".", ".."):
         return f"there is no such directory: {download_hint(name)}, or give a directory with {CONFIG_FILE}"

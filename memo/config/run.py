@@ -38,14 +38,18 @@ class CheckpointConfig:
     pretrained_checkpoint: str | None = None
     """Hugging Face directory whose weights are the initial ones; --model DIR sets it. Not read when resuming."""
     save_interval: Annotated[int, COUNT] = 0
-    """Save every so many steps besides the end of the run; 0 only at the end."""
+    """Save after every so many steps, and at the end of the run; 0: not by steps."""
+    save_interval_minutes: float | None = None
+    """Save once so many minutes have passed since the last checkpoint, by the clock of rank 0; 0: not by time. Default:
+    30 where --save is given and --save-interval is not."""
     async_save: bool = False
     """Write checkpoints in a thread while training goes on; the next update of the weights waits until this rank's
     share is written. Not yet seen on a GPU, so off."""
     verify_checkpoint: bool = True
     """Compare the checksums of what --load reads with those that were written; off: take a damaged one as it is."""
     keep_latest_k: int = 0
-    """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all."""
+    """Checkpoints that stay in --save: older ones are deleted once a newer one is whole. 0 keeps all but those that
+    --save-interval-minutes alone has asked for, of which the newest stays."""
 
 
 LogFormat = Literal["short", "megatron"]

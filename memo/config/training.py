@@ -23,14 +23,15 @@ class TrainingConfig:
     """Instead of train-iters: passes over data-path, in steps of global-batch-size; the last step is a whole one."""
     params_dtype: Annotated[Dtype | None, Flag(aliases=("dtype",))] = None
     """Weights and activations; default: bf16 on CUDA, fp32 on CPU. Gradients add up in fp32 or wider."""
-    lr: float = 3e-4
-    """Peak learning rate."""
+    lr: float | None = None
+    """Peak learning rate; default: 1e-5 from given weights, 3e-4 for new ones."""
     min_lr: float = 0.0
     """Learning rate at the end of the decay."""
     lr_decay_style: LrDecayStyle = "cosine"
     """WSD: warm-up, stable, then a linear decay over the last lr-wsd-decay-iters."""
-    lr_warmup_iters: Annotated[int, COUNT] = 0
-    """Steps of linear warm-up from zero."""
+    lr_warmup_iters: Annotated[int | None, COUNT] = None
+    """Steps of linear warm-up from zero; default: of lr-decay-iters a tenth from given weights, a hundredth for new
+    ones."""
     lr_decay_iters: Annotated[int | None, COUNT] = None
     """Step at which min-lr is reached; default: train-iters."""
     lr_wsd_decay_iters: Annotated[int | None, COUNT] = None

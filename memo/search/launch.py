@@ -9,6 +9,7 @@ from pathlib import Path
 from memo.artifacts.regular_file import replace_file
 from memo.config import RunConfig
 from memo.config.checks import check
+from memo.config.derived import default_lr
 from memo.config.launching import torchrun_nodes
 from memo.config.model_name import choose_model
 from memo.config.presets import PRESETS
@@ -59,7 +60,7 @@ def run_of(question: Question, choice: Choice, data_path: Sequence[str] | None =
 
 def write_run(question: Question, choice: Choice, path: str, data_path: Sequence[str] | None = None) -> None:
     """Write the run as TOML, what is expected of it in comments. Raises ConfigError."""
-    step, sized = choice.step, choice.sized
+    step, sized, run = choice.step, choice.sized, run_of(question, choice, data_path)
     lines = [
         f"# Planned by memo for {question.gpus} GPUs ({question.hardware.name}, {question.gpu_memory_gib:.4g} GiB).",
         f"# Expected: {step.tgs:,.0f} tokens per GPU and second, MFU {step.mfu_percent:.1f} %, "
@@ -68,8 +69,9 @@ def write_run(question: Question, choice: Choice, path: str, data_path: Sequence
         *([f"# {sized.disk_bytes / GIB:,.1f} GiB of a node's disks."] if sized.disk_bytes else []),
         *(["# Tight: with a GiB more of what torch does not see it would not fit."] if sized.is_tight else []),
         *([] if sized.verdict == Verdict.FITS else [f"# It may not fit: {sized.shortage(question)}."]),
+        f"# Unless given: {default_lr(run)}.",
         "",
-        run_of(question, choice, data_path).to_toml(),
+        run.to_toml(),
     ]
     try:
         replace_file(path, "\n".join(lines))
@@ -86,7 +88,7 @@ def trial_file(path: str) -> str:
 def command(
     question: Question, choice: Choice, config_file: str | None = None, data_path: Sequence[str] | None = None
 ) -> str:
-    """The torchrun line; with several nodes, to be run on each of them.
+    """The torchrun line, for the first start and every later one; with several nodes, to be run on each of them.
 
     Args:
         config_file: that `write_run` has written; without one the line has every flag of the run.
@@ -96,7 +98,7 @@ def command(
     data = "" if config_file is not None and data_path else f" --data-path {shlex.join(data_path or ['DATA'])}"
     flags = [f"--config {shlex.quote(config_file)}"] if config_file is not None else _flags(question, choice)
     launcher = torchrun_nodes(nodes, min(question.gpus, machine.gpus_per_node))
-    return f"{launcher} -m memo train {' '.join(flags)}{data} --save RUN"
+    return f"{launcher} -m memo train {' '.join(flags)}{data} --save RUN --load RUN"
 
 
 _SHORT = {SHORT_NAMES[short]: short for short in ("tp", "cp", "pp", "vpp", "mbs", "gbs")}

@@ -11,7 +11,8 @@ from memo.artifacts.reading import Source, read_json_object
 from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, preset
 from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
-from memo.config.hugging_face import CONFIG_FILE, model_of
+from memo.config.derived import GIVEN_WEIGHTS, NEW_WEIGHTS
+from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
@@ -38,7 +39,8 @@ class PlannedModel:
         shape: whose parameters are counted.
         sizes: whose layers are timed: the nearest model that memo can run, with a vocabulary.
         run: what `memo train` is told; None for a model that memo can only plan for.
-        pretrained: directory whose weights such a run starts from.
+        pretrained: directory whose weights such a run starts from; None: from new ones.
+        has_weights: whether they are there; a plan needs only config.json.
         why_not: why there is no `run`.
     """
 
@@ -47,6 +49,7 @@ class PlannedModel:
     sizes: ModelConfig
     run: ModelConfig | None
     pretrained: str | None = None
+    has_weights: bool = False
     why_not: str = ""
 
 
@@ -142,6 +145,19 @@ class Question:
     def node_share_text(self) -> str:
         """What is assumed of a node of which the run gets a part; empty where it gets all."""
         return share_text(self.node, self.gpus, self.host_memory_gib if self.host_is_given else None)
+
+    @property
+    def weights_text(self) -> str:
+        """Which weights a run starts from, and the learning rate that it has by default."""
+        directory = self.model.pretrained
+        if directory is None:
+            return f"weights: new; by default {NEW_WEIGHTS}"
+        if self.model.has_weights:
+            return f"weights: from {directory}; by default {GIVEN_WEIGHTS}"
+        return (
+            f"weights: from {directory}, which has none yet: before training, {download_hint(directory)}, or train new "
+            "ones with --pretrained-checkpoint None"
+        )
 
     def with_gpus(self, gpus: int) -> "Question":
         """The same on other GPUs of the machine, with their part of its nodes unless the user has named it."""
@@ -250,5 +266,6 @@ def _named_model(name: str, seq_len: int) -> PlannedModel:
         model = model_of(read_json_object(file, Source(str(file), ConfigError, "download it again")), str(file))
     except ConfigError as error:
         return PlannedModel(name, shape, shape.nearest, None, why_not=str(error))
-    has_weights = any(file.parent.glob("*.safetensors"))
-    return PlannedModel(name, shape, model, model, pretrained=str(file.parent) if has_weights else None)
+    if file.name != CONFIG_FILE:  # a shape alone, as no model directory has such a file
+        return PlannedModel(name, shape, model, model)
+    return PlannedModel(name, shape, model, model, str(file.parent), has_weights(file.parent))

@@ -102,6 +102,8 @@ def as_object(plan: Plan, commands: Commands, everything: bool = False) -> dict[
         "model": question.model.name,
         "parameters": question.model.shape.parameters,
         "runnable": question.model.run is not None,
+        "pretrained_checkpoint": question.model.pretrained,
+        "has_weights": question.model.has_weights,
         "gpus": question.gpus,
         "hardware": question.hardware.name,
         "gpu_memory_gib": question.gpu_memory_gib,
@@ -259,7 +261,7 @@ def _trial(plan: Plan, trial: Choice, commands: Commands) -> list[str]:
 
 
 def about_best(plan: Plan, commands: Commands) -> list[str]:
-    """What the best choice does, what binds it, how long it takes, what it costs, and the command that runs it."""
+    """What the best choice does, what binds it, how long it takes, what it costs, its weights, and its command."""
     best = plan.choices[0]
     name = "best" if plan.trial is None else "surely fits"
     lines = [f"{name}: {best.layout}: {_how(plan.question, best)}", *_states(best), f"binding limit: {best.limit}"]
@@ -272,7 +274,7 @@ def about_best(plan: Plan, commands: Commands) -> list[str]:
     ]
     if commands.best is None:
         return [*lines, f"memo cannot train this model, only plan for it: {plan.question.model.why_not}"]
-    return [*lines, f"run: {commands.best}"]
+    return [*lines, plan.question.weights_text, f"run: {commands.best}"]
 
 
 def _room(plan: Plan, best: Choice) -> list[str]:

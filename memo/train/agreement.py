@@ -11,24 +11,32 @@ from memo.train.stop import GracefulStop
 
 
 class Agreement:
-    """Loss and stop requests of a step, which the host reads together with the gradient norm.
+    """Loss and requests of a step, which the host reads together with the gradient norm.
 
     Attributes:
         loss: of the global batch.
         stops: some rank was asked to stop, so all ranks stop after the same step.
         failed: on some rank a checkpoint could not be written; all ranks raise that CheckpointError.
+        saves: by the clock of the rank that decides, it is time for a checkpoint; all ranks save after the same step.
     """
 
-    def __init__(self, mesh: Mesh, stop: GracefulStop, has_failed: Callable[[], bool]) -> None:
-        """`has_failed`: tells, without waiting, whether this rank's checkpoint could not be written."""
-        self.mesh, self._stop, self._has_failed = mesh, stop, has_failed
-        self.loss, self.stops, self.failed = 0.0, False, False
+    def __init__(
+        self, mesh: Mesh, stop: GracefulStop, has_failed: Callable[[], bool], is_save_due: Callable[[], bool]
+    ) -> None:
+        """What is asked in every step and never waits.
+
+        Args:
+            has_failed: whether this rank's checkpoint could not be written.
+            is_save_due: whether it is time for one; clocks differ, so one rank alone may say so.
+        """
+        self.mesh, self._stop, self._has_failed, self._is_save_due = mesh, stop, has_failed, is_save_due
+        self.loss, self.stops, self.failed, self.saves = 0.0, False, False, False
         self._sent: list[Tensor] = []
 
     def send(self, loss_sum: Tensor) -> None:
         """Start the sum of loss and requests over all ranks. tp ranks have the same share of the loss; one counts."""
         counted = loss_sum.double() * (self.mesh.at.tp == 0)
-        flags = (self._stop.requested, self._has_failed())
+        flags = (self._stop.requested, self._has_failed(), self._is_save_due())
         asked = [torch.full_like(counted, float(flag)) for flag in flags]
         self._sent = [all_reduce(torch.stack([counted, *asked]), self.mesh.world)]
 
@@ -36,8 +44,8 @@ class Agreement:
         """Bring `norm` (fp64 scalar) to the host, with what was sent; then the attributes are those of this step."""
         numbers = torch.cat([norm.unsqueeze(0), *self._sent])
         self._sent.clear()  # memory plans need what a step allocates to be freed in it
-        norm_value, self.loss, stops, failed = read_numbers(numbers)
-        self.stops, self.failed = stops > 0, failed > 0
+        norm_value, self.loss, *asked = read_numbers(numbers)
+        self.stops, self.failed, self.saves = (count > 0 for count in asked)
         return norm_value
 
 

@@ -19,8 +19,13 @@ def describe_start(
     dataset: object,
     global_batch_size: int,
     prepared: Prepared,
+    resumed_at: int | None = None,
 ) -> str:
-    """Sizes, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds."""
+    """Sizes, weights, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds.
+
+    Args:
+        resumed_at: the iteration of the checkpoint in --load from which the run goes on, if it does.
+    """
     model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
     memory = f"memory: {prepared.allocator}\n" if prepared.allocator else ""
     text = (
@@ -28,6 +33,7 @@ def describe_start(
         f"h = {model.hidden_size}, "
         f"{model.num_attention_heads} heads ({model.kv_heads} k/v), vocabulary {model.vocabulary}, "
         f"{config.training.params_dtype}\n"
+        f"weights: {_weights(config, resumed_at)}\n"
         f"layout: tp {grid.tp} x cp {grid.cp} ({config.parallel.cp_comm_type}) x pp {grid.pp} "
         f"(x {pipeline.chunks} chunks) x dp {grid.dp} on {parts.device.type}\n"
         f"{_simulation(config, parts.mesh.rank)}"
@@ -48,6 +54,15 @@ def describe_start(
     if parts.transients is not None:
         text += f"\nmemory of a step: {parts.transients.headline()}"
     return text
+
+
+def _weights(config: RunConfig, resumed_at: int | None) -> str:
+    checkpoint = config.checkpoint
+    if resumed_at is not None:
+        return f"from {checkpoint.load}, at iteration {resumed_at}"
+    if checkpoint.pretrained_checkpoint is not None:
+        return f"from {checkpoint.pretrained_checkpoint}"
+    return f"new, seed {config.training.seed}"
 
 
 def _simulation(config: RunConfig, rank: int) -> str:

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from memo.config import RunConfig, TrainingConfig
-from memo.config.derived import resolved_lr_decay_iters, resolved_lr_wsd_decay_iters
+from memo.config.derived import (
+    resolved_lr,
+    resolved_lr_decay_iters,
+    resolved_lr_warmup_iters,
+    resolved_lr_wsd_decay_iters,
+)
 from memo.errors import GradientError
 from memo.executor.layer_states import Update
 from memo.executor.states import StateStreamer
@@ -233,13 +238,14 @@ def _nothing() -> None:
 
 
 def _adam(groups: list[dict[str, object]], config: TrainingConfig) -> AdamW | torch.optim.Optimizer:
+    """Its learning rate is set in each update."""
     betas, device = (config.adam_beta1, config.adam_beta2), groups[0]["params"][0].device  # type: ignore[index]
     if device.type == "cuda" and _has_apex():
         from apex.optimizers import FusedAdam
 
-        apex_adam: torch.optim.Optimizer = FusedAdam(groups, lr=config.lr, betas=betas, eps=config.adam_eps)
+        apex_adam: torch.optim.Optimizer = FusedAdam(groups, lr=0.0, betas=betas, eps=config.adam_eps)
         return apex_adam
-    return AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps)
+    return AdamW(groups, lr=0.0, betas=betas, eps=config.adam_eps)
 
 
 def _has_apex() -> bool:
@@ -253,7 +259,7 @@ def _has_apex() -> bool:
 def learning_rate(config: RunConfig, iteration: int) -> float:
     """Learning rate of step `iteration` (counted from 1): warm-up, then the chosen decay to min_lr."""
     training, decay_iters = config.training, resolved_lr_decay_iters(config)
-    peak, floor, warmup = training.lr, training.min_lr, training.lr_warmup_iters
+    peak, floor, warmup = resolved_lr(config), training.min_lr, resolved_lr_warmup_iters(config)
     if iteration <= warmup:
         return peak * iteration / warmup
     if training.lr_decay_style == "constant":
@@ -271,8 +277,8 @@ def learning_rate(config: RunConfig, iteration: int) -> float:
 def schedule_of(config: RunConfig) -> dict[str, object]:
     """{flag: value} of all that `learning_rate` reads, in words of the command line."""
     training = config.training
-    schedule: dict[str, object] = {"--lr": training.lr, "--lr-decay-style": training.lr_decay_style}
-    schedule["--lr-warmup-iters"] = training.lr_warmup_iters
+    schedule: dict[str, object] = {"--lr": resolved_lr(config), "--lr-decay-style": training.lr_decay_style}
+    schedule["--lr-warmup-iters"] = resolved_lr_warmup_iters(config)
     if training.lr_decay_style != "constant":
         schedule |= {"--min-lr": training.min_lr, "--lr-decay-iters": resolved_lr_decay_iters(config)}
     if training.lr_decay_style == "WSD":

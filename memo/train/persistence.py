@@ -1,6 +1,7 @@
 """Saving and loading of a run, at once or in a thread beside training."""
 
 import os
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from memo.checkpoint.finite import check_finite
 from memo.checkpoint.owner import Ownership, claim
 from memo.checkpoint.store import SegmentState
 from memo.config import RunConfig
+from memo.config.derived import resolved_save_interval_minutes
 from memo.config.identity import accepted_changes, differences, model_identity
 from memo.data.corpus import data_identity
 from memo.errors import CheckpointError, ConfigError
@@ -69,7 +71,7 @@ class Persistence:
 
     def __init__(self, config: RunConfig, parts: ParallelModel, feed: Feed, owned: Ownership | None) -> None:
         """`owned`: what `own_directory` has returned."""
-        self._owned = owned
+        self._owned, self._saved_s = owned, time.monotonic()
         self.config, self.mesh, self.optimizer, self.sampler = config, parts.mesh, parts.optimizer, feed.sampler
         self.model, self.data = model_identity(config), data_identity(config.data, feed.dataset)
         self.background = BackgroundWriter(parts.device) if config.checkpoint.async_save else None
@@ -144,9 +146,21 @@ class Persistence:
         if self.background is None:
             path = self._write(Path(target), state, segments, lambda: None)
             self._print(f"saved checkpoint {path}")
-            return path
-        self.background.start(lambda on_read: self._write_beside(Path(target), state, segments, on_read))
-        return Path(target) / f"iter_{state.iteration:07d}"
+        else:
+            self.background.start(lambda on_read: self._write_beside(Path(target), state, segments, on_read))
+            path = Path(target) / f"iter_{state.iteration:07d}"
+        if self._is_own(Path(target)):
+            self._saved_s = time.monotonic()
+        return path
+
+    @property
+    def is_due(self) -> bool:
+        """Whether --save-interval-minutes are over since this start or its last checkpoint, by the clock of rank 0.
+
+        False on other ranks.
+        """
+        interval_s = 60.0 * resolved_save_interval_minutes(self.config)
+        return self.mesh.rank == 0 and 0.0 < interval_s <= time.monotonic() - self._saved_s
 
     @property
     def failed(self) -> bool:

@@ -12,10 +12,14 @@ from memo.config import RunConfig
 from memo.config.checks import check
 from memo.config.derived import (
     resolved_dtype,
+    resolved_lr,
+    resolved_lr_warmup_iters,
     resolved_memory_planner,
     resolved_vocab_size,
 )
+from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has_weights
 from memo.config.launching import check_ranks, this_script
+from memo.config.require import require
 from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.data import SampleDataset, Tokenizer
 from memo.data.epochs import with_epochs
@@ -104,6 +108,7 @@ def prepare(
     if config.training.num_epochs is not None:
         config = with_epochs(config, world_size, own_data)
         check(config, world_size, **needs)
+    config = config.override({"lr": resolved_lr(config), "lr_warmup_iters": resolved_lr_warmup_iters(config)})
     tokenizer = tokenizer or tokenizer_of(config)
     vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
     if tokenizer is not None and vocab_size < tokenizer.vocab_size:
@@ -164,10 +169,17 @@ def _check_packages(config: RunConfig) -> None:
 
 
 def _check_pretrained(config: RunConfig) -> None:
-    """The weights that a run starts from must be whole, and of this model."""
+    """The weights that a run starts from must be there, whole, and of this model."""
     directory = pretrained_directory(config)
-    if directory is not None:
-        open_pretrained(directory, config)
+    if directory is None:
+        return
+    require(
+        has_weights(directory),
+        f"--pretrained-checkpoint {directory} has no weights, neither {SINGLE_FILE} nor {INDEX_FILE}: "
+        f"{download_hint(directory)}, or train new ones with --pretrained-checkpoint None; other formats (.bin, .pth) "
+        "must be saved as safetensors first",
+    )
+    open_pretrained(directory, config)
 
 
 def _admit(config: RunConfig, world_size: int, device: torch.device, peak: PeakFlops) -> None:

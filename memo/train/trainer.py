@@ -132,7 +132,7 @@ class Trainer(Questions):
         self.eval_data = next(iter(self.eval_sets.values()), None)
         self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0
         self._persistence = Persistence(self.config, self.parts, self.feed, self._owned)
-        self._agreement = Agreement(mesh, self._stop, lambda: self.persistence.failed)
+        self._agreement = Agreement(mesh, self._stop, lambda: self.persistence.failed, lambda: self.persistence.is_due)
         self._load()
         self._plan_transients()
 
@@ -207,17 +207,7 @@ class Trainer(Questions):
         close() wait until it is whole, and they or the next step() raise CheckpointError if it cannot be. What is not
         finite is never saved: DivergenceError names the tensor.
         """
-        state = RunState(
-            iteration=self.iteration,
-            consumed_samples=self.feed.sampler.consumed_samples,
-            seed=self.config.training.seed,
-            optimizer_steps=self.optimizer_steps,
-            skipped_iterations=self.skipped,
-            nan_iterations=self.nan,
-            global_batch_size=self.global_batch_size,
-            consecutive_skips=self.consecutive_skips,
-        )
-        return self.persistence.save(state, directory)
+        return self.persistence.save(self._state(), directory)
 
     def print(self, text: str) -> None:
         """On rank 0 alone (or the only rank there is)."""
@@ -228,7 +218,7 @@ class Trainer(Questions):
         """What is about to run: sizes, layout, and the peak that MFU refers to."""
         if self.mesh.is_main_rank:  # describing takes seconds
             sizes = (self.feed.dataset, self.global_batch_size)
-            text = describe_start(self.config, self.parts, *sizes, self._prepared)
+            text = describe_start(self.config, self.parts, *sizes, self._prepared, self._resumed_at)
             say(text)
 
     def close(self) -> None:
@@ -320,8 +310,10 @@ class Trainer(Questions):
                 if training.eval_interval and self.iteration % training.eval_interval == 0:
                     outcome.validation_loss = self._report_evaluation(reporter)[0]
                     history.evaluations.append((self.iteration, outcome.validation_loss))
-                if checkpoint.save_interval and self.iteration % checkpoint.save_interval == 0:
-                    saved, saved_at = self.save(), self.iteration
+                by_steps = checkpoint.save_interval > 0 and self.iteration % checkpoint.save_interval == 0
+                is_last = self._stop.agreed or self.iteration == training.train_iters  # which is saved below
+                if by_steps or (_open(self._agreement).saves and not is_last):
+                    saved, saved_at = self.persistence.save(self._state(by_time=not by_steps)), self.iteration
             if history and not self.was_stopped:
                 self._report_evaluation(reporter, at_end=True)
         if checkpoint.save is not None and saved_at != self.iteration:
@@ -350,8 +342,22 @@ class Trainer(Questions):
             **self.meter.figures(self.parts, copies),
         )
 
+    def _state(self, by_time: bool = False) -> RunState:
+        return RunState(
+            iteration=self.iteration,
+            consumed_samples=self.feed.sampler.consumed_samples,
+            seed=self.config.training.seed,
+            optimizer_steps=self.optimizer_steps,
+            skipped_iterations=self.skipped,
+            nan_iterations=self.nan,
+            global_batch_size=self.global_batch_size,
+            consecutive_skips=self.consecutive_skips,
+            by_time=by_time,
+        )
+
     def _load(self) -> None:
         state = self.persistence.load()
+        self._resumed_at = None if state is None else state.iteration
         if state is not None:
             self.iteration, self.optimizer_steps = state.iteration, state.optimizer_steps
             self.skipped, self.nan = state.skipped_iterations, state.nan_iterations

@@ -1,5 +1,6 @@
 """A directory of checkpoints survives a death at every single change that is made to it; which old ones are deleted."""
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memo.artifacts.checksum import ALGORITHM, checksum_of_json
 from memo.checkpoint.directory import (
     LATEST,
     latest_checkpoint,
@@ -18,17 +20,18 @@ from memo.checkpoint.directory import (
     remove_older,
     whole_checkpoints,
 )
+from memo.checkpoint.files import RUN_STATE
 from memo.checkpoint.run_state import RunState, read_state
 
 TENSORS = "tensors-00000.bin"
 
 
-def save(root: Path, iteration: int, content: str, keep_latest_k: int = 0) -> None:
+def save(root: Path, iteration: int, content: str, keep_latest_k: int = 0, **state: Any) -> None:
     """What rank 0 does, with one small file for the tensors."""
     final = root / f"iter_{iteration:07d}"
     prepare(final)
     (partial(final) / TENSORS).write_text(content)
-    publish(final, RunState(iteration, iteration, 7, iteration, 0, 0, 4))
+    publish(final, RunState(iteration, iteration, 7, iteration, 0, 0, 4, **state))
     remove_older(final, keep_latest_k)
 
 
@@ -156,6 +159,24 @@ def test_the_newest_k_stay(tmp_path: Path, keep: int, left: list[int]) -> None:
         save(tmp_path, iteration, "", keep)
     assert whole_checkpoints(tmp_path) == [tmp_path / f"iter_{iteration:07d}" for iteration in left]
     assert newest(tmp_path)[0] == 40
+
+
+def test_where_all_stay_the_older_ones_that_time_has_asked_for_go(tmp_path: Path) -> None:
+    """While steps are skipped, the last one from before the first skip stays in any case."""
+    for iteration, by_time, skips in ((10, False, 0), (20, True, 0), (30, True, 0), (40, False, 3), (50, True, 13)):
+        save(tmp_path, iteration, "", by_time=by_time, consecutive_skips=skips)
+    assert [read_state(path).iteration for path in whole_checkpoints(tmp_path)] == [10, 30, 40, 50]
+    save(tmp_path, 60, "")
+    assert [read_state(path).iteration for path in whole_checkpoints(tmp_path)] == [10, 40, 60]
+
+
+def test_a_state_of_an_earlier_version_does_not_say_what_asked_for_it(tmp_path: Path) -> None:
+    save(tmp_path, 1, "", by_time=True)
+    file = tmp_path / "iter_0000001" / RUN_STATE
+    content = json.loads(file.read_text())
+    del content["by_time"], content[ALGORITHM]
+    file.write_text(json.dumps({**content, ALGORITHM: checksum_of_json(content)}))
+    assert not read_state(file.parent).by_time
 
 
 def test_old_means_an_older_iteration_whatever_the_number_of_digits(tmp_path: Path) -> None:

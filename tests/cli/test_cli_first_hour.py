@@ -222,7 +222,10 @@ WRONG = [
         "train --model meta-llama/Llama-3.1-8B --mock-data",
         "`hf download meta-llama/Llama-3.1-8B --local-dir meta-llama",
     ),
-    ("plan --model meta-llama/Llama-3.1-8B --gpus 8", "`hf download meta-llama/Llama-3.1-8B config.json --local-dir"),
+    (
+        "plan --model meta-llama/Llama-3.1-8B --gpus 8",
+        "`hf download meta-llama/Llama-3.1-8B config.json --local-dir meta-llama/Llama-3.1-8B`, which is enough",
+    ),
     ("estimate --model llama3", "did you mean 'llama-3.1-8b'?"),
     (
         "import meta-llama/Llama-3.1-8B --out x",

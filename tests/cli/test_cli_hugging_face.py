@@ -13,6 +13,8 @@ from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
 from memo.cli.main import main
 from memo.config import RunConfig
+from memo.config.derived import resolved_lr
+from memo.config.flags import parse_run
 from memo.data import build_corpus, load_tokenizer, train_bpe
 from memo.errors import ConfigError
 
@@ -47,6 +49,8 @@ def test_import_and_export(published: Path, tmp_path: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert f"{checkpoint}/iter_0000000: 21.73K weights; beside them config.json" in printed
     assert f"memo train --config {checkpoint}/config.toml --load {checkpoint}" in printed
+    imported = parse_run(["--config", f"{checkpoint}/config.toml"], prog="memo train")
+    assert imported.checkpoint.pretrained_checkpoint == str(published / "llama") and resolved_lr(imported) == 1e-5
     assert main(["export", checkpoint, "--out", out, "--dtype", "bf16", "--max-shard-gib", "2e-5"]) == 0
     assert f"{out}: LlamaForCausalLM, 42.44 KiB in 3 files" in capsys.readouterr().out
     assert json.loads((Path(out) / "config.json").read_text())["torch_dtype"] == "bfloat16"

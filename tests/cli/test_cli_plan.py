@@ -59,7 +59,7 @@ def test_the_table(tmp_path: Path, capsys: Capture) -> None:
     assert (
         "\nbest: tp" in shown and "\nbinding limit: " in shown and "--offload-alpha auto: input and attention" in shown
     )
-    command = f"run: torchrun --nproc-per-node 8 -m memo train --config {run} --save RUN"
+    command = f"run: torchrun --nproc-per-node 8 -m memo train --config {run} --save RUN --load RUN"
     assert command in lines
     assert "out of GPU memory" in lines[-1] and "--all tells each reason" in lines[-1]
     config = parse_run(["--config", str(run)], prog="memo train")
@@ -83,14 +83,15 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 36.44 GiB needed, 36.04 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("; the first step tells")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
-    assert lines[9] == f"{start} {first} --data-path DATA --save RUN"
+    assert lines[9] == f"{start} {first} --data-path DATA --save RUN --load RUN"
     assert lines[11].startswith("surely fits: tp4 cp1 pp2 vpp8 mbs1: keep everything on the GPU")
     assert lines[15].startswith("a step takes 5.6 minutes, a billion tokens ")
     assert lines[16].startswith(
         "CUDA, NCCL and page tables, which torch does not see: 4.4 GiB of a GPU, 2.8 to 5.8 by "
     )
     assert lines[16].endswith("; 2.9 GiB are left for more")
-    assert lines[17] == f"{start} {run} --data-path DATA --save RUN"
+    assert lines[17] == "weights: new; by default --lr 0.0003 after a warm-up of 1/100 of the steps"
+    assert lines[18] == f"{start} {run} --data-path DATA --save RUN --load RUN"
     assert not any(line.startswith("best:") for line in lines)
     others = lines[lines.index("would be faster, but may not fit:") + 2 : -2]
     assert len(others) == 2 and "tp4 cp2 pp1 mbs2 p2p" in others[0]  # not what is to be tried first, again
@@ -130,9 +131,10 @@ def test_json(capsys: Capture) -> None:
         "nvme_gib", "nvme_gb_per_s", "global_batch_size", "longest", "largest", "trial", "choices", "unsure",
         "refused", "refusals",
         "num_candidates", "num_fitting", "command", "trial_command", "dollars_per_gpu_hour",
-        "would_fit", "ties", "node_share", "price",
+        "would_fit", "ties", "node_share", "price", "pretrained_checkpoint", "has_weights",
     }  # fmt: skip
     assert (found["seq_len"], found["runnable"], found["longest"], found["refusals"]) == (262144, True, None, [])
+    assert (found["pretrained_checkpoint"], found["has_weights"]) == (None, False)
     best = found["choices"][0]
     assert set(best) == {
         "tp", "cp", "pp", "vpp", "mbs", "cp_comm_type", "dp", "alpha", "recompute", "swept_tiles",

@@ -21,8 +21,10 @@ from torch.distributed.run import get_args_parser
 import memo
 from memo.cli import plan as plan_command
 from memo.cli.main import main
-from memo.config import RunConfig
+from memo.config import RunConfig, preset
+from memo.config.derived import resolved_lr, resolved_lr_warmup_iters, resolved_save_interval_minutes
 from memo.config.flags import load_run
+from memo.config.to_hugging_face import write_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples" / "launch"
@@ -61,7 +63,7 @@ def shell(name: str) -> tuple[str, dict[str, str]]:
     return (LAUNCH / name).read_text(), {"FIRST_NODE": "node1"}
 
 
-def starts(name: str, folder: Path) -> tuple[list[str], Mapping[str, str]]:
+def starts(name: str, folder: Path, model: Path) -> tuple[list[str], Mapping[str, str]]:
     """Arguments of torchrun, and its environment; the plan that it is to train by is written."""
     bin_folder, run = folder / "bin", folder / "run"
     for path in (bin_folder, run):
@@ -70,7 +72,8 @@ def starts(name: str, folder: Path) -> tuple[list[str], Mapping[str, str]]:
         (bin_folder / command).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (bin_folder / command).chmod(0o755)
     script, given = shell(name)
-    paths = {"DATA": "/shared/data/mine", "RUN": str(run), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    paths = {"MODEL": str(model), "DATA": "/shared/data/mine", "RUN": str(run)}
+    paths |= {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     environment = {**given, **paths, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     command = ["bash", "-euc", script]  # two interpreters in turn: minutes where the machine is crowded
     done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600, check=False)
@@ -83,14 +86,22 @@ def starts(name: str, folder: Path) -> tuple[list[str], Mapping[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of Llama 3.1 8B what a plan reads."""
+    folder = tmp_path_factory.mktemp("Llama-3.1-8B")
+    (folder / "config.json").write_text(json.dumps(write_config(preset("llama-3.1-8b"), 131072, "bfloat16").content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     """What each example trains, checked for 16 ranks."""
     found, answer = {}, remembered(plan_command.answer)
     for path in sorted(LAUNCH.iterdir()):
         folder = tmp_path_factory.mktemp(path.stem)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plan_command, "answer", answer)
-            argv, environment = starts(path.name, folder)
+            argv, environment = starts(path.name, folder, model)
             for name, value in environment.items():
                 if name.startswith("PET_"):
                     patch.setenv(name, value)
@@ -105,12 +116,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
             assert command == "train"
             config = load_run(flags)
         assert config.checkpoint.save == config.checkpoint.load == str(folder / "run")  # restarts go on
-        assert config.checkpoint.save_interval > 0
+        assert resolved_save_interval_minutes(config) == 30
         found[path.name] = config
     return found
 
 
-def test_all_train_the_same_job(runs: dict[str, RunConfig]) -> None:
+def test_all_train_the_same_job(runs: dict[str, RunConfig], model: Path) -> None:
     assert runs.keys() == {"torchrun.sh", "slurm.sbatch", "kubernetes.yaml", "skypilot.yaml"}
     same = {
         replace(
@@ -121,6 +132,8 @@ def test_all_train_the_same_job(runs: dict[str, RunConfig]) -> None:
         for config in runs.values()
     }
     (job,) = same
+    assert job.checkpoint.pretrained_checkpoint == str(model)
+    assert (resolved_lr(job), resolved_lr_warmup_iters(job)) == (1e-5, 100)
     assert (
         job.data.seq_length == 262_144 and job.model.num_layers == 32 and job.data.data_path == ("/shared/data/mine",)
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memo.config.checks import check
+from memo.config.derived import resolved_lr, resolved_lr_warmup_iters
 from memo.config.flags import parse_run
 from memo.errors import ConfigError, ResourceError
 from memo.estimate.admission import Room, admit
@@ -17,6 +18,9 @@ from memo.search.launch import command, run_of, write_run
 from memo.search.question import ask
 from memo.search.ranking import evaluate, search
 from memo.units import GIB
+
+SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+SIZES |= {"vocab_size": 1000, "max_position_embeddings": 4096, "num_key_value_heads": 2}
 
 
 @pytest.mark.parametrize("strategy", [KEEP, FULL, AUTO, GRID[2]])
@@ -56,19 +60,36 @@ def test_a_vocabulary_of_the_data_stays_open() -> None:
     assert question.model.sizes.vocab_size == 257 and run_of(question, best).model.vocab_size is None
 
 
-def test_weights_beside_the_config_are_where_the_run_starts(tmp_path: Path) -> None:
-    values = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
-    values |= {"vocab_size": 1000, "max_position_embeddings": 4096, "num_key_value_heads": 2}
+def test_a_run_starts_from_the_weights_beside_the_config_also_before_they_are_there(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": "llama", "rope_theta": 5e5, **values}))
-    bare = ask(str(tmp_path), 2, seq_len=1024)
-    assert bare.model.pretrained is None and bare.model.sizes.rotary_base == 5e5
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    for name in (tmp_path, file):
-        question = ask(str(name), 2, seq_len=1024)
-        run = run_of(question, evaluate(question, Layout(2), KEEP))
-        assert run.checkpoint.pretrained_checkpoint == str(tmp_path)
-        assert tomllib.loads(run.to_toml())["model"]["rotary_base"] == 5e5
+    file.write_text(json.dumps({"model_type": "llama", "rope_theta": 5e5, **SIZES}))
+    for has_weights in (False, True):
+        if has_weights:
+            (tmp_path / "model.safetensors").write_bytes(b"")
+            says = "; by default --lr 1e-05 after a warm-up of 1/10 of the steps"
+        else:
+            says = ", which has none yet: before training, download it with `hf download "
+        for name in (tmp_path, file):
+            question = ask(str(name), 2, seq_len=1024)
+            assert question.weights_text.startswith(f"weights: from {tmp_path}{says}")
+            run = run_of(question, evaluate(question, Layout(2), KEEP))
+            assert run.checkpoint.pretrained_checkpoint == str(tmp_path)
+            assert tomllib.loads(run.to_toml())["model"]["rotary_base"] == 5e5
+            assert (resolved_lr(run), resolved_lr_warmup_iters(run)) == (1e-5, 10)
+
+
+def test_a_shape_without_a_model_directory_starts_from_new_weights(tmp_path: Path) -> None:
+    (tmp_path / "shape.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 5e5, **SIZES}))
+    for name in ("llama-3.1-8b", str(tmp_path / "shape.json")):
+        question = ask(name, 8, seq_len=1024, hardware="h100-80")
+        path = tmp_path / "run.toml"
+        write_run(question, evaluate(question, Layout(2, 4), KEEP), str(path))
+        run = parse_run(["--config", str(path)], prog="memo train")
+        assert run.checkpoint.pretrained_checkpoint is None
+        assert (resolved_lr(run), resolved_lr_warmup_iters(run)) == (3e-4, 1)
+        rate = "--lr 0.0003 after a warm-up of 1/100 of the steps"
+        assert question.weights_text == f"weights: new; by default {rate}"
+        assert f"# Unless given: {rate}.\n" in path.read_text()
 
 
 def test_a_family_that_memo_can_only_plan_for(tmp_path: Path) -> None:
@@ -86,33 +107,35 @@ def test_one_node_and_several() -> None:
     one, four, three = (ask("gpt-7b", gpus, hardware="h100-80") for gpus in (8, 32, 3))
     choice = evaluate(one, Layout(8), KEEP)
     assert command(one, choice, "a.toml") == (
-        "torchrun --nproc-per-node 8 -m memo train --config a.toml --data-path DATA --save RUN"
+        "torchrun --nproc-per-node 8 -m memo train --config a.toml --data-path DATA --save RUN --load RUN"
     )
     assert command(three, choice, "a.toml", "d").startswith(
         "torchrun --nproc-per-node 3 -m memo train --config a.toml --save"
     )
     assert command(four, choice, "a.toml", "d") == (
         "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500 "
-        "-m memo train --config a.toml --save RUN"
+        "-m memo train --config a.toml --save RUN --load RUN"
     )
 
 
 @pytest.mark.parametrize("strategy", [KEEP, FULL, AUTO, GRID[2]])
-@pytest.mark.parametrize("model", ["preset", "config.json", "weights"])
+@pytest.mark.parametrize("model", ["preset", "config.json", "shape.json", "weights"])
 def test_without_a_file_the_command_has_the_whole_run(model: str, strategy: object, tmp_path: Path) -> None:
     values = {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
     values |= {"vocab_size": 1000, "max_position_embeddings": 4096, "num_key_value_heads": 2}
     folder = tmp_path / "a model"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 5e5, **values}))
+    config = folder / ("shape.json" if model == "shape.json" else "config.json")
+    config.write_text(json.dumps({"model_type": "llama", "rope_theta": 5e5, **values}))
     if model == "weights":
         (folder / "model.safetensors").write_bytes(b"")
-    name = "llama-3.1-8b" if model == "preset" else str(folder)
+    name = {"preset": "llama-3.1-8b", "shape.json": str(config)}.get(model, str(folder))
     question = ask(name, 16, seq_len=4096, hardware="h100-80", host_memory_gib=1000, clip_grad=0.0)
     choice = evaluate(question, Layout(2, 2, 2, 2, 1, "all_gather"), strategy)  # type: ignore[arg-type]
     words = shlex.split(command(question, choice, data_path=("0.7", "my data", "0.3", "b")))
-    assert words[-2:] == ["--save", "RUN"] and ("--hidden-size" in words) == (model == "config.json")
-    read = parse_run([*words[words.index("train") + 1 : -2], "--device", "cuda"], prog="memo train")
+    assert words[-4:] == ["--save", "RUN", "--load", "RUN"]
+    assert ("--hidden-size" in words) == (model == "shape.json")
+    read = parse_run([*words[words.index("train") + 1 : -4], "--device", "cuda"], prog="memo train")
     assert read == run_of(question, choice, ("0.7", "my data", "0.3", "b"))
 
 

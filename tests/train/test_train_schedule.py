@@ -6,7 +6,7 @@ import math
 import pytest
 
 from memo.config import RunConfig
-from memo.train.optimizer import learning_rate
+from memo.train.optimizer import learning_rate, schedule_of
 
 STYLES = ("constant", "linear", "cosine", "WSD")
 
@@ -59,3 +59,14 @@ def test_decay_iters_may_differ_from_train_iters() -> None:
     assert rates("linear", lr_decay_iters=30)[29] == pytest.approx(1e-4, rel=1e-12)
     assert rates("cosine", lr_decay_iters=200)[49] > 8e-4
     assert rates("cosine", lr_warmup_iters=50)[48:51] == pytest.approx([9.8e-4, 1e-3, 1e-4], rel=1e-12)
+
+
+def test_by_default_the_rate_fits_the_weights() -> None:
+    for given, peak, warmup in ((None, 3e-4, 10), ("a model", 1e-5, 100)):
+        config = RunConfig().override({"pretrained_checkpoint": given, "train_iters": 1000})
+        found = [learning_rate(config, iteration) for iteration in range(1, 1001)]
+        assert found[:warmup] == pytest.approx([peak * i / warmup for i in range(1, warmup + 1)], rel=1e-14)
+        assert found[warmup - 1] == max(found) == pytest.approx(peak, rel=1e-14) and found[warmup] < peak
+        flags = {"--lr": peak, "--lr-warmup-iters": warmup}
+        assert flags.items() <= schedule_of(config).items()
+        assert learning_rate(config.override({"lr": 0.5, "lr_warmup_iters": 0, "lr_decay_style": "constant"}), 1) == 0.5

@@ -19,7 +19,6 @@ from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer, write_byte_tokenizer
-from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.checkpoint.index import Index
 from memo.checkpoint.run_state import RunState
@@ -27,7 +26,7 @@ from memo.checkpoint.store import MASTER, open_checkpoint, read_tensors
 from memo.config import RunConfig
 from memo.config.blend import read_blend
 from memo.config.derived import num_position_embeddings
-from memo.config.hugging_face import CONFIG_FILE, HuggingFaceModel, read_config
+from memo.config.hugging_face import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, HuggingFaceModel, read_config
 from memo.config.identity import differences, model_identity
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config

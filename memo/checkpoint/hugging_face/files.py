@@ -15,11 +15,9 @@ from torch import Tensor
 from memo.artifacts.fields import FileName, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, opened, read_json_object
-from memo.config.hugging_face import download_hint
+from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has_weights
 from memo.errors import CheckpointError
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """{name in safetensors: dtype}; all other dtypes (integers, 8-bit floats) are of quantised models or of no weights."""
 
@@ -44,14 +42,13 @@ class TensorFiles:
         """
         self.directory = Path(directory)
         self._open: tuple[str, Any] | None = None
-        index = self.directory / INDEX_FILE
-        has_index = model_file(self.directory, INDEX_FILE) is not None
-        indexed = _read_index(index) if has_index else {}
-        if not has_index and model_file(self.directory, SINGLE_FILE) is None:
+        if not has_weights(directory):
             raise CheckpointError(
                 f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: {download_hint(directory)}; "
                 "other formats (.bin, .pth) must be saved as safetensors first"
             )
+        index = self.directory / INDEX_FILE
+        indexed = {} if model_file(directory, INDEX_FILE) is None else _read_index(index)
         files = sorted(set(indexed.values())) or [SINGLE_FILE]
         self._check_presence(files)
         self.tensors = {name: stored for file in files for name, stored in self._headers(file).items()}

@@ -1,7 +1,7 @@
 """`memo import`: writes a Hugging Face directory as a checkpoint of memo, tensor by tensor.
 
 OUT/iter_0000000/     masters in the dtype in which they were published; no moments
-OUT/config.toml       the shape, as `memo train --config` reads it
+OUT/config.toml       the shape and the directory, as `memo train --config` reads them
 OUT/hugging_face/     config.json, tokenizer and generation settings, for `memo export`
 """
 
@@ -23,6 +23,7 @@ from memo.config import RunConfig
 from memo.config.derived import num_position_embeddings
 from memo.config.hugging_face import CONFIG_FILE, read_config
 from memo.config.identity import model_identity
+from memo.config.run import CheckpointConfig
 from memo.errors import CheckpointError
 
 
@@ -43,7 +44,7 @@ def import_checkpoint(directory: str | Path, out: str | Path) -> Imported:
     """
     source, root = Path(directory), Path(out)
     theirs = read_config(source)
-    config = RunConfig(model=theirs.model)
+    config = RunConfig(model=theirs.model, checkpoint=CheckpointConfig(pretrained_checkpoint=str(source)))
     weights = PretrainedWeights(source, theirs.model, theirs.model_type, num_position_embeddings(config))
     if has_checkpoint(root):
         raise CheckpointError(f"--out {root} holds a checkpoint already: choose another directory, or remove it")
