@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
-from memo.checkpoint.hugging_face.files import TensorFiles, write_tensors
+from memo.checkpoint.hugging_face.files import TensorFiles, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.data import build_corpus, train_bpe
 from memo.errors import CheckpointError
@@ -104,7 +104,7 @@ def test_a_file_of_tensors_is_read_by_the_library_and_by_memo(tmp_path: Path) ->
         "empty": torch.empty(0, 4, dtype=torch.float16),
         "turned": torch.randn(3, 4).t(),
     }
-    write_tensors(tmp_path / "model.safetensors", tensors)
+    write_safetensors(tmp_path / "model.safetensors", tensors)
     found = load_file(tmp_path / "model.safetensors")
     assert found.keys() == tensors.keys()
     assert all(

@@ -17,7 +17,7 @@ from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
 from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, copy_tokenizer, write_byte_tokenizer
-from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE, write_tensors
+from memo.checkpoint.hugging_face.files import INDEX_FILE, SINGLE_FILE, write_safetensors
 from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.checkpoint.index import Index
@@ -236,7 +236,7 @@ def _write_weights(source: _Source, folder: Path, tensors: Mapping[str, _Theirs]
     files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
     for file, names in zip(files, shards, strict=True):
         # The tensors have no variable, so that those of one file are freed before the next ones are read.
-        write_tensors(folder / file, _read(source, {name: tensors[name] for name in names}))
+        write_safetensors(folder / file, _read(source, {name: tensors[name] for name in names}))
     if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         total_bytes = sum(tensor.num_bytes for tensor in tensors.values())

@@ -111,7 +111,7 @@ class TensorFiles:
             ) from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write one file, with the permissions that all files get, where the library's own would be its owner's alone.
 
     Wide dtypes come first and the header is filled up to 8 bytes, so that each tensor lies at a multiple of its items.
