@@ -80,7 +80,7 @@ class Trainer(Questions):
         train_data: DataSource | None = None,
         eval_data: EvalSource | None = None,
         tokenizer: Tokenizer | str | None = None,
-        plan: Literal["auto", "off"] | float = "auto",
+        plan: Literal["off", "auto"] | float = "auto",
         callbacks: Sequence[Callback] = (),
         stop: GracefulStop | None = None,
         **overrides: object,
