@@ -11,8 +11,8 @@ from memo.errors import exit_on_error
 COMMANDS = (
     Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
     Command("profile", "measure one layer and the link, and print the plan for a run", "memo.cli.profile"),
-    Command("finetune", "a model learns conversations, of which the answers alone count", "memo.cli.finetune"),
-    Command("extend", "a model learns longer texts than it was made for", "memo.cli.extend"),
+    Command("finetune", "fine-tune a model on conversations, of which the answers alone count", "memo.cli.finetune"),
+    Command("extend", "extend a model to longer texts than it was made for", "memo.cli.extend"),
     Command("evaluate", "loss by position of a model, and what it finds again", "memo.cli.evaluate"),
     Command("generate", "what a model writes after a prompt, or answers", "memo.cli.generate"),
     Command("estimate", "memory of a model on a layout, and whether it fits", "memo.cli.estimate"),

@@ -135,13 +135,23 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, caps
     assert f"{before:.4f} (iteration 0) to {after:.4f} (iteration {last})" in run_page({"one": log}, [])
 
 
-def test_two_ranks_under_a_plan_are_the_same_run(model: Path, tmp_path: Path) -> None:
+def test_two_ranks_under_a_plan_are_the_same_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """To the last printed digit, after few steps: over hundreds even fp64's rounding grows to what is printed."""
     before, after, _ = finetune(model, tmp_path / "one", "--offload-alpha", "off", epochs=2)
     two = finetune(model, tmp_path / "two", "--plan", "auto", "--plan-hardware", "a100-40", epochs=2, ranks=2)
     assert re.search(r"^plan: tp\d cp\d pp\d mbs\d.*, keep$", two[2], re.MULTILINE), two[2][:2000]
     assert after < before - 0.5
     assert abs(two[0] - before) < 1.1e-4 and abs(two[1] - after) < 1.1e-4
+    flags = ["--prompt", "say red sun", "--max-new-tokens", "8", "--device", "cpu", "--num-threads", "1"]
+    asked = ["generate", "--load", str(tmp_path / "one"), "--chat", *flags]
+    assert main(asked) == 0
+    alone_told = capsys.readouterr().out.splitlines()[-1]
+    with by_hand(2, tmp_path, ("module", "memo"), [*asked, "--tp", "2"]) as run:
+        ends = [run.ended(rank) for rank in range(2)]
+    assert [end.status for end in ends] == [0, 0], ends[0].errors[-3000:]
+    assert run.output(0).splitlines()[-1] == alone_told, "the first rank alone writes the prompt"
 
 
 @pytest.mark.parametrize(
