@@ -11,7 +11,7 @@ from memo.cli.main import COMMANDS, main
 from memo.config import command_line
 from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed, texts_of
 from memo.config.flags import ALWAYS_ON, MEGATRON_SPELLINGS
-from memo.config.other_names import OTHER_NAMES, filled
+from memo.config.other_names import NAMES_ELSEWHERE, OTHER_COMMANDS, OTHER_NAMES, filled
 
 PAGE = Path(__file__).with_name("flags.md")
 INTRODUCTION = """# Flags
@@ -59,6 +59,13 @@ def _run_tables() -> Iterator[str]:
     for text in dict.fromkeys(OTHER_NAMES.values()):
         names = ", ".join(f"`{name}`" for name, answer in OTHER_NAMES.items() if answer == text)
         yield f"| {names} | {filled(text, lambda field: f'`{dashed(field)}`')} |"
+    yield "\n### Commands of other trainers\n\nAnswered as their flags are:\n"
+    yield "| typed | answer |"
+    yield "| --- | --- |"
+    for command, answers in (("memo", OTHER_COMMANDS), *NAMES_ELSEWHERE.items()):
+        for text in dict.fromkeys(answers.values()):
+            flags = [name if command == "memo" else dashed(name) for name, answer in answers.items() if answer == text]
+            yield f"| {', '.join(f'`{command} {flag}`' for flag in flags)} | {text} |"
     yield ""
 
 

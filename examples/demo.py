@@ -23,9 +23,9 @@ NEXT = f"""
 next, with conversations of your own, a line each such as {{"prompt": "2 + 2 =", "completion": "4"}}:
 
 . .venv/bin/activate
-python examples/finetune.py --model {MODEL} --train-data chats.jsonl --save runs/mine \\
+memo finetune --model {MODEL} --train-data chats.jsonl --save runs/mine \\
     --seq-len 512 --gbs 2 --train-iters 60 --lr 1e-3
-memo generate --model runs/mine/hf --seq-len 128 --prompt $'User: 2 + 2 =\\nAssistant: '
+memo generate --model runs/mine/hf --seq-len 128 --chat --prompt '2 + 2 ='
 
 on GPUs: which layout, how fast, what binds
 

@@ -5,7 +5,8 @@
     log.run.json    {"schema": "run", "version": 1, "config": {...}, ...}             one RunHeader, the latest start
 
 A resumed run appends, beginning with the iteration after its checkpoint: earlier lines about that iteration and later
-ones are then ignored. A run that was killed may leave half a line at the end, which is ignored as well.
+ones are then ignored. So are evaluations that stand before one of the same iteration or an earlier one. A run that was
+killed may leave half a line at the end, which is ignored as well.
 """
 
 from collections.abc import Callable, Iterator
@@ -184,6 +185,7 @@ class RunLog:
                 iteration, loss, name = found
                 evaluated = name if evaluated is None else evaluated
                 if name == evaluated:
+                    evaluations = _before(iteration, evaluations, lambda evaluation: evaluation[0])
                     evaluations.append((iteration, loss))
         if not steps:
             raise ArtifactError(f"{path} has no iteration yet: wait for the run's first step")

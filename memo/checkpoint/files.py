@@ -4,12 +4,11 @@ from pathlib import Path
 
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source
+from memo.config.run import RUN_CONFIG as RUN_CONFIG
 from memo.errors import CheckpointError
 
 INDEX = "index.json"
 RUN_STATE = "run_state.json"
-RUN_CONFIG = "config.toml"
-"""Beside the checkpoints of a run: its configuration."""
 
 
 def checkpoint_file(final: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ class Command:
 def dispatch(prog: str, about: str, commands: Sequence[Command], argv: Sequence[str]) -> int:
     """Run the subcommand that argv[0] names; without one or with --help print the table of them.
 
-    Raises ConfigError for an unknown name, with the nearest one.
+    Raises ConfigError for an unknown name, with what memo has instead, or the nearest one.
     """
     if argv and argv[0] == "help":  # `memo help plan`, as other programs are asked
         argv = [*argv[1:2], "--help"]
@@ -34,9 +34,12 @@ def dispatch(prog: str, about: str, commands: Sequence[Command], argv: Sequence[
             function = getattr(importlib.import_module(command.module), command.function)
             status: int | None = function(argv[1:])
             return status or 0
+    from memo.config.other_names import OTHER_COMMANDS  # here, because help is faster without
+
     names = [command.name for command in commands]
-    near = difflib.get_close_matches(argv[0], names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(argv[0], names, n=1, cutoff=0.6)
     hint = f"did you mean '{prog} {near[0]}'?" if near else f"use one of {', '.join(names)}"
+    hint = OTHER_COMMANDS.get(argv[0].lower().replace("_", "-"), hint)
     raise ConfigError(f"{prog}: there is no command '{argv[0]}': {hint}")
 
 

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from memo.train.trainer import Trainer
 
 ABOUT = (
-    "Loss and perplexity by position, of --model DIR or of the newest checkpoint in --load DIR, over --eval-iters "
-    "global batches of --eval-data-path, or else of --data-path. Takes every flag of `memo train`, also under "
-    "torchrun; those of checkpoints to write, of logs and of planned memory are not read."
+    "Loss and perplexity by position, of --model DIR or of the newest checkpoint of the run in --load DIR, over "
+    "--eval-iters global batches of --eval-data-path, or else of --data-path. Takes every flag of `memo train`, also "
+    "under torchrun; those of the run in --load DIR are read there, and those of checkpoints to write, of logs and of "
+    "planned memory are not read."
 )
 
 EXAMPLES = (
     "memo evaluate --model Llama-3.1-8B --data-path data/long-eval --seq-len 128K --needle",
-    "torchrun --nproc-per-node 8 -m memo evaluate --config runs/a/config.toml --load runs/a --tp 8 --seq-len 128K",
+    "torchrun --nproc-per-node 8 -m memo evaluate --load runs/a --tp 8 --seq-len 128K",
 )
 
 
@@ -52,7 +53,9 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises MemoError for a run that cannot be, before torch is loaded where that is known by then."""
-    config, options = parse_command(argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES)
+    config, options = parse_command(
+        argv, _Options(), prog="memo evaluate", about=ABOUT, examples=EXAMPLES, reads_run=True
+    )
     check_ranges(config)
     config = for_evaluation(config, wanted_ranks(config))
     _check_options(config, options)
@@ -79,8 +82,8 @@ def main(argv: Sequence[str]) -> None:
 def _check_options(config: RunConfig, options: _Options) -> None:
     require(
         config.checkpoint.load or config.checkpoint.pretrained_checkpoint,
-        "there are no weights to evaluate: give --model DIR, a Hugging Face directory, or --load DIR, a checkpoint of "
-        "memo (with --config DIR/config.toml, or the flags of its model)",
+        "there are no weights to evaluate: give --model DIR, a Hugging Face directory, or --load DIR, where a run "
+        "saved",
     )
     if options.needle:
         lengths = (options.num_needles, options.key_length, options.value_length)

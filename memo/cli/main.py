@@ -11,8 +11,10 @@ from memo.errors import exit_on_error
 COMMANDS = (
     Command("train", "train a model, on one rank or under torchrun", "memo.cli.train"),
     Command("profile", "measure one layer and the link, and print the plan for a run", "memo.cli.profile"),
+    Command("finetune", "fine-tune a model on conversations, of which the answers alone count", "memo.cli.finetune"),
+    Command("extend", "extend a model to longer texts than it was made for", "memo.cli.extend"),
     Command("evaluate", "loss by position of a model, and what it finds again", "memo.cli.evaluate"),
-    Command("generate", "what a model writes after a prompt", "memo.cli.generate"),
+    Command("generate", "what a model writes after a prompt, or answers", "memo.cli.generate"),
     Command("estimate", "memory of a model on a layout, and whether it fits", "memo.cli.estimate"),
     Command("plan", "the fastest layout that fits, for a model on so many GPUs", "memo.cli.plan"),
     Command("hardware", "the machines that plans know by name, and how to describe another", "memo.cli.hardware"),
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        with exit_on_error(needs_output=args[:1] != ["train"]):
+        with exit_on_error(needs_output=args[:1] not in (["train"], ["finetune"], ["extend"])):
             if args[:1] in (["--version"], ["version"]):
                 print(f"memo {__version__}")
                 return 0

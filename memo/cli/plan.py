@@ -13,6 +13,7 @@ from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed
 from memo.config.model_name import check_planned_model
+from memo.config.require import require
 from memo.errors import ConfigError
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
@@ -30,13 +31,6 @@ EXAMPLES = (
     "memo plan --family llama --gpus 8 --objective max-model-size",
     "memo plan --model llama-3.1-8b --seq-len 128K --compare h100-80x8,h200x8,a100-80x16",
 )
-_CHOSEN = "memo plan chooses it: --explain 'tp4 cp2 pp1 mbs1' takes one layout apart, memo estimate asks about one"
-NOTES = {
-    **dict.fromkeys(("tp", "cp", "pp", "vpp", "mbs", "tensor_model_parallel_size", "context_parallel_size"), _CHOSEN),
-    **dict.fromkeys(("pipeline_model_parallel_size", "micro_batch_size", "offload_alpha"), _CHOSEN),
-    **dict.fromkeys(("gpu", "num_gpus", "n_gpus", "ngpus"), "did you mean --gpus VALUE?"),
-    **dict.fromkeys(("batch_size", "train_batch_size"), "memo plan calls it --global-batch-size: of a step, all GPUs"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +53,7 @@ class _Options:
     """Tokens of one sequence; fights with --objective max-seq-len."""
     global_batch_size: Annotated[int | None, COUNT, Flag(aliases=("gbs",))] = None
     """Sequences in one step; default: one for each GPU."""
-    hardware: str = ""
+    hardware: Annotated[str, Flag(aliases=("gpu",))] = ""
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one; default: a800-80."""
     compare: str | None = None
     """Instead of --gpus and --hardware: machines and numbers of GPUs, such as h100-80x8,h200x8, that are ranked for
@@ -123,7 +117,7 @@ class _Options:
 
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, planned for, or written, and where --out has nothing to write."""
-    options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES, notes=NOTES)
+    options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES)
     _check(options)
     model = base_model(options.model, options.family, options.objective)
     check_planned_model(model)
@@ -243,6 +237,10 @@ def _check_compare(options: _Options) -> None:
 def _check(options: _Options) -> None:
     _check_method(options)
     _check_compare(options)
+    require(
+        not options.hardware.isdecimal(),
+        f"--hardware {options.hardware} is a number, not a machine: did you mean --gpus {options.hardware}?",
+    )
     if options.objective == "max-seq-len" and options.seq_len != DEFAULT_SEQ_LEN:
         raise ConfigError(
             f"--seq-len {options.seq_len} fights with --objective max-seq-len, which finds it: leave one of both out"

@@ -20,7 +20,8 @@ _LAYOUT = "memo.plan chooses it, and `plan.best.layout` says which; `memo estima
 _AXES = ("tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size")
 _NOTES = {
     **dict.fromkeys(("tp", "cp", "pp", "vpp", "mbs", "dp", "micro_batch_size", "offload_alpha", *_AXES), _LAYOUT),
-    **dict.fromkeys(("gpu", "num_gpus", "n_gpus", "ngpus"), "memo calls it gpus"),
+    **dict.fromkeys(("num_gpus", "n_gpus", "ngpus"), "memo calls it gpus"),
+    "gpu": "memo calls it hardware, such as 'h100-80'; gpus is how many there are",
     **dict.fromkeys(("batch_size", "train_batch_size"), "memo calls it global_batch_size: of a step, over all GPUs"),
 }
 

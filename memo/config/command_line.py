@@ -7,13 +7,13 @@ given twice the last value counts, so that whoever appends to a command override
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from memo.artifacts.reading import shown
 from memo.config import help_text
 from memo.config.flag_table import CommandLine, Entry, FlagGroup, dashed
-from memo.config.other_names import advice
+from memo.config.other_names import NAMES_ELSEWHERE, advice
 from memo.errors import ConfigError
 
 T = TypeVar("T")
@@ -26,14 +26,13 @@ def parse_options(
     prog: str,
     about: str = "",
     examples: Sequence[str] = (),
-    notes: Mapping[str, str] | None = None,
 ) -> T:
     """A dataclass of the flags of one command; `about` defaults to its docstring.
 
     Raises ConfigError for a word that is no flag, for a value that is none, and for what is missing; SystemExit after
     --help.
     """
-    line = CommandLine(prog, about or kind.__doc__ or "", (FlagGroup(kind),), tuple(examples), notes=notes or {})
+    line = CommandLine(prog, about or kind.__doc__ or "", (FlagGroup(kind),), tuple(examples))
     wanted = help_text.request(argv)
     if wanted is not None:
         print(help_text.render(line, wanted))
@@ -113,6 +112,10 @@ def _stray(line: CommandLine, word: str) -> str:
         return f"'{word}' belongs to no flag: a switch takes no value, so write --name to turn it on, --no-name for off"
     if word.startswith("-"):
         return f"'{word}' is no flag: flags have two dashes, such as -{word}; see `{line.prog} --help`"
+    stem, _, ending = word.rpartition(".")
+    if ending in ("yaml", "yml", "json", "toml") and any(entry.field == "config" for entry in line.entries):
+        told = f"'{word}' belongs to no flag: give the fields of a run as --config {stem}.toml"
+        return told if ending == "toml" else f"{told}, written as TOML by memo's names (docs/flags.md)"
     return f"'{word}' belongs to no flag: give flags as --name value, see `{line.prog} --help`"
 
 
@@ -125,9 +128,10 @@ def _unknown(line: CommandLine, given: str, value: str) -> str:
     """The message about a flag that the command does not have."""
     name = given[2:].replace("-", "_").lower()
     known = {each for entry in line.entries for each in (entry.field, *entry.mark.aliases)}
-    found = line.notes.get(name) or advice(name, known, dashed, line.prog)
+    found = line.notes.get(name) or NAMES_ELSEWHERE.get(line.prog, {}).get(name)
+    found = found or advice(name, known, dashed, line.prog)
     if found:
-        return f"there is no flag {given}: {found.replace('VALUE', value or 'N')}"
+        return f"there is no flag {given}: {found.replace('VALUE', value or 'VALUE')}"
     names = [flag[2:] for entry in line.entries if not entry.mark.is_positional for flag in entry.flags]
     names += [f"no-{entry.flag[2:]}" for entry in line.entries if entry.is_switch]
     near = difflib.get_close_matches(given[2:], names, n=1, cutoff=0.6)

@@ -7,8 +7,10 @@ message and exit status 2.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
+from memo.artifacts.reading import is_there, shown
 from memo.config import command_line, help_text
 from memo.config.flag import Flag
 from memo.config.flag_table import CommandLine, FlagGroup
@@ -16,7 +18,7 @@ from memo.config.launching import check_ranks, torchrun
 from memo.config.model_name import choose_model
 from memo.config.other_names import RANKS
 from memo.config.presets import PRESETS
-from memo.config.run import RunConfig, read_toml, section_of, with_one_length
+from memo.config.run import RUN_CONFIG, RunConfig, read_toml, section_of, with_one_length
 from memo.config.simulated_world import with_simulated_axes
 from memo.errors import ConfigError, exit_on_error, is_reporting_rank
 
@@ -112,12 +114,14 @@ def parse_command(
     prog: str,
     about: str,
     examples: Sequence[str] = (),
+    reads_run: bool = False,
 ) -> tuple[RunConfig, Options]:
     """As `parse_run`, for a command that takes the flags of a run and those of a dataclass of its own.
 
     Args:
         options: its defaults.
         about, examples: what --help says first.
+        reads_run: where --config is not given, the configuration of the run that --load names takes its place.
     """
     words = [word for given in argv for word in MEGATRON_SPELLINGS.get(given.replace("_", "-"), (given,))]
     line = _line(prog, about, tuple(examples), options, RunConfig(), _started_by_torchrun(prog, words))
@@ -128,6 +132,8 @@ def parse_command(
         raise SystemExit(0)
     with exit_on_error():
         values = command_line.read_values(line, words)
+        if reads_run:
+            values.setdefault("config", _saved_config(values))
         return _merged(values, options, prog)
 
 
@@ -164,6 +170,27 @@ def _with_defaults(line: CommandLine, words: Sequence[str], options: Any) -> Com
     except ConfigError:
         return line
     return _line(line.prog, line.about, line.examples, options, run, line.notes)
+
+
+def _saved_config(values: Mapping[str, Any]) -> str | None:
+    """The file beside the checkpoints that --load names, a directory of them or one iter_...; None if it is not there.
+
+    Raises ConfigError for one with a layer of the user's own, whose file would be run though nobody has named it.
+    """
+    load = values.get("load")
+    if load is None:
+        return None
+    folder = Path(load).parent if Path(load).name.startswith("iter_") else Path(load)
+    file = folder / RUN_CONFIG
+    if not is_there(file):
+        return None
+    layer = read_toml(file).get("custom_layer")
+    if layer and "custom_layer" not in values:
+        raise ConfigError(
+            f"--load {load}: {file} has --custom-layer {shown(layer)}, whose file would be run: give that flag as well "
+            "if you trust it"
+        )
+    return str(file)
 
 
 def _merged(values: dict[str, Any], options: Options, prog: str) -> tuple[RunConfig, Options]:

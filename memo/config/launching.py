@@ -20,7 +20,7 @@ def this_script() -> str:
 
 
 def torchrun(prog: str, argv: Sequence[str], ranks: int) -> str:
-    """The command that starts `ranks` ranks of `prog`, such as "memo train" or "examples/finetune.py"."""
+    """The command that starts `ranks` ranks of `prog`, such as "memo train" or "examples/pretrain_gpt.py"."""
     program = f"-m {prog}" if prog.startswith("memo ") else prog
     per_node = next(size for size in range(min(ranks, GPUS_PER_NODE), 0, -1) if ranks % size == 0)
     return f"{torchrun_nodes(ranks // per_node, per_node)} {program} {shlex.join(argv)}".rstrip()

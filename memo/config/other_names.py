@@ -46,6 +46,33 @@ _FP16 = "memo trains in bf16, fp32 or fp64, which need no loss scaling: give {pa
 _NO_DROPOUT = "memo has no dropout: leave it out"
 _ADAMW = "memo's optimizer is AdamW: leave it out"
 _WORKERS = "memo reads samples from memory-mapped files and needs no workers: leave it out"
+_EXPERTS = (
+    "memo trains dense models and has no mixture of experts: leave it out, or train such a model with Megatron-LM or "
+    "torchtitan"
+)
+_PREFERENCES = (
+    "memo has no training by preferences or rewards: `memo finetune` learns answers, and TRL takes the model that it "
+    "writes to SAVE/hf further"
+)
+_TASKS = (
+    "memo runs no benchmark tasks: `memo evaluate` tells losses by position and, with --needle, what a model finds "
+    "again; for tasks write the model with `memo export` and give it to lm-evaluation-harness"
+)
+_CHATS = "memo calls it finetune: `memo finetune --model DIR --train-data chats.jsonl --save OUT`"
+_BUILD = (
+    "`memo data build texts.jsonl PREFIX` makes a corpus of texts, `memo data chat chats.jsonl PREFIX --tokenizer DIR` "
+    "one of conversations"
+)
+_ANSWER = "`memo generate --chat --model DIR --prompt TEXT` prints what a model answers"
+_SERVE = (
+    "memo serves no models: `memo export RUN --out DIR` writes one for Hugging Face, and `vllm serve DIR` serves it; "
+    "`memo generate` tries a few prompts"
+)
+_CONVERT = "`memo import DIR --out CKPT` reads a model of Hugging Face, `memo export CKPT --out DIR` writes one"
+_BENCHMARK = (
+    "`memo train --mock-data` tells TGS and MFU of each step, `memo profile` measures one layer and the link, and "
+    "trainer.benchmark() in Python gives medians; what a model knows is told by `memo evaluate`"
+)
 
 RANKS = ("gpus", "num_gpus", "n_gpus", "ngpus", "devices", "nproc_per_node", "num_processes")
 """Names of how many processes there are."""
@@ -99,7 +126,13 @@ OTHER_NAMES: dict[str, str] = {
     **dict.fromkeys(RANKS, "torchrun decides it: torchrun --nproc-per-node 8 -m memo train ... starts eight"),
     **dict.fromkeys(("nnodes", "num_nodes", "num_machines"), "torchrun decides it: see docs/launching.md"),
     **dict.fromkeys(("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora"), _ADAPTERS),
-    **dict.fromkeys(("use_lora", "use_peft", "peft_config", "qlora", "load_in_4bit", "load_in_8bit"), _ADAPTERS),
+    **dict.fromkeys(
+        ("peft", "use_lora", "use_peft", "peft_config", "qlora", "load_in_4bit", "load_in_8bit"), _ADAPTERS
+    ),
+    **dict.fromkeys(("num_experts", "num_local_experts", "moe_router_topk"), _EXPERTS),
+    **dict.fromkeys(("expert_model_parallel_size", "ep"), _EXPERTS),
+    **dict.fromkeys(("dpo", "rlhf", "grpo", "ref_model"), _PREFERENCES),
+    **dict.fromkeys(("tasks", "num_fewshot"), _TASKS),
     **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), _RECOMPUTE),
     **dict.fromkeys(("recompute_method", "recompute_num_layers"), _RECOMPUTE),
     **dict.fromkeys(("attn_implementation", "use_flash_attention_2", "flash_attention", "flash_attn"), _ATTENTION),
@@ -118,6 +151,43 @@ OTHER_NAMES: dict[str, str] = {
     "tie_word_embeddings": "memo calls the opposite {untie_embeddings_and_output_weights}",
 }
 """{name: what to do}; names in braces are fields of memo."""
+
+OTHER_COMMANDS: dict[str, str] = {
+    **dict.fromkeys(("sft", "fine-tune", "instruct"), _CHATS),
+    **dict.fromkeys(
+        ("lora", "peft"), "memo trains all weights and has no adapters: `memo finetune` learns conversations"
+    ),
+    **dict.fromkeys(("dpo", "rlhf"), _PREFERENCES),
+    **dict.fromkeys(("chat", "inference", "infer"), _ANSWER),
+    **dict.fromkeys(("serve", "server"), _SERVE),
+    **dict.fromkeys(("convert", "convert-checkpoint"), _CONVERT),
+    **dict.fromkeys(("preprocess", "preprocess-data", "tokenize", "tokenise"), _BUILD),
+    **dict.fromkeys(("benchmark", "bench"), _BENCHMARK),
+}
+"""{a command of other trainers, with dashes: what to do}."""
+
+_CHOSEN = "memo plan chooses it: --explain 'tp4 cp2 pp1 mbs1' takes one layout apart, memo estimate asks about one"
+NAMES_ELSEWHERE: dict[str, dict[str, str]] = {
+    "memo plan": {
+        **dict.fromkeys(
+            ("tp", "cp", "pp", "vpp", "mbs", "tensor_model_parallel_size", "context_parallel_size"), _CHOSEN
+        ),
+        **dict.fromkeys(("pipeline_model_parallel_size", "micro_batch_size", "offload_alpha"), _CHOSEN),
+        **dict.fromkeys(("num_gpus", "n_gpus", "ngpus"), "did you mean --gpus VALUE?"),
+        **dict.fromkeys(
+            ("batch_size", "train_batch_size"), "memo plan calls it --global-batch-size: of a step, all GPUs"
+        ),
+    },
+    "memo import": dict.fromkeys(
+        ("model", "model_name_or_path", "input"),
+        "the directory stands alone: memo import VALUE --out CHECKPOINT, a directory to write",
+    ),
+    "memo export": dict.fromkeys(
+        ("load", "model", "checkpoint", "input"),
+        "the directory of the run stands alone: memo export VALUE --out DIR, a directory to write",
+    ),
+}
+"""{command: {a name that its own flags have elsewhere: what to do}}; VALUE stands for what was given."""
 
 
 def advice(name: str, known: Collection[str], written: Callable[[str], str], asked: str = "memo train") -> str:

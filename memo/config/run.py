@@ -22,6 +22,9 @@ from memo.config.parallel import ParallelConfig
 from memo.config.training import TrainingConfig
 from memo.errors import ConfigError
 
+RUN_CONFIG = "config.toml"
+"""Beside the checkpoints of a run: its configuration."""
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memo.data.chat_render import Span
-from memo.data.chat_template import TEMPLATE_FILE, ChatTemplate, Rendered, load_chat_template
+from memo.data.chat_template import TEMPLATE_SUFFIX, ChatTemplate, Rendered, load_chat_template
 from memo.data.conversations import ChatForm, Conversation, read_conversations
 from memo.data.corpus_builder import (
     READING,
@@ -38,8 +38,6 @@ from memo.data.progress import Progress
 from memo.data.records import require_utf8
 from memo.data.tokenizer import Located, Tokenizer, load_tokenizer
 from memo.errors import DataError
-
-TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
 
 
 def build_chat(

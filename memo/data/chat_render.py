@@ -71,6 +71,11 @@ class Renderer:
             spans.append((len(prompt), self._end_of_answer(text, len(prompt), len(answered))))
         return text, spans
 
+    def prompt(self, messages: list[dict[str, Any]], max_characters: int) -> str:
+        """The text of the messages up to where the model answers. Raises TemplateRefusal, as `conversation`."""
+        text = self._render(messages, len(messages), None, True, max_characters)
+        return _without_marks(text, messages, None)[0] if self._marks else text
+
     def _render(
         self, messages: list[dict[str, Any]], count: int, tools: list[Any] | None, prompt: bool, max_characters: int
     ) -> str:

@@ -16,6 +16,7 @@ The second holds only where each text begins the next, which is checked. Blanks 
 answer and the next message belong to neither: a model that answers has stopped by then.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,17 @@ from typing import Any
 
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, read_json_object, read_text
+from memo.config import RunConfig
+from memo.config.blend import read_blend
 from memo.data.chat_render import Span, TemplateRefusal
-from memo.data.conversations import Conversation
+from memo.data.conversations import ASSISTANT, Conversation, Message
 from memo.data.template_process import TemplateProcess, TemplateStopped
+from memo.data.tokenizer import ByteTokenizer
 from memo.errors import ConfigError, DataError
 
 TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
+"""What the name of a corpus of conversations is followed by in that of the template that rendered them."""
 MAX_SOURCE_CHARACTERS = 1 << 18
 """Limit of a template; the longest in use have a tenth of it."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -56,7 +62,7 @@ class ChatTemplate:
         self, source: str, *, variables: Mapping[str, str], special_texts: Sequence[str], name: str | Path
     ) -> None:
         """Raises DataError for a template that Jinja cannot read, or not within the limits of TemplateProcess."""
-        self.source, self.name = source, name
+        self.source, self.name, self._special_texts = source, name, tuple(special_texts)
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise DataError(
                 f"{name}: a chat template of {len(source)} characters; memo takes up to {MAX_SOURCE_CHARACTERS}: give "
@@ -79,14 +85,7 @@ class ChatTemplate:
         takes more time, memory or text than any template needs (`memo.data.template_process`), or where it cannot be
         told what the assistant wrote.
         """
-        try:
-            found = self._process.render(conversation.messages, conversation.tools)
-        except TemplateRefusal as refusal:
-            raise DataError(f"{conversation.where}: {self.name} {refusal}") from None
-        except TemplateStopped as stopped:
-            raise DataError(
-                f"{conversation.where}: {self.name} {stopped} for the conversation; give another chat template"
-            ) from None
+        found = self._rendered(conversation.where, conversation.messages, conversation.tools)
         spans = [(begin, end) for begin, end in found["spans"]]
         if all(conversation.learned):
             return Rendered(found["text"], tuple(spans))
@@ -98,24 +97,57 @@ class ChatTemplate:
         learned = zip(spans, conversation.learned, strict=True)
         return Rendered(found["text"], tuple(span for span, is_learned in learned if is_learned))
 
+    def prompt(self, messages: tuple[Message, ...], where: str) -> str:
+        """The text up to where the model answers. Raises DataError as `render`; `where` begins its messages."""
+        text: str = self._rendered(where, messages, None, asks=True)["text"]
+        return text
+
+    def end_of_answer(self) -> str | None:
+        """The special token that ends an answer; None where the template writes none, or no answer to a question."""
+        question, answer = {"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}
+        try:
+            rendered = self.render(Conversation("a question and its answer", (question, answer), (True,)))
+        except DataError:  # such as of a template that wants to hear the system first
+            return None
+        learned = "".join(rendered.text[begin:end] for begin, end in rendered.spans[-1:])
+        ends = [text for text in self._special_texts if learned.rstrip().endswith(text)]
+        return max(ends, key=len, default=None)
+
+    def _rendered(
+        self, where: str, messages: tuple[Message, ...], tools: list[Any] | None, *, asks: bool = False
+    ) -> dict[str, Any]:
+        try:
+            return self._process.render(messages, tools, asks=asks)
+        except TemplateRefusal as refusal:
+            raise DataError(f"{where}: {self.name} {refusal}") from None
+        except TemplateStopped as stopped:
+            raise DataError(
+                f"{where}: {self.name} {stopped} for the conversation; give another chat template"
+            ) from None
+
 
 def load_chat_template(
-    tokenizer: str | Path, special_texts: Sequence[str], given: str | Path | None = None
+    tokenizer: str | Path,
+    special_texts: Sequence[str],
+    given: str | Path | None = None,
+    flag: str = "--tokenizer",
 ) -> ChatTemplate:
     """The template of a tokenizer's directory (or of the directory of a tokenizer.json), or a `given` one.
 
     Args:
         given: a file of Jinja, or a directory as above; the variables remain those of `tokenizer`.
+        flag: what gave `tokenizer`, for messages.
 
     Raises ConfigError where there is none, and DataError for one that cannot be read.
     """
     folder = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
-    config = _read_config(folder)
+    is_bytes = str(tokenizer) == ByteTokenizer.name  # which has no folder
+    config = {} if is_bytes else _read_config(folder)
     if given is None:
-        found = _find(folder, config)
+        found = None if is_bytes else _find(folder, config)
         if found is None:
             raise ConfigError(
-                f"--tokenizer {tokenizer} comes without a chat template (neither {TEMPLATE_FILE} nor chat_template in "
+                f"{flag} {tokenizer} comes without a chat template (neither {TEMPLATE_FILE} nor chat_template in "
                 f"{_TOKENIZER_CONFIG}): give --chat-template, a file of Jinja or the directory of a model that has one"
             )
     elif Path(given).is_dir():
@@ -125,7 +157,33 @@ def load_chat_template(
     else:
         found = given, _read_text(Path(given))
     name, source = found
-    return ChatTemplate(source, variables=_special_tokens(config), special_texts=special_texts, name=name)
+    return ChatTemplate(source, variables=_tokens_in(config), special_texts=special_texts, name=name)
+
+
+def load_run_template(config: RunConfig, special_texts: Sequence[str], given: str | None = None) -> ChatTemplate:
+    """The `given` template, or the one that rendered the conversations of the run, or that of the model or tokenizer
+    that it names.
+
+    Raises ConfigError where there is none, and as `load_chat_template`.
+    """
+    words, pretrained = config.data.data_path, config.checkpoint.pretrained_checkpoint
+    prefixes = () if words is None else read_blend("--data-path", words).prefixes
+    learned = (f"{prefix}{TEMPLATE_SUFFIX}" for prefix in prefixes)
+    found = given or next(filter(os.path.exists, learned), None)
+    source = pretrained or config.data.tokenizer
+    if source is None and found is None:
+        raise ConfigError(
+            "there is no chat template, as the run has learned no conversations and names no model: give "
+            "--chat-template, a file of Jinja or the directory of a model that has one"
+        )
+    return load_chat_template(
+        source or ByteTokenizer.name, special_texts, found, "--model" if pretrained else "--tokenizer"
+    )
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """bos_token, eos_token and their like, as the tokenizer_config.json of a folder spells them. Raises DataError."""
+    return _tokens_in(_read_config(folder))
 
 
 def _find(folder: Path, config: Mapping[str, Any]) -> tuple[str | Path, str] | None:
@@ -157,8 +215,8 @@ def _read_text(path: Path) -> str:
     return read_text(path, Source(f"--chat-template {path}", ConfigError, remedy), max_bytes=4 * MAX_SOURCE_CHARACTERS)
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and their like, each a text or an object with one."""
+def _tokens_in(config: Mapping[str, Any]) -> dict[str, str]:
+    """Each is a text or an object with one."""
     values = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
     return {key: text for key, text in texts.items() if isinstance(text, str)}

@@ -65,15 +65,17 @@ class TemplateProcess:
         with self._lock:
             self._start()
 
-    def render(self, messages: tuple[dict[str, Any], ...], tools: list[Any] | None) -> dict[str, Any]:
-        """The text of a conversation, and spans: [begin, end) of each answer.
+    def render(
+        self, messages: tuple[dict[str, Any], ...], tools: list[Any] | None, *, asks: bool = False
+    ) -> dict[str, Any]:
+        """The text of a conversation, and spans: [begin, end) of each answer; `asks`: the text up to the next answer.
 
         Raises TemplateRefusal, and TemplateStopped; the next call then starts another process.
         """
         with self._lock:
             if self._process is None:
                 self._start()
-            return self._ask({"messages": messages, "tools": tools})
+            return self._ask({"messages": messages, "tools": tools, "asks": asks})
 
     def close(self) -> None:
         if self._end is not None:
@@ -162,7 +164,10 @@ def _rendered(renderer: Renderer, line: bytes, base_bytes: int) -> dict[str, Any
     question = json.loads(line)
     try:
         with _limits(base_bytes, len(line), renderer.num_renderings(question["messages"])):
-            text, spans = renderer.conversation(**question, max_characters=MAX_CHARACTERS + MAX_GROWTH * len(line))
+            most = MAX_CHARACTERS + MAX_GROWTH * len(line)
+            if question.pop("asks"):
+                return {"text": renderer.prompt(question["messages"], most), "spans": []}
+            text, spans = renderer.conversation(**question, max_characters=most)
         return {"text": text, "spans": spans}
     except TemplateRefusal as refusal:
         return {"refusal": str(refusal)}

@@ -149,6 +149,12 @@ def _best_loss(run: RunLog) -> str:
     return f"{best.lm_loss:.4f} (iteration {best.iteration})"
 
 
+def _evaluated(run: RunLog) -> str:
+    """The first and the last evaluation: of a model that is fine-tuned before and after."""
+    ends = dict([run.evaluations[0], run.evaluations[-1]]) if run.evaluations else {}
+    return " to ".join(f"{loss:.4f} (iteration {iteration})" for iteration, loss in ends.items()) or _UNKNOWN
+
+
 def _last(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
     return lambda run: form(getattr(run.steps[-1], field))
 
@@ -166,6 +172,7 @@ _FIGURES: dict[str, Callable[[RunLog], str]] = {
     "samples seen": _last("consumed_samples", lambda value: f"{value:,.0f}"),
     "last loss": _last("lm_loss", lambda value: f"{value:.4f}"),
     "lowest loss": _best_loss,
+    "validation loss": _evaluated,
     "step, median": _middle("step_time_s", lambda value: f"{value:.4g} s"),
     "TGS, median": _middle("tgs", lambda value: f"{value:,.1f}"),
     "TGS, best": lambda run: f"{max(step.tgs for step in run.steps):,.1f}",

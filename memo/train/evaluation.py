@@ -10,8 +10,9 @@ n 2^-53, as no term is negative (1.2e-10 for 2^20 tokens).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,12 @@ class NeedleRecall:
         rows = [(_span(b.first, b.end), *columns(b.num_questions, b.accuracy, b.loss)) for b in self.buckets]
         rows.append(("all", *columns(sum(b.num_questions for b in self.buckets), self.accuracy, self.loss)))
         return text_table([("distance", "questions", "found", "loss"), *rows], left=())
+
+
+def as_record(found: float | LossByPosition, name: str) -> dict[str, Any]:
+    """What the log says of an evaluation of the set `name`, which may be empty."""
+    losses = asdict(found) if isinstance(found, LossByPosition) else {"loss": found}
+    return {**losses, **({"data": name} if name else {})}
 
 
 def compare_positions(found: Mapping[str, LossByPosition]) -> str:

@@ -4,7 +4,7 @@ Each new token is a forward over all --seq-length tokens, as an evaluation runs 
 is cached from one token to the next. All ranks draw the same tokens, from the same numbers and the same seed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,11 +104,11 @@ def continuations(
     rows: Sequence[Sequence[int]],
     seq_length: int,
     sampling: Sampling,
-    end: int | None,
+    ends: Collection[int],
 ) -> list[list[int]]:
-    """The tokens that follow each of `rows`, without `end`, which ends a text. Collective, the same on all ranks.
+    """The tokens that follow each of `rows`, without that of `ends` with which a text ends.
 
-    Raises ConfigError where prompt and new tokens are longer than a sample.
+    Collective, the same on all ranks. Raises ConfigError where prompt and new tokens are longer than a sample.
     """
     sampling.check()
     longest = max(map(len, rows))
@@ -125,7 +125,7 @@ def continuations(
         logits = _next_logits(parts, feed_of(prompts), [len(text) - 1 for text in texts])
         drawn = [_draw(of_text, sampling, generator) for of_text in logits.cpu().double()]
         for index in sorted(running):
-            if drawn[index] == end:
+            if drawn[index] in ends:
                 running.discard(index)
             else:
                 texts[index].append(drawn[index])

@@ -64,9 +64,10 @@ class JsonLines:
     A resumed run appends to its log.
     """
 
-    def __init__(self, name: str, path: str, header: RunHeader) -> None:
+    def __init__(self, name: str, path: str, header: RunHeader | None = None) -> None:
         self.name = name
-        header.save(header_path(path))
+        if header is not None:
+            header.save(header_path(path))
         descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.file = open(descriptor, "ab", buffering=0)  # noqa: SIM115 - held for the run
 
@@ -149,6 +150,15 @@ class Reporter:
             reporter.add(f"--tensorboard-dir {folder}", lambda name: TensorBoard(name, folder))
         if (project := logging.wandb_project) is not None:
             reporter.add(f"--wandb-project {project}", lambda name: WandB(name, project, dataclasses.asdict(config)))
+        return reporter
+
+    @classmethod
+    def of_log(cls, config: RunConfig) -> "Reporter":
+        """The log alone, for what is told outside of train(), which also writes its header and tells the trackers."""
+        reporter = cls()
+        log = default_log(config.checkpoint.save, config.logging.log_jsonl)
+        if log is not None:
+            reporter.add(f"the log {log}", lambda name: JsonLines(name, log))
         return reporter
 
     def add(self, name: str, make: Callable[[str], Sink]) -> None:

@@ -8,12 +8,23 @@ import numpy as np
 
 from memo.config import RunConfig
 from memo.data import GlobalBatchSampler, NeedleDataset, SampleDataset, Tokenizer, load_tokenizer
+from memo.data.chat_template import load_run_template
 from memo.errors import ConfigError
+from memo.mesh.objects import from_rank_zero
 from memo.train.build import ParallelModel
 from memo.train.data_sources import evaluation_set, open_dataset
-from memo.train.evaluation import LossByPosition, NeedleRecall, loss_by_position, mean_loss, needle_recall, num_batches
+from memo.train.evaluation import (
+    LossByPosition,
+    NeedleRecall,
+    as_record,
+    loss_by_position,
+    mean_loss,
+    needle_recall,
+    num_batches,
+)
 from memo.train.feed import Feed
 from memo.train.generate import Prompt, Sampling, continuations, decode, encode
+from memo.train.metrics import Reporter
 from memo.train.setup import Prepared
 
 
@@ -22,6 +33,7 @@ class Questions:
 
     config: RunConfig
     global_batch_size: int
+    iteration: int
     eval_sets: dict[str, SampleDataset]
     _eval_tiles: int
     _prepared: Prepared
@@ -47,6 +59,16 @@ class Questions:
         `edges` part the positions; default: 512 and its doublings. Raises ConfigError without evaluation data.
         """
         return loss_by_position(self.parts, self._eval_feed(name), num_batches(self.config, iters), edges)
+
+    def log_evaluation(self, found: float | LossByPosition, name: str | None = None) -> None:
+        """Write what `evaluate` or `evaluate_positions` has found of a set, by default the first, into the run's log.
+
+        train() does so itself on its way; this is for what is found before and after. Told on rank 0 alone.
+        """
+        name = next(iter(self.eval_sets), "") if name is None else name
+        if self.parts.mesh.is_main_rank:
+            with Reporter.of_log(self.config) as reporter:
+                reporter.write_evaluation(self.iteration, as_record(found, name))
 
     def evaluate_needles(
         self, needles: NeedleDataset, iters: int | None = None, edges: Sequence[int] | None = None
@@ -83,19 +105,48 @@ class Questions:
         sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
         alone = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int | np.integer))
         prompts: list[Any] = [prompt] if alone else list(prompt)
+        tokenizer = self._tokenizer()
+        found = self._continue(prompts, sampling, tokenizer)
+        texts = [decode(ids, tokenizer) if isinstance(p, str) else ids for p, ids in zip(prompts, found, strict=True)]
+        return texts[0] if alone else texts
+
+    def chat(self, message: str, *, chat_template: str | None = None, **how: Any) -> str:
+        """What the model answers when a user says `message`, in the chat template that it learned; collective.
+
+        The template is `chat_template`, a file of Jinja or a directory that has one; or that of the conversations of
+        the run, or of the model that it began with. The answer ends also at the special token with which that template
+        ends one. `how` are keywords of `generate`, such as temperature. Raises as it, and for a message that the
+        template refuses.
+        """
+        tokenizer = self._tokenizer()
+        if tokenizer is None:
+            raise ConfigError("chat() got a text, but this run has no tokenizer: give --tokenizer (tokenizer=)")
+
+        def asked() -> tuple[list[int], list[int]]:
+            template = load_run_template(self.config, tokenizer.special_texts, chat_template)
+            question: dict[str, Any] = {"role": "user", "content": message}
+            texts = [template.prompt((question,), "the message"), template.end_of_answer() or ""]
+            prompt, end = (located.ids.tolist() for located in tokenizer.encode_located(texts))
+            return prompt, end
+
+        prompt, end = from_rank_zero(asked, self.parts.mesh.world)  # a template may write the time of day
+        return decode(self._continue([prompt], Sampling(**how), tokenizer, end)[0], tokenizer)
+
+    def _continue(
+        self, prompts: Sequence[Prompt], sampling: Sampling, tokenizer: Tokenizer | None, ends: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """The tokens that follow each prompt, up to one of `ends` or the end of the document. Raises ConfigError."""
         if not 1 <= len(prompts) <= self.global_batch_size:
             raise ConfigError(
                 f"generate() got {len(prompts)} prompts, but --global-batch-size is {self.global_batch_size}: give 1 "
                 f"to {self.global_batch_size} at a time"
             )
-        config, tokenizer = self.config, self._tokenizer()
-        rows = [encode(each, tokenizer, config.model.vocabulary) for each in prompts]
-        end = None if tokenizer is None else tokenizer.eod
-        found = continuations(
-            self.parts, lambda data: self._feed(data, self._eval_tiles), rows, config.data.seq_length, sampling, end
+        rows = [encode(each, tokenizer, self.config.model.vocabulary) for each in prompts]
+        ends = [*ends, *([] if tokenizer is None else [tokenizer.eod])]
+        seq_length = self.config.data.seq_length
+        return continuations(
+            self.parts, lambda data: self._feed(data, self._eval_tiles), rows, seq_length, sampling, ends
         )
-        texts = [decode(ids, tokenizer) if isinstance(p, str) else ids for p, ids in zip(prompts, found, strict=True)]
-        return texts[0] if alone else texts
 
     def _tokenizer(self) -> Tokenizer | None:
         """The run's, or that of the model whose weights it began with."""

@@ -1,7 +1,6 @@
 """The trainer: owns a run from its first check to its last checkpoint."""
 
 import contextlib
-import dataclasses
 import math
 import os
 import time
@@ -27,6 +26,7 @@ from memo.train.build import ParallelModel, build, build_mesh
 from memo.train.console import Outcome, describe_end, say
 from memo.train.data_sources import DataSource, EvalSource, evaluated_now
 from memo.train.ending import check_skips, shutdown, stopped
+from memo.train.evaluation import as_record
 from memo.train.feed import Feed
 from memo.train.header import describe_start
 from memo.train.history import History
@@ -80,7 +80,7 @@ class Trainer(Questions):
         train_data: DataSource | None = None,
         eval_data: EvalSource | None = None,
         tokenizer: Tokenizer | str | None = None,
-        plan: Literal["auto", "off"] | float = "auto",
+        plan: Literal["off", "auto"] | float = "auto",
         callbacks: Sequence[Callback] = (),
         stop: GracefulStop | None = None,
         **overrides: object,
@@ -381,13 +381,12 @@ class Trainer(Questions):
         return [self._report_set(reporter, name) for name in evaluated_now(self.config.data, self.eval_sets, at_end)]
 
     def _report_set(self, reporter: Reporter, name: str) -> float:
-        named = {"data": name} if name else {}
         if not self.config.training.eval_positions:
             loss = self.evaluate(name=name)
-            reporter.write_evaluation(self.iteration, {"loss": loss, **named})
+            reporter.write_evaluation(self.iteration, as_record(loss, name))
             return loss
         found = self.evaluate_positions(name=name)
-        reporter.write_evaluation(self.iteration, {**dataclasses.asdict(found), **named})
+        reporter.write_evaluation(self.iteration, as_record(found, name))
         self.print(found.table())
         return found.loss
 

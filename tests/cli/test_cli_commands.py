@@ -12,6 +12,8 @@ from memo.cli.main import COMMANDS, main
 from memo.data import IndexedDataset
 from memo.errors import RIGHTS
 
+ROOT = Path(__file__).parents[2]
+
 
 def python(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
@@ -49,6 +51,9 @@ def test_train_refuses_in_a_process_of_its_own(flags: str, ranks: str, says: str
         "from memo.cli.main import main; main(['data', '--help'])",
         "from memo.cli.main import main; main(['train', '--help'])",
         "from memo.cli.main import main; main(['train', '--tp', '3'])",
+        "from memo.cli.main import main; main(['finetune', '--help'])",
+        "from memo.cli.main import main; main(['finetune', '--tp', '3'])",
+        "from memo.cli.main import main; main(['extend', '--tp', '3'])",
         "from memo.cli.main import main; main(['profile', '--help'])",
         "from memo.cli.main import main; main(['profile', '--tp', '3'])",
         "from memo.cli.main import main; main(['rehearse', '--gpu', 'h100-80', '--gpus', '8', '--model', 'gpt-7b'])",
@@ -67,6 +72,14 @@ def test_help_is_a_table_of_commands_and_loads_no_flags() -> None:
     assert process.returncode == 0, process.stderr
     rows = [line.split(None, 1)[0] for line in process.stdout.splitlines() if line.startswith("  ")]
     assert rows == [command.name for command in COMMANDS] and {"train", "profile", "data"} <= set(rows)
+
+
+@pytest.mark.parametrize(("script", "command"), [("finetune", "finetune"), ("extend_context", "extend")])
+def test_scripts_of_examples_are_the_commands(script: str, command: str) -> None:
+    same = python("-m", "memo", command, "--help")
+    told = python(f"{ROOT}/examples/{script}.py", "--help", PYTHONPATH=str(ROOT))
+    assert told.returncode == same.returncode == 0, told.stderr
+    assert told.stdout == same.stdout and told.stdout.startswith(f"usage: memo {command} [--FLAG VALUE ...]")
 
 
 def test_version_and_missing_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_a_run_is_evaluated_on_the_data_that_it_held_out(run: Path, capsys: pyte
     before = sorted(path.name for path in (run / "run").rglob("*"))
     out = run / "figures.json"
     printed = evaluate(
-        capsys, "--config", f"{run}/run/config.toml", "--load", f"{run}/run", "--needle", "--out", str(out),
+        capsys, "--load", f"{run}/run", "--needle", "--out", str(out),
         "--num-needles", "3", "--key-length", "2", "--value-length", "1",
     )  # fmt: skip
     assert table in printed and "found" in printed

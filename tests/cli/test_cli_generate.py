@@ -33,8 +33,10 @@ def written(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_a_run_writes_what_it_has_learnt(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("--config", f"{run}/run/config.toml", "--load", f"{run}/run", "--prompt", "c", "abcd")
+    flags = ("--load", f"{run}/run", "--prompt", "c", "abcd")  # model, tokenizer and length are read there
     assert written(capsys, *flags, "--max-new-tokens", "5") == "cdefgh\nabcdefgh.\n"
+    newest = max((run / "run").glob("iter_*"))
+    assert written(capsys, "--load", str(newest), *flags[2:], "--max-new-tokens", "5") == "cdefgh\nabcdefgh.\n"
     drawn = written(capsys, *flags, "--max-new-tokens", "5", "--temperature", "50", "--draw-seed", "3")
     assert drawn != "cdefgh\nabcdefgh.\n"
     assert written(capsys, *flags, "--max-new-tokens", "5", "--temperature", "50", "--draw-seed", "3") == drawn
@@ -52,12 +54,23 @@ def test_an_exported_model_writes_the_same(run: Path, capsys: pytest.CaptureFixt
         (["--model", "llama-tiny", "--prompt", "a"], "there are no weights to write with: give --model DIR"),
         (["--load", "RUN"], "--prompt is not given: give a text"),
         (["--load", "RUN", "--prompt", "a", "--top-p", "2"], "top_p = 2.0: give a share"),
+        (["--load", "RUN", "--prompt", "a", "--hidden-size", "33"], "--hidden-size 33"),
+        (["--load", "RUN", "--prompt", "a", "--chat-template", "x"], "--chat-template x is read with --chat alone"),
+        (["--load", "RUN", "--prompt", "a", "--chat"], "there is no chat template, as the run has learned no conversa"),
     ],
 )
 def test_what_is_refused(run: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     words = [f"{run}/run" if word == "RUN" else word for word in argv]
-    config = ["--config", f"{run}/run/config.toml"] if "RUN" in argv else []
-    assert message in refusal(capsys, *config, *words)
+    assert message in refusal(capsys, *words)
+
+
+def test_no_layer_is_run_that_only_the_run_names(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The directory may be a stranger's, and no --config has named it."""
+    (tmp_path / "config.toml").write_text('custom_layer = "mine.py:Layer"\n')
+    asked = ("--load", str(tmp_path), "--prompt", "a")
+    assert "has --custom-layer 'mine.py:Layer', whose file would be run: give that flag as well" in refusal(
+        capsys, *asked
+    )
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

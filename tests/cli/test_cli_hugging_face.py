@@ -86,7 +86,7 @@ def test_a_tokenizer_goes_along(published: Path, tmp_path: Path) -> None:
         assert (tmp_path / "out" / name).read_bytes() == (directory / name).read_bytes()
 
     alone = export_checkpoint(tmp_path / "checkpoint", tmp_path / "alone", tokenizer=published / "tokenizer.json")
-    assert alone.companions == ["tokenizer.json", "tokenizer_config.json"]
+    assert alone.companions == ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "alone"), load_tokenizer(published)
     assert not isinstance(theirs, transformers.GPT2Tokenizer)  # which the architecture alone would choose
     text = "  the lazy fox\n jumps"

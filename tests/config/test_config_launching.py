@@ -24,9 +24,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_nodes_of_at_most_eight(ranks: int, start: str) -> None:
     assert torchrun("memo train", ["--tp", "2"], ranks) == f"{start}-m memo train --tp 2"
-    assert (
-        torchrun("examples/finetune.py", ["--save", "my run"], ranks) == f"{start}examples/finetune.py --save 'my run'"
-    )
+    script = "examples/pretrain_gpt.py"
+    assert torchrun(script, ["--save", "my run"], ranks) == f"{start}{script} --save 'my run'"
 
 
 def run(flags: str) -> RunConfig:

@@ -151,7 +151,6 @@ MAY_WRITE = {
     "memo/allocator/seal.py": "in a private folder",
     "memo/artifacts/build_lock.py": "a lock in a private folder, opened without following links",
     "memo/artifacts/regular_file.py": "what all others use",
-    "memo/checkpoint/hugging_face/exporter.py": "weights, in a directory that it has made",
     "memo/checkpoint/writer.py": "a new file in a directory that the save has made",
     "memo/data/indexed.py": "opened by open_regular",
     "memo/data/workers.py": "a pipe",

@@ -17,6 +17,8 @@ from memo.cli import (
     estimate,
     evaluate,
     export,
+    extend,
+    finetune,
     generate,
     hardware,
     import_,
@@ -92,14 +94,17 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "check_ranks", stop)
     monkeypatch.setattr(evaluate, "check_ranks", stop)
     monkeypatch.setattr(generate, "check_ranks", stop)
+    monkeypatch.setattr(extend, "_checked", stop)
+    monkeypatch.setattr(finetune, "require_started", stop)
     monkeypatch.setattr(profile, "_trace_on_paper", stop)
     monkeypatch.setattr(rehearse, "checked_run", stop)
 
 
 LINES = [(page, line) for page in PAGES if page != GENERATED for line in commands(page)]
 EXAMPLES = [*flags.EXAMPLES, *data.BUILD_EXAMPLES, *data.CHAT_EXAMPLES]
-for module in (doctor, estimate, evaluate, export, generate, hardware, import_, plan, profile, rehearse, report, solve):
+for module in (doctor, estimate, evaluate, export, extend, finetune, generate, hardware, import_, plan, profile):
     EXAMPLES += module.EXAMPLES
+EXAMPLES += [*rehearse.EXAMPLES, *report.EXAMPLES, *solve.EXAMPLES]
 LINES += [(Path("help"), line) for line in EXAMPLES]
 
 
@@ -133,7 +138,8 @@ def _some_files(folder: Path) -> Path:
     (folder / "run.toml").write_text('train_iters = 100\ndata_path = "data/mine"\n')
     (folder / "runs" / "a").mkdir(parents=True)
     (folder / "runs" / "a" / "config.toml").write_text("num_attention_heads = 8\n")
-    for model in ("Llama-3.1-8B", "Llama-3.1-8B-512K", "runs/mine/hf"):
+    models = ("Llama-3.1-8B", "Llama-3.1-8B-512K", "Llama-3.1-8B-Instruct", "Qwen3-0.6B", "Qwen2.5-7B-Instruct")
+    for model in (*models, "runs/demo/model", "runs/mine/hf", "runs/c/hf", "runs/chat/hf"):
         (folder / model).mkdir(parents=True)
         (folder / model / "config.json").write_text(
             '{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,'

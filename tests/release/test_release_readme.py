@@ -53,4 +53,5 @@ def test_from_nothing_to_a_model_of_ones_own(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     losses = LOSSES.search(done.stdout)
     assert losses is not None and float(losses[2]) < float(losses[1]) / 2, done.stdout[-4000:]
-    assert "User: 2 + 2 =\nAssistant: " in done.stdout, done.stdout[-500:]
+    answer = done.stdout.partition("exported LlamaForCausalLM to runs/mine/hf\n")[2]
+    assert answer.strip() and "User:" not in answer, done.stdout[-500:]

@@ -37,6 +37,14 @@ def test_evaluations_stand_beside_the_steps_and_are_replaced_with_them(tmp_path:
     assert log.repeated == 2
 
 
+def test_evaluations_of_an_earlier_run_in_the_same_place_go(tmp_path: Path) -> None:
+    """The new run begins with an evaluation, before its first step."""
+    old = [{"iteration": i, "evaluation": {"loss": loss}} for i, loss in ((0, 9.0), (2, 8.0))]
+    new = [{"iteration": i, "evaluation": {"loss": loss}} for i, loss in ((0, 7.0), (1, 6.0))]
+    lines = [old[0], step(1), step(2), old[1], new[0], step(1), new[1]]
+    assert RunLog.load(write_log(tmp_path / "log.jsonl", lines)).evaluations == ((0, 7.0), (1, 6.0))
+
+
 def test_half_a_line_at_the_end_is_passed_over(tmp_path: Path) -> None:
     log = RunLog.load(write_log(tmp_path / "log.jsonl", [step(1), '{"iteration": 2, "lm_lo']))
     assert log.steps == (step(1),)

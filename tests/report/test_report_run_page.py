@@ -107,6 +107,15 @@ def test_the_figures_of_the_log_stand_in_the_page(tmp_path: Path) -> None:
     ):
         assert any(row[: len(expected)] == expected for row in rows), expected
     assert not any(row[0] == "global_batch_size" for row in rows)  # None: the default
+    assert any(row[:2] == ["validation loss", "-"] for row in rows)
+
+
+def test_the_losses_of_held_out_data_stand_in_the_page(tmp_path: Path) -> None:
+    told = [{"iteration": i, "evaluation": {"loss": loss}} for i, loss in ((0, 5.0), (1, 4.0), (2, 3.5))]
+    twice = run(tmp_path, "twice", lines=[told[0], step(1), told[1], step(2), told[2]])
+    once = run(tmp_path, "once", lines=[step(1), told[1]])
+    rows = Page(run_page({"twice": twice, "once": once}, [])).rows()
+    assert ["validation loss", "5.0000 (iteration 0) to 3.5000 (iteration 2)", "4.0000 (iteration 1)"] in rows
 
 
 def test_names_are_text_and_not_markup(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ SEEDS = (
     f"profile {SMALL} --out profile.json",
     f"evaluate {SMALL} --load run --data-path d",
     "generate --load run --prompt hello --draw-seed 1",
+    "finetune --model model --train-data texts --save run --num-epochs 1",
+    "extend --model model --seq-len 64K --data-path d --eval-data-path e --save run --out longer",
     "estimate --model gpt-7b --gpus 8 --mbs 1 --seq-len 8K",
     "plan --model gpt2-tiny --gpus 2 --seq-len 1K --gbs 8",
     "hardware h100-80 --toml",

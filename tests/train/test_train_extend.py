@@ -1,9 +1,7 @@
-"""examples/extend_context.py: what it does to rotary positions, and that it extends a model from end to end."""
+"""`memo extend`: what it does to rotary positions, and that it extends a model from end to end."""
 
-import importlib.util
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,9 @@ import pytest
 import torch
 
 from memo import Trainer
+from memo.artifacts.run_log import RunLog
 from memo.checkpoint.hugging_face import export_checkpoint
+from memo.cli.main import main
 from memo.config import preset
 from memo.config.extend import extend_context
 from memo.config.model import ModelConfig
@@ -21,7 +21,6 @@ from memo.data.indexed import IndexedDataset
 from memo.errors import ConfigError
 from memo.model.rope import rope_frequencies
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "extend_context.py"
 TINY: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -84,16 +83,6 @@ def test_what_cannot_be_extended_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def example() -> Any:
-    spec = importlib.util.spec_from_file_location("extend_context", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["extend_context"] = module  # types of its dataclass are looked up there
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     build_demo(folder / "demo", split_eval=0.05)
@@ -101,15 +90,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(example: Any, demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the example with flags; returns what it printed."""
+def run(demo: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command with flags; returns what it printed."""
 
     def with_flags(*switches: str, **flags: Any) -> str:
         data = {"data_path": demo, "eval_data_path": f"{demo}-eval", "tokenizer": "byte"}
         common = {"device": "cpu", "num_threads": 1, "offload_alpha": "off", "lr": 3e-3, **data, **flags}
         words = [f"--{name.replace('_', '-')}={value}" for name, value in common.items()]
-        monkeypatch.setattr(sys, "argv", ["extend_context.py", *words, *switches])
-        example.main()
+        assert main(["extend", *words, *switches]) == 0
         return capsys.readouterr().out
 
     return with_flags
@@ -172,10 +160,14 @@ def test_the_exported_model_is_the_trained_one(
             logits = theirs(torch.from_numpy(sample.tokens)[None]).logits[0]
         losses.append(torch.nn.functional.cross_entropy(logits, torch.from_numpy(sample.labels)).item())
     expected = math.exp(sum(losses) / 3)
-    assert perplexities(printed)["all"][2] == pytest.approx(expected, rel=6e-4)  # four digits are printed
+    _, stretched, after = perplexities(printed)["all"]
+    assert after == pytest.approx(expected, rel=6e-4)  # four digits are printed
+    told = RunLog.load(tmp_path / "run").evaluations
+    assert [iteration for iteration, _ in told] == [0, 4]
+    assert [math.exp(loss) for _, loss in told] == pytest.approx([stretched, after], rel=6e-4)
 
 
-def test_refusals_of_the_example(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here, new, save = tmp_path, tmp_path / "new", tmp_path / "run"
     for flags, message in (
         ({"model": "llama-tiny"}, "there is nothing to extend: give --model DIR"),

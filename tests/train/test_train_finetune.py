@@ -1,12 +1,9 @@
-"""examples/finetune.py: from a Hugging Face directory and a file of conversations to a Hugging Face directory."""
+"""`memo finetune`: from a Hugging Face directory and a file of conversations to a Hugging Face directory."""
 
-import importlib.util
 import itertools
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,13 +11,16 @@ from chats import write_lines, write_tokenizer
 from forked import Kind
 from processes import alone, by_hand
 
+from memo.artifacts.run_log import RunLog
+from memo.cli import finetune as command
+from memo.cli.main import main
 from memo.config import RunConfig
 from memo.data import IndexedDataset, build_chat, load_tokenizer
 from memo.data.epochs import with_epochs
 from memo.errors import ConfigError
+from memo.report.run_page import run_page
 from memo.train.plan_run import gpu_machine, has_own_layout, plan_run
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "finetune.py"
 WORDS = ["red", "blue", "one", "two", "cat", "sun", "moon"]
 FLAGS = [
     *("--seq-len", "128", "--gbs", "2", "--lr", "1e-2", "--num-threads", "1"),
@@ -55,6 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=0,  # of documents, as of a base model, and not of answers
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     pairs = itertools.product(WORDS, WORDS)
@@ -64,20 +66,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finetune(model: Path, save: Path, *flags: str, epochs: int = 30, ranks: int = 1) -> tuple[float, float, str]:
     """Losses before and after, and all that was printed."""
-    command = ["--model", str(model)]
-    command += [
-        "--train-data",
-        str(model.parent / "chat.jsonl"),
-        "--save",
-        str(save),
-        *FLAGS,
-        *flags,
-        "--num-epochs",
-        str(epochs),
-    ]
-    program: tuple[Kind, str] = ("file", str(SCRIPT))
+    places = ["--model", str(model), "--train-data", str(model.parent / "chat.jsonl"), "--save", str(save)]
+    words = ["finetune", *places, *FLAGS, *flags, "--num-epochs", str(epochs)]
+    program: tuple[Kind, str] = ("module", "memo")
     folder = save.parent
-    with alone(folder, program, command) if ranks == 1 else by_hand(ranks, folder, program, command) as run:
+    with alone(folder, program, words) if ranks == 1 else by_hand(ranks, folder, program, words) as run:
         ends = [run.ended(rank) for rank in range(ranks)]
     assert [end.status for end in ends] == [0] * ranks, ends[0].errors[-3000:]
     found = LOSSES.search(run.output(0))
@@ -103,18 +96,18 @@ def loss_of_transformers(folder: Path, corpus: str) -> float:
 
 
 def answer_of_transformers(folder: Path, question: str) -> str:
-    """What follows the question, decoded greedily until the token that ends an answer."""
+    """What follows the question, decoded greedily until a token that the model's own files say ends a text."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer, loaded = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     asked = [{"role": "user", "content": question}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    out = loaded.generate(**ids, max_new_tokens=20, do_sample=False, eos_token_id=tokenizer.eos_token_id)
+    out = loaded.generate(**ids, max_new_tokens=20, do_sample=False)
     text: str = tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
     return text
 
 
-def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path) -> None:
+def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed is what transformers computes of the held-out conversations, before and of the export.
 
     fp64, so within 6e-5, of which 5e-5 is the last printed digit. The held-out conversations fit one sample, so the
@@ -127,28 +120,38 @@ def test_finetuning_lowers_the_loss_of_answers(model: Path, tmp_path: Path) -> N
     assert abs(after - loss_of_transformers(tmp_path / "one" / "hf", corpus)) < 6e-5
     assert after < before / 2
     assert answer_of_transformers(tmp_path / "one" / "hf", "say moon cat") == "moon cat<|im_end|>"
-    exported = {path.name for path in (tmp_path / "one" / "hf").iterdir()}
-    assert {"chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "config.json"} <= exported
-    assert "<|im_start|>" in (tmp_path / "one" / "hf" / "chat_template.jinja").read_text()
+    exported = tmp_path / "one" / "hf"
+    assert "<|im_start|>" in (exported / "chat_template.jinja").read_text()
+    assert json.loads((exported / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+    assert (exported / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    for weights in (["--model", str(exported), "--seq-len", "128"], ["--load", str(tmp_path / "one")]):
+        asked = ["--chat", "--prompt", "say moon cat", "--device", "cpu", "--num-threads", "1"]
+        assert main(["generate", *weights, *asked]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "moon cat"
+    log = RunLog.load(tmp_path / "one")
+    last = log.steps[-1].iteration
+    assert [iteration for iteration, _ in log.evaluations] == [0, last]
+    assert [loss for _, loss in log.evaluations] == pytest.approx([before, after], abs=5.1e-5)
+    assert f"{before:.4f} (iteration 0) to {after:.4f} (iteration {last})" in run_page({"one": log}, [])
 
 
-def test_two_ranks_under_a_plan_are_the_same_run(model: Path, tmp_path: Path) -> None:
+def test_two_ranks_under_a_plan_are_the_same_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """To the last printed digit, after few steps: over hundreds even fp64's rounding grows to what is printed."""
     before, after, _ = finetune(model, tmp_path / "one", "--offload-alpha", "off", epochs=2)
     two = finetune(model, tmp_path / "two", "--plan", "auto", "--plan-hardware", "a100-40", epochs=2, ranks=2)
     assert re.search(r"^plan: tp\d cp\d pp\d mbs\d.*, keep$", two[2], re.MULTILINE), two[2][:2000]
     assert after < before - 0.5
     assert abs(two[0] - before) < 1.1e-4 and abs(two[1] - after) < 1.1e-4
-
-
-@pytest.fixture
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("finetune", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["finetune"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    flags = ["--prompt", "say red sun", "--max-new-tokens", "8", "--device", "cpu", "--num-threads", "1"]
+    asked = ["generate", "--load", str(tmp_path / "one"), "--chat", *flags]
+    assert main(asked) == 0
+    alone_told = capsys.readouterr().out.splitlines()[-1]
+    with by_hand(2, tmp_path, ("module", "memo"), [*asked, "--tp", "2"]) as run:
+        ends = [run.ended(rank) for rank in range(2)]
+    assert [end.status for end in ends] == [0, 0], ends[0].errors[-3000:]
+    assert run.output(0).splitlines()[-1] == alone_told, "the first rank alone writes the prompt"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def script() -> ModuleType:
         ),
         (
             ["--train-data", "IN", "--save", "OUT", "--tp", "2"],
-            "torchrun --nproc-per-node 2 examples/finetune.py --model",
+            "torchrun --nproc-per-node 2 -m memo finetune --model",
         ),
         (["--train-data", "none.jsonl", "--save", "OUT"], "error: input none.jsonl does not exist"),
         (
@@ -176,7 +179,6 @@ def script() -> ModuleType:
 def test_refusals(
     model: Path,
     tmp_path: Path,
-    script: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
@@ -184,23 +186,21 @@ def test_refusals(
 ) -> None:
     (tmp_path / "done" / "hf").mkdir(parents=True)
     places = {"IN": str(model.parent / "chat.jsonl"), "OUT": str(tmp_path / "out"), "DONE": str(tmp_path / "done")}
-    argv = ["finetune.py", "--model", str(model), *(places.get(flag, flag) for flag in flags)]
-    monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
-        script.main()
+        main(["finetune", "--model", str(model), *(places.get(flag, flag) for flag in flags)])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_corpus_that_is_already_there(model: Path, tmp_path: Path, script: ModuleType) -> None:
+def test_a_corpus_that_is_already_there(model: Path, tmp_path: Path) -> None:
     """Without --train-data, --data-path is used as it is; epochs count its samples."""
     prefix = tmp_path / "chat"
     build_chat([model.parent / "chat.jsonl"], prefix, tokenizer=str(model), split_eval=0.1)
     config = RunConfig().override(
         {"data_path": str(prefix), "seq_length": 64, "global_batch_size": 4, "num_epochs": 2.5}
     )
-    assert script.build_corpus(config, script.Options(), str(model), str(tmp_path / "save")) == str(prefix)
+    assert command.build_corpus(config, command.Options(), str(model), str(tmp_path / "save")) == str(prefix)
     samples = json.loads(Path(f"{prefix}.json").read_text())["num_tokens"] / 65
     steps = with_epochs(config, world_size=1).training.train_iters
     assert samples * 2.5 / 4 <= steps <= 1.3 * samples * 2.5 / 4 + 1

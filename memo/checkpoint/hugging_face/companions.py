@@ -54,9 +54,9 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
     return _write_tokenizer(tokenizer.definition, tokenizer.eod_name, target)
 
 
-def write_byte_tokenizer(target: Path) -> list[str]:
-    """The tokenizer of bytes, in the same two files; returns their names."""
-    return _write_tokenizer(ByteTokenizer().definition, END_OF_DOCUMENT_NAMES[0], target)
+def write_byte_tokenizer(target: Path) -> None:
+    """The tokenizer of bytes, in the same two files."""
+    _write_tokenizer(ByteTokenizer().definition, END_OF_DOCUMENT_NAMES[0], target)
 
 
 def _write_tokenizer(definition: bytes, eod: str, target: Path) -> list[str]:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from memo.artifacts.model_directory import model_file, path_within
-from memo.artifacts.regular_file import replace_file
+from memo.artifacts.regular_file import open_regular, replace_file, replacing
 from memo.checkpoint.chunks import GlobalTensor
 from memo.checkpoint.directory import resolve_checkpoint
 from memo.checkpoint.files import RUN_CONFIG
-from memo.checkpoint.hugging_face.companions import COMPANION_DIR, copy_tokenizer, write_byte_tokenizer
+from memo.checkpoint.hugging_face.companions import COMPANION_DIR, COMPANIONS, copy_tokenizer, write_byte_tokenizer
+from memo.checkpoint.hugging_face.files import write_safetensors
+from memo.checkpoint.hugging_face.generation import add_token_ids
 from memo.checkpoint.hugging_face.names import HuggingFacePlace, Shape, global_shapes, places
 from memo.checkpoint.index import Index
 from memo.checkpoint.run_state import RunState
@@ -31,6 +31,7 @@ from memo.config.identity import differences, model_identity
 from memo.config.run import read_toml
 from memo.config.to_hugging_face import write_config
 from memo.data import ByteTokenizer
+from memo.data.chat_template import TEMPLATE_FILE, TEMPLATE_SUFFIX
 from memo.data.facts import TOKENIZER_SUFFIX, CorpusFacts
 from memo.errors import CheckpointError, ConfigError
 from memo.units import GIB
@@ -119,13 +120,15 @@ def export_checkpoint(
     partial = place.with_name(f"{place.name}.partial")
     _make(partial)
     try:
+        _copy_tokenizer(final, config, tokenizer, partial)
+        answers = _copy_template(config, partial)
+        _write_json(partial / CONFIG_FILE, add_token_ids(partial, theirs.content, answers=answers))
+        companions = [name for name in COMPANIONS if (partial / name).exists()]
         files = _write_weights(source, partial, tensors, max_shard_bytes)
-        companions = _copy_tokenizer(final, config, tokenizer, partial)
-        _write_json(partial / CONFIG_FILE, theirs.content)
         if place.exists():
             place.rmdir()
         os.rename(partial, place)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(
             f"--out {target} could not be written ({error}): free disk space or choose another directory"
         ) from error
@@ -233,8 +236,7 @@ def _write_weights(source: _Source, folder: Path, tensors: Mapping[str, _Theirs]
     files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)] if count > 1 else [SINGLE_FILE]
     for file, names in zip(files, shards, strict=True):
         # The tensors have no variable, so that those of one file are freed before the next ones are read.
-        save_file(_read(source, {name: tensors[name] for name in names}), folder / file, metadata={"format": "pt"})
-        _flush(folder / file)
+        write_safetensors(folder / file, _read(source, {name: tensors[name] for name in names}))
     if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         total_bytes = sum(tensor.num_bytes for tensor in tensors.values())
@@ -267,18 +269,27 @@ def _read(source: _Source, tensors: Mapping[str, _Theirs]) -> dict[str, Tensor]:
     return whole
 
 
-def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, folder: Path) -> list[str]:
+def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, folder: Path) -> None:
     """Copy the tokenizer's files from the first of these that has any: the given path, the model from which this one
     was trained, the run's tokenizer."""
     if given is not None:
-        return copy_tokenizer(Path(given), folder)
+        copy_tokenizer(Path(given), folder)
+        return
     candidates = list(_origins(final, config))
     candidates += [Path(path) for path in (config.data.tokenizer,) if path is not None]
     candidates += [Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in _corpora(config)]
-    for candidate in candidates:
-        if copied := copy_tokenizer(candidate, folder):
-            return copied
-    return write_byte_tokenizer(folder) if _learned_bytes(config) else []
+    if not any(copy_tokenizer(candidate, folder) for candidate in candidates) and _learned_bytes(config):
+        write_byte_tokenizer(folder)
+
+
+def _copy_template(config: RunConfig, folder: Path) -> bool:
+    """Whether the run learned conversations, whose chat template is then the model's."""
+    for prefix in _corpora(config):
+        if os.path.exists(template := f"{prefix}{TEMPLATE_SUFFIX}"):
+            with open(open_regular(template), "rb") as theirs, replacing(folder / TEMPLATE_FILE) as ours:
+                shutil.copyfileobj(theirs, ours)
+            return True
+    return False
 
 
 def _learned_bytes(config: RunConfig) -> bool:
@@ -298,9 +309,3 @@ def _corpora(config: RunConfig) -> tuple[str, ...]:
 
 def _write_json(path: Path, content: object) -> None:
     replace_file(path, json.dumps(content, indent=2) + "\n")
-
-
-def _flush(path: Path) -> None:
-    """Sync a file to the disk, so that after the rename a crash cannot leave it empty."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

@@ -1,9 +1,14 @@
-"""The safetensors files of a directory: their tensors, and rectangles of them without reading the rest.
+"""The safetensors files of a directory: their tensors, and rectangles of them without reading the rest; and new ones.
+
+    8 bytes     length of the header, little-endian
+    header      JSON: {name of a tensor: {"dtype", "shape", "data_offsets": [begin, end) in what follows}}, and blanks
+    tensors     in row-major order, one after the other
 
 Files are memory-mapped one at a time, so that at most one file of a model is in memory at once.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,8 @@ from torch import Tensor
 from memo.artifacts.fields import FileName, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, opened, read_json_object
+from memo.artifacts.regular_file import replacing
+from memo.checkpoint.writer import write_values
 from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has_weights
 from memo.errors import CheckpointError
 
@@ -99,6 +106,27 @@ class TensorFiles:
             raise CheckpointError(
                 f"{path} is damaged or cut short at {size} bytes ({error}): {download_hint(self.directory)} again"
             ) from error
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one file, with the permissions that all files get, where the library's own would be its owner's alone.
+
+    Wide dtypes come first and the header is filled up to 8 bytes, so that each tensor lies at a multiple of its items.
+    Raises OSError.
+    """
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    ordered = sorted(tensors.items(), key=lambda named: -named[1].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with replacing(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            write_values(file, tensor)
 
 
 def _read_index(path: Path) -> dict[str, str]:

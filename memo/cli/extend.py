@@ -1,0 +1,101 @@
+"""`memo extend`: a Hugging Face model learns longer texts; its rotary positions are stretched, then trained.
+
+What it prints at the end is the perplexity by position: of the model as it is, of the same weights with stretched
+positions, and of the trained model. docs/long_context.md has the whole recipe.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memo.config import RunConfig
+from memo.config.derived import world_size_from_env
+from memo.config.evaluation_run import for_evaluation
+from memo.config.extend import ExtensionMethod, extend_context
+from memo.config.flags import parse_command
+from memo.config.launching import check_ranks
+from memo.config.require import require
+from memo.train.stop import GracefulStop
+
+if TYPE_CHECKING:
+    from memo.train.evaluation import LossByPosition
+
+ABOUT = (
+    "Extend a Hugging Face model to texts of --seq-len tokens: stretch its rotary positions, train on long samples, "
+    "write it for Hugging Face to --out, and print perplexities by position before and after. Takes every flag of "
+    "`memo train`, also under torchrun."
+)
+EXAMPLES = (
+    "memo extend --model Qwen3-0.6B --seq-len 64K --data-path data/long --eval-data-path data/long-eval --save "
+    "runs/long --out Qwen3-0.6B-64K",
+    "torchrun --nproc-per-node 8 -m memo extend --model Llama-3.1-8B --seq-len 512K --tp 8 --method yarn --data-path "
+    "data/long --eval-data-path data/long-eval --train-iters 200 --save runs/long --out Llama-512K",
+)
+LONGER_THAN_ANY_RUN = 1 << 40
+"""Steps."""
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How a model is extended."""
+
+    method: ExtensionMethod = "rope-base"
+    """rope-base: a larger base turns all dims more slowly, the slowest most; yarn: only slow dims are stretched."""
+    out: str | None = None
+    """Directory for the extended model in Hugging Face's format."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Evaluate, stretch, evaluate, train, evaluate, export.
+
+    Raises MemoError for a run that cannot be, before torch is loaded where that is known by then.
+    """
+    config, options = parse_command(argv, _Options(), prog="memo extend", about=ABOUT, examples=EXAMPLES)
+    config = _checked(config, options)
+    check_ranks(config, "memo extend", argv)
+    extended = replace(config, model=extend_context(config.model, config.data.seq_length, options.method))
+    with GracefulStop().listening() as stop:
+        from memo.checkpoint.hugging_face import export_checkpoint
+        from memo.train.evaluation import compare_positions
+        from memo.train.outputs import check_files
+        from memo.train.trainer import Trainer
+
+        check_files(config)
+        found = {"as it is": _evaluate(config)}
+        with Trainer(config=extended, stop=stop) as trainer:
+            trainer.print_header()
+            found["stretched"] = trainer.evaluate_positions()
+            trainer.log_evaluation(found["stretched"])
+            trainer.train()
+            if trainer.was_stopped:  # by a signal: whoever sent it waits
+                return
+            found["trained"] = trainer.evaluate_positions()
+            trainer.log_evaluation(found["trained"])
+            trainer.print(compare_positions(found))
+            is_first = trainer.mesh.rank == 0
+        if is_first and options.out is not None:
+            exported = export_checkpoint(str(config.checkpoint.save), options.out)
+            print(f"{exported.path}: {exported.architecture} for {config.data.seq_length} tokens")
+
+
+def _checked(config: RunConfig, options: _Options) -> RunConfig:
+    """What can be refused is refused before anything is built. Evaluations need data, the export a checkpoint."""
+    checkpoint = config.checkpoint
+    require(checkpoint.pretrained_checkpoint, "there is nothing to extend: give --model DIR, a Hugging Face directory")
+    require(config.data.eval_data_path, "perplexities need held-out texts: give --eval-data-path PREFIX")
+    if options.out is not None:
+        require(checkpoint.save, f"--out {options.out} is written from a checkpoint: give --save DIR")
+        require(not Path(options.out).exists(), f"--out {options.out} exists: give another directory, or remove it")
+    if not config.training.eval_interval:  # only before and after
+        return config.override({"eval_interval": LONGER_THAN_ANY_RUN})
+    return config
+
+
+def _evaluate(config: RunConfig) -> "LossByPosition":
+    """Of the weights as they are, also where the run goes on from a checkpoint of the extended model."""
+    from memo.train.trainer import Trainer
+
+    config = replace(config, checkpoint=replace(config.checkpoint, load=None))
+    with Trainer(config=for_evaluation(config, world_size_from_env())) as trainer:
+        return trainer.evaluate_positions()
