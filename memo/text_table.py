@@ -2,15 +2,19 @@
 
 from collections.abc import Collection, Sequence
 
+from memo.standard_streams import visible
+
 
 def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     """One line a row, columns two spaces apart: those of `left` begin under each other, all others end so.
 
-    All rows have as many cells as the first, which may be a head. Lines have no blanks at their ends.
+    All rows have as many cells as the first, which may be a head. Lines have no blanks at their ends. A cell may hold
+    what a file of strangers says: it is written as `visible` shows it.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = []
-    for row in rows:
+    for row in shown:
         cells = zip(row, widths, strict=True)
         padded = [cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(cells)]
         lines.append("  ".join(padded).rstrip())

@@ -19,3 +19,7 @@ def test_columns_begin_or_end_under_each_other() -> None:
 def test_a_row_with_another_number_of_cells_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="shorter"):
         text_table([("a", "b"), ("a",)])
+
+
+def test_a_cell_of_a_stranger_neither_changes_a_terminal_nor_begins_a_line() -> None:
+    assert text_table([("a\x1b[2J\nb", "1")]) == r"a\x1b[2J\nb  1"

@@ -1,7 +1,6 @@
 """Saving and loading of a run, at once or in a thread beside training."""
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from memo.checkpoint.store import SegmentState
 from memo.config import RunConfig
 from memo.config.identity import accepted_changes, differences, model_identity
 from memo.data.corpus import data_identity
-from memo.errors import CheckpointError, ConfigError
+from memo.errors import CheckpointError, ConfigError, warn
 from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
@@ -183,7 +182,7 @@ class Persistence:
         try:
             remove_older(path, keep_latest_k)
         except OSError as error:
-            warnings.warn(f"--keep-latest-k {keep_latest_k}: {error}: delete it by hand", stacklevel=2)
+            warn(f"--keep-latest-k {keep_latest_k}: {error}: delete it by hand")
 
     def _is_own(self, directory: Path) -> bool:
         """Whether it is the one that --save names, and not another that save() was given."""

@@ -124,17 +124,18 @@ def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_the_hub(tmp_path: Path) -> None:
-    """Tables are taken, what tells of them is not, and what else lies there is counted."""
+    """Tables are taken, what tells of them is not, and what else lies there is counted and named on one line."""
     folder = tmp_path / "fineweb"
     (folder / "data").mkdir(parents=True)
     write_table(folder / "data" / "train-0.parquet", ["a"])
     write_table(folder / "data" / "train-1.parquet", ["b"])
     (folder / "README.md").write_text("about it")
     (folder / "dataset_infos.json").write_text("{}")
-    (folder / "picture.png").write_bytes(b"\x89")
+    (folder / "pic\x1b[2J\nture.png").write_bytes(b"\x89")
     summary = build_corpus([folder], tmp_path / "out" / "a")
     assert summary.train.num_documents == 2
-    assert summary.left_out == (f"left out 2 files of other kinds: {folder}/README.md, {folder}/picture.png",)
+    named = rf"{folder}/README.md, {folder}/pic\x1b[2J\nture.png"
+    assert summary.left_out == (f"left out 2 files of other kinds: {named}",)
 
 
 @pytest.mark.parametrize(
