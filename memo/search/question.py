@@ -12,6 +12,7 @@ from memo.config import DataConfig, ModelConfig, RunConfig, TrainingConfig, pres
 from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
 from memo.config.hugging_face import CONFIG_FILE, model_of
+from memo.config.model_name import check_planned_model
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
@@ -238,6 +239,7 @@ def planned_model(name: str, seq_len: int, custom_layer: str = "") -> PlannedMod
 
 
 def _named_model(name: str, seq_len: int) -> PlannedModel:
+    check_planned_model(name)
     try:
         shape = model_shape(name, seq_len)
     except ConfigError as error:

@@ -9,6 +9,7 @@ import torch
 from memo.attention.select import AttentionChoice
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
 from memo.config import RunConfig
+from memo.config.check_model import unscaled_length
 from memo.config.checks import check
 from memo.config.derived import (
     resolved_dtype,
@@ -20,7 +21,7 @@ from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.data import SampleDataset, Tokenizer
 from memo.data.epochs import with_epochs
 from memo.data.find import check_corpora
-from memo.errors import ConfigError, ResourceError, is_first_of_node
+from memo.errors import ConfigError, ResourceError, is_first_of_node, is_reporting_rank, tell
 from memo.estimate.admission import admit
 from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import local_device
@@ -98,6 +99,8 @@ def prepare(
     config = config.override(resolved)
     needs = {"needs_data": train_data is None, "needs_eval_data": eval_data is None}
     check_ranks(config, this_script(), sys.argv[1:], **needs)
+    if is_reporting_rank() and (told := unscaled_length(config)):
+        tell(f"warning: {told}")
     own_data = own_dataset(config, train_data, "train_data")
     if own_data is None:
         check_corpora(config)

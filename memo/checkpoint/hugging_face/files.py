@@ -15,7 +15,7 @@ from torch import Tensor
 from memo.artifacts.fields import FileName, checked
 from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, opened, read_json_object
-from memo.config.hugging_face import download_hint
+from memo.config.hugging_face import download_hint, other_format
 from memo.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
@@ -49,8 +49,11 @@ class TensorFiles:
         indexed = _read_index(index) if has_index else {}
         if not has_index and model_file(self.directory, SINGLE_FILE) is None:
             raise CheckpointError(
-                f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: {download_hint(directory)}; "
-                "other formats (.bin, .pth) must be saved as safetensors first"
+                f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: "
+                + (
+                    other_format(directory)
+                    or f"{download_hint(directory)}; other formats (.bin, .pth) must be saved as safetensors first"
+                )
             )
         files = sorted(set(indexed.values())) or [SINGLE_FILE]
         self._check_presence(files)
