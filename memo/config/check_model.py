@@ -32,7 +32,7 @@ def check_model(config: RunConfig) -> None:
 
 
 def unscaled_length(config: RunConfig) -> str:
-    """A sentence about sequences longer than the model was made for, where nothing stretches its RoPE; empty for others."""
+    """A sentence where sequences are longer than the model was made for, and nothing stretches its RoPE; else empty."""
     model, seq_length = config.model, config.data.seq_length
     made_for = model.max_position_embeddings
     if model.position_embedding_type != "rope" or model.rope_scaling_type != "none":
