@@ -26,11 +26,12 @@ from memo.estimate.admission import admit
 from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
-from memo.spec.custom_layer import check_split
+from memo.spec.custom_layer import check_split, layer_name
 from memo.train.attention import choose_attention
 from memo.train.data_sources import (
     DataSource,
     EvalSource,
+    are_texts,
     corpus_words,
     evaluation_data,
     open_dataset,
@@ -101,20 +102,14 @@ def prepare(
     check_ranks(config, this_script(), sys.argv[1:], **needs)
     if is_reporting_rank() and (told := unscaled_length(config)):
         tell(f"warning: {told}")
-    own_data = own_dataset(config, train_data, "train_data")
-    if own_data is None:
+    if train_data is None:
         check_corpora(config)
+    tokenizer = tokenizer or tokenizer_of(config, has_texts=are_texts(train_data))
+    own_data = own_dataset(config, train_data, "train_data", tokenizer)
     if config.training.num_epochs is not None:
         config = with_epochs(config, world_size, own_data)
         check(config, world_size, **needs)
-    tokenizer = tokenizer or tokenizer_of(config)
-    vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
-    if tokenizer is not None and vocab_size < tokenizer.vocab_size:
-        raise ConfigError(
-            f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
-        )
-    config = config.override({"vocab_size": vocab_size})
+    config = _with_vocabulary(config, tokenizer)
     check_split(config.model, config.parallel.tp)
     _check_packages(config)
     check_files(config)
@@ -145,9 +140,33 @@ def prepare(
         is_chosen,
         attention,
         open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0),
-        evaluation_data(config, eval_data),
+        evaluation_data(config, eval_data, tokenizer),
         tokenizer,
     )
+
+
+def field_keywords(keywords: dict[str, object]) -> dict[str, object]:
+    """Keywords of a Trainer as fields of a run: the class of a layer becomes its name. Raises ConfigError for other
+    trainers' names of what a Trainer takes as an object."""
+    for theirs, ours in (("train_dataset", "train_data"), ("eval_dataset", "eval_data")):
+        if theirs in keywords:
+            raise ConfigError(
+                f"Trainer: there is no keyword '{theirs}': memo calls it {ours}: the prefix of a corpus, a list of "
+                "texts, or a Dataset or iterable of token ids"
+            )
+    layer = keywords.get("custom_layer")
+    return {**keywords, "custom_layer": layer_name(layer)} if isinstance(layer, type) else keywords
+
+
+def _with_vocabulary(config: RunConfig, tokenizer: Tokenizer | None) -> RunConfig:
+    """Raises ConfigError for a vocabulary without all tokens of the tokenizer."""
+    vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
+    if tokenizer is not None and vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
+            "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
+        )
+    return config.override({"vocab_size": vocab_size})
 
 
 def _check_packages(config: RunConfig) -> None:

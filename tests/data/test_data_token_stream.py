@@ -147,7 +147,7 @@ def test_what_a_stream_says_of_itself() -> None:
     assert first.identity() == TokenStream(Again(lambda: iter(DOCUMENTS)), LENGTH, seed=1).identity()
     assert first.identity() != TokenStream(Again(lambda: iter(DOCUMENTS[1:])), LENGTH, seed=1).identity()
     assert TokenStream(DOCUMENTS, LENGTH, seed=1).identity() != TokenStream(DOCUMENTS, LENGTH, seed=3).identity()
-    assert first.describe() == "documents of token ids from a Iterated, in the order of its own"
+    assert first.describe() == "documents from a Iterated, in the order of its own"
     assert first.where(3, 2) == "train_data (Iterated), token 26 of those it hands out"
     assert not is_stream("data/a") and not is_stream({"a": 1}) and not is_stream(3) and is_stream(iter([]))
 
