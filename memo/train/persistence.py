@@ -10,6 +10,7 @@ from memo.checkpoint.background import BackgroundWriter
 from memo.checkpoint.directory import LATEST, check_names, has_pointer, remove_older
 from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.finite import check_finite
+from memo.checkpoint.hugging_face import keep_companions
 from memo.checkpoint.owner import Ownership, claim
 from memo.checkpoint.store import SegmentState
 from memo.config import RunConfig
@@ -76,7 +77,9 @@ class Persistence:
             self.optimizer.before_update = self.background.wait_until_read
 
     def write_config(self) -> None:
-        """The resolved configuration beside the checkpoints, by rank 0. Raises CheckpointError on every rank."""
+        """The resolved configuration, and what an export needs of the model, beside the checkpoints, by rank 0.
+
+        Raises CheckpointError on every rank."""
         save = self.config.checkpoint.save
         if save is None:
             return
@@ -86,6 +89,7 @@ class Persistence:
                 save_config(self.config, save)
             except OSError as error:
                 raise _unwritable(save, error) from None
+            keep_companions(self.config, save)
 
         from_rank_zero(write, self.mesh.world)
 
