@@ -33,6 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "chats.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     )
+    (folder / "numbers.jsonl").write_text('{"text": 5}\n')
     (folder / "both.jsonl").write_text('{"messages": [{"role": "user"}], "conversations": [{"from": "human"}]}\n')
     (folder / "list.json.gz").write_bytes(gzip.compress(json.dumps([{"body": text} for text in PARAGRAPHS]).encode()))
     (folder / "chat.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -202,6 +203,8 @@ WRONG = [
     ("train --data-path data/mine --eval-data-path a=data/mine data/b", "gives data/b no name, but there is a=data/"),
     ("data build table.parquet x", "table.parquet: cannot be read ("),
     ("data build texts.jsonl x --json-key body", "no string under the key 'body', found ['text']"),
+    ("data build chats.jsonl x", "these are conversations, of which `memo data chat` makes a corpus"),
+    ("data build numbers.jsonl x", "the key 'text' holds a whole number, not a string"),
     ("data build texts.jsonl x --workers -1", "--workers is -1: give 1 or more"),
     ("data chat both.jsonl x --tokenizer byte --chat-template chat.jinja", "say which with --chat-form messages or"),
     ("train --model Llama/checkpoint-7 --data-path texts.jsonl", "--tokenizer Llama/checkpoint-7` makes one"),
