@@ -12,10 +12,10 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> s
     All rows have as many cells as the first, which may be a head. Lines have no blanks at their ends. A cell may hold
     what a file of strangers says: it is written as `visible` shows it.
     """
-    shown = [[visible(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    rows = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in shown:
+    for row in rows:
         cells = zip(row, widths, strict=True)
         padded = [cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(cells)]
         lines.append("  ".join(padded).rstrip())
