@@ -187,8 +187,9 @@ def _check_only(content: Mapping[str, Any], family: TrainedFamily, source: Sourc
     for name, accepted in {**_ONLY, **family.only}.items():
         value = content.get(name, accepted[0])
         if value not in accepted:
+            found = "set" if isinstance(value, dict) else shown(value)
             raise source.refusal(
-                f"{name} is {shown(value)}, but memo computes {family.architecture} only with {accepted[0]!r}",
+                f"{name} is {found}, but memo computes {family.architecture} only with {accepted[0]!r}",
                 "use a model without it",
             )
 
