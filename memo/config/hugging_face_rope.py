@@ -29,7 +29,7 @@ def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
     does not compute."""
     name = _name_of_rope(content, source)
     given = content.get(name) or {}
-    kind = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
+    kind: Any = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
     if not isinstance(kind, dict | list) and kind not in _KEYS:
         raise source.refusal(
             f"{name}.rope_type is {shown(kind)}",
