@@ -203,7 +203,7 @@ def _documents_of(item: Any, where: str) -> Iterator[_Document]:
     fields = item if isinstance(item, Mapping) else {"input_ids": item}
     if "input_ids" not in fields:
         names = ", ".join(map(str, fields))
-        raise DataError(f"{where} has the fields {names}, but not input_ids: hand out token ids, not texts")
+        raise DataError(f"{where} has the fields {names}, but not input_ids: hand out token ids, or the texts alone")
     ids = _rows(fields["input_ids"], f"{where}: input_ids")
     present = [_rows(fields[name], f"{where}: {name}") if fields.get(name) is not None else None for name in _MASKS]
     for name, rows in zip(_MASKS, present, strict=True):

@@ -156,10 +156,10 @@ def test_what_a_stream_says_of_itself() -> None:
     ("items", "says"),
     [
         ([["a", "text"]], r"item 0: input_ids has the shape \(2,\) and dtype <U4: hand out whole numbers"),
-        (["a text"], r"item 0: input_ids has the shape \(\) and dtype"),
+        (["a text"], r"item 0 is a text, and the run has no tokenizer"),
         ([[0.5, 1.0]], r"dtype float64: hand out whole numbers"),
         ([[[1, 2], [3]]], r"item 0: input_ids cannot be read as an array"),
-        ([{"text": "a"}], r"item 0 has the fields text, but not input_ids: hand out token ids, not texts"),
+        ([{"text": "a"}], r"item 0 has the fields text, but not input_ids: hand out token ids, or the texts alone"),
         ([{"input_ids": [1, 2], "labels": [2, 3]}], r"item 0: labels differ from input_ids: give the ids themselves"),
         ([{"input_ids": [1, 2], "labels": [2]}], r"item 0: labels has the shape \(1, 1\), but input_ids \(1, 2\)"),
     ],
