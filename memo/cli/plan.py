@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> None:
             family=options.family,
             min_tgs=options.min_tgs,
         )
-    if told := unscaled_length(plan.question.base):
+    if plan.question.model.run is not None and (told := unscaled_length(plan.question.base)):
         tell(f"warning: {told}")
     commands = _write(plan, options)
     if options.trace_out is not None:

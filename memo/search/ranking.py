@@ -80,7 +80,7 @@ class Plan:
         found = "nothing fits"
         if best is not None:
             found = f"best {best.layout}: {best.strategy}, {best.step.tgs:,.0f} tokens/GPU/s"
-        return f"<Plan: {self._asked()}: {found}; {len(self.choices)} choices, {len(self.refusals)} refusals>"
+        return f"<Plan: {self._asked()}: {found}; {len(self.choices)} choices, {len(self.refusals)} layouts refused>"
 
     def _repr_html_(self) -> str:
         """The ranked choices as a notebook shows them; what to try before them, if anything, comes first."""

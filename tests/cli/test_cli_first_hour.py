@@ -231,7 +231,7 @@ WRONG = [
     ),
     ("plan --model adapter --gpus 8", "that is an adapter of PEFT"),
     ("train --model Mixtral --mock-data", "'mixtral', a mixture of experts (num_local_experts 8): memo knows llama"),
-    ("plan --model Mixtral --gpus 8", "which has no rules here: use llama"),
+    ("plan --model Mixtral --gpus 8", "a mixture of experts (num_local_experts 8), which has no rules here: use llama"),
     ("train --model runs --mock-data", "go on from it with --config runs/config.toml --load runs"),
     (
         "train --model meta-llama/Llama-3.1-8B --mock-data",
