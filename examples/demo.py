@@ -14,10 +14,10 @@ from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
 from memo.data import build_demo
 from memo.data.chat_template import TEMPLATE_FILE
+from memo.data.chat_templates import CHAT_TEMPLATES
 
 RUN = Path("runs/demo")
 CORPUS, CHECKPOINTS, MODEL = RUN / "corpus", RUN / "checkpoints", RUN / "model"
-TEMPLATE = Path(__file__).with_name("plain_chat.jinja")
 STEPS = 160
 NEXT = f"""
 next, with conversations of your own, a line each such as {{"prompt": "2 + 2 =", "completion": "4"}}:
@@ -58,7 +58,7 @@ def main() -> None:
             return
         report(trained_s, trainer.evaluate(4))
     export_checkpoint(CHECKPOINTS, MODEL)
-    shutil.copyfile(TEMPLATE, MODEL / TEMPLATE_FILE)
+    (MODEL / TEMPLATE_FILE).write_text(CHAT_TEMPLATES["plain"])
     print(f"log: {RUN / 'log.jsonl'}\ncheckpoint: {CHECKPOINTS}\nHugging Face model: {MODEL}")
     print(NEXT)
 

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Iterator
 
 from memo.standard_streams import OutputError, drop_output, use_streams, visible
@@ -221,6 +222,16 @@ def reason_of(error: OSError) -> str:
     """`PATH: why`, as far as the system says them."""
     why = error.strerror or str(error) or type(error).__name__
     return why if error.filename is None else f"{error.filename}: {why}"
+
+
+def tell(text: str) -> None:
+    """Print a line on standard error, as `visible` shows it."""
+    print(visible(text), file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """Warn with a line, as `visible` shows it, in the name of the function that called the caller."""
+    warnings.warn(visible(text), stacklevel=3)
 
 
 def host_name() -> str:

@@ -1,5 +1,8 @@
 """Who tells an error, in which words, and with which exit status a command ends."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from memo.errors import (
@@ -13,8 +16,11 @@ from memo.errors import (
     exit_on_error,
     is_first_of_node,
     is_reporting_rank,
+    tell,
+    warn,
 )
 
+ROOT = Path(__file__).parents[1]
 RANK_3 = "rank 3 (node7, tp 1 cp 0 pp 1 dp 0)"
 
 
@@ -76,3 +82,37 @@ def test_one_rank_of_each_node_reports_under_torchrun_and_each_that_was_started_
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert (is_first_of_node(), is_reporting_rank()) == (is_first, reports)
+
+
+NAME, SHOWN = "a\x1b[2J\nerror: b\u202e", r"a\x1b[2J\nerror: b\u202e"
+
+
+def test_what_is_told_and_warned_of_is_one_line_that_no_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(f"waiting for {NAME}")
+    assert capsys.readouterr().err == f"waiting for {SHOWN}\n"
+    with pytest.warns(UserWarning) as warned:
+        warn(f"{NAME} is not used")
+    assert [str(each.message) for each in warned] == [f"{SHOWN} is not used"]
+
+
+MAY_PRINT_ON_STANDARD_ERROR = {
+    "memo/errors.py": "the functions that make names visible",
+    "memo/cli/main.py": "the one word interrupted",
+    "memo/cli/commands.py": "help",
+    "memo/train/watchdog.py": "stacks, which have lines of their own",
+}
+
+
+def test_all_warnings_and_lines_on_standard_error_go_through_one_function() -> None:
+    """So that none of them prints the name of a stranger's file as it is."""
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "memo").rglob("*.py") if prints_itself(path)}
+    assert found == MAY_PRINT_ON_STANDARD_ERROR.keys()
+
+
+def prints_itself(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            to = [ast.unparse(each.value) for each in node.keywords if each.arg == "file"]
+            if "stderr" in " ".join(to) or ast.unparse(node.func) in ("warnings.warn", "sys.stderr.write"):
+                return True
+    return False

@@ -14,7 +14,6 @@ import os
 import platform
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, get_args
@@ -25,7 +24,7 @@ from memo.allocator.seal import seal, seal_fault
 from memo.artifacts import toolchain
 from memo.artifacts.build_lock import build_lock
 from memo.artifacts.cache_folder import cache_folder, file_fault, folder_fault, make_private
-from memo.errors import AllocatorError
+from memo.errors import AllocatorError, warn
 
 Device = Literal["cpu", "cuda"]
 DEVICES: tuple[Device, ...] = get_args(Device)
@@ -86,7 +85,7 @@ def _may_be_loaded(target: Path, key: str, *, warns: bool) -> bool:
     except FileNotFoundError:
         return False
     if fault and warns:
-        warnings.warn(f"{target} is not loaded but built again: {fault}", stacklevel=2)
+        warn(f"{target} is not loaded but built again: {fault}")
     return fault is None
 
 

@@ -4,12 +4,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from memo.errors import is_reporting_rank
+from memo.errors import is_reporting_rank, tell
 
 TELL_AFTER_S = 3.0
 """A wait that lasts longer is told on standard error: a build takes seconds for one library, minutes for others."""
@@ -39,9 +38,7 @@ def _wait(descriptor: int, path: Path, what: str) -> None:
     while not _is_ours(descriptor):
         if time.monotonic() >= told_at_s:
             if is_reporting_rank():
-                print(
-                    f"waiting for another process that builds {what}, which holds {path}", file=sys.stderr, flush=True
-                )
+                tell(f"waiting for another process that builds {what}, which holds {path}")
             return fcntl.flock(descriptor, fcntl.LOCK_EX)
         time.sleep(_POLL_S)
 

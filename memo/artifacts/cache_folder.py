@@ -2,10 +2,9 @@
 
 import os
 import stat
-import warnings
 from pathlib import Path
 
-from memo.errors import is_reporting_rank
+from memo.errors import is_reporting_rank, warn
 
 _PRIVATE = 0o700
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -20,9 +19,7 @@ def cache_folder(name: str) -> Path:
     """
     given = os.environ.get("XDG_CACHE_HOME", "")
     if given and not Path(given).is_absolute() and is_reporting_rank():
-        warnings.warn(
-            f"XDG_CACHE_HOME is {given!r}, a relative path, which is ignored: give an absolute one", stacklevel=2
-        )
+        warn(f"XDG_CACHE_HOME is {given!r}, a relative path, which is ignored: give an absolute one")
     base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
     if not base.is_absolute():
         raise RuntimeError(f"the home directory {str(Path.home())!r} is a relative path")

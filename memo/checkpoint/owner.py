@@ -30,6 +30,7 @@ from memo.artifacts.processes import machine, process_start
 from memo.artifacts.reading import Source, read_json
 from memo.artifacts.regular_file import open_regular, other_kind
 from memo.errors import CheckpointError
+from memo.standard_streams import visible
 
 OWNER = "owner.json"
 HEARTBEAT_S = 10.0
@@ -75,7 +76,7 @@ class Owner:
         )
 
     def describe(self) -> str:
-        return f"process {self.pid} of {self.user} on {self.host}, since {self.since}"
+        return visible(f"process {self.pid} of {self.user} on {self.host}, since {self.since}")
 
 
 class Ownership:

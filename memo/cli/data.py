@@ -98,7 +98,8 @@ class _Chat(_Files):
     tokenizer: str
     """Directory of the model, or its tokenizer.json; byte for bytes."""
     chat_template: str | None = None
-    """File of Jinja, or a directory of a model that has a chat template; default: the tokenizer's own."""
+    """chatml, llama3 or plain, a file of Jinja, or a directory of a model that has a chat template; default: the
+    tokenizer's own."""
     chat_form: ChatForm | None = None
     """Form of all records: messages (OpenAI's), conversations (ShareGPT's), instruction (Alpaca's) or prompt; default:
     the one whose fields a record has."""

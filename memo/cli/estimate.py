@@ -23,6 +23,7 @@ from memo.estimate.cases import COLUMNS, COUNTED, Case, read_case
 from memo.papers.methods import answer_by_paper
 from memo.search.costs import pinning
 from memo.search.estimating import Answer, answer
+from memo.standard_streams import visible
 from memo.units import GIB
 
 EXAMPLES = (
@@ -180,7 +181,7 @@ def _table(source: Path, target: Path, evaluate: Evaluate) -> None:
     print(f"{target}: {num_cases} cases")
     unread = [name for name in names if name not in (*COLUMNS, *ADDED)]
     if unread:
-        print(f"passed through unread: {', '.join(unread)}; known columns: {', '.join(COLUMNS)}")
+        print(f"passed through unread: {visible(', '.join(unread))}; known columns: {', '.join(COLUMNS)}")
     replaced = [name for name in names if name in ADDED]
     if replaced:
         print(f"replaced by the answers: {', '.join(replaced)}")

@@ -49,7 +49,7 @@ class Options:
     eval_fraction: float = 0.05
     """Share of the conversations of train-data that is held out."""
     chat_template: str | None = None
-    """File of Jinja, or directory of a model; default: the chat template of --model."""
+    """chatml, llama3 or plain, a file of Jinja, or the directory of a model; default: the chat template of --model."""
     plan: Literal["auto", "off"] | None = None
     """auto: `memo plan` chooses layout, recomputation and swapping; default: on several GPUs where no flag does."""
     plan_hardware: str | None = None

@@ -8,7 +8,7 @@ from typing import Annotated
 from memo.artifacts.reading import is_there
 from memo.config.command_line import parse_options
 from memo.config.flag import Flag
-from memo.config.hugging_face import download_hint, hub_name
+from memo.config.hugging_face import download_hint, hub_name, other_format
 from memo.config.presets import PRESETS
 from memo.config.require import require
 from memo.units import format_count
@@ -50,8 +50,8 @@ def _check_directory(directory: str) -> None:
         f"new weights with memo train --model {directory}",
     )
     name = directory if hub_name(directory) else "ORG/NAME"
+    missing = f"there is no such directory, and memo reads local files: {download_hint(directory, name)}"
     require(
         is_there(directory) and os.path.isdir(directory),
-        f"memo import {directory}: there is no such directory, and memo reads local files: "
-        f"{download_hint(directory, name)}",
+        f"memo import {directory}: {other_format(directory) or missing}",
     )

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from memo.config import TrainingConfig
+from memo.config.check_model import unscaled_length
 from memo.config.command_line import parse_options
 from memo.config.flag import COUNT, TOKENS, Flag
 from memo.config.flag_table import changed, dashed
-from memo.config.model_name import check_planned_model
 from memo.config.require import require
-from memo.errors import ConfigError
+from memo.errors import ConfigError, tell
 from memo.estimate.cases import DEFAULT_SEQ_LEN
 from memo.estimate.disks import NVME_PATH
 from memo.search.candidates import config_of, parse_layout
@@ -120,7 +120,6 @@ def main(argv: Sequence[str]) -> None:
     options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES)
     _check(options)
     model = base_model(options.model, options.family, options.objective)
-    check_planned_model(model)
     if options.compare is not None:
         _compare(model, options.compare, options)
         return
@@ -155,6 +154,8 @@ def main(argv: Sequence[str]) -> None:
             family=options.family,
             min_tgs=options.min_tgs,
         )
+    if plan.question.model.run is not None and (told := unscaled_length(plan.question.base)):
+        tell(f"warning: {told}")
     commands = _write(plan, options)
     if options.trace_out is not None:
         _trace(plan, options.trace_out)

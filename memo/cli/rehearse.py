@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from memo.config.flag import Flag
 from memo.config.flags import parse_command
 from memo.config.require import require, require_count, require_gib
 from memo.emulated_gpu.build import find_torch
+from memo.errors import tell
 from memo.estimate.machines import named_hardware, require_full_nodes
 from memo.estimate.node_share import part_of_node, share_text
 from memo.rehearsal.request import RehearsalRequest, as_one_rank, checked_run, emulated_device, ranks_that_differ
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     )
     told = share_text(machine, options.gpus, options.host_memory_gib)
     if told:
-        print(told, file=sys.stderr, flush=True)
+        tell(told)
     machine = part_of_node(machine, options.gpus, options.host_memory_gib)
     machine = dataclasses.replace(machine, memory_gib=options.gpu_memory_gib or machine.memory_gib)
     run = Run(checked_run(config, options.gpus), options.gpus, machine)
@@ -81,7 +81,7 @@ def _rehearse(run: Run, ranks: Sequence[int], options: _Options) -> None:
     ranks_per_node = run.hardware.local_ranks(run.gpus)
     device, found = emulated_device(run.gpus, run.hardware, _full_path(options.gpu)), []
     for rank in ranks:
-        print(f"rehearsing rank {rank} of {run.gpus}, without a GPU ...", file=sys.stderr, flush=True)
+        tell(f"rehearsing rank {rank} of {run.gpus}, without a GPU ...")
         config = as_one_rank(run.config, run.gpus, rank, ranks_per_node)
         found.append(start(RehearsalRequest(config, run.hardware, options.trace_out), device))
     if options.json:

@@ -1,6 +1,5 @@
 """`memo solve`: addresses for a recorded iteration, or for a problem of minimalloc's benchmark."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +8,7 @@ from memo.artifacts.memory_trace import Trace
 from memo.config.command_line import parse_options
 from memo.config.flag import BYTES, TOKENS, Flag
 from memo.config.require import require
-from memo.errors import EXIT_FAILED
+from memo.errors import EXIT_FAILED, tell
 from memo.planner.memory import minimalloc
 from memo.planner.memory.dsa import Problem, Solution
 from memo.planner.memory.solve import TIME_LIMIT_S, solve
@@ -123,10 +122,9 @@ def _judge_capacity(problem: Problem, solution: Solution) -> int:
         return 0
     impossible = solution.lower_bound_bytes > capacity_bytes
     remedy = "no plan fits: give more" if impossible else "whether one fits is open: give more time or more bytes"
-    print(
+    tell(
         f"--capacity is {capacity_bytes:,} bytes, the peak {solution.peak_bytes:,} and the lower bound "
-        f"{solution.lower_bound_bytes:,}: {remedy}",
-        file=sys.stderr,
+        f"{solution.lower_bound_bytes:,}: {remedy}"
     )
     return EXIT_FAILED
 

@@ -31,6 +31,22 @@ def check_model(config: RunConfig) -> None:
         )
 
 
+def unscaled_length(config: RunConfig) -> str:
+    """A sentence where sequences are longer than the model was made for, and nothing stretches its RoPE; else empty."""
+    model, seq_length = config.model, config.data.seq_length
+    made_for = model.max_position_embeddings
+    if model.position_embedding_type != "rope" or model.rope_scaling_type != "none":
+        return ""
+    if made_for is None or seq_length <= made_for:
+        return ""
+    return (
+        f"--seq-length {seq_length} is more than the {made_for} tokens that the model was made for "
+        "(--max-position-embeddings), and nothing rescales its RoPE: give memo train --rope-scaling-type yarn "
+        f"--rope-scaling-factor {seq_length / made_for:g} --rope-original-max-position-embeddings {made_for}, or "
+        f"--max-position-embeddings {seq_length} if it shall learn longer positions as they are"
+    )
+
+
 def _check_ranges(model: ModelConfig) -> None:
     for name, numbers in RANGES.items():
         value = getattr(model, name)

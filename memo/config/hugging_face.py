@@ -28,13 +28,14 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 """Names the files of a model whose weights lie in several."""
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None,),
     "is_encoder_decoder": (False,),
     "is_causal": (True,),
     "per_layer_config": (None, {}),
     "partial_rotary_factor": (1.0, None),
 }
 """As `TrainedFamily.only`, of every family."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys by which files of several families say that they are mixtures of experts."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def read_config(directory: str | Path) -> HuggingFaceModel:
     a field that asks for mathematics that memo does not do; CheckpointError for a link that leaves DIR.
     """
     path = Path(directory) / CONFIG_FILE
-    model_file(directory, CONFIG_FILE)
+    if model_file(directory, CONFIG_FILE) is None and (other := other_format(directory)):
+        raise ConfigError(f"{directory}: {other}")
     remedy = f"{download_hint(directory)}, or give a directory with {CONFIG_FILE}"
     content = read_json_object(path, Source(str(path), ConfigError, remedy))
     return HuggingFaceModel(model_of(content, str(path)), content["model_type"], content)
@@ -78,6 +80,23 @@ def download_hint(directory: str | Path, name: str = "ORG/NAME") -> str:
     return f"download it with `hf download {name} --local-dir {directory}`"
 
 
+def other_format(path: str | Path) -> str:
+    """What a directory without a whole model, or a file, is instead, and what works; empty where that is not known."""
+    path = Path(path)
+    if (path / "adapter_config.json").exists():
+        return (
+            "that is an adapter of PEFT, without the weights of its model, and memo trains whole models: merge the two "
+            f"in Python, AutoPeftModelForCausalLM.from_pretrained({str(path)!r}).merge_and_unload()"
+            ".save_pretrained('MERGED'), and give MERGED"
+        )
+    if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf"))):
+        return (
+            "that is a model in GGUF, which llama.cpp runs, and memo reads *.safetensors with their config.json: give "
+            "the model that it was made from, which `hf download ORG/NAME --local-dir DIR` fetches"
+        )
+    return ""
+
+
 def hub_name(text: str) -> bool:
     """Does it look like ORG/NAME, as models are called on the hub?"""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
@@ -88,7 +107,17 @@ def model_of(content: Mapping[str, Any], where: str) -> ModelConfig:
     source = Source(where, ConfigError, "correct the file")
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in TRAINED:
-        raise source.refusal(f"model_type is {shown(model_type)}", f"memo knows {', '.join(TRAINED)}")
+        alone = "; `memo plan` and `memo estimate` alone know this one" if model_type in tuple(FAMILIES) else ""
+        raise source.refusal(
+            f"model_type is {shown(model_type)}{_experts(content)}",
+            f"memo knows {', '.join(TRAINED)}{alone}: give a model of one of these, or train new weights with a layer "
+            "of your own, --custom-layer (docs/custom_model.md)",
+        )
+    if content.get("quantization_config") is not None:
+        raise source.refusal(
+            "quantization_config is set, but memo trains weights that are not quantised",
+            "download the model that it was made from, whose name mostly lacks GPTQ, AWQ, FP8, 4bit and the like",
+        )
     family = TRAINED[model_type]
     keys = ConfigKeys(content, family, source)
     _check_only(content, family, source)
@@ -117,11 +146,20 @@ def counted_model(content: Mapping[str, Any], where: str) -> tuple[ModelConfig, 
     source = Source(where, ConfigError, "correct the file")
     family = content.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise source.refusal(f"model_type is {shown(family)}, which has no rules here", f"use {', '.join(FAMILIES)}")
+        raise source.refusal(
+            f"model_type is {shown(family)}{_experts(content)}, which has no rules here",
+            f"use {', '.join(FAMILIES)}, or plan for a preset of about its size",
+        )
     keys = ConfigKeys(content, FAMILIES[family], source)
     model, biases = _read(keys)
     own = {"qkv_bias": biases.qkv, "projection_bias": biases.projection, "mlp_bias": biases.mlp}
     return model, {**own, **keys.family.beyond(keys, model)}
+
+
+def _experts(content: Mapping[str, Any]) -> str:
+    """A clause about a mixture of experts, whose layers memo neither computes nor counts; empty for other models."""
+    key = next((key for key in _EXPERTS if content.get(key)), None)
+    return "" if key is None else f", a mixture of experts ({key} {shown(content[key])})"
 
 
 def _read(keys: ConfigKeys) -> tuple[ModelConfig, Biases]:

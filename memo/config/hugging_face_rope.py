@@ -29,11 +29,15 @@ def read_rope(content: Mapping[str, Any], source: Source) -> dict[str, Any]:
     does not compute."""
     name = _name_of_rope(content, source)
     given = content.get(name) or {}
+    kind: Any = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
+    if not isinstance(kind, dict | list) and kind not in _KEYS:
+        raise source.refusal(
+            f"{name}.rope_type is {shown(kind)}",
+            "memo stretches RoPE by linear, llama3 or yarn: give the model that this one was made from, which is for "
+            "shorter sequences and which --rope-scaling-type yarn stretches, or another one",
+        )
     if not isinstance(given, dict) or any(isinstance(value, dict | list) for value in given.values()):
         raise source.refusal(f"{name} is {shown(given)}", "memo has one rotation for all layers; use another model")
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in _KEYS:
-        raise source.refusal(f"{name}.rope_type is {shown(kind)}", "memo stretches RoPE by linear, llama3 or yarn")
     _check_keys(given, kind, name, source)
     found = {"rope_scaling_type": "none" if kind == "default" else kind}
     if "rope_theta" in given:

@@ -5,7 +5,7 @@ import difflib
 import os
 from pathlib import Path
 
-from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name, read_config
+from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name, other_format, read_config
 from memo.config.model import ModelConfig
 from memo.config.presets import PRESETS
 from memo.config.run import RunConfig
@@ -13,7 +13,7 @@ from memo.errors import ConfigError
 
 _CHECKPOINT_MARKS = ("latest_checkpointed_iteration.txt", "run_state.json")
 _ACCEPTED = f"a preset, one of {', '.join(PRESETS)}, or a directory with {CONFIG_FILE}"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def choose_model(config: RunConfig, model: str | os.PathLike[str] | ModelConfig) -> RunConfig:
@@ -89,6 +89,8 @@ def _of_directory(path: Path) -> str:
             f"that is a checkpoint of memo, not a model of Hugging Face: go on from it with "
             f"--config {path}/config.toml --load {path}, or write it as one with `memo export {path} --out DIR`"
         )
+    if other := other_format(path):
+        return other
     inside = sorted(child.parent for child in path.glob(f"*/{CONFIG_FILE}"))
     if inside:
         return f"it has no {CONFIG_FILE}, but {inside[0]} has: give --model {inside[0]}"
@@ -96,6 +98,8 @@ def _of_directory(path: Path) -> str:
 
 
 def _of_file(path: Path) -> str:
+    if other := other_format(path):
+        return other
     if path.suffix == ".toml":
         return f"that is a file of flags: give it as --config {path}"
     if path.name == CONFIG_FILE or path.suffix in _WEIGHTS:

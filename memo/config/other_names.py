@@ -108,7 +108,9 @@ OTHER_NAMES: dict[str, str] = {
     ),
     **dict.fromkeys(("model_name_or_path", "model_name", "base_model", "pretrained_model_name_or_path"), _MODEL),
     **dict.fromkeys(("model_id", "model_path", "hf_model"), _MODEL),
-    **dict.fromkeys(("dataset", "dataset_name", "dataset_path", "train_file", "data", "data_dir"), _DATA),
+    **dict.fromkeys(
+        ("dataset", "dataset_name", "dataset_path", "train_dataset", "train_file", "data", "data_dir"), _DATA
+    ),
     **dict.fromkeys(
         ("eval_dataset", "validation_file", "eval_data"), "memo calls it {eval_data_path}: a corpus as well"
     ),

@@ -8,6 +8,7 @@ from typing import Any
 
 from memo.artifacts.memory_limit import address_space_bytes, limited_memory
 from memo.artifacts.reading import MAX_BYTES, Source, listed, opened, shown
+from memo.data.chat_forms import remedy_without_texts
 from memo.errors import ConfigError, DataError
 
 _ROWS = 256
@@ -94,8 +95,8 @@ def _columns(path: Path, names: list[str], column: str | None) -> list[str] | No
     if column is None:
         return None
     if column not in names:
-        source = Source(str(path), DataError, "name the one that holds texts with --json-key")
-        raise source.refusal(f"no column {column!r}, found [{listed(names)}]")
+        remedy = remedy_without_texts(names, "name the one that holds texts with --json-key")
+        raise Source(str(path), DataError, remedy).refusal(f"no column {column!r}, found [{listed(names)}]")
     return [column]
 
 

@@ -53,7 +53,7 @@ def build_chat(
     """Build a corpus of lines, lists and tables of conversations, and of directories that hold some.
 
     tokenizer: directory of the model, its tokenizer.json, or `byte`.
-    chat_template: a file of Jinja or a directory that has one; default: the one of `tokenizer`.
+    chat_template: chatml, llama3 or plain, a file of Jinja or a directory that has one; default: that of `tokenizer`.
     chat_form: of all records (`memo.data.conversations` has the forms); default: each tells its own.
     split_eval: share of the conversations, in [0, 1), that goes to OUT-eval instead, as in `build_corpus`.
 

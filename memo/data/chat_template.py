@@ -27,6 +27,7 @@ from memo.artifacts.reading import Source, read_json_object, read_text
 from memo.config import RunConfig
 from memo.config.blend import read_blend
 from memo.data.chat_render import Span, TemplateRefusal
+from memo.data.chat_templates import CHAT_TEMPLATES
 from memo.data.conversations import ASSISTANT, Conversation, Message
 from memo.data.template_process import TemplateProcess, TemplateStopped
 from memo.data.tokenizer import ByteTokenizer
@@ -38,6 +39,7 @@ TEMPLATE_SUFFIX = f"-{TEMPLATE_FILE}"
 MAX_SOURCE_CHARACTERS = 1 << 18
 """Limit of a template; the longest in use have a tenth of it."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_ACCEPTED = f"one of {', '.join(CHAT_TEMPLATES)}, a file of Jinja, or the directory of a model that has one"
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def load_chat_template(
     """The template of a tokenizer's directory (or of the directory of a tokenizer.json), or a `given` one.
 
     Args:
-        given: a file of Jinja, or a directory as above; the variables remain those of `tokenizer`.
+        given: a name of CHAT_TEMPLATES, a file of Jinja, or a directory as above; the variables remain those of
+            `tokenizer`.
         flag: what gave `tokenizer`, for messages.
 
     Raises ConfigError where there is none, and DataError for one that cannot be read.
@@ -148,8 +151,10 @@ def load_chat_template(
         if found is None:
             raise ConfigError(
                 f"{flag} {tokenizer} comes without a chat template (neither {TEMPLATE_FILE} nor chat_template in "
-                f"{_TOKENIZER_CONFIG}): give --chat-template, a file of Jinja or the directory of a model that has one"
+                f"{_TOKENIZER_CONFIG}): give --chat-template, {_ACCEPTED}"
             )
+    elif str(given) in CHAT_TEMPLATES:
+        found = f"--chat-template {given}", CHAT_TEMPLATES[str(given)]
     elif Path(given).is_dir():
         found = _find(Path(given), _read_config(Path(given)))
         if found is None:
@@ -211,8 +216,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    remedy = "give a file of Jinja, or a directory that has one"
-    return read_text(path, Source(f"--chat-template {path}", ConfigError, remedy), max_bytes=4 * MAX_SOURCE_CHARACTERS)
+    source = Source(f"--chat-template {path}", ConfigError, f"give {_ACCEPTED}")
+    return read_text(path, source, max_bytes=4 * MAX_SOURCE_CHARACTERS)
 
 
 def _tokens_in(config: Mapping[str, Any]) -> dict[str, str]:

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from memo.artifacts.reading import listed
+from memo.data.chat_forms import FIELDS, forms_of
+from memo.data.chat_forms import ChatForm as ChatForm
 from memo.data.left_out import Refuse, raise_it, read_each
 from memo.data.records import RecordPiece, read_pieces
 from memo.errors import DataError
@@ -27,14 +29,6 @@ from memo.errors import DataError
 ASSISTANT = "assistant"
 """The role whose messages are learned."""
 
-ChatForm = Literal["messages", "conversations", "instruction", "prompt"]
-_NEEDS: dict[ChatForm, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "conversations": ("conversations",),
-    "instruction": ("instruction", "output"),
-    "prompt": ("prompt", "completion"),
-}
-"""Fields by which a record is known to have a form."""
 _SPEAKERS = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), ASSISTANT),
@@ -97,16 +91,16 @@ def _read(piece: RecordPiece, form: ChatForm | None, place: int) -> Conversation
 
 def _form(record: Mapping[str, Any], where: str) -> ChatForm:
     """The only form whose fields a record has."""
-    found = [form for form, needed in _NEEDS.items() if all(record.get(name) is not None for name in needed)]
+    found = forms_of({name for name, value in record.items() if value is not None})
     if len(found) > 1:
-        fields = " and ".join("+".join(_NEEDS[form]) for form in found)
+        fields = " and ".join("+".join(FIELDS[form]) for form in found)
         raise DataError(
             f"{where}: it may be read in {len(found)} ways, as it has {fields}; say which with --chat-form "
             f"{' or --chat-form '.join(found)}"
         )
     if found:
         return found[0]
-    for form, needed in _NEEDS.items():  # the reader of that form then says which field is missing or empty
+    for form, needed in FIELDS.items():  # the reader of that form then says which field is missing or empty
         if needed[0] in record:
             return form
     raise DataError(

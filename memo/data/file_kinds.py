@@ -68,8 +68,9 @@ class Inputs:
 def list_files(inputs: Sequence[str | Path], kinds: Collection[Kind] = ALL_KINDS) -> Inputs:
     """Files as given; a directory stands for its files of one of `kinds` at any depth, sorted by relative path.
 
-    A directory that `save_to_disk` wrote stands for its tables, in their order. Hidden files and folders are left out.
-    Raises DataError for a missing input, for a directory without such files, and for one of several splits.
+    A directory that `save_to_disk` wrote stands for its tables, in their order. Hidden files and folders are left out,
+    and __pycache__. Raises DataError for a missing input, for a directory without such files, and for one of several
+    splits.
     """
     found = Inputs()
     for path in map(Path, inputs):
@@ -86,13 +87,18 @@ def list_files(inputs: Sequence[str | Path], kinds: Collection[Kind] = ALL_KINDS
 
 
 def walk(folder: Path) -> list[Path]:
-    """All files below `folder` that are not hidden, sorted as strings: the same order everywhere.
+    """All files below `folder`, sorted as strings: the same order everywhere. Hidden ones and __pycache__ are left out.
 
     Raises DataError for a link that leads out of it.
     """
     relative = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    visible = (path.as_posix() for path in relative if not any(part.startswith(".") for part in path.parts))
-    return [_within(folder, name) for name in sorted(visible)]
+    shown = (path.as_posix() for path in relative if not any(map(_is_skipped, path.parts)))
+    return [_within(folder, name) for name in sorted(shown)]
+
+
+def _is_skipped(name: str) -> bool:
+    """Hidden files and folders, and what Python keeps of the modules beside it."""
+    return name.startswith(".") or name == "__pycache__"
 
 
 def _within(folder: Path, name: str) -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from memo.errors import DataError
+from memo.standard_streams import visible
 
 _MOST_TOLD = 5
 
@@ -60,7 +61,7 @@ class LeftOut:
             self._first.append(message)
 
     def lines(self) -> list[str]:
-        """For people to read; empty where nothing was left out."""
+        """For people to read, names as `visible` shows them; empty where nothing was left out."""
         told = []
         if self.ignored:
             names = ", ".join(map(str, self.ignored[:_MOST_TOLD]))
@@ -71,7 +72,7 @@ class LeftOut:
             told += [f"  {message}" for message in self._first]
             if self.num_unreadable > len(self._first):
                 told.append(f"  and {self.num_unreadable - len(self._first):,} more")
-        return told
+        return [visible(line) for line in told]
 
 
 def hinted(error: DataError) -> DataError:

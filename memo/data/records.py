@@ -24,6 +24,7 @@ from memo.artifacts.reading import (
     read_table,
 )
 from memo.data.arrow_tables import Record, arrow_rows, parquet_rows
+from memo.data.chat_forms import remedy_without_texts
 from memo.data.file_kinds import file_kind
 from memo.data.file_stream import FileStream, open_stream
 from memo.data.left_out import Refuse, read_each
@@ -76,17 +77,24 @@ class RecordPiece:
         found = self.read(place)
         text = found.get(key) if isinstance(found, dict) else found
         if not isinstance(text, str):
-            what = f"[{listed(sorted(found))}]" if isinstance(found, dict) else kind_of(found)
-            raise DataError(
-                f"{self.where(place)}: no string under the key {key!r}, found {what}; set the JSON key, or column, "
-                "that holds texts (--json-key)"
-            )
+            raise DataError(f"{self.where(place)}: {_without_text(found, key)}")
         require_utf8(text, self.where(place))
         return text
 
     def texts(self, key: str, refuse: Refuse) -> Iterator[str]:
         """The documents of all its records; `key` as of `text`."""
         return read_each(self.places, partial(self.text, key=key), refuse)
+
+
+def _without_text(found: Any, key: str) -> str:
+    """The message about a record without a text."""
+    remedy = "set the JSON key, or column, that holds texts (--json-key)"
+    if not isinstance(found, dict):
+        return f"no string under the key {key!r}, found {kind_of(found)}; {remedy}"
+    if key in found:
+        return f"the key {key!r} holds {kind_of(found[key])}, not a string; {remedy}"
+    names = f"[{listed(sorted(found))}]"
+    return f"no string under the key {key!r}, found {names}; {remedy_without_texts(found, remedy)}"
 
 
 def require_utf8(text: str, where: str) -> None:
@@ -141,19 +149,26 @@ def _pieces(path: Path, key: str | None, lines_of_text: bool, before: int) -> It
 
 
 def grouped(path: Path, unit: str, records: Iterator[Record], before: int = 0) -> Iterator[RecordPiece]:
-    """Records of one file as pieces; `before`: bytes of the files before it."""
+    """Records of one file as pieces; `before`: bytes of the files before it. Raises what `records` raises, after the
+    piece of what stands before."""
     numbers: list[int] = []
     kept: list[Any] = []
     num_bytes = position = 0
-    for number, record, size, position in records:
-        numbers.append(number)
-        kept.append(record)
-        num_bytes += size
-        if num_bytes >= PIECE_BYTES:
-            yield RecordPiece(str(path), unit, numbers, kept, before + position)
-            numbers, kept, num_bytes = [], [], 0
+    broken: Exception | None = None
+    try:
+        for number, record, size, position in records:
+            numbers.append(number)
+            kept.append(record)
+            num_bytes += size
+            if num_bytes >= PIECE_BYTES:
+                yield RecordPiece(str(path), unit, numbers, kept, before + position)
+                numbers, kept, num_bytes = [], [], 0
+    except Exception as error:  # where the file breaks off, what stands before is kept
+        broken = error
     if kept:
         yield RecordPiece(str(path), unit, numbers, kept, before + position)
+    if broken is not None:
+        raise broken
 
 
 def _lines(stream: FileStream, source: Source) -> Iterator[Record]:

@@ -1,9 +1,10 @@
-"""Samples out of whatever hands out token ids: a torch Dataset or IterableDataset, a list, a generator.
+"""Samples out of whatever hands out token ids, or texts: a torch Dataset or IterableDataset, a list, a generator.
 
-Each item is a document: token ids in one dim, or a mapping as Hugging Face's tokenizers write it (`input_ids`; where
-`attention_mask` is 0 there is padding, where `labels` are -100 nothing to learn). Items of two dims are batches of
-documents, and an iterable of single ids is one document. As in a corpus (memo.data.packing), the documents of an epoch
-lie end to end and are cut into windows of s + 1 tokens that overlap by one; what is left over at the end is dropped.
+Each item is a document: token ids in one dim, a text where the run has a tokenizer, or a mapping as Hugging Face's
+tokenizers write it (`input_ids`; where `attention_mask` is 0 there is padding, where `labels` are -100 nothing to
+learn). Items of two dims are batches of documents, and an iterable of single ids is one document. As in a corpus
+(memo.data.packing), the documents of an epoch lie end to end and are cut into windows of s + 1 tokens that overlap by
+one; what is left over at the end is dropped.
 
 A source with items by number is read in an order that (seed, epoch) decides, one that can only be iterated in its own
 order. A sample is found by reading all that come before it. So a run that goes on reads again what it has read, and
@@ -20,7 +21,9 @@ from numpy.typing import NDArray
 from memo.artifacts.checksum import checksum
 from memo.config.identity import Fact
 from memo.data.hashing import permutation
+from memo.data.records import require_utf8
 from memo.data.sample import Sample, cut_sample
+from memo.data.tokenizer import Tokenizer
 from memo.errors import ConfigError, DataError
 
 _NOT_LEARNED = -100
@@ -41,10 +44,20 @@ class TokenStream:
     Without `packing` a sample is one text from 0 to s. Memory: a window, and the samples asked for last.
     """
 
-    def __init__(self, source: Any, seq_length: int, seed: int, packing: bool = True, name: str = "train_data") -> None:
-        """Reads the first sample. Raises DataError for items that are no token ids, ConfigError for too few of them."""
+    def __init__(
+        self,
+        source: Any,
+        seq_length: int,
+        seed: int,
+        packing: bool = True,
+        name: str = "train_data",
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """Reads the first sample. Raises DataError for items that are no token ids, nor texts for a tokenizer, and
+        ConfigError for too few of them."""
         self.seq_length, self.seed, self.packing = seq_length, seed, packing
         self._source, self._name, self._kind = source, name, type(source).__name__
+        self._tokenizer = tokenizer
         self._has_numbers = has_numbers(source)
         self._is_read_once = not self._has_numbers and iter(source) is source
         self._kept: dict[int, Sample] = {}
@@ -100,7 +113,7 @@ class TokenStream:
     def describe(self) -> str:
         """For people to read."""
         order = "shuffled each epoch" if self._has_numbers else "in the order of its own"
-        return f"documents of token ids from a {self._kind}, {order}"
+        return f"documents from a {self._kind}, {order}"
 
     def _restart(self) -> None:
         self._windows, self._next = self._cut(), 0
@@ -147,11 +160,22 @@ class TokenStream:
                     yield _of_ids(np.array(single), ends=False)
                     single = []
                 continue
-            for document in _documents_of(item, f"{self._name} ({self._kind}), item {number}"):
+            where = f"{self._name} ({self._kind}), item {number}"
+            for document in _documents_of(self._ids_of(item, where) if isinstance(item, str) else item, where):
                 if len(document[0]):
                     yield document
         if single:
             yield _of_ids(np.array(single), ends=True)
+
+    def _ids_of(self, text: str, where: str) -> NDArray[np.integer]:
+        """The tokens of a text and the one that ends a document, as in a corpus."""
+        if self._tokenizer is None:
+            raise DataError(
+                f"{where} is a text, and the run has no tokenizer: give one, such as tokenizer='byte', or token ids"
+            )
+        require_utf8(text, where)
+        ids = self._tokenizer.encode(text)
+        return np.append(ids, self._tokenizer.eod) if len(ids) else ids
 
     def _items(self, epoch: int) -> Iterator[Any]:
         if not self._has_numbers:
@@ -179,7 +203,7 @@ def _documents_of(item: Any, where: str) -> Iterator[_Document]:
     fields = item if isinstance(item, Mapping) else {"input_ids": item}
     if "input_ids" not in fields:
         names = ", ".join(map(str, fields))
-        raise DataError(f"{where} has the fields {names}, but not input_ids: hand out token ids, not texts")
+        raise DataError(f"{where} has the fields {names}, but not input_ids: hand out token ids, or the texts alone")
     ids = _rows(fields["input_ids"], f"{where}: input_ids")
     present = [_rows(fields[name], f"{where}: {name}") if fields.get(name) is not None else None for name in _MASKS]
     for name, rows in zip(_MASKS, present, strict=True):

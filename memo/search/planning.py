@@ -14,6 +14,7 @@ from memo.search.largest import BASES, Family, largest
 from memo.search.longest import length_unit, longest
 from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan, search
+from memo.spec.custom_layer import layer_name
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]
 
@@ -42,7 +43,7 @@ def plan(
     clip_grad: float = TrainingConfig.clip_grad,
     deterministic: bool = False,
     price_per_gpu_hour: float | None = None,
-    custom_layer: str = "",
+    custom_layer: str | type = "",
     top: int = 10,
 ) -> Plan:
     """The fastest layouts that fit; or the longest sequence, or the largest model, and the fastest layouts for it.
@@ -64,7 +65,7 @@ def plan(
         clip_grad: 0: gradients need not wait in host memory for their norm.
         deterministic: whether every run gives the same bits.
         price_per_gpu_hour: dollars; default: that of a dated table (memo.estimate.prices), which may have none.
-        custom_layer: FILE.py:CLASS of a layer in the place of the model's (memo.CustomLayer).
+        custom_layer: a layer in the place of the model's (memo.CustomLayer): its class, or FILE.py:CLASS.
         top: how many layouts (tp x cp x pp) to rank, 1 or more.
 
     Raises ConfigError for what is not known, cannot be read, or is not above 0.
@@ -84,7 +85,7 @@ def plan(
         clip_grad=clip_grad,
         deterministic=deterministic,
         price_per_gpu_hour=price_per_gpu_hour,
-        custom_layer=custom_layer,
+        custom_layer=custom_layer if isinstance(custom_layer, str) else layer_name(custom_layer),
     )
     return answer(question, objective, top=top, family=family, min_tgs=min_tgs)
 

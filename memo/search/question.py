@@ -13,6 +13,7 @@ from memo.config.attention_kernels import backend_by_capability
 from memo.config.check_model import check_model
 from memo.config.derived import GIVEN_WEIGHTS, NEW_WEIGHTS
 from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
+from memo.config.model_name import check_planned_model
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
@@ -254,6 +255,7 @@ def planned_model(name: str, seq_len: int, custom_layer: str = "") -> PlannedMod
 
 
 def _named_model(name: str, seq_len: int) -> PlannedModel:
+    check_planned_model(name)
     try:
         shape = model_shape(name, seq_len)
     except ConfigError as error:

@@ -31,6 +31,8 @@ from memo.search.sweeping import sweeps
 from memo.simulate import predict_step
 from memo.simulate.model import step_model
 from memo.simulate.parts import step_parts
+from memo.text_table import html_table
+from memo.units import GIB
 
 NUM_UNSURE = 3
 """Shown of those that may or may not fit."""
@@ -71,6 +73,31 @@ class Plan:
     num_fitting: int
     longest: Longest | None = None
     largest: Largest | None = None
+
+    def __repr__(self) -> str:
+        """One line, as a plan holds hundreds of refusals."""
+        best = self.best
+        found = "nothing fits"
+        if best is not None:
+            found = f"best {best.layout}: {best.strategy}, {best.step.tgs:,.0f} tokens/GPU/s"
+        return f"<Plan: {self._asked()}: {found}; {len(self.choices)} choices, {len(self.refusals)} layouts refused>"
+
+    def _repr_html_(self) -> str:
+        """The ranked choices as a notebook shows them; what to try before them, if anything, comes first."""
+        rows: list[tuple[str, ...]] = [
+            ("layout", "dp", "activations", "tokens/GPU/s", "MFU %", "step s", "GPU GiB", "host GiB", "verdict")
+        ]
+        for choice in self.choices if self.trial is None else (self.trial, *self.choices):
+            step, sized, dp = choice.step, choice.sized, self.question.gpus // choice.layout.ranks
+            times = (f"{step.tgs:,.0f}", f"{step.mfu_percent:.1f}", f"{step.step_time_s:,.2f}")
+            sizes = (f"{sized.memory.total / GIB:.1f}", f"{sized.host_bytes / GIB:,.0f}")
+            rows.append((str(choice.layout), str(dp), str(choice.strategy), *times, *sizes, sized.told))
+        return html_table(rows, self._asked())
+
+    def _asked(self) -> str:
+        asked = self.question
+        batch = f"{asked.seq_len:,} tokens x {asked.global_batch_size} sequences"
+        return f"{asked.model.name} on {asked.gpus} x {asked.hardware.name}, {batch}"
 
     @property
     def best(self) -> Choice | None:

@@ -94,6 +94,22 @@ def check_split(model: ModelConfig, tp: int) -> None:
                 )
 
 
+def layer_name(layer: type) -> str:
+    """FILE.py:CLASS or MODULE:CLASS of a class, by which every process of a run finds it.
+
+    Raises ConfigError for a class that has no such name: one inside of a function, one that took the name of an earlier
+    class of this process, whose facts are known by it, and one that is no layer.
+    """
+    file = getattr(sys.modules.get(layer.__module__), "__file__", None) if layer.__module__ == "__main__" else None
+    place = str(Path(file).resolve()) if file is not None and file.endswith(".py") else layer.__module__
+    name = f"{place}:{layer.__qualname__}"
+    if not layer.__qualname__.isidentifier():
+        raise _error(name, "is a class inside of a function or a class", "define it at the top of a file or notebook")
+    if load_layer(name) is not layer:
+        raise _error(name, "is another class than the one given", "give each a name of its own, or start Python again")
+    return name
+
+
 @functools.lru_cache(maxsize=64)
 def load_layer(name: str) -> Any:
     """The class that FILE.py:CLASS or MODULE:CLASS names; a file is run once a process. Raises ConfigError."""

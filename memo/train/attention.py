@@ -1,6 +1,5 @@
 """Which attention kernels a run uses: what was measured on this device for calls like its own, or a rule."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from memo.artifacts.profile_cache import attention_table_file, read_attention_ta
 from memo.attention.select import AttentionChoice, choose_backend
 from memo.config import RunConfig
 from memo.config.derived import resolved_a2a_size
-from memo.errors import ArtifactError
+from memo.errors import ArtifactError, warn
 from memo.profiler.attention import time_attention
 from memo.train.device import device_name
 
@@ -64,7 +63,7 @@ def measure_attention(config: RunConfig, device: torch.device) -> tuple[tuple[At
         try:
             _kept_table(config, device).updated(rows).save(path)
         except ArtifactError as error:
-            warnings.warn(f"times of attention kernels are not kept: {error}, or --profile-cache DIR", stacklevel=2)
+            warn(f"times of attention kernels are not kept: {error}, or --profile-cache DIR")
             path = None
     return rows, path
 
@@ -87,7 +86,7 @@ def _kept_table(config: RunConfig, device: torch.device) -> AttentionTable:
     try:
         return read_attention_table(path, empty)
     except ArtifactError as error:
-        warnings.warn(f"the kept times of attention kernels are not used: {error}", stacklevel=2)
+        warn(f"the kept times of attention kernels are not used: {error}")
         return empty
 
 

@@ -25,12 +25,16 @@ from memo.errors import ConfigError
 
 Word = str | os.PathLike[str] | float
 DataSource = Word | Sequence[Word] | SampleDataset | Iterable[Any]
-"""The prefix of a corpus, the words of a blend (0.7, "data/a", 0.3, "data/b"), samples, or documents of token ids."""
+"""The prefix of a corpus, the words of a blend (0.7, "data/a", 0.3, "data/b"), samples, or documents."""
 
 EvalSource = DataSource | Mapping[str, DataSource]
 """The same for evaluation, or several by name."""
 TEST = "test"
 """The evaluation set that --split keeps for the end of the run."""
+_LOOKED_AT = 100
+"""Items of a list that tell whether it holds texts or prefixes."""
+_LONGEST_NAME = 255
+"""Characters of a file's name."""
 _NO_DATA = "evaluate() needs evaluation data: give --eval-data-path or eval_data="
 _FLAGS = ("--data-path", "--eval-data-path")
 """Of the streams of a run: what it trains on, and what it is evaluated on."""
@@ -41,26 +45,46 @@ def corpus_words(source: object) -> tuple[str, ...] | None:
     if isinstance(source, str | os.PathLike):
         return (os.fspath(source),)
     if isinstance(source, list | tuple) and any(isinstance(word, str | os.PathLike) for word in source):
+        if are_texts(source):
+            return None
         return tuple(repr(word) if type(word) in (int, float) else os.fspath(word) for word in source)
     return None
 
 
-def own_dataset(config: RunConfig, source: object, name: str) -> SampleDataset | None:
-    """A user's object, given as `name`, as samples; None for None.
+def are_texts(source: object) -> bool:
+    """Whether it is a list of documents, and not of prefixes of corpora, with or without weights."""
+    if not isinstance(source, list | tuple) or not all(isinstance(each, str) for each in source):
+        return False
+    first = source[:_LOOKED_AT]
+    is_long = any(len(each.split()) > 1 or len(each) > _LONGEST_NAME for each in first)
+    return is_long and not any(os.path.exists(f"{each}.idx") for each in first)
 
-    Raises ConfigError for one that hands out neither samples nor token ids, and as TokenStream.
+
+def own_dataset(
+    config: RunConfig, source: object, name: str, tokenizer: Tokenizer | None = None
+) -> SampleDataset | None:
+    """A user's object, given as `name`, as samples; None for None. Texts need a tokenizer.
+
+    Raises ConfigError for one that hands out neither samples nor documents, and as TokenStream.
     """
     if source is None or isinstance(source, SampleDataset):
         return source
     if is_stream(source):
-        return TokenStream(source, config.data.seq_length, config.training.seed, config.data.packing, name)
+        data = config.data
+        return TokenStream(source, data.seq_length, config.training.seed, data.packing, name, tokenizer)
     raise ConfigError(
         f"{name} is a {type(source).__name__}: give the prefix of a corpus, a list of weights and prefixes, an "
-        "object with seq_length and sample(index), or a Dataset or iterable of token ids"
+        "object with seq_length and sample(index), or a Dataset or iterable of texts or token ids"
     )
 
 
-def open_dataset(config: RunConfig, source: DataSource | None, stream: int, part: Part | None = None) -> SampleDataset:
+def open_dataset(
+    config: RunConfig,
+    source: DataSource | None,
+    stream: int,
+    part: Part | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> SampleDataset:
     """An object as it is, `part` of the corpora that words name, or mock data for None.
 
     The part is by default that of --split for training, and all of other corpora. Mock data of another `stream` holds
@@ -71,7 +95,7 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int, part
         return MockDataset(vocab_size, data.seq_length, config.training.seed + stream)
     words, flag = corpus_words(source), _FLAGS[stream]
     if words is None:
-        given = own_dataset(config, source, ("train_data", "eval_data")[stream])
+        given = own_dataset(config, source, ("train_data", "eval_data")[stream], tokenizer)
         assert given is not None
         if given.seq_length != data.seq_length:
             raise ConfigError(
@@ -92,16 +116,18 @@ def open_dataset(config: RunConfig, source: DataSource | None, stream: int, part
     return dataset
 
 
-def evaluation_data(config: RunConfig, given: "EvalSource | None") -> dict[str, SampleDataset]:
+def evaluation_data(
+    config: RunConfig, given: "EvalSource | None", tokenizer: Tokenizer | None = None
+) -> dict[str, SampleDataset]:
     """What evaluations read, by name: `given`, else --eval-data-path or --split, else mock data if they are asked for.
 
     A set without a name is called "", the documents that --split keeps for the end TEST.
     """
     data = config.data
     if isinstance(given, Mapping):
-        return {str(name): open_dataset(config, source, stream=1) for name, source in given.items()}
+        return {str(name): open_dataset(config, source, 1, tokenizer=tokenizer) for name, source in given.items()}
     if given is not None:
-        return {"": open_dataset(config, given, stream=1)}
+        return {"": open_dataset(config, given, 1, tokenizer=tokenizer)}
     if data.split is not None and data.data_path is not None:
         split = read_split(data.split)
         parts = {"": split.valid, TEST: split.test}
@@ -134,17 +160,20 @@ def evaluated_now(data: DataConfig, names: Iterable[str], at_end: bool) -> list[
     return due
 
 
-def tokenizer_of(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the run: --tokenizer, else that of the corpora; None for mock data and a user's own.
+def tokenizer_of(config: RunConfig, has_texts: bool = False) -> Tokenizer | None:
+    """The tokenizer of the run: --tokenizer, else that of the corpora, or of the model if it trains on a list of texts.
+    None for mock data and a user's token ids.
 
     Raises ConfigError for corpora of several tokenizers, or of another one than the model's.
     """
     if config.data.tokenizer is not None:
         return load_tokenizer(config.data.tokenizer)
     words, pretrained = config.data.data_path, pretrained_directory(config)
-    if words is None:
+    if words is None and not has_texts:
         return None
     theirs = load_tokenizer(pretrained) if pretrained and os.path.exists(f"{pretrained}/tokenizer.json") else None
+    if words is None:
+        return theirs
     prefixes = read_blend("--data-path", words).prefixes
     named = {prefix: load_corpus_tokenizer(prefix) for prefix in prefixes if os.path.exists(f"{prefix}.json")}
     for prefix, corpus in named.items():

@@ -3,11 +3,10 @@
 import json
 import os
 import time
-import warnings
 from pathlib import Path
 
 from memo.artifacts.regular_file import replace_file
-from memo.errors import host_name
+from memo.errors import host_name, warn
 
 
 class Heartbeat:
@@ -26,4 +25,4 @@ class Heartbeat:
         try:
             replace_file(self.path, json.dumps(content) + "\n")
         except OSError as error:
-            warnings.warn(f"--heartbeat-file {self.path}: {error.strerror or error}", stacklevel=1)
+            warn(f"--heartbeat-file {self.path}: {error.strerror or error}")

@@ -4,7 +4,6 @@ Measuring is collective, so all ranks must take the same way: rank 0 looks into 
 """
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -15,7 +14,7 @@ from memo.artifacts.layer_profile import LayerProfile, ProfileKey
 from memo.artifacts.profile_cache import cache_file, read_cached
 from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env, resolved_a2a_size, resolved_offload_tiles, resolved_sections
-from memo.errors import ArtifactError, ConfigError
+from memo.errors import ArtifactError, ConfigError, warn
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
 from memo.model.custom import CustomLayer
@@ -114,7 +113,7 @@ def keep(profile: LayerProfile, config: RunConfig, mesh: Mesh) -> str:
     try:
         profile.save(path)
     except ArtifactError as error:
-        warnings.warn(f"the layer's profile is not kept: {error}, or --profile-cache off", stacklevel=2)
+        warn(f"the layer's profile is not kept: {error}, or --profile-cache off")
         return "measured now"
     return f"measured now, kept in {path}"
 
@@ -164,7 +163,7 @@ def _cached_on_rank_0(config: RunConfig, mesh: Mesh, device: torch.device, key: 
         try:
             return None if path is None else read_cached(path, key)
         except ArtifactError as error:
-            warnings.warn(f"the kept profile is not used, the layer is measured: {error}", stacklevel=2)
+            warn(f"the kept profile is not used, the layer is measured: {error}")
             return None
 
     found = from_rank_zero(cached, None if mesh.is_alone else mesh.world)

@@ -1,7 +1,6 @@
 """What --offload-granularity auto and --offload-states auto mean here: decided from what is free, and agreed on."""
 
 import math
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +9,7 @@ import torch
 from memo.config import RunConfig
 from memo.config.derived import local_world_size_from_env
 from memo.config.memory import MemoryConfig
-from memo.errors import ResourceError, is_first_of_node
+from memo.errors import ResourceError, is_first_of_node, tell
 from memo.estimate.admission import Room, would_hold
 from memo.estimate.host_memory import available_host_bytes, node_budget_bytes, total_host_bytes
 from memo.estimate.unseen_memory import CONTEXT, links_of
@@ -86,7 +85,7 @@ def overrule(config: RunConfig, error: ResourceError) -> None:
     """Raises the error of an estimate with the flag that overrules it; where that is given, it is a warning."""
     if config.training.admission:
         raise ResourceError(f"{error}; this is an estimate: --no-admission starts the run all the same") from None
-    print(f"warning: --no-admission overrules an estimate: {error}", file=sys.stderr, flush=True)
+    tell(f"warning: --no-admission overrules an estimate: {error}")
 
 
 def sweeping_helps(config: RunConfig, world_size: int, device: torch.device) -> str:

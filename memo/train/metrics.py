@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,6 +15,7 @@ from memo.artifacts.regular_file import open_regular
 from memo.artifacts.run_log import RunHeader, default_log, header_path
 from memo.artifacts.run_log import StepRecord as StepRecord
 from memo.config import RunConfig
+from memo.errors import tell
 from memo.spec.flops import model_flops_per_token
 from memo.train.console import Console
 
@@ -189,11 +189,9 @@ class Reporter:
             if name not in self._warned:
                 self._warned.add(name)
                 with contextlib.suppress(OSError, ValueError):  # standard error may be gone as well
-                    print(
+                    tell(
                         f"warning: {name} cannot be written ({error}): training goes on, and what fails is missing "
-                        "there; this is told once",
-                        file=sys.stderr,
-                        flush=True,
+                        "there; this is told once"
                     )
 
     def __enter__(self) -> "Reporter":

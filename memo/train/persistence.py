@@ -2,7 +2,6 @@
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,14 @@ from memo.checkpoint.background import BackgroundWriter
 from memo.checkpoint.directory import LATEST, check_names, has_pointer, remove_older
 from memo.checkpoint.disk_space import check_disk_space
 from memo.checkpoint.finite import check_finite
+from memo.checkpoint.hugging_face import keep_companions
 from memo.checkpoint.owner import Ownership, claim
 from memo.checkpoint.store import SegmentState
 from memo.config import RunConfig
 from memo.config.derived import resolved_save_interval_minutes
 from memo.config.identity import accepted_changes, differences, model_identity
 from memo.data.corpus import data_identity
-from memo.errors import CheckpointError, ConfigError
+from memo.errors import CheckpointError, ConfigError, warn
 from memo.estimate.state_memory import checkpoint_bytes
 from memo.mesh import Mesh
 from memo.mesh.objects import from_rank_zero
@@ -79,7 +79,9 @@ class Persistence:
             self.optimizer.before_update = self.background.wait_until_read
 
     def write_config(self) -> None:
-        """The resolved configuration beside the checkpoints, by rank 0. Raises CheckpointError on every rank."""
+        """The resolved configuration, and what an export needs of the model, beside the checkpoints, by rank 0.
+
+        Raises CheckpointError on every rank."""
         save = self.config.checkpoint.save
         if save is None:
             return
@@ -89,6 +91,7 @@ class Persistence:
                 save_config(self.config, save)
             except OSError as error:
                 raise _unwritable(save, error) from None
+            keep_companions(self.config, save)
 
         from_rank_zero(write, self.mesh.world)
 
@@ -197,7 +200,7 @@ class Persistence:
         try:
             remove_older(path, keep_latest_k)
         except OSError as error:
-            warnings.warn(f"--keep-latest-k {keep_latest_k}: {error}: delete it by hand", stacklevel=2)
+            warn(f"--keep-latest-k {keep_latest_k}: {error}: delete it by hand")
 
     def _is_own(self, directory: Path) -> bool:
         """Whether it is the one that --save names, and not another that save() was given."""

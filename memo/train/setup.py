@@ -9,6 +9,7 @@ import torch
 from memo.attention.select import AttentionChoice
 from memo.checkpoint.hugging_face import open_pretrained, pretrained_directory
 from memo.config import RunConfig
+from memo.config.check_model import unscaled_length
 from memo.config.checks import check
 from memo.config.derived import (
     resolved_dtype,
@@ -24,16 +25,17 @@ from memo.config.simulated_world import run_world_size, with_simulated_axes
 from memo.data import SampleDataset, Tokenizer
 from memo.data.epochs import with_epochs
 from memo.data.find import check_corpora
-from memo.errors import ConfigError, ResourceError, is_first_of_node
+from memo.errors import ConfigError, ResourceError, is_first_of_node, is_reporting_rank, tell
 from memo.estimate.admission import admit
 from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
-from memo.spec.custom_layer import check_split
+from memo.spec.custom_layer import check_split, layer_name
 from memo.train.attention import choose_attention
 from memo.train.data_sources import (
     DataSource,
     EvalSource,
+    are_texts,
     corpus_words,
     evaluation_data,
     open_dataset,
@@ -102,21 +104,17 @@ def prepare(
     config = config.override(resolved)
     needs = {"needs_data": train_data is None, "needs_eval_data": eval_data is None}
     check_ranks(config, this_script(), sys.argv[1:], **needs)
-    own_data = own_dataset(config, train_data, "train_data")
-    if own_data is None:
+    if is_reporting_rank() and (told := unscaled_length(config)):
+        tell(f"warning: {told}")
+    if train_data is None:
         check_corpora(config)
+    tokenizer = tokenizer or tokenizer_of(config, has_texts=are_texts(train_data))
+    own_data = own_dataset(config, train_data, "train_data", tokenizer)
     if config.training.num_epochs is not None:
         config = with_epochs(config, world_size, own_data)
         check(config, world_size, **needs)
     config = config.override({"lr": resolved_lr(config), "lr_warmup_iters": resolved_lr_warmup_iters(config)})
-    tokenizer = tokenizer or tokenizer_of(config)
-    vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
-    if tokenizer is not None and vocab_size < tokenizer.vocab_size:
-        raise ConfigError(
-            f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
-        )
-    config = config.override({"vocab_size": vocab_size})
+    config = _with_vocabulary(config, tokenizer)
     check_split(config.model, config.parallel.tp)
     _check_packages(config)
     check_files(config)
@@ -147,9 +145,33 @@ def prepare(
         is_chosen,
         attention,
         open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0),
-        evaluation_data(config, eval_data),
+        evaluation_data(config, eval_data, tokenizer),
         tokenizer,
     )
+
+
+def field_keywords(keywords: dict[str, object]) -> dict[str, object]:
+    """Keywords of a Trainer as fields of a run: the class of a layer becomes its name. Raises ConfigError for other
+    trainers' names of what a Trainer takes as an object."""
+    for theirs, ours in (("train_dataset", "train_data"), ("eval_dataset", "eval_data")):
+        if theirs in keywords:
+            raise ConfigError(
+                f"Trainer: there is no keyword '{theirs}': memo calls it {ours}: the prefix of a corpus, a list of "
+                "texts, or a Dataset or iterable of token ids"
+            )
+    layer = keywords.get("custom_layer")
+    return {**keywords, "custom_layer": layer_name(layer)} if isinstance(layer, type) else keywords
+
+
+def _with_vocabulary(config: RunConfig, tokenizer: Tokenizer | None) -> RunConfig:
+    """Raises ConfigError for a vocabulary without all tokens of the tokenizer."""
+    vocab_size = resolved_vocab_size(config, tokenizer.vocab_size if tokenizer else None)
+    if tokenizer is not None and vocab_size < tokenizer.vocab_size:
+        raise ConfigError(
+            f"--vocab-size {vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
+            "leave it out or give at least that many, or build the corpus with the tokenizer of a pretrained model"
+        )
+    return config.override({"vocab_size": vocab_size})
 
 
 def _check_packages(config: RunConfig) -> None:

@@ -38,7 +38,7 @@ from memo.train.persistence import Persistence, own_directory
 from memo.train.planned_memory import describe_run
 from memo.train.questions import Questions
 from memo.train.same_flags import check_same_flags
-from memo.train.setup import Prepared, prepare
+from memo.train.setup import Prepared, field_keywords, prepare
 from memo.train.stop import GracefulStop
 from memo.train.tracing import trace_steps
 from memo.train.watchdog import Watchdog
@@ -55,16 +55,18 @@ class Trainer(Questions):
         model: a preset's name, such as "llama-3.1-8b", a ModelConfig, or a Hugging Face directory, whose
             weights are then the initial ones.
         config: everything else; defaults to RunConfig().
-        train_data: prefix of a .bin/.idx corpus, a list of weights and prefixes of several, as after --data-path, or
-            an object with `seq_length` and `sample(index)`; default: what config.data names.
+        train_data: prefix of a .bin/.idx corpus, a list of weights and prefixes of several, as after --data-path, a
+            list of texts, a Dataset or iterable of token ids, or an object with `seq_length` and `sample(index)`;
+            default: what config.data names.
         eval_data: the same, for evaluations; or several by name, each of which is evaluated for itself.
-        tokenizer: decides the vocabulary where the corpus does not; or what --tokenizer names.
+        tokenizer: of texts, or where the corpus does not decide the vocabulary; or what --tokenizer names.
         plan: what of the activations moves to host memory: "auto" leaves it to config.memory.offload_alpha,
             whose default is to plan it from a measured layer; "off"; or a share of the tokens, 0 to 1.
         callbacks: called on every rank with each StepRecord.
         stop: listens for signals already, so that none is missed before train() or after it; default: train() listens,
             and close() while it waits for a checkpoint.
-        **overrides: single fields by their flag's name, such as seq_length=65536 or tp=2.
+        **overrides: single fields by their flag's name, such as seq_length=65536 or tp=2; custom_layer takes the class,
+            too.
 
     Use it as a context manager, or call close() at the end: under torchrun the first Trainer of a process starts
     process groups, whose threads must end before the interpreter does.
@@ -92,7 +94,7 @@ class Trainer(Questions):
             overrides = {"offload_alpha": plan, **overrides}
         if isinstance(tokenizer, str):
             overrides, tokenizer = {"tokenizer": tokenizer, **overrides}, None
-        config = config.override(overrides, source="Trainer")
+        config = config.override(field_keywords(overrides), source="Trainer")
         with refusals_are_heard(config.parallel):
             prepared = prepare(config, train_data, eval_data, tokenizer)
         self.config, self.peak, self.attention = prepared.config, prepared.peak, prepared.attention

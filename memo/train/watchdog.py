@@ -26,6 +26,7 @@ from memo.config import RunConfig
 from memo.errors import EXIT_FAILED, FileError, MemoError, RankLost, error_line, host_name
 from memo.mesh import Coordinates, RankGrid, Watch, World
 from memo.mesh.presence import CENSUS_S, PULSE_S, Loss, Presence
+from memo.standard_streams import visible
 from memo.train.hang import describe_stacks, write_flight_record
 from memo.train.heartbeat import Heartbeat
 
@@ -235,12 +236,11 @@ class Watchdog:
     def _show_hang(self, quiet_s: float) -> None:
         log = default_log(self.config.checkpoint.save, self.config.logging.log_jsonl)
         who = "" if self.name is None else f"{self.name}: "
-        print(
+        told = visible(
             f"{who}nothing has happened for {quiet_s:.0f} s in {self._doing}{self._last_message()}"
-            f"{write_flight_record(log, self.rank)}. What every thread does now:\n{describe_stacks()}",
-            file=sys.stderr,
-            flush=True,
+            f"{write_flight_record(log, self.rank)}. What every thread does now:"
         )
+        print(f"{told}\n{describe_stacks()}", file=sys.stderr, flush=True)
 
     def _end(self) -> None:
         """End the process, because nothing else ends a wait for a message that never comes."""

@@ -88,6 +88,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: [file.unlink() for file in d.glob("model*")],
         r"has neither model.safetensors nor model.safetensors.index.json: download it with `hf download",
     ),
+    "an adapter beside its config.json": (
+        lambda d: (
+            [file.rename(d / f"adapter_{file.name}") for file in d.glob("model*")]
+            + [(d / "adapter_config.json").write_text("{}")]
+        ),
+        r"has neither model.safetensors nor \S+: that is an adapter of PEFT, .*merge_and_unload",
+    ),
     "tensor missing": (
         lambda d: change_tensors(d, **{NORM: None}),
         rf"holds no {NORM}, which this model needs as layers.1.attention_norm.weight",

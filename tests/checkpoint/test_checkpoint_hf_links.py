@@ -4,11 +4,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hf_directories import write_model
 
+from memo import Trainer
 from memo.checkpoint.hugging_face import export_checkpoint, import_checkpoint
+from memo.config import RunConfig
+from memo.config.run import read_toml
 from memo.errors import CheckpointError
 
 SECRET = "-----BEGIN OPENSSH PRIVATE KEY-----"
@@ -103,3 +107,66 @@ def test_a_snapshot_of_the_hubs_cache_is_imported(published: Path, tmp_path: Pat
     assert not (tmp_path / "out" / "hugging_face" / "config.json").is_symlink()
     exported = export_checkpoint(tmp_path / "out", tmp_path / "exported")
     assert SECRET not in "".join(path.read_text(errors="replace") for path in exported.path.iterdir())
+
+
+def test_export_copies_nothing_from_where_a_config_points(published: Path, tmp_path: Path) -> None:
+    """The config.toml beside a checkpoint may be a stranger's, and name any directory of this machine."""
+    shutil.rmtree(published / "checkpoint" / "hugging_face")
+    for name in ("private", "run/hugging_face"):
+        shutil.copytree(published / "llama", tmp_path / name)
+        (tmp_path / name / "added_tokens.json").write_text(SECRET)
+    config = RunConfig().override(read_toml(published / "checkpoint" / "config.toml"))
+    pointing = {"pretrained_checkpoint": str(tmp_path / "private"), "load": str(tmp_path / "run")}
+    (published / "checkpoint" / "config.toml").write_text(config.override(pointing).to_toml())
+    exported = export_checkpoint(published / "checkpoint", tmp_path / "out")
+    assert not (exported.path / "added_tokens.json").exists() and "added_tokens.json" not in exported.companions
+
+
+def run(published: Path, save: Path, **flags: Any) -> None:
+    values = {"seq_length": 32, "device": "cpu", "offload_alpha": "off", "mock_data": True, "num_threads": 1, **flags}
+    with Trainer(**values, save=str(save), progress=False) as trainer:
+        trainer.train()
+
+
+def test_a_run_keeps_what_its_export_needs(published: Path, tmp_path: Path) -> None:
+    """Of the model that it began with: copies, which stay when that is gone, and which a run that goes on hands on."""
+    model = published / "llama"
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    (model / "generation_config.json").write_text('{"eos_token_id": 2}')
+    run(published, tmp_path / "first", model=model, train_iters=1)
+    kept = tmp_path / "first" / "hugging_face"
+    names = {"config.json", "chat_template.jinja", "generation_config.json"}
+    expected = {name: (model / name).read_bytes() for name in names}
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == expected
+    shutil.rmtree(model)
+    config = RunConfig().override(read_toml(tmp_path / "first" / "config.toml"))
+    for save, steps in ((tmp_path / "first", 2), (tmp_path / "second", 3)):
+        run(published, save, config=config, load=str(tmp_path / "first"), train_iters=steps)
+        assert {path.name: path.read_bytes() for path in (save / "hugging_face").iterdir()} == expected
+    exported = export_checkpoint(tmp_path / "second", tmp_path / "out")
+    for name in names - {"config.json"}:
+        assert (exported.path / name).read_bytes() == expected[name]
+
+
+def test_a_run_leaves_nothing_of_another_model_for_its_export(published: Path, tmp_path: Path) -> None:
+    """The run that put it there ended before its first checkpoint."""
+    shutil.copytree(published / "llama", tmp_path / "save" / "hugging_face")
+    (tmp_path / "save" / "hugging_face" / "model.safetensors").unlink()
+    run(published, tmp_path / "save", model="llama-tiny", train_iters=1)
+    assert list((tmp_path / "save" / "hugging_face").iterdir()) == []
+
+
+def test_a_run_puts_it_through_no_link(published: Path, tmp_path: Path) -> None:
+    save = tmp_path / "save"
+    (save / "hugging_face").mkdir(parents=True)
+    replace_by_link(save / "hugging_face" / "config.json", tmp_path / "secret")
+    with pytest.raises(
+        CheckpointError, match=r"hugging_face/config.json: it is a link to .*secret, not a regular file"
+    ):
+        run(published, save, model=published / "llama", train_iters=1)
+    shutil.rmtree(save / "hugging_face")
+    (tmp_path / "elsewhere").mkdir()
+    replace_by_link(save / "hugging_face", tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"save/hugging_face is a link to .*elsewhere, outside of"):
+        run(published, save, model=published / "llama", train_iters=1)
+    assert (tmp_path / "secret").read_text() == SECRET and not list((tmp_path / "elsewhere").iterdir())

@@ -95,7 +95,7 @@ def test_one_elsewhere_or_unreadable_is_dead_when_its_file_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     monkeypatch.setattr(module, "STALE_S", 0.3)
-    holds(tmp_path, machine="another", host="node7")
+    holds(tmp_path, machine="another", host="node7\x1b[2J\n")
     if content is not None:
         (tmp_path / OWNER).write_text(content)
     told: list[str] = []
@@ -103,7 +103,7 @@ def test_one_elsewhere_or_unreadable_is_dead_when_its_file_stands_still(
     owned = claim(tmp_path, told.append)
     assert time.monotonic() - begin_s >= 0.3
     assert len(told) == 1 and f"--save {tmp_path} may belong to another run" in told[0]
-    assert ("on node7" in told[0]) is (content is None)
+    assert (r"on node7\x1b[2J\n, since" in told[0]) is (content is None)
     owned.release()
     assert list(tmp_path.iterdir()) == []
 

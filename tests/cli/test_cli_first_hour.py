@@ -27,12 +27,13 @@ PARAGRAPHS = ["The quick brown fox jumps over the lazy dog. " * 8] * 8
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What lies in the folder of somebody who begins."""
     folder = tmp_path_factory.mktemp("home")
-    for name in ("empty", "texts", "Llama/checkpoint-7"):
+    for name in ("empty", "texts", "Llama/checkpoint-7", "adapter", "gguf", "Mixtral"):
         (folder / name).mkdir(parents=True)
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in PARAGRAPHS))
     (folder / "chats.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
     )
+    (folder / "numbers.jsonl").write_text('{"text": 5}\n')
     (folder / "both.jsonl").write_text('{"messages": [{"role": "user"}], "conversations": [{"from": "human"}]}\n')
     (folder / "list.json.gz").write_bytes(gzip.compress(json.dumps([{"body": text} for text in PARAGRAPHS]).encode()))
     (folder / "chat.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -41,7 +42,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "table.parquet").write_bytes(b"PAR1")
     (folder / "run.toml").write_text('seq_length = "128"\ntrain_iters = 2\n')
     (folder / "Llama" / "checkpoint-7" / "config.json").write_text(LLAMA)
-    (folder / "model.gguf").write_bytes(b"GGUF")
+    (folder / "gguf" / "model.gguf").write_bytes(b"GGUF")
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "Mixtral" / "config.json").write_text('{"model_type": "mixtral", "num_local_experts": 8}')
     (folder / "runs").mkdir()
     (folder / "runs" / "latest_checkpointed_iteration.txt").write_text("2")
     assert main(["data", "build", str(folder / "texts.jsonl"), str(folder / "data" / "mine")]) == 0
@@ -228,6 +231,8 @@ WRONG = [
     ("train --data-path data/mine --eval-data-path a=data/mine data/b", "gives data/b no name, but there is a=data/"),
     ("data build table.parquet x", "table.parquet: cannot be read ("),
     ("data build texts.jsonl x --json-key body", "no string under the key 'body', found ['text']"),
+    ("data build chats.jsonl x", "these are conversations, of which `memo data chat` makes a corpus"),
+    ("data build numbers.jsonl x", "the key 'text' holds a whole number, not a string"),
     ("data build texts.jsonl x --workers -1", "--workers is -1: give 1 or more"),
     ("data chat both.jsonl x --tokenizer byte --chat-template chat.jinja", "say which with --chat-form messages or"),
     ("train --model Llama/checkpoint-7 --data-path texts.jsonl", "--tokenizer Llama/checkpoint-7` makes one"),
@@ -244,7 +249,17 @@ WRONG = [
     ("train --model texts.jsonl --mock-data", "that is data, not a model: it belongs to --data-path"),
     ("train --model run.toml --mock-data", "give it as --config run.toml"),
     ("train --model Llama/checkpoint-7/config.json --mock-data", "give its directory, --model Llama/checkpoint-7"),
-    ("train --model model.gguf --mock-data", "memo reads *.safetensors"),
+    ("train --model gguf/model.gguf --mock-data", "that is a model in GGUF, which llama.cpp runs"),
+    ("train --model gguf --mock-data", "give the model that it was made from, which `hf download"),
+    ("import gguf/model.gguf --out x", "that is a model in GGUF"),
+    ("train --model adapter --mock-data", "that is an adapter of PEFT, without the weights of its model"),
+    (
+        "import adapter --out x",
+        "from_pretrained('adapter').merge_and_unload().save_pretrained('MERGED'), and give MERGED",
+    ),
+    ("plan --model adapter --gpus 8", "that is an adapter of PEFT"),
+    ("train --model Mixtral --mock-data", "'mixtral', a mixture of experts (num_local_experts 8): memo knows llama"),
+    ("plan --model Mixtral --gpus 8", "a mixture of experts (num_local_experts 8), which has no rules here: use llama"),
     ("train --model runs --mock-data", "go on from it with --config runs/config.toml --load runs"),
     (
         "train --model meta-llama/Llama-3.1-8B --mock-data",
@@ -275,6 +290,23 @@ def test_what_is_refused(line: str, says: str, capfd: pytest.CaptureFixture[str]
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, "one line, no box, no traceback"
     assert says in captured.err
     assert len(captured.err) < 700
+
+
+def test_a_model_that_was_made_for_shorter_sequences_is_told_of_once(capfd: pytest.CaptureFixture[str]) -> None:
+    plan = "plan --model Llama/checkpoint-7 --gpus 8 --seq-len 4K --top 1"
+    train = f"train --model llama-tiny --mock-data --train-iters 1 --max-position-embeddings 64 {SMALL}"
+    yarn = "--rope-scaling-type yarn --rope-scaling-factor 2 --rope-original-max-position-embeddings 64"
+    for line, told in ((plan, (4096, 1024, 4)), (train, (128, 64, 2)), (f"{train} {yarn}", None)):
+        assert main(shlex.split(line)) == 0
+        warnings = [each for each in capfd.readouterr().err.splitlines() if each.startswith("warning: --seq-length")]
+        assert len(warnings) == (told is not None)
+        if told is not None:
+            length, made_for, factor = told
+            assert warnings[0].startswith(
+                f"warning: --seq-length {length} is more than the {made_for} tokens that the model"
+            )
+            assert f"--rope-scaling-type yarn --rope-scaling-factor {factor} " in warnings[0]
+            assert f"--rope-original-max-position-embeddings {made_for}, or" in warnings[0]
 
 
 def test_there_are_enough_of_them_and_nothing_was_left_behind() -> None:

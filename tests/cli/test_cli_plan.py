@@ -341,6 +341,12 @@ def test_positions_that_the_model_lacks(tmp_path: Path, capsys: Capture) -> None
 def test_in_python() -> None:
     found = memo.plan("gpt-7b", 8, seq_len=1 << 18, global_batch_size=16, hardware=HARDWARE["h200"], top=2)
     assert isinstance(found, Plan) and len(found.choices) == 2 and found.question.hardware.name == "h200"
+    shown = repr(found)
+    assert len(shown) < 300 and "gpt-7b on 8 x h200, 262,144 tokens x 16 sequences" in shown
+    table = ElementTree.fromstring(found._repr_html_())
+    assert [len(row) for row in table.iter("tr")] == [9] * (3 + (found.trial is not None))
+    assert table.findtext("caption") == "gpt-7b on 8 x h200, 262,144 tokens x 16 sequences"
+    assert str(found.choices[0].layout) in [cell.text for cell in table.iter("td")]
     with pytest.raises(ConfigError, match="--objective is 'mfu': use tgs or max-seq-len"):
         memo.plan("gpt-7b", 8, objective="mfu")  # type: ignore[arg-type]
 

@@ -81,6 +81,7 @@ GPT2: dict[str, Any] = {
     "task_specific_params": {"text-generation": {"do_sample": True}},
 }
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LONGROPE = {"type": "longrope", "long_factor": [1.0, 4.0], "short_factor": [1.0, 1.0]}
 
 
 def write(directory: Path, content: object) -> Path:
@@ -177,7 +178,10 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**LLAMA_31_8B, "attention_bias": True}, "attention_bias is True and mlp_bias is False: .* use a model"),
         ({**QWEN3_8B, "attention_bias": True}, "attention_bias is True, but memo computes Qwen3ForCausalLM only with"),
         ({**LLAMA_31_8B, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, but .* only with 1.0"),
-        ({**LLAMA_31_8B, "quantization_config": {"bits": 4}}, "quantization_config is set, but"),
+        (
+            {**LLAMA_31_8B, "quantization_config": {"bits": 4}},
+            "quantization_config is set, but .* download the model that it was made from",
+        ),
         ({**LLAMA_31_8B, "hidden_act": "gelu"}, "hidden_act is 'gelu': memo computes llama with silu or swish"),
         (
             {**LLAMA_31_8B, "hidden_size": "4096"},
@@ -191,7 +195,7 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**GPT2, "n_positions": None}, "n_positions or max_position_embeddings is missing: complete the file"),
         ({**LLAMA_31_8B, "num_attention_heads": 33}, "the hidden size 4096 does not divide into 33 heads"),
         ({**LLAMA_31_8B, "num_key_value_heads": 5}, "32 attention heads do not divide into 5 key/value heads"),
-        ({**LLAMA_31_8B, "model_type": "gemma"}, "model_type is 'gemma': memo knows llama, mistral, "),
+        ({**LLAMA_31_8B, "model_type": "gemma"}, "model_type is 'gemma': memo knows llama, mistral, .*`memo plan` and"),
         ({**MISTRAL, "sliding_window": 4096}, "sliding_window is 4096, below max_position_embeddings 131072: .* null"),
         ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, "sliding_window is 4096"),
         ({**QWEN3_8B, "sliding_window": 4096, "use_sliding_window": True}, "sliding_window is 4096"),
@@ -199,6 +203,12 @@ def test_architectures_are_what_transformers_picks(model_type: str) -> None:
         ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': .* gelu or gelu_new"),
         ({**QWEN3_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic': .* linear"),
+        ({**QWEN3_8B, "rope_scaling": LONGROPE}, "rope_type is 'longrope': memo stretches .* for shorter sequences"),
+        ({**QWEN3_8B, "rope_scaling": {"rope_type": None}}, "rope_scaling.rope_type is None"),
+        (
+            {**LLAMA_31_8B, "model_type": "mixtral", "num_local_experts": 8},
+            r"'mixtral', a mixture of experts \(num_local_experts 8\): memo knows llama.*: give a model of one",
+        ),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "attention_factor": 2.0}}, "attention_factor is 2.0, but memo .* 1.138"),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "mscale": 0.7}}, "rope_scaling.mscale is 0.7, which memo does not"),
         ({**QWEN3_8B, "rope_scaling": {**YARN, "truncate": False}}, "rope_scaling.truncate is False"),

@@ -121,7 +121,12 @@ def test_split_is_whole_documents_and_repeatable(
             b'{"body": "x", "a": 1}',
             r"lines.jsonl, line 3: no string under the key 'text', found \['a', 'body'\]",
         ),
-        (b'{"text": 5}', r"lines.jsonl, line 3: no string under the key 'text', found \['text'\]"),
+        (b'{"text": 5}', r"lines.jsonl, line 3: the key 'text' holds a whole number, not a string; set the JSON key"),
+        (
+            b'{"messages": []}',
+            r"line 3: no string under .* found .*; these are conversations, of which `memo data chat`",
+        ),
+        (b'{"prompt": "a", "completion": "b"}', r"line 3: no string .*; these are conversations"),
         (b'["text"]', r"lines.jsonl, line 3: .* found a list"),
         (b'{"text": "\\ud83d"}', r"lines.jsonl, line 3: half of a surrogate pair"),
     ],

@@ -15,6 +15,7 @@ from memo.cli.main import main
 from memo.data import CorpusFacts, IndexedDataset, build_chat, load_corpus_tokenizer, load_tokenizer
 from memo.data.chat import answer_mask
 from memo.data.chat_template import load_chat_template
+from memo.data.chat_templates import CHAT_TEMPLATES
 from memo.data.conversations import Conversation, read_conversations
 from memo.data.tokenizer import BPETokenizer, ByteTokenizer, Located
 from memo.errors import CheckpointError, ConfigError, DataError
@@ -222,7 +223,9 @@ def test_where_a_template_comes_from(tmp_path: Path) -> None:
     assert load_chat_template(folder, (), other).source == template("chatml", marks=False)
     with pytest.raises(ConfigError, match=r"--chat-template .*model is a directory without a chat template"):
         load_chat_template(folder, (), folder)
-    with pytest.raises(ConfigError, match=r"--chat-template none.jinja: the file does not exist"):
+    with pytest.raises(
+        ConfigError, match=r"--chat-template none.jinja: the file does not exist: give one of chatml, lla"
+    ):
         load_chat_template(folder, (), "none.jinja")
     (tmp_path / "bad.jinja").write_text("{% for %}")
     with pytest.raises(DataError, match=r"bad.jinja: no valid chat template"):
@@ -230,6 +233,48 @@ def test_where_a_template_comes_from(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match=r"tokenizer_config.json: is not JSON"):
         load_chat_template(folder, ())
+
+
+NAMED = {
+    "chatml": (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello there!<|im_end|>\n",
+        "Hello there!<|im_end|>",
+    ),
+    "llama3": (
+        "<|begin|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHello there!<|eot_id|>",
+        "Hello there!<|eot_id|>",
+    ),
+    "plain": ("User: Hi\nAssistant: Hello there!<|eot|>\n", "Hello there!<|eot|>"),
+}
+
+
+@pytest.mark.parametrize("name", CHAT_TEMPLATES)
+def test_a_template_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text in transformers; an answer with its end is learned; what a form has no place for is refused."""
+    from transformers import AutoTokenizer
+
+    folder = write_tokenizer(tmp_path / "model", "headers", marks=False)
+    special = ("<|im_end|>", "<|eot_id|>", "<|eot|>")
+    template = load_chat_template(folder, special, name)
+    read = list(read_conversations([write_chats(tmp_path / "chats.jsonl")]))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    for conversation, chat in zip(read, CHATS, strict=True):
+        rendered = template.render(conversation)
+        assert rendered.text == theirs.apply_chat_template(chat, chat_template=CHAT_TEMPLATES[name], tokenize=False)
+        assert len(rendered.spans) == sum(message["role"] == "assistant" for message in chat)
+    rendered, (text, learned) = template.render(read[0]), NAMED[name]
+    assert (rendered.text, [rendered.text[begin:end] for begin, end in rendered.spans]) == (text, [learned])
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
+    for lines in ({"messages": [QUESTION, ANSWER], "tools": [{"n": 1}]}, {"messages": [QUESTION, calls]}):
+        (conversation,) = read_conversations([write_lines(tmp_path / "tools.jsonl", [lines])])
+        with pytest.raises(
+            DataError, match=rf"--chat-template {name} refuses the conversation \(it has no place for t"
+        ):
+            template.render(conversation)
+    monkeypatch.chdir(tmp_path)
+    summary = build_chat([tmp_path / "chats.jsonl"], "bytes", tokenizer="byte", chat_template=name)
+    assert summary.train.num_documents == len(CHATS)
 
 
 def test_bytes_have_exact_offsets() -> None:

@@ -124,17 +124,22 @@ def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_the_hub(tmp_path: Path) -> None:
-    """Tables are taken, what tells of them is not, and what else lies there is counted."""
+    """Tables are taken, what tells of them is not, and what else lies there is counted and named on one line."""
     folder = tmp_path / "fineweb"
     (folder / "data").mkdir(parents=True)
     write_table(folder / "data" / "train-0.parquet", ["a"])
     write_table(folder / "data" / "train-1.parquet", ["b"])
     (folder / "README.md").write_text("about it")
+    for name in ("__pycache__", "data/__pycache__", ".cache"):
+        (folder / name).mkdir()
+        (folder / name / "module.py").write_text("neither read nor counted")
+        (folder / name / "module.cpython-312.pyc").write_bytes(b"\0")
     (folder / "dataset_infos.json").write_text("{}")
-    (folder / "picture.png").write_bytes(b"\x89")
+    (folder / "pic\x1b[2J\nture.png").write_bytes(b"\x89")
     summary = build_corpus([folder], tmp_path / "out" / "a")
     assert summary.train.num_documents == 2
-    assert summary.left_out == (f"left out 2 files of other kinds: {folder}/README.md, {folder}/picture.png",)
+    named = rf"{folder}/README.md, {folder}/pic\x1b[2J\nture.png"
+    assert summary.left_out == (f"left out 2 files of other kinds: {named}",)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +183,24 @@ def test_files_that_cannot_be_read(name: str, content: bytes, says: str, tmp_pat
     assert f"{tmp_path}/{says}" in summary.left_out[1]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json"])
+def test_what_stands_before_a_break_is_kept(name: str, tmp_path: Path) -> None:
+    """A file that was cut, as by a download that ended early, gives all of its whole records."""
+    rng = np.random.default_rng(1)
+    texts = [f"document {i} " + rng.bytes(40).hex() for i in range(300)]
+    if name == "a.json":
+        whole = json.dumps([{"text": text} for text in texts]).encode()
+    elif name == "a.csv.gz":
+        whole = gzip.compress("\n".join(["text", *texts]).encode(), mtime=0)
+    else:
+        whole = gzip.compress(as_lines(texts), mtime=0)
+    (tmp_path / name).write_bytes(whole[: len(whole) * 2 // 3])
+    told: list[str] = []
+    found = list(read_documents([tmp_path / name], "text", lambda error: told.append(str(error))))
+    assert 150 < len(found) < 250 and found == texts[: len(found)]
+    assert len(told) == 1 and told[0].startswith(f"{tmp_path}/{name}: ")
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_tables_without_texts(suffix: str, tmp_path: Path) -> None:
     path = write_table(tmp_path / f"a.{suffix}", ["a", None, "c"], n=[1, 2, 3])
@@ -185,11 +208,16 @@ def test_tables_without_texts(suffix: str, tmp_path: Path) -> None:
         DataError, match=r"no column 'body', found \['id', 'text', 'n'\]: name the one that holds texts"
     ):
         list(read_documents([path], "body"))
-    with pytest.raises(DataError, match=r"row 1: no string under the key 'n', found \['n'\]"):
+    with pytest.raises(DataError, match=r"row 1: the key 'n' holds a whole number, not a string"):
         list(read_documents([path], "n"))
-    with pytest.raises(DataError, match=r"row 2: no string under the key 'text'"):
+    with pytest.raises(DataError, match=r"row 2: the key 'text' holds null, not a string"):
         list(read_documents([path], "text"))
     assert len(list(read_documents([path], "text", lambda error: None))) == 2
+    chats = write_table(tmp_path / f"b.{suffix}", ["a"], messages=[["x"]])
+    with pytest.raises(
+        DataError, match=r"no column 'body', found .*: these are conversations, of which `memo data chat`"
+    ):
+        list(read_documents([chats], "body"))
 
 
 def test_what_is_left_out_is_counted_once_and_the_first_are_told(

@@ -147,7 +147,7 @@ def test_what_a_stream_says_of_itself() -> None:
     assert first.identity() == TokenStream(Again(lambda: iter(DOCUMENTS)), LENGTH, seed=1).identity()
     assert first.identity() != TokenStream(Again(lambda: iter(DOCUMENTS[1:])), LENGTH, seed=1).identity()
     assert TokenStream(DOCUMENTS, LENGTH, seed=1).identity() != TokenStream(DOCUMENTS, LENGTH, seed=3).identity()
-    assert first.describe() == "documents of token ids from a Iterated, in the order of its own"
+    assert first.describe() == "documents from a Iterated, in the order of its own"
     assert first.where(3, 2) == "train_data (Iterated), token 26 of those it hands out"
     assert not is_stream("data/a") and not is_stream({"a": 1}) and not is_stream(3) and is_stream(iter([]))
 
@@ -156,10 +156,10 @@ def test_what_a_stream_says_of_itself() -> None:
     ("items", "says"),
     [
         ([["a", "text"]], r"item 0: input_ids has the shape \(2,\) and dtype <U4: hand out whole numbers"),
-        (["a text"], r"item 0: input_ids has the shape \(\) and dtype"),
+        (["a text"], r"item 0 is a text, and the run has no tokenizer"),
         ([[0.5, 1.0]], r"dtype float64: hand out whole numbers"),
         ([[[1, 2], [3]]], r"item 0: input_ids cannot be read as an array"),
-        ([{"text": "a"}], r"item 0 has the fields text, but not input_ids: hand out token ids, not texts"),
+        ([{"text": "a"}], r"item 0 has the fields text, but not input_ids: hand out token ids, or the texts alone"),
         ([{"input_ids": [1, 2], "labels": [2, 3]}], r"item 0: labels differ from input_ids: give the ids themselves"),
         ([{"input_ids": [1, 2], "labels": [2]}], r"item 0: labels has the shape \(1, 1\), but input_ids \(1, 2\)"),
     ],

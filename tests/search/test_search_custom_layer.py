@@ -1,7 +1,11 @@
 """Plans for a custom layer: memo's own layer, written as one, is planned nearly as fast; what cannot be asked."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from custom_layers import ADAPTED, PARALLEL, PLAIN
+from custom_layers import ADAPTED, PARALLEL, PLAIN, SANDWICH, SandwichLayer
 
 import memo
 from memo.cli.main import main
@@ -37,3 +41,47 @@ def test_what_cannot_be_asked_of_a_custom_layer(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["plan", "--model", "gpt-7b", "--gpus", "2", "--custom-layer", "nowhere.py:Layer"])
     assert "--custom-layer nowhere.py:Layer cannot be loaded" in capsys.readouterr().err
+
+
+def test_the_class_itself_may_be_given() -> None:
+    """By a name that every process of a run finds it by."""
+    asked = {"gpus": 2, "seq_len": 8192, "hardware": "h200", "top": 1}
+    given, named = (memo.plan("llama-3.1-8b", custom_layer=layer, **asked) for layer in (SandwichLayer, SANDWICH))
+    assert given.question.model.sizes.custom_layer == "custom_layers:SandwichLayer"
+    assert given.best is not None and named.best is not None and given.best.step.tgs == named.best.step.tgs
+
+    class Inside(SandwichLayer):
+        pass
+
+    with pytest.raises(ConfigError, match=r"Inside is a class inside of a function or a class: define it at the top"):
+        memo.plan("llama-3.1-8b", custom_layer=Inside, **asked)
+    again = type("SandwichLayer", (SandwichLayer,), {"__module__": "custom_layers", "__qualname__": "SandwichLayer"})
+    with pytest.raises(
+        ConfigError, match=r"custom_layers:SandwichLayer is another class than the one given: give each"
+    ):
+        memo.plan("llama-3.1-8b", custom_layer=again, **asked)
+    with pytest.raises(ConfigError, match=r"names Path, which is no memo.CustomLayer"):
+        memo.plan("llama-3.1-8b", custom_layer=Path, **asked)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import memo
+from custom_layers import SandwichLayer
+
+class Mine(SandwichLayer):
+    pass
+
+if __name__ == "__main__":
+    fields = dict(mock_data=True, seq_length=64, gbs=1, train_iters=1, num_threads=1, progress=False, save="run")
+    with memo.Trainer("gpt-tiny", custom_layer=Mine, **fields) as trainer:
+        trainer.train()
+"""
+
+
+def test_a_class_of_a_script_is_found_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    support = str(Path(__file__).parents[1] / "support")
+    subprocess.run([sys.executable, "mine.py", support], check=True, cwd=tmp_path, capture_output=True)
+    assert f'custom_layer = "{tmp_path / "mine.py"}:Mine"' in (tmp_path / "run" / "config.toml").read_text()

@@ -15,7 +15,9 @@ from ranks import run_ranks
 
 import memo
 from memo.checkpoint import latest_checkpoint
-from memo.errors import CheckpointError, ConfigError
+from memo.data import ByteTokenizer
+from memo.errors import CheckpointError, ConfigError, DataError
+from memo.train.data_sources import are_texts, tokenizer_of
 
 STEPS = 2
 
@@ -81,3 +83,44 @@ def test_what_is_no_data() -> None:
         trainer(5)
     with pytest.raises(ConfigError, match=r"--seq-length is 0"):
         trainer(make("list"), seq_length=0)
+
+
+TEXTS = [f"document {number} of a few words, " * 3 for number in range(40)]
+
+
+def test_texts_train_with_a_tokenizer() -> None:
+    """As the tokens of the same texts do; a list of prefixes stays one."""
+    run_ranks(1, _trains_on_texts)
+
+
+def _trains_on_texts() -> None:
+    ids = [np.append(ByteTokenizer().encode(text), ByteTokenizer.eod) for text in TEXTS]
+    values = {"vocab_size": 257, "train_iters": 1, "eval_iters": 1}
+    losses = []
+    for data in (TEXTS, ids, iter(TEXTS)):
+        with trainer(data, tokenizer="byte", eval_data=TEXTS[:10], **values) as made:
+            losses.append((made.evaluate(), made.step().lm_loss))
+    assert losses[0] == losses[1] and losses[0][0] == losses[2][0]
+    with pytest.raises(DataError, match=r"train_data \(list\), item 0 is a text, .* such as tokenizer='byte'"):
+        trainer(TEXTS)
+    with pytest.raises(DataError, match=r"--data-path data/nope: there is no data/nope.bin"):
+        trainer(["data/nope", "data/neither"], tokenizer="byte")
+    for name, ours in (("train_dataset", "train_data"), ("eval_dataset", "eval_data")):
+        with pytest.raises(ConfigError, match=rf"there is no keyword '{name}': memo calls it {ours}: the prefix of a"):
+            memo.Trainer("gpt-tiny", **{name: TEXTS})
+
+
+def test_texts_take_the_tokenizer_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(ByteTokenizer().definition)
+    config = tiny(mock_data=False, pretrained_checkpoint=str(tmp_path))
+    assert tokenizer_of(config) is None
+    found = tokenizer_of(config, has_texts=are_texts(TEXTS))
+    assert found is not None and found.vocab_size == 257
+
+
+def test_which_lists_hold_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my corpus.idx").write_bytes(b"")
+    assert are_texts(TEXTS) and are_texts(["one", "word" * 100])
+    for source in (["data/a", "data/b"], ["my corpus"], [0.7, "a text"], [], "a text", [np.arange(3)], None):
+        assert not are_texts(source), source

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -111,7 +111,7 @@ def export_checkpoint(
     if tokenizer is not None and not Path(tokenizer).exists():
         raise ConfigError(f"--tokenizer {tokenizer} does not exist: give the directory of a tokenizer's files")
     chosen = dtype or config.training.params_dtype
-    theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), _ancestor(final, config))
+    theirs = write_config(config.model, _num_positions(config), _torch_name(chosen), _ancestor(final))
     state, index = open_checkpoint(final, verify=verify)
     _check_model(final, state, config)
     source = _Source(final, index, verify)
@@ -189,20 +189,15 @@ def _torch_name(dtype: ExportDtype | None) -> str | None:
     return None if dtype is None else str(DTYPES[dtype]).removeprefix("torch.")
 
 
-def _origins(final: Path, config: RunConfig) -> Iterator[Path]:
-    """Directories of the model from which this one was trained, the nearest first. Raises CheckpointError for links."""
-    yield path_within(final.parent, COMPANION_DIR)
-    if config.checkpoint.load is not None:
-        yield path_within(config.checkpoint.load, COMPANION_DIR)
-    if config.checkpoint.pretrained_checkpoint is not None:
-        yield Path(config.checkpoint.pretrained_checkpoint)
+def _companions(final: Path) -> Path:
+    """Where the run has kept what it needs of the model from which this one was trained. Raises CheckpointError for a
+    link that leads out."""
+    return path_within(final.parent, COMPANION_DIR)
 
 
-def _ancestor(final: Path, config: RunConfig) -> HuggingFaceModel | None:
-    for directory in _origins(final, config):
-        if model_file(directory, CONFIG_FILE) is not None:
-            return read_config(directory)
-    return None
+def _ancestor(final: Path) -> HuggingFaceModel | None:
+    directory = _companions(final)
+    return None if model_file(directory, CONFIG_FILE) is None else read_config(directory)
 
 
 def _their_tensors(
@@ -275,7 +270,7 @@ def _copy_tokenizer(final: Path, config: RunConfig, given: str | Path | None, fo
     if given is not None:
         copy_tokenizer(Path(given), folder)
         return
-    candidates = list(_origins(final, config))
+    candidates = [_companions(final)]
     candidates += [Path(path) for path in (config.data.tokenizer,) if path is not None]
     candidates += [Path(f"{prefix}{TOKENIZER_SUFFIX}") for prefix in _corpora(config)]
     if not any(copy_tokenizer(candidate, folder) for candidate in candidates) and _learned_bytes(config):

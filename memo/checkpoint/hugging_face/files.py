@@ -22,7 +22,7 @@ from memo.artifacts.model_directory import model_file
 from memo.artifacts.reading import Source, opened, read_json_object
 from memo.artifacts.regular_file import replacing
 from memo.checkpoint.writer import write_values
-from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has_weights
+from memo.config.hugging_face import INDEX_FILE, SINGLE_FILE, download_hint, has_weights, other_format
 from memo.errors import CheckpointError
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -51,8 +51,11 @@ class TensorFiles:
         self._open: tuple[str, Any] | None = None
         if not has_weights(directory):
             raise CheckpointError(
-                f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: {download_hint(directory)}; "
-                "other formats (.bin, .pth) must be saved as safetensors first"
+                f"{self.directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: "
+                + (
+                    other_format(directory)
+                    or f"{download_hint(directory)}; other formats (.bin, .pth) must be saved as safetensors first"
+                )
             )
         index = self.directory / INDEX_FILE
         indexed = {} if model_file(directory, INDEX_FILE) is None else _read_index(index)
