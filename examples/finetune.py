@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from memo import RunConfig, Trainer  # before torch: it says how torch's threads wait
+
+# isort: split
 import torch
 import torch.distributed as dist
 
-from memo import RunConfig, Trainer
 from memo.checkpoint.hugging_face import export_checkpoint
 from memo.config.derived import world_size_from_env
 from memo.config.flags import parse_command

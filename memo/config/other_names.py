@@ -96,7 +96,7 @@ OTHER_NAMES: dict[str, str] = {
     ),
     **dict.fromkeys(("dp", "dp_size", "data_parallel_size", "data_parallel_degree"), _DP),
     **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "zero", "zero_stage", "deepspeed_config"), _SHARDING),
-    **dict.fromkeys(RANKS, "torchrun decides it: torchrun --nproc-per-node 8 -m memo train ... starts eight"),
+    **dict.fromkeys(RANKS, "torchrun decides it: `torchrun --nproc-per-node 8 -m memo train ...` starts eight"),
     **dict.fromkeys(("nnodes", "num_nodes", "num_machines"), "torchrun decides it: see docs/launching.md"),
     **dict.fromkeys(("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora"), _ADAPTERS),
     **dict.fromkeys(("use_lora", "use_peft", "peft_config", "qlora", "load_in_4bit", "load_in_8bit"), _ADAPTERS),

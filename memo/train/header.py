@@ -20,7 +20,7 @@ def describe_start(
     global_batch_size: int,
     prepared: Prepared,
 ) -> str:
-    """Sizes, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds."""
+    """Sizes, layout, data, plans, and on GPUs the peak that MFU refers to. Describing planned memory takes seconds."""
     model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
     memory = f"memory: {prepared.allocator}\n" if prepared.allocator else ""
     text = (
@@ -38,9 +38,10 @@ def describe_start(
         f"{memory}"
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
-        f"{describe_bits(config, parts.device.type, attention.name)}\n"
-        f"MFU refers to {prepared.peak}"
+        f"{describe_bits(config, parts.device.type, attention.name)}"
     )
+    if parts.device.type == "cuda":
+        text += f"\nMFU refers to {prepared.peak}"
     if parts.chosen_swap is not None:
         text += f"\n{parts.chosen_swap.headline()}"
     if parts.states is not None:

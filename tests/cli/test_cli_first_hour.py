@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from suggestions import check_parses, suggested
 
 from memo.cli.main import main
 
@@ -244,6 +245,8 @@ def test_what_is_refused(line: str, says: str, capfd: pytest.CaptureFixture[str]
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, "one line, no box, no traceback"
     assert says in captured.err
     assert len(captured.err) < 700
+    for command in suggested(captured.err):
+        check_parses(command, line)
 
 
 def test_there_are_enough_of_them_and_nothing_was_left_behind() -> None:
