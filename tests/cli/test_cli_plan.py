@@ -201,11 +201,75 @@ def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
         assert fits["choices"], f"{flag} {value} does not suffice"
 
 
-def test_without_a_price_machines_are_compared_by_speed(capsys: Capture) -> None:
-    argv = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--compare", "a100-40x8,h200x8"]
-    shown = printed(argv, capsys)
-    assert "\n1  8 x h200 " in shown and "\n2  8 x a100-40 " in shown
-    assert "\n8 x a100-40: no price is known, so machines are ranked by tokens a second\n" in shown
+def test_the_longest_that_would_fit_is_one_beyond_which_nothing_does(capsys: Capture) -> None:
+    """States may move to make room for it, as they may for the length that was asked for."""
+    argv = ["--model", "llama-3.1-8b", "--gpus", "1", "--hardware", "h100-80", "--host-memory-gib", "512", "--gbs", "1"]
+    found = json.loads(printed([*argv, "--seq-len", "8M", "--json"], capsys))
+    flag, tokens = found["would_fit"][0].split()
+    assert found["choices"] == [] and flag == "--seq-len"
+    assert json.loads(printed([*argv, flag, tokens, "--json", "--top", "1"], capsys))["choices"]
+    beyond = str(int(1.1 * int(tokens)) // 65536 * 65536)
+    assert not json.loads(printed([*argv, flag, beyond, "--json", "--top", "1"], capsys))["choices"]
+
+
+def test_without_a_price_machines_are_compared_by_speed_and_come_last(capsys: Capture) -> None:
+    job = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--compare"]
+    shown = printed([*job, "gb200x4,a100-40x8,rtx-4090x8"], capsys)
+    assert "\n1  8 x rtx-4090 " in shown and "\n2  4 x gb200 " in shown and "\n3  8 x a100-40 " in shown
+    assert "\n8 x a100-40: no price is known, so it comes after those with one: NAMExGPUS@DOLLARS gives one\n" in shown
+    shown = printed([*job, "a100-40x8,gb200x4"], capsys)
+    assert "\n1  4 x gb200 " in shown and "\n2  8 x a100-40 " in shown
+    assert "\n8 x a100-40: no price is known, so machines are ranked by tokens a second: NAMExGPUS@" in shown
+
+
+def test_machines_are_compared_by_prices_of_ones_own(capsys: Capture) -> None:
+    job = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--gbs", "16", "--json", "--compare"]
+    known = json.loads(printed([*job, "h100-80x8,h200x8"], capsys))
+    own = json.loads(printed([*job, "h100-80x8@0.5,h200x8@3.2"], capsys))
+    assert [each["hardware"] for each in own] == ["h100-80", "h200"]
+    assert [each["dollars_per_hour"] for each in own] == [pytest.approx(8 * 0.5), pytest.approx(8 * 3.2)]
+    dear = json.loads(printed([*job, "h100-80x8@50,h200x8", "--price-per-gpu-hour", "2"], capsys))
+    assert [(each["hardware"], each["dollars_per_hour"]) for each in dear] == [("h200", 16.0), ("h100-80", 400.0)]
+    assert {each["hardware"]: each["tokens_per_s"] for each in known} == {
+        each["hardware"]: each["tokens_per_s"] for each in own
+    }
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [*LONG, "--top", "3"],
+        [*LONG, "--explain", "tp1 cp8 pp1 mbs1 all_gather"],
+        ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "h100-80", "--seq-len", "1M", "--gbs", "8"],
+        ["--model", "llama-3.1-70b", "--gpus", "8", "--hardware", "h100-80", "--seq-len", "64K", "--nvme-gib", "3725"],
+        ["--model", "llama-3.1-8b", "--seq-len", "32768", "--compare", "h100-80x8,a100-80-pciex16,h200x8"],
+    ],
+    ids=["plain", "explained", "swept", "states and disks", "machines"],
+)
+def test_tables_fit_the_terminal(
+    argv: list[str], columns: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def table(*more: str) -> list[str]:
+        """From its head to the next empty line."""
+        lines = printed([*argv, *more], capsys).splitlines()
+        first = next(at for at, line in enumerate(lines) if " layout " in line)
+        return lines[first : lines.index("", first)]
+
+    monkeypatch.setattr(plan_command, "terminal_columns", lambda: columns)
+    fitted = table()
+    assert max(map(len, fitted)) <= columns < len(table("--wide")[0])
+    assert " activations " in fitted[0] and ("tok/GPU/s" in fitted[0] or "tokens/s" in fitted[0])
+
+
+def test_a_narrow_table_says_what_it_leaves_out(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [*LONG, "--top", "3"]
+    whole = printed(asked, capsys)  # no terminal: everything
+    assert "TFLOP/s" in whole and "--wide" not in whole
+    monkeypatch.setattr(plan_command, "terminal_columns", lambda: 100)
+    narrow = printed(asked, capsys)
+    assert "\nnot shown for want of room: dp, " in narrow and "TFLOP/s" not in narrow.splitlines()[2]
+    assert printed([*asked, "--wide"], capsys) == whole
 
 
 def test_the_longest_sequence(capsys: Capture) -> None:
@@ -286,8 +350,9 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
     written: list[tuple[object, ...]] = []
     monkeypatch.setattr("memo.report.plan_page.write_plan_page", lambda *given: written.append(given))
     printed([*LONG, "--top", "3", "--html", "plan.html"], capsys)
-    ((plan, commands, path),) = written
+    ((plan, commands, path, tell),) = written
     assert isinstance(plan, Plan) and path == "plan.html" and "torchrun" in commands.best
+    assert callable(tell)
 
 
 @pytest.mark.parametrize(
@@ -310,6 +375,14 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
         (
             ["--model", "gpt-7b", "--compare", "h200x8,b200"],
             "--compare h200x8,b200: 'b200' is no machine with its number",
+        ),
+        (
+            ["--model", "gpt-7b", "--compare", "h200x8@cheap"],
+            "--compare h200x8@cheap: 'h200x8@cheap' is no machine with its number of GPUs: write NAMExGPUS,",
+        ),
+        (
+            ["--model", "gpt-7b", "--compare", "h200x8@0"],
+            "--compare h200x8: --price-per-gpu-hour is 0: give dollars above 0",
         ),
         (["--model", "gpt-7b", "--compare", "h200x8,q9x2"], "--compare q9x2: --hardware q9: no such machine: "),
         ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),
