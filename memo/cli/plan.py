@@ -54,7 +54,8 @@ class _Options:
     gpus: int | None = None
     """All GPUs."""
     model: str | None = None
-    """A preset, or the path of a config.json of Hugging Face, also of families that memo can only plan for."""
+    """A preset, in letters of any case, or the path of a config.json of Hugging Face, also of families that memo can
+    only plan for."""
     family: Family | None = None
     """Instead of --model for --objective max-model-size: the shape that is scaled."""
     seq_len: Annotated[int, TOKENS, Flag(aliases=("seq_length",))] = DEFAULT_SEQ_LEN
