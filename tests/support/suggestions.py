@@ -38,10 +38,10 @@ def words_of(line: str) -> tuple[list[str], int]:
     if words[0] == "torchrun":
         for flag in ("--nproc-per-node", "--nnodes"):
             ranks *= int(words[words.index(flag) + 1]) if flag in words else 1
-    if "-m" in words:
+    if "memo" in words:
         return words[words.index("memo") + 1 :], ranks
-    script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
-    return words[1:] if script is None else [words[script], *words[script + 1 :]], ranks
+    script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    return words[script:], ranks
 
 
 @contextmanager
