@@ -182,11 +182,14 @@ def tests_of(nodes: Nodes) -> list[Reduction]:
     return [*alone, *links, Reduction("all", tuple(range(count)), tuple(range(len(nodes.of_rank))))]
 
 
-def judged(tests: Sequence[Reduction], rates: Sequence[float], nodes: Nodes, num_bytes: int) -> list[Finding]:
+def judged(
+    tests: Sequence[Reduction], rates: Sequence[float], nodes: Nodes, num_bytes: int, problem: str = ""
+) -> list[Finding]:
     """A finding for each kind of test.
 
     Args:
         rates: bytes a second of each link of a ring, as far as tests have ended; the next one has not.
+        problem: why it has not, as the first rank met it.
     """
     findings = []
     for kind in ("node", "link", "all"):
@@ -196,9 +199,8 @@ def judged(tests: Sequence[Reduction], rates: Sequence[float], nodes: Nodes, num
     if len(rates) < len(tests):
         broken = tests[len(rates)]
         who = "all ranks" if broken.kind == "all" else " and ".join(map(nodes.called, broken.nodes))
-        findings.append(
-            Finding(_WHERE[broken.kind], State.STOPS, f"the all-reduce of {who} does not end", _REMEDIES[broken.kind])
-        )
+        found = f"the all-reduce of {who} does not end" + (f": {problem}" if problem else "")
+        findings.append(Finding(_WHERE[broken.kind], State.STOPS, found, _REMEDIES[broken.kind]))
     return findings
 
 
@@ -230,7 +232,7 @@ def _measured(run: "Store", rank: int, nodes: Nodes, members: "Sequence[Member]"
     kind = "cuda" if all(_gathered(run, rank, members, "cuda", can)) else "cpu"
     device, tests, num_bytes = local_device(kind), tests_of(nodes), _MESSAGE_BYTES[kind]
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else NCCL's watchdog ends the process that waits
-    backend, own_device = ("nccl", device) if kind == "cuda" else ("gloo", None)
+    backend, own_device, problem = ("nccl", device, "") if kind == "cuda" else ("gloo", None, "")
     try:
         dist.init_process_group(
             backend, store=run, rank=rank, world_size=len(members), timeout=timeout, device_id=own_device
@@ -241,14 +243,14 @@ def _measured(run: "Store", rank: int, nodes: Nodes, members: "Sequence[Member]"
                 rate = _rate(group, len(test.ranks), device, num_bytes)
                 if rank == test.ranks[0]:
                     run.set(f"rate/{number}", str(rate))
-    except RuntimeError:  # a message that does not come; the tests that have ended tell which one it is of
-        pass
+    except RuntimeError as error:  # a message that does not come; the tests that have ended tell which one it is of
+        problem = str(error).splitlines()[0]
     finally:
         shutdown()
     if rank:
         return []
     keys = takewhile(lambda key: run.check([key]), (f"rate/{number}" for number in range(len(tests))))
-    return judged(tests, [float(run.get(key)) for key in keys], nodes, num_bytes)
+    return judged(tests, [float(run.get(key)) for key in keys], nodes, num_bytes, problem)
 
 
 def _rate(group: Any, num_ranks: int, device: "torch.device", num_bytes: int) -> float:
