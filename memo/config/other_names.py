@@ -33,7 +33,7 @@ _SHARDING = (
 _MODEL = "memo calls it {model}: a preset, or the directory of a model of Hugging Face"
 _DATA = (
     "memo calls it {data_path}: the prefix of a corpus, which `memo data build texts.jsonl PREFIX` makes of texts and "
-    "`memo data chat chats.jsonl PREFIX` of conversations"
+    "`memo data chat chats.jsonl PREFIX --tokenizer MODEL` of conversations"
 )
 _TOKENIZER = "memo calls it {tokenizer}: `byte`, or a tokenizer.json; by default the one that the corpus was built with"
 _SAVE = "memo calls it {save}: the directory of checkpoints, log and configuration"

@@ -20,8 +20,15 @@ def _paper_gpt(num_layers: int, hidden_size: int, heads: int) -> ModelConfig:
 def _sized(
     family: ModelConfig, layers: int, hidden: int, heads: int, groups: int, ffn: int, **others: Any
 ) -> ModelConfig:
-    sizes = {"num_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "num_query_groups": groups}
-    return replace(family, **sizes, ffn_hidden_size=ffn, **others)
+    return replace(
+        family,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        ffn_hidden_size=ffn,
+        **others,
+    )
 
 
 _LLAMA = ModelConfig(

@@ -2,6 +2,7 @@
 
 import io
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_nothing_is_said_of_what_is_quick_or_where_nobody_looks(monkeypatch: pyt
 
 
 def test_each_length_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memo.search.planning._lengths", lambda unit, last: iter((8192, 16384)))
+    monkeypatch.setattr("memo.search.planning.longest", lambda question: SimpleNamespace(seq_len=16384))
     told: list[str] = []
     plans_by_length(ask("gpt-7b", 8), told.append)
     assert told == [

@@ -51,23 +51,30 @@ def commands(page: Path) -> Iterator[str]:
                 yield line
 
 
-def sentences() -> Iterator[str]:
-    """Every text in memo's sources but docstrings, with … for what is put in."""
+def sentences(with_parts: bool = True) -> Iterator[str]:
+    """Every text in memo's sources but docstrings, with … for what is put in; and the parts between these."""
     for path in (ROOT / "memo").rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
-        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        others = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        if not with_parts:
+            others |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in nodes:
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others:
                 yield node.value
             elif isinstance(node, ast.JoinedStr):
                 yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
 
 
 def suggested_in_messages() -> Iterator[str]:
-    """Commands in texts of memo, with something that exists for what is put in; not those whose name is put in."""
-    for text in sentences():
+    """Commands in texts of memo, with something that exists for what is put in; not those whose name is put in.
+
+    Of those that are only named, without a flag, help is asked for.
+    """
+    for text in sentences(with_parts=False):
         for line in suggested(text):
-            if not re.match("memo (data )?…", line):
+            if re.fullmatch(r"memo( [a-z]+)+", line):
+                yield f"{line} --help"
+            elif not re.match("memo (data )?…", line):
                 line = line.replace("--model …", "--model llama-tiny").replace("--config …", "--config run.toml")
                 yield line.replace("…", "x")
 
