@@ -173,7 +173,7 @@ def elsewhere(others: Mapping[str, Sequence[Mapping[str, Any]]], here: Sequence[
     return [dataclasses.replace(each, name=f"{each.name} on {', '.join(names)}") for each, names in nodes.items()]
 
 
-def tests_of(nodes: Nodes) -> list[Reduction]:
+def reductions_of(nodes: Nodes) -> list[Reduction]:
     """All all-reduces in the order in which they run."""
     count = len(nodes.names)
     alone = [Reduction("node", (node,), nodes.ranks(node)) for node in range(count) if len(nodes.ranks(node)) > 1]
@@ -230,7 +230,7 @@ def _measured(run: "Store", rank: int, nodes: Nodes, members: "Sequence[Member]"
 
     can = torch.cuda.is_available() and torch.cuda.device_count() > int(os.environ.get("LOCAL_RANK", "0"))
     kind = "cuda" if all(_gathered(run, rank, members, "cuda", can)) else "cpu"
-    device, tests, num_bytes = local_device(kind), tests_of(nodes), _MESSAGE_BYTES[kind]
+    device, tests, num_bytes = local_device(kind), reductions_of(nodes), _MESSAGE_BYTES[kind]
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else NCCL's watchdog ends the process that waits
     backend, own_device, problem = ("nccl", device, "") if kind == "cuda" else ("gloo", None, "")
     try:

@@ -19,7 +19,7 @@ from memo.cli.doctor_ranks import (
     from_slurm,
     judged,
     nodes_of,
-    tests_of,
+    reductions_of,
 )
 from memo.cli.main import main
 from memo.errors import EXIT_FAILED
@@ -85,13 +85,13 @@ def test_what_is_wrong_on_other_nodes_is_told_once() -> None:
 
 
 def test_the_order_of_tests() -> None:
-    assert [(test.kind, test.ranks) for test in tests_of(THREE)] == [
+    assert [(test.kind, test.ranks) for test in reductions_of(THREE)] == [
         *[("node", (0, 1)), ("node", (2, 3)), ("node", (4, 5))],
         *[("link", (0, 2)), ("link", (2, 4)), ("link", (4, 0))],
         ("all", (0, 1, 2, 3, 4, 5)),
     ]
-    assert [test.kind for test in tests_of(Nodes((0, 1), ("", "")))] == ["link", "all"]
-    assert tests_of(Nodes((0, 0), ("",))) == [Reduction("node", (0,), (0, 1)), Reduction("all", (0,), (0, 1))]
+    assert [test.kind for test in reductions_of(Nodes((0, 1), ("", "")))] == ["link", "all"]
+    assert reductions_of(Nodes((0, 0), ("",))) == [Reduction("node", (0,), (0, 1)), Reduction("all", (0,), (0, 1))]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_order_of_tests() -> None:
     ids=["fast", "a node", "its card", "a cable", "a dead link", "a dead node", "never all"],
 )
 def test_the_slow_node_is_named(rates: list[float], says: list[str]) -> None:
-    found = judged(tests_of(THREE), rates, THREE, 1 << 20)
+    found = judged(reductions_of(THREE), rates, THREE, 1 << 20)
     assert [f"{each.state}: {each.found.removeprefix('all-reduce of 1.00 MiB: ')}" for each in found] == says
     assert all(bool(each.remedy) == (each.state != State.OK) for each in found)
 

@@ -66,15 +66,10 @@ def sentences(with_parts: bool = True) -> Iterator[str]:
 
 
 def suggested_in_messages() -> Iterator[str]:
-    """Commands in texts of memo, with something that exists for what is put in; not those whose name is put in.
-
-    Of those that are only named, without a flag, help is asked for.
-    """
+    """Commands in texts of memo, with something that exists for what is put in; not those whose name is put in."""
     for text in sentences(with_parts=False):
         for line in suggested(text):
-            if re.fullmatch(r"memo( [a-z]+)+", line):
-                yield f"{line} --help"
-            elif not re.match("memo (data )?…", line):
+            if not re.match("memo (data )?…", line):
                 line = line.replace("--model …", "--model llama-tiny").replace("--config …", "--config run.toml")
                 yield line.replace("…", "x")
 

@@ -68,11 +68,11 @@ def only_parsed() -> Iterator[None]:
 
 
 def check_parses(line: str, where: str) -> None:
-    """Fails unless memo takes the flags of a command line. The script of one must exist; its flags are its own.
+    """Fails unless memo takes the flags of a command line; `...` stands for some that are left out.
 
-    `...` in a line stands for flags that are left out.
+    Where a command is only named, without a flag, its help is asked for.
     """
-    arguments, ranks = words_of(line)
+    arguments, ranks = words_of(f"{line} --help" if re.fullmatch(r"memo( [a-z]+)+", line) else line)
     load: Callable[..., Any] = parse_run if "..." in arguments else _load_run
     arguments = [word for word in arguments if word != "..."]
     with pytest.MonkeyPatch.context() as patch, only_parsed():
