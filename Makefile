@@ -79,10 +79,10 @@ $(EMULATED)/installed: pyproject.toml constraints.txt
 
 install: $(VENV)/installed
 
-# What runs need, and nothing else: the tools of the tests would take longer to install than the demo runs.
+# What runs and their drawings need: the tools of the tests would take longer to install than the demo runs.
 $(VENV)/memo: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
 	touch $@
 
 $(VENV)/installed: pyproject.toml setup.py constraints.txt

@@ -35,7 +35,6 @@ def measure(seq_length: int, ranks: int) -> dict[str, float | int]:
         "peak_bytes_per_rank": last["host_peak_bytes"],
         "step_time_s": last["step_time_s"],
         "tgs": last["tgs"],
-        "mfu_percent": last["mfu_percent"],
     }
 
 

@@ -192,7 +192,7 @@ def times(records: Sequence[StepRecord], trainer: Trainer) -> dict[str, Any]:
     model, seq_length = trainer.config.model, trainer.config.data.seq_length
     causal = model_flops_per_token(model, seq_length)
     whole = 2 * causal - 6 * matmul_parameters(model)
-    mfu = statistics.median(record.mfu_percent for record in records)
+    mfu = 100e12 * statistics.median(record.tflops_per_gpu for record in records) / trainer.peak.flops
     return {
         **percentiles([record.step_time_s for record in records]),
         "tgs": statistics.median(record.tgs for record in records),

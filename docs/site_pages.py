@@ -2,7 +2,8 @@
 
 README.md and its neighbours become pages too, and the reference of the Python API is made of docstrings.
 A link of a page leads to where its target is in the site; one to a file that is no page stays as text, or leads to the
-repository where mkdocs.yml gives its `repo_url`.
+repository where mkdocs.yml gives its `repo_url`. Long command lines go on behind backslashes, and no line ends within a
+flag.
 """
 
 import posixpath
@@ -28,6 +29,13 @@ PAGES = {
 """Files of the repository by the page that each becomes; the others of docs/ keep their name."""
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+CODE_COLUMNS = 92
+"""Characters of a line of code that a page shows beside both of its menus, on a screen of 1,280 pixels."""
+BLOCK = re.compile(r"^```\w*\n.*?^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r" +--|(\w+=\S+ )*(memo|torchrun|python|pip|hf|lm-eval|bash) ")
+"""A command line, or one that goes on."""
+INLINE = re.compile(r"<code>([^<]*)</code>")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 API = """# Python API
 
 Made of the docstrings. [In Python](python.md) has an example of each.
@@ -62,7 +70,32 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"{image}[{text}]({found}{anchor or ''})"
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{path})" if config.repo_url else text
 
-    return LINK.sub(rewritten, markdown)
+    return BLOCK.sub(lambda block: "\n".join(map(wrapped, block[0].splitlines())), LINK.sub(rewritten, markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark flags in sentences and tables, which a browser would break at their hyphens (site.css)."""
+
+    def marked(code: re.Match[str]) -> str:
+        text = FLAG.sub(lambda flag: f'<span class="flag">{flag[0]}</span>', code[1])
+        return f"<code>{text}</code>"
+
+    return INLINE.sub(marked, html)
+
+
+def wrapped(line: str) -> str:
+    """A line of code; a long command breaks before flags, and what is said behind it stands above."""
+    if len(line) <= CODE_COLUMNS or not COMMAND.match(line):
+        return line
+    command, _, remark = line.partition("  # ")
+    first, *others = re.split(r" (?=--)", command.rstrip())
+    lines = [first]
+    for part in others:
+        if len(f"{lines[-1]} {part} \\") > CODE_COLUMNS:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
+    return "\n".join([*([f"# {remark}"] if remark else []), " \\\n".join(lines)])
 
 
 def api_page() -> str:

@@ -11,9 +11,11 @@ docs/custom_model.md explains it.
 import sys
 from pathlib import Path
 
+import memo  # before torch: it says how torch's threads wait
+
+# isort: split
 from torch import Tensor
 
-import memo
 from memo.train.entry import main
 
 LAYER = f"{Path(__file__).resolve()}:ParallelLayer"

@@ -73,8 +73,7 @@ def report(trained_s: float, eval_loss: float) -> None:
         f"first {losses[0]:.3f} (ln of the vocabulary: {math.log(257):.3f}), last {losses[-1]:.3f}, held out "
         f"{eval_loss:.3f}"
     )
-    last = records[-1]
-    print(f"TGS {last['tgs']:.0f} tokens/s a device, MFU {last['mfu_percent']:.1f} %")
+    print(f"TGS {records[-1]['tgs']:.0f} tokens/s a device")
 
 
 def curve(values: list[float], width: int = 60, height: int = 10) -> str:

@@ -1,24 +1,65 @@
 """Text tables: how every command lays out rows of cells for people."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Collection, Sequence
 from html import escape
+from itertools import zip_longest
+from math import inf
 
 from memo.standard_streams import visible
 
+_GAP = "  "
+_NARROWEST = 12
+"""Characters that a column keeps whose cells are wrapped."""
 
-def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+
+def terminal_columns() -> int | None:
+    """Characters of a line of the terminal that standard output is; None where it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def text_table(
+    rows: Sequence[Sequence[str]],
+    left: Collection[int] = (0,),
+    *,
+    columns: int | None = None,
+    spare: Sequence[int] = (),
+    wrapped: Sequence[int] = (),
+) -> str:
     """One line a row, columns two spaces apart: those of `left` begin under each other, all others end so.
 
     All rows have as many cells as the first, which may be a head. Lines have no blanks at their ends. A cell may hold
     what a file of strangers says: it is written as `visible` shows it.
+
+    Args:
+        columns: characters that a line may have; None for any number. Columns go and cells are wrapped until lines fit.
+        spare: columns that may go, the first first; the last line names them by the head.
+        wrapped: columns whose cells may then take several lines.
     """
     rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    limit = inf if columns is None else columns
+    kept = list(range(len(widths)))
+    for at in spare:
+        if _line_width(widths, kept) > limit:
+            kept.remove(at)
+    for at in wrapped:
+        excess = _line_width(widths, kept) - limit
+        if excess > 0:
+            widths[at] = min(widths[at], max(_NARROWEST, widths[at] - int(excess)))
     lines = []
     for row in rows:
-        cells = zip(row, widths, strict=True)
-        padded = [cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(cells)]
-        lines.append("  ".join(padded).rstrip())
+        for parts in zip_longest(*(_wrapped(row[at], widths[at]) for at in kept), fillvalue=""):
+            padded = [
+                part.ljust(widths[at]) if at in left else part.rjust(widths[at])
+                for at, part in zip(kept, parts, strict=True)
+            ]
+            lines.append(_GAP.join(padded).rstrip())
+    gone = [name for at, name in enumerate(rows[0]) if at not in kept]
+    if gone:
+        lines += ["", *textwrap.wrap(f"not shown for want of room: {', '.join(gone)} (--wide shows all)", columns or 0)]
     return "\n".join(lines)
 
 
@@ -28,3 +69,11 @@ def html_table(rows: Sequence[Sequence[str]], title: str) -> str:
     lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in body]
     names = "".join(f"<th>{cell}</th>" for cell in head)
     return f"<table><caption>{escape(visible(title))}</caption><tr>{names}</tr>{''.join(lines)}</table>"
+
+
+def _line_width(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[at] for at in kept) + len(_GAP) * (len(kept) - 1)
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width)

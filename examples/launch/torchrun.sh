@@ -1,6 +1,12 @@
 #!/usr/bin/env bash
 # Several nodes with torchrun alone: run this on each of them, with the same FIRST_NODE.
 #   FIRST_NODE=node1 bash examples/launch/torchrun.sh
+# Remove the # of what your nodes need; weights and data are fetched once, on one of them:
+# source /shared/memo/.venv/bin/activate # environment: where memo is installed
+# export NCCL_SOCKET_IFNAME=eth0 # environment: the network that ranks talk over, where NCCL takes the wrong one
+# [ -e /.dockerenv ] || exec docker run --gpus all --ipc host --network host --ulimit memlock=-1 -e FIRST_NODE -v /shared:/shared -v "$PWD":/work memo bash "$0" # container
+# hf download meta-llama/Llama-3.1-8B --local-dir /shared/models/Llama-3.1-8B # weights
+# memo data build texts.jsonl /shared/data/mine --tokenizer /shared/models/Llama-3.1-8B # data
 set -euo pipefail
 
 : "${FIRST_NODE:?give the host name of one of the nodes, the same one on all of them}"

@@ -28,7 +28,8 @@ class StepRecord:
     """One training iteration. Values of a single rank are those of rank 0; None means not measured in this iteration.
 
     mfu_percent and tflops_per_gpu count model FLOPs alone (6 s P + 6 n h s^2 for each sample, causal half of
-    attention; MEMO's convention), without recomputation. tgs is tokens per GPU per second.
+    attention; MEMO's convention), without recomputation. tgs is tokens per GPU per second. mfu_percent is None on CPUs,
+    and where a step is faster than the peak that was given or measured, which then is none.
 
     Attributes:
         step_time_s: seconds from the beginning to the end of a step on the host. On CUDA the update of the weights may
@@ -59,7 +60,7 @@ class StepRecord:
     lr: float
     step_time_s: float
     tgs: float
-    mfu_percent: float
+    mfu_percent: float | None
     tflops_per_gpu: float
     global_batch_size: int
     skipped_iterations: int

@@ -1,5 +1,6 @@
 """`memo data demo`, `build` and `chat`: from text to a corpus that `memo train --data-path` reads."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -174,7 +175,7 @@ def _print_summary(summary: BuildSummary) -> None:
         print(line)
     if summary.num_text_bytes >= _SPEED_FROM_BYTES:
         print(speed_line(summary.num_text_bytes, summary.seconds))
-    print(f"train on it: memo train --data-path {summary.prefix}")
+    print(f"train on it: memo train --data-path {shlex.quote(str(summary.prefix))}")
 
 
 def _line(prefix: str, facts: CorpusFacts) -> str:

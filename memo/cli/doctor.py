@@ -16,7 +16,10 @@ from memo import __version__
 from memo.artifacts.toolchain import cuda_include, find_compiler
 from memo.cli import doctor_checks as checks
 from memo.cli.doctor_checks import Finding, Gpu, State
+from memo.cli.doctor_ranks import from_slurm, with_ranks
 from memo.config.command_line import parse_options
+from memo.config.derived import world_size_from_env
+from memo.config.require import require
 from memo.errors import EXIT_FAILED, AllocatorError, DiskError, host_name
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.host_cpus import allowed_cpus, cpu_quota
@@ -26,10 +29,16 @@ from memo.train.numa import cpus_by_node, numa_node
 
 ABOUT = (
     "Look at this machine as a run would find it: torch, CUDA and drivers, compilers, limits, memory, NUMA nodes, "
-    "disks. Says for each what to do where something is missing. Exit status: 0 if a run can start, 3 if something "
-    "stops it."
+    "disks. Under srun or torchrun also at the others: which nodes are missing, what is wrong on each, and how fast "
+    "they reduce together. Says for each what to do where something is missing. Exit status: 0 if a run can start, 3 "
+    "if something stops it."
 )
-EXAMPLES = ("memo doctor", "memo doctor --save /data/runs --offload-nvme-path /nvme")
+EXAMPLES = (
+    "memo doctor",
+    "memo doctor --save /data/runs --offload-nvme-path /nvme",
+    "torchrun --nproc-per-node 8 -m memo doctor",
+    "srun --ntasks-per-node=8 memo doctor --save /data/runs",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,8 @@ class _Options:
     """Directory where checkpoints would go."""
     offload_nvme_path: str | None = None
     """Directory on a local disk, for records of activations that host memory does not hold."""
+    wait_s: float = 60.0
+    """Under srun or torchrun: seconds for which ranks wait for each other, before one counts as missing."""
     json: bool = False
     """Print a JSON list of the findings."""
 
@@ -45,7 +56,13 @@ class _Options:
 def main(argv: Sequence[str]) -> int:
     """Exit status."""
     options = parse_options(_Options, argv, prog="memo doctor", about=ABOUT, examples=EXAMPLES)
-    found = findings(options.save, options.offload_nvme_path)
+    require(0 < options.wait_s <= 3600, f"--wait-s is {options.wait_s:g}: give seconds above 0, up to 3600, such as 60")
+    found: list[Finding] | None = findings(options.save, options.offload_nvme_path)
+    os.environ.update(from_slurm(os.environ))
+    if found is not None and world_size_from_env() > 1:
+        found = with_ranks(found, options.wait_s)
+    if found is None:  # the first rank tells
+        return 0
     print(json.dumps([dataclasses.asdict(each) for each in found], indent=1) if options.json else _text(found))
     return EXIT_FAILED if any(each.state == State.STOPS for each in found) else 0
 

@@ -13,7 +13,7 @@ from memo.estimate.hardware import Efficiency, Hardware
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.machines import named_hardware
 from memo.estimate.prices import PRICES
-from memo.text_table import text_table
+from memo.text_table import terminal_columns, text_table
 
 _HEADS = (
     "name",
@@ -27,6 +27,8 @@ _HEADS = (
     "host GiB a node",
     "$/GPU/h",
 )
+_SPARE = ("GPU, as its driver reports it", "host GiB a node", "GPUs a node", "in node GB/s", "to host GB/s")
+"""Columns that a narrow terminal does not show; the first go first."""
 _HOW = (
     "`memo hardware NAME` tells what is assumed of one. Another machine: `memo hardware NAME --toml > mine.toml` for "
     "the nearest one, mend what differs, and give --hardware mine.toml."
@@ -47,18 +49,22 @@ class _Options:
     """One machine, or a TOML file of one: everything that is assumed of it, and where each number comes from."""
     toml: bool = False
     """Print that machine as the file that --hardware takes."""
+    wide: bool = False
+    """Print every column, however narrow the terminal is."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for a machine that is not known, and for --toml without a machine."""
     options = parse_options(_Options, argv, prog="memo hardware", examples=EXAMPLES)
+    columns = None if options.wide else terminal_columns()
     if options.name:
         machine = HARDWARE["cpu"] if options.name == "cpu" else named_hardware("memo hardware", options.name)
-        print(_as_toml(machine) if options.toml else _described(machine))
+        print(_as_toml(machine) if options.toml else _described(machine, columns))
         return
     if options.toml:
         raise ConfigError("--toml prints one machine, but none is named: give its name, such as memo hardware h100-80")
-    print(text_table([_HEADS, *(_row(machine) for machine in HARDWARE.values())], left={0, 1}))
+    rows = [_HEADS, *(_row(machine) for machine in HARDWARE.values())]
+    print(text_table(rows, {0, 1}, columns=columns, spare=[_HEADS.index(name) for name in _SPARE]))
     prices = next(iter(PRICES.values()))
     print(f"\n{_HOW}\nPrices: {prices.kind}, {prices.source}; `memo hardware NAME` tells that of spot as well.")
 
@@ -79,12 +85,12 @@ def _row(machine: Hardware) -> tuple[str, ...]:
     )
 
 
-def _described(machine: Hardware) -> str:
+def _described(machine: Hardware, columns: int | None) -> str:
     price = PRICES.get(machine.name)
     rows = [(name, _shown(value)) for name, value in _fields(machine)]
     rows += [(f"efficiency.{name}", _shown(value)) for name, value in _fields(machine.efficiency)]
     rows.append(("price", "none known" if price is None else price.told))
-    return text_table(rows, left={0, 1})
+    return text_table(rows, {0, 1}, columns=columns, wrapped=(1,))
 
 
 def _shown(value: object) -> str:

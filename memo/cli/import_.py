@@ -1,6 +1,7 @@
 """`memo import`: a Hugging Face directory as a checkpoint of memo."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -37,9 +38,10 @@ def main(argv: Sequence[str]) -> None:
     from memo.checkpoint.hugging_face import import_checkpoint
 
     imported = import_checkpoint(options.directory, options.out)
+    file, out = shlex.quote(f"{options.out}/config.toml"), shlex.quote(options.out)
     print(
         f"{imported.path}: {format_count(imported.num_weights)} weights; beside them {', '.join(imported.companions)}\n"
-        f"train on: memo train --config {options.out}/config.toml --load {options.out} --data-path PREFIX"
+        f"train on: memo train --config {file} --load {out} --data-path PREFIX"
     )
 
 
@@ -47,7 +49,7 @@ def _check_directory(directory: str) -> None:
     require(
         directory not in PRESETS or os.path.isdir(directory),
         f"memo import {directory}: that is a preset, a shape without weights: give the directory of a model, or train "
-        f"new weights with memo train --model {directory}",
+        f"new weights with `memo train --model {directory}`",
     )
     name = directory if hub_name(directory) else "ORG/NAME"
     missing = f"there is no such directory, and memo reads local files: {download_hint(directory, name)}"

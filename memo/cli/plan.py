@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from memo.cli.waiting import Waiting
 from memo.config import TrainingConfig
 from memo.config.check_model import unscaled_length
 from memo.config.command_line import parse_options
@@ -24,6 +25,7 @@ from memo.search.planning import Objective, answer, base_model, plans_by_length
 from memo.search.question import PlaceStates, Question, ask
 from memo.search.ranking import Plan
 from memo.search.tables import Commands, as_object, explanation, text
+from memo.text_table import terminal_columns
 
 EXAMPLES = (
     "memo plan --model llama-3.1-8b --gpus 8 --hardware h100-80 --seq-len 128K --out run.toml --html plan.html",
@@ -46,7 +48,8 @@ class _Options:
     gpus: int | None = None
     """All GPUs."""
     model: str | None = None
-    """A preset, or the path of a config.json of Hugging Face, also of families that memo can only plan for."""
+    """A preset, in letters of any case, or the path of a config.json of Hugging Face, also of families that memo can
+    only plan for."""
     family: Family | None = None
     """Instead of --model for --objective max-model-size: the shape that is scaled."""
     seq_len: Annotated[int, TOKENS, Flag(aliases=("seq_length",))] = DEFAULT_SEQ_LEN
@@ -57,7 +60,8 @@ class _Options:
     """Machine by name, such as a100-40 or h100-80, or a TOML file of one; default: a800-80."""
     compare: str | None = None
     """Instead of --gpus and --hardware: machines and numbers of GPUs, such as h100-80x8,h200x8, that are ranked for
-    this job by dollars for a token, or by speed where a price is not known."""
+    this job by dollars for a token; those without a price come last, by speed. h100-80x8@2.5 gives a price of your own,
+    in dollars for a GPU and an hour."""
     price_per_gpu_hour: float | None = None
     """Dollars for a GPU and an hour; default: that of a dated table, which `memo hardware` shows."""
     gpu_memory_gib: float | None = None
@@ -99,6 +103,8 @@ class _Options:
     """Show every candidate that fits, and the reason for each refusal."""
     explain: str | None = None
     """One layout as the table writes it, such as 'tp4 cp2 pp1 mbs1': every strategy with its memory and time."""
+    wide: bool = False
+    """Show every column of the table, however narrow the terminal is."""
     json: bool = False
     """Print one JSON object instead of a table."""
     out: str | None = None
@@ -119,9 +125,10 @@ def main(argv: Sequence[str]) -> None:
     """Raises ConfigError for what cannot be read, planned for, or written, and where --out has nothing to write."""
     options = parse_options(_Options, argv, prog="memo plan", examples=EXAMPLES)
     _check(options)
+    columns = None if options.wide else terminal_columns()
     model = base_model(options.model, options.family, options.objective)
     if options.compare is not None:
-        _compare(model, options.compare, options)
+        _compare(model, options.compare, options, columns)
         return
     if options.gpus is None:
         raise ConfigError("--gpus is not given: say how many there are, such as 8, or --compare machines")
@@ -143,9 +150,9 @@ def main(argv: Sequence[str]) -> None:
             print(fine_tuning.text(question, setting, found))
         return
     if options.explain is not None:
-        print(explanation(question, parse_layout(options.explain)))
+        print(explanation(question, parse_layout(options.explain), columns))
         return
-    with _collecting_rarely():
+    with _collecting_rarely(), Waiting("planning"):
         plan = answer(
             question,
             options.objective,
@@ -166,7 +173,7 @@ def main(argv: Sequence[str]) -> None:
     if options.json:
         print(json.dumps(as_object(plan, commands, options.all), indent=1))
     else:
-        print(text(plan, commands, options.all))
+        print(text(plan, commands, options.all, columns))
 
 
 def _asked(options: _Options) -> dict[str, Any]:
@@ -175,12 +182,12 @@ def _asked(options: _Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in (*names, "deterministic", "price_per_gpu_hour", "custom_layer")}
 
 
-def _compare(model: str, machines: str, options: _Options) -> None:
+def _compare(model: str, machines: str, options: _Options, columns: int | None) -> None:
     from memo.search.comparing import compare, comparison, comparison_object, parse_machines
 
-    with _collecting_rarely():
+    with _collecting_rarely(), Waiting("planning for each machine"):
         plans = compare(model, parse_machines(machines), options.global_batch_size, **_asked(options))
-    print(json.dumps(comparison_object(plans), indent=1) if options.json else comparison(plans))
+    print(json.dumps(comparison_object(plans), indent=1) if options.json else comparison(plans, columns))
 
 
 _RARELY = 1_000_000
@@ -306,13 +313,15 @@ def _write_page(plan: Plan, commands: Commands, path: str) -> None:
         raise ConfigError(
             f"--html {path}: nothing fits, so there is no plan to show: see `memo plan` without it for why"
         )
-    write_plan_page(plan, commands, path)
+    with Waiting("writing the page") as waiting:
+        write_plan_page(plan, commands, path, waiting.tell)
 
 
 def _draw(question: Question, path: str) -> None:
     from memo.report.memory_drawing import draw_plans
 
-    plans = plans_by_length(question)
+    with Waiting("drawing") as waiting:
+        plans = plans_by_length(question, waiting.tell)
     if not plans:
         raise ConfigError(
             f"--plot {path}: no sequence length fits on --gpus {question.gpus}: use more, or a smaller --model"

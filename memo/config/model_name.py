@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memo.config.hugging_face import CONFIG_FILE, download_hint, hub_name, other_format, read_config
 from memo.config.model import ModelConfig
-from memo.config.presets import PRESETS
+from memo.config.presets import PRESETS, preset_name
 from memo.config.run import RunConfig
 from memo.errors import ConfigError
 
@@ -48,8 +48,11 @@ def model_error(name: str, *, config_is_enough: bool = False) -> ConfigError:
 
 
 def check_planned_model(name: str) -> None:
-    """Raises ConfigError for what is no preset, no config.json and no directory with one."""
-    if name not in PRESETS and not name.endswith(".json") and not os.path.lexists(Path(name, CONFIG_FILE)):
+    """Raises ConfigError for what is no preset, in letters of any case, no config.json and no directory with one.
+
+    A run takes presets by their exact name: it would begin with new weights where a directory was meant.
+    """
+    if preset_name(name) is None and not name.endswith(".json") and not os.path.lexists(Path(name, CONFIG_FILE)):
         raise model_error(name, config_is_enough=True)
 
 

@@ -33,7 +33,7 @@ _SHARDING = (
 _MODEL = "memo calls it {model}: a preset, or the directory of a model of Hugging Face"
 _DATA = (
     "memo calls it {data_path}: the prefix of a corpus, which `memo data build texts.jsonl PREFIX` makes of texts and "
-    "`memo data chat chats.jsonl PREFIX` of conversations"
+    "`memo data chat chats.jsonl PREFIX --tokenizer MODEL` of conversations"
 )
 _TOKENIZER = "memo calls it {tokenizer}: `byte`, or a tokenizer.json; by default the one that the corpus was built with"
 _SAVE = "memo calls it {save}: the directory of checkpoints, log and configuration"
@@ -125,7 +125,7 @@ OTHER_NAMES: dict[str, str] = {
     ),
     **dict.fromkeys(("dp", "dp_size", "data_parallel_size", "data_parallel_degree"), _DP),
     **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed", "zero", "zero_stage", "deepspeed_config"), _SHARDING),
-    **dict.fromkeys(RANKS, "torchrun decides it: torchrun --nproc-per-node 8 -m memo train ... starts eight"),
+    **dict.fromkeys(RANKS, "torchrun decides it: `torchrun --nproc-per-node 8 -m memo train ...` starts eight"),
     **dict.fromkeys(("nnodes", "num_nodes", "num_machines"), "torchrun decides it: see docs/launching.md"),
     **dict.fromkeys(("lora_r", "lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora"), _ADAPTERS),
     **dict.fromkeys(

@@ -1,10 +1,12 @@
-"""Models by name: the paper's, the ones users start from, and tiny ones of each family for tests.
+"""Models by name: the paper's, those that people name, and tiny ones of each family for tests.
 
-Sources: MEMO table 2 (gpt-7b .. gpt-65b); the published config.json of Llama 3.1 and Qwen3.
+Sources: MEMO table 2 (gpt-7b .. gpt-65b); the published config.json of all others, those of Qwen2.5 of its -Instruct
+models, of Mistral 7B that of v0.3, of Mistral Small that of 2501.
 """
 
 import difflib
 from dataclasses import replace
+from typing import Any
 
 from memo.config.model import ModelConfig
 from memo.errors import ConfigError
@@ -15,22 +17,41 @@ def _paper_gpt(num_layers: int, hidden_size: int, heads: int) -> ModelConfig:
     return ModelConfig(num_layers=num_layers, hidden_size=hidden_size, num_attention_heads=heads, vocab_size=50257)
 
 
+def _sized(
+    family: ModelConfig, layers: int, hidden: int, heads: int, groups: int, ffn: int, **others: Any
+) -> ModelConfig:
+    return replace(
+        family,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        ffn_hidden_size=ffn,
+        **others,
+    )
+
+
 _LLAMA = ModelConfig(
     normalization="RMSNorm",
     activation="swiglu",
     untie_embeddings_and_output_weights=True,
 )
-
+_LLAMA_2 = replace(_LLAMA, vocab_size=32000, max_position_embeddings=4096)
+_LLAMA_3 = replace(_LLAMA, vocab_size=128256, max_position_embeddings=8192, rotary_base=500000.0)
 _LLAMA_31 = replace(
-    _LLAMA,
-    num_query_groups=8,
-    vocab_size=128256,
+    _LLAMA_3,
     max_position_embeddings=131072,
-    rotary_base=500000.0,
     rope_scaling_type="llama3",
     rope_scaling_factor=8.0,
     rope_original_max_position_embeddings=8192,
 )
+_LLAMA_32 = replace(_LLAMA_31, rope_scaling_factor=32.0, untie_embeddings_and_output_weights=False)
+_MISTRAL = replace(_LLAMA, vocab_size=32768, max_position_embeddings=32768, rotary_base=1e6)
+_QWEN = replace(_LLAMA, norm_epsilon=1e-6, rotary_base=1e6)
+_QWEN_25 = replace(_QWEN, vocab_size=152064, max_position_embeddings=32768, add_qkv_bias=True)
+_QWEN_25_SMALL = replace(_QWEN_25, vocab_size=151936, untie_embeddings_and_output_weights=False)
+_QWEN_3 = replace(_QWEN, vocab_size=151936, max_position_embeddings=40960, kv_channels=128, qk_layernorm=True)
+_QWEN_3_SMALL = replace(_QWEN_3, untie_embeddings_and_output_weights=False)
 
 PRESETS: dict[str, ModelConfig] = {
     "gpt-tiny": ModelConfig(),
@@ -44,38 +65,52 @@ PRESETS: dict[str, ModelConfig] = {
         add_bias_linear=True,
     ),
     "llama-tiny": replace(_LLAMA, num_query_groups=2, ffn_hidden_size=352),
-    "llama-3.1-8b": replace(_LLAMA_31, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336),
-    "llama-3.1-70b": replace(_LLAMA_31, num_layers=80, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=28672),
-    "qwen3-tiny": replace(
-        _LLAMA,
-        num_query_groups=2,
-        kv_channels=32,
-        ffn_hidden_size=352,
-        norm_epsilon=1e-6,
-        rotary_base=1e6,
-        qk_layernorm=True,
-    ),
-    "qwen3-8b": replace(
-        _LLAMA,
-        num_layers=36,
-        hidden_size=4096,
-        num_attention_heads=32,
-        num_query_groups=8,
-        kv_channels=128,
-        ffn_hidden_size=12288,
-        vocab_size=151936,
-        max_position_embeddings=40960,
-        norm_epsilon=1e-6,
-        rotary_base=1e6,
-        qk_layernorm=True,
+    "tinyllama-1.1b": _sized(_LLAMA_2, 22, 2048, 32, 4, 5632, max_position_embeddings=2048),
+    "llama-2-7b": _sized(_LLAMA_2, 32, 4096, 32, 32, 11008),
+    "llama-2-13b": _sized(_LLAMA_2, 40, 5120, 40, 40, 13824),
+    "llama-2-70b": _sized(_LLAMA_2, 80, 8192, 64, 8, 28672),
+    "llama-3-8b": _sized(_LLAMA_3, 32, 4096, 32, 8, 14336),
+    "llama-3-70b": _sized(_LLAMA_3, 80, 8192, 64, 8, 28672),
+    "llama-3.1-8b": _sized(_LLAMA_31, 32, 4096, 32, 8, 14336),
+    "llama-3.1-70b": _sized(_LLAMA_31, 80, 8192, 64, 8, 28672),
+    "llama-3.1-405b": _sized(_LLAMA_31, 126, 16384, 128, 8, 53248),
+    "llama-3.2-1b": _sized(_LLAMA_32, 16, 2048, 32, 8, 8192),
+    "llama-3.2-3b": _sized(_LLAMA_32, 28, 3072, 24, 8, 8192),
+    "llama-3.3-70b": _sized(_LLAMA_31, 80, 8192, 64, 8, 28672),
+    "mistral-7b": _sized(_MISTRAL, 32, 4096, 32, 8, 14336),
+    "mistral-small-24b": _sized(_MISTRAL, 40, 5120, 32, 8, 32768, kv_channels=128, vocab_size=131072, rotary_base=1e8),
+    "qwen2.5-0.5b": _sized(_QWEN_25_SMALL, 24, 896, 14, 2, 4864),
+    "qwen2.5-1.5b": _sized(_QWEN_25_SMALL, 28, 1536, 12, 2, 8960),
+    "qwen2.5-3b": _sized(_QWEN_25_SMALL, 36, 2048, 16, 2, 11008),
+    "qwen2.5-7b": _sized(_QWEN_25, 28, 3584, 28, 4, 18944),
+    "qwen2.5-14b": _sized(_QWEN_25, 48, 5120, 40, 8, 13824),
+    "qwen2.5-32b": _sized(_QWEN_25, 64, 5120, 40, 8, 27648),
+    "qwen2.5-72b": _sized(_QWEN_25, 80, 8192, 64, 8, 29568),
+    "qwen3-tiny": replace(_QWEN, num_query_groups=2, kv_channels=32, ffn_hidden_size=352, qk_layernorm=True),
+    "qwen3-0.6b": _sized(_QWEN_3_SMALL, 28, 1024, 16, 8, 3072),
+    "qwen3-1.7b": _sized(_QWEN_3_SMALL, 28, 2048, 16, 8, 6144),
+    "qwen3-4b": _sized(_QWEN_3_SMALL, 36, 2560, 32, 8, 9728),
+    "qwen3-8b": _sized(_QWEN_3, 36, 4096, 32, 8, 12288),
+    "qwen3-14b": _sized(_QWEN_3, 40, 5120, 40, 8, 17408),
+    "qwen3-32b": _sized(_QWEN_3, 64, 5120, 64, 8, 25600),
+    "smollm2-1.7b": _sized(
+        replace(_LLAMA, vocab_size=49152, max_position_embeddings=8192, rotary_base=130000.0),
+        *(24, 2048, 32, 32, 8192),
+        untie_embeddings_and_output_weights=False,
     ),
 }
 
 
+def preset_name(name: str) -> str | None:
+    """The preset that is called so, in letters of any case; None where there is none."""
+    return next((each for each in (name, name.lower()) if each in PRESETS), None)
+
+
 def preset(name: str) -> ModelConfig:
     """Raises ConfigError that names the nearest preset."""
-    if name in PRESETS:
-        return PRESETS[name]
+    known = preset_name(str(name))
+    if known is not None:
+        return PRESETS[known]
     near = difflib.get_close_matches(str(name), PRESETS, n=1, cutoff=0.3)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise ConfigError(f"--model {name}: no such preset: {hint}use one of {', '.join(PRESETS)}")

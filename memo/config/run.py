@@ -98,10 +98,11 @@ class HardwareConfig:
     kernels: Literal["torch", "triton"] = "torch"
     """Norms, RoPE, activations, loss: PyTorch's, or fused ones in Triton (CUDA only, not yet timed on a GPU)."""
     peak_tflops: float | None = None
-    """Peak of one device for MFU; default: from a table by its whole name, else measured."""
+    """Peak of one device for MFU, which is shown on GPUs alone, and never above 100 %; default: from a table by its
+    whole name, else measured."""
     num_threads: int | None = None
-    """CPU threads of one rank; default: the CPUs that the node's ranks may use, or their quota, divided by them.
-    OMP_NUM_THREADS, which torchrun sets to 1, is not asked."""
+    """CPU threads of one rank; default: the CPUs that the node's ranks may use, or their quota, divided by them; 1
+    where a tiny model runs on CPUs. OMP_NUM_THREADS, which torchrun sets to 1, is not asked."""
     numa_binding: Literal["auto", "off"] = "auto"
     """auto: run each rank, and so keep its host memory, on the NUMA node of its GPU; a rank that torchrun's
     --numa-binding or Slurm has put there stays as it is."""

@@ -28,7 +28,7 @@ class Times:
 
     step_time_s: PositiveFloat
     tgs: NonNegativeFloat
-    mfu_percent: NonNegativeFloat
+    mfu_percent: NonNegativeFloat | None
     hidden_share: NonNegativeFloat | None
 
 

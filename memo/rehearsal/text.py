@@ -115,7 +115,8 @@ def _steady(run: Run, found: Rehearsed, steady: Steady) -> Iterator[tuple[str, s
 
 def _times(times: Times) -> str:
     hidden = "" if times.hidden_share is None else f", {int(times.hidden_share * 100 + 1e-6)} % of the copies hidden"
-    return f"{times.step_time_s:.3g} s, {times.tgs:,.0f} tokens/GPU/s, MFU {times.mfu_percent:.1f} %{hidden}"
+    mfu = "" if times.mfu_percent is None else f", MFU {times.mfu_percent:.1f} %"
+    return f"{times.step_time_s:.3g} s, {times.tgs:,.0f} tokens/GPU/s{mfu}{hidden}"
 
 
 def _waits(steady: Steady) -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """A drawing of plans by sequence length: memory by component, and the strategy for each length."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ _PARTS = {
     "communication, context": ("communication", "context"),
 }
 """Bars from the bottom; components that do not grow with the length come first."""
+_LABEL_POINTS = 7
+_LABEL_CHARACTERS = 15
+"""Of a label above a bar: so many in 7 points are as wide as a bar and its gap, 0.95 inches."""
+_LINE_SHARE = 0.045
+"""Of the height of the upper drawing that a line of a label takes."""
 
 
 def draw_plans(plans: Sequence[Plan], path: str | Path, title: str) -> None:
@@ -39,17 +45,21 @@ def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     chosen = [plan.best for plan in plans if plan.best is not None]
     question = plans[0].question
-    _draw_gpu(above, chosen, labels_at_gib=1.02 * question.gpu_memory_gib)
+    labels = [_label(choice) for choice in chosen]
+    most_lines = max(label.count("\n") + 1 for label in labels)
+    _draw_gpu(above, chosen)
+    for index, label in enumerate(labels):
+        above.text(index, 1.02 * question.gpu_memory_gib, label, ha="center", va="bottom", fontsize=_LABEL_POINTS)
     above.axhline(question.gpu_memory_gib, color="black", linewidth=0.8, linestyle="--")
-    above.set_ylim(0, 1.55 * question.gpu_memory_gib)
+    above.set_ylim(0, 1.04 * question.gpu_memory_gib / (1.0 - _LINE_SHARE * most_lines))
     above.set_ylabel(f"GiB of one GPU (dashed: {question.gpu_memory_gib:.4g})", fontsize=8)
     above.set_title(title, fontsize=9, loc="left")
-    above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
+    figure.legend(*above.get_legend_handles_labels(), fontsize=7, frameon=False, ncols=3, loc="outside lower center")
     below.bar(range(len(chosen)), [choice.sized.host_bytes / GIB for choice in chosen], 0.7, color="0.6")
     below.axhline(question.host_memory_gib, color="black", linewidth=0.8, linestyle="--")
     below.set_ylabel("GiB of a\nnode's host", fontsize=8)
-    labels = [f"{_length(plan.question.seq_len)}\n{_grid(choice)}" for plan, choice in zip(plans, chosen, strict=True)]
-    below.set_xticks(range(len(chosen)), labels)
+    ticks = [f"{_length(plan.question.seq_len)}\n{_grid(choice)}" for plan, choice in zip(plans, chosen, strict=True)]
+    below.set_xticks(range(len(chosen)), ticks)
     below.set_xlabel("tokens of a sequence, and the layout", fontsize=8)
     for axes in (above, below):
         axes.tick_params(labelsize=7, length=2)
@@ -57,7 +67,12 @@ def _drawn(plans: Sequence[Plan], what: str | Path, title: str) -> Any:
     return figure
 
 
-def _draw_gpu(axes: Any, chosen: Sequence[Choice], labels_at_gib: float) -> None:
+def _label(choice: Choice) -> str:
+    """Above a bar, and no wider than the way to the next one."""
+    return "\n".join([*textwrap.wrap(str(choice.strategy), _LABEL_CHARACTERS), f"MFU {choice.step.mfu_percent:.0f} %"])
+
+
+def _draw_gpu(axes: Any, chosen: Sequence[Choice]) -> None:
     from matplotlib import colormaps
 
     at, bottoms = range(len(chosen)), [0.0] * len(chosen)
@@ -65,9 +80,6 @@ def _draw_gpu(axes: Any, chosen: Sequence[Choice], labels_at_gib: float) -> None
         heights = [sum(getattr(choice.sized.memory, name) for name in names) / GIB for choice in chosen]
         axes.bar(at, heights, 0.7, bottom=bottoms, label=label, color=colormaps["Set2"](index))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    for index, choice in enumerate(chosen):
-        text = f"{choice.strategy}\nMFU {choice.step.mfu_percent:.0f} %".replace(", ", ",\n")
-        axes.text(index, labels_at_gib, text, ha="center", va="bottom", fontsize=7)
 
 
 def _length(tokens: int) -> str:

@@ -12,7 +12,7 @@ from memo.report import html
 from memo.report.drawing import blank_figure, png_bytes
 from memo.report.memory_drawing import draw_plans_png
 from memo.search.candidates import config_of
-from memo.search.planning import plans_by_length
+from memo.search.planning import Tell, plans_by_length, silent
 from memo.search.question import Question
 from memo.search.ranking import Choice, Plan, speed_error
 from memo.search.tables import Commands, about_best, cells, errors, ranked, title
@@ -35,25 +35,25 @@ _STEP_CAPTION = (
 )
 
 
-def write_plan_page(plan: Plan, commands: Commands, path: str | Path) -> None:
-    """Write the page of a plan to a file of HTML that needs no other.
+def write_plan_page(plan: Plan, commands: Commands, path: str | Path, tell: Tell = silent) -> None:
+    """Write the page of a plan to a file of HTML that needs no other; `tell` hears what is being done.
 
     Raises ConfigError if matplotlib is missing, ArtifactError if the file cannot be written.
     """
-    text = plan_page(plan, commands)
+    text = plan_page(plan, commands, tell)
     try:
         replace_file(path, text)
     except OSError as error:
         raise ArtifactError(f"--html {path}: {error.strerror or error}: give a path that can be written") from None
 
 
-def plan_page(plan: Plan, commands: Commands) -> str:
+def plan_page(plan: Plan, commands: Commands, tell: Tell = silent) -> str:
     """The page, as text. The plan must have a best choice."""
     parts = [
         html.section("The answer", html.bullets(about_best(plan, commands))),
         html.section("Layouts that fit", *_layouts(plan)),
         html.section("Memory of the best", _memory(plan)),
-        html.section("Memory by length of the sequence", _lengths(plan.question)),
+        html.section("Memory by length of the sequence", _lengths(plan.question, tell)),
         html.section("The step of the best", _step(plan)),
     ]
     if plan.refusals:
@@ -99,8 +99,8 @@ def _memory(plan: Plan) -> str:
     return html.table(["GiB", "takes", "there is"], rows)
 
 
-def _lengths(question: Question) -> str:
-    plans = plans_by_length(question)
+def _lengths(question: Question, tell: Tell) -> str:
+    plans = plans_by_length(question, tell)
     caption = "One GPU's memory by component under the fastest plan of each length, and below it host memory of a node."
     return html.picture(draw_plans_png(plans, "--html"), "memory by length", caption)
 

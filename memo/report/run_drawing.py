@@ -54,9 +54,11 @@ def draw_loss(runs: Mapping[str, RunLog]) -> Picture:
 
 
 def draw_speed(runs: Mapping[str, RunLog]) -> Picture:
-    """MFU and TGS over iterations."""
-    panels = [("MFU, % of peak", "mfu_percent", "linear"), ("tokens per GPU and second", "tgs", "linear")]
-    caption = "Model FLOPs utilisation (without recomputation), and tokens per GPU and second. Warm-up is in it."
+    """TGS over iterations, and MFU where it is known."""
+    panels, caption = [("tokens per GPU and second", "tgs", "linear")], "Tokens per GPU and second. Warm-up is in it."
+    if any(median(run.steps, "mfu_percent") is not None for run in runs.values()):
+        panels.insert(0, ("MFU, % of peak", "mfu_percent", "linear"))
+        caption = "Model FLOPs utilisation (without recomputation), and tokens per GPU and second. Warm-up is in it."
     return Picture("speed", "Speed", caption, _draw(runs, panels))
 
 
@@ -88,6 +90,11 @@ def draw_memory(run: RunLog, name: str = "") -> Picture:
         "What lies in memory on rank 0; transient is the most that a step took beside the rest so far (activations "
         "that stay, working sets, the loss). Host records are the activations that were moved."
     )
+    if is_on_cpu(run):
+        caption += (
+            " On a CPU transient is what the whole process has beside the rest, with libraries and caches in it, so it "
+            "may exceed what is foreseen."
+        )
     return Picture("memory", title, caption, png_bytes(figure))
 
 
@@ -138,16 +145,25 @@ def draw_plan(run: RunLog, name: str = "") -> Picture:
     if seconds_rows:
         _pairs(subplots[1][0], [(label, p or 0.0, m or 0.0) for label, p, m in seconds_rows], "seconds of a step")
     caption = "Foreseen before the first step, and measured: memory at the last iteration, times as medians. Of rank 0."
+    if is_on_cpu(run):
+        caption += (
+            " Left out is the transient part: on a CPU only the whole process can be measured, with libraries and "
+            "caches in it that no plan has."
+        )
     return Picture("plan", title, caption, png_bytes(figure))
 
 
+def is_on_cpu(run: RunLog) -> bool:
+    return run.header is not None and run.header.config.get("hardware", {}).get("device") == "cpu"
+
+
 def memory_rows(run: RunLog) -> list[tuple[str, int, int]]:
-    """(component, bytes foreseen, bytes at the last iteration) of every component that was measured."""
+    """(component, bytes foreseen, bytes at the last iteration) of every component that was measured by itself."""
     foreseen = run.header.memory_forecast if run.header is not None else {}
     last, rows = run.steps[-1], []
     for part, field in (*COMPONENTS.items(), HOST):
         value = getattr(last, field)
-        if value is not None:
+        if value is not None and not (part == "transient" and is_on_cpu(run)):
             rows.append((part.replace("_", " "), foreseen.get(part, 0), value))
     return rows
 
@@ -185,11 +201,13 @@ def _why_no_copies(run: RunLog) -> str:
 def _draw(runs: Mapping[str, RunLog], panels: Sequence[tuple[str, str, str]]) -> bytes:
     """Panels above each other, with a line for each run."""
     figure = blank_figure("a run", 8.0, 1.8 + 1.5 * len(panels))
-    subplots = figure.subplots(len(panels), 1, sharex=True, height_ratios=[3, *[2] * (len(panels) - 1)])
+    heights = [3, *[2] * (len(panels) - 1)]
+    subplots = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     for axes, (label, field, scale) in zip(subplots, panels, strict=True):
         _axes(axes, "iteration" if axes is subplots[-1] else "", label)
         for index, (name, run) in enumerate(runs.items()):
-            at, values = [s.iteration for s in run.steps], [float(getattr(s, field)) for s in run.steps]
+            known = [s for s in run.steps if getattr(s, field) is not None]
+            at, values = [s.iteration for s in known], [float(getattr(s, field)) for s in known]
             smooth = smoothed(values) if len(values) >= _SMOOTHED_FROM else None
             marker = "." if len(values) == 1 else ""
             thin = {"linewidth": 0.6, "alpha": 0.4} if smooth else {"linewidth": 1.4, "label": name}

@@ -67,7 +67,7 @@ def run_page(runs: Mapping[str, RunLog], pictures: Sequence[Picture]) -> str:
 
 def _glance(runs: Mapping[str, RunLog]) -> str:
     rows = [[label, *(figure(run) for run in runs.values())] for label, figure in _FIGURES.items()]
-    return html.table(["", *runs], rows)
+    return html.table(["", *runs], [row for row in rows if set(row[1:]) != {_UNKNOWN}])
 
 
 def _about(run: RunLog) -> list[str]:
@@ -160,7 +160,15 @@ def _last(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
 
 
 def _middle(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
-    return lambda run: form(median(run.steps, field) or 0.0)
+    return lambda run: _UNKNOWN if (value := median(run.steps, field)) is None else form(value)
+
+
+def _most(field: str, form: Callable[[float], str]) -> Callable[[RunLog], str]:
+    def most(run: RunLog) -> str:
+        values = [value for step in run.steps if (value := getattr(step, field)) is not None]
+        return form(max(values)) if values else _UNKNOWN
+
+    return most
 
 
 def _trained_s(steps: Sequence[StepRecord]) -> float:
@@ -175,9 +183,9 @@ _FIGURES: dict[str, Callable[[RunLog], str]] = {
     "validation loss": _evaluated,
     "step, median": _middle("step_time_s", lambda value: f"{value:.4g} s"),
     "TGS, median": _middle("tgs", lambda value: f"{value:,.1f}"),
-    "TGS, best": lambda run: f"{max(step.tgs for step in run.steps):,.1f}",
+    "TGS, best": _most("tgs", lambda value: f"{value:,.1f}"),
     "MFU, median": _middle("mfu_percent", lambda value: f"{value:.2f} %"),
-    "MFU, best": lambda run: f"{max(step.mfu_percent for step in run.steps):.2f} %",
+    "MFU, best": _most("mfu_percent", lambda value: f"{value:.2f} %"),
     "time in steps": lambda run: format_duration_s(_trained_s(run.steps)),
     "device memory, peak": _last("device_peak_bytes", format_bytes),
     "host memory, peak": _last("host_peak_bytes", format_bytes),

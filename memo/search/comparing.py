@@ -1,7 +1,8 @@
 """One job on several machines: the best plan of each, and which is cheapest or fastest."""
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from memo.errors import ConfigError
 from memo.search.costs import assumed_node, billion_tokens_s, dollars_text, duration
@@ -25,65 +26,83 @@ _HEADS = (
     "$/h",
     "$/B tokens",
 )
+_SPARE = ("dp", "MFU %", "step s", "tok/GPU/s", "$/h", "±%", "a billion tokens")
+"""Columns that a narrow terminal does not show; the first go first."""
+_MACHINE = re.compile(r"(?P<name>.+)x(?P<gpus>\d{1,9})(?:@(?P<price>\d+(?:\.\d*)?))?", re.ASCII)
 
 
-def parse_machines(text: str) -> list[tuple[str, int]]:
-    """`h100-80x8,mine.tomlx4` as names of machines and numbers of GPUs. Raises ConfigError."""
+class Machine(NamedTuple):
+    """A machine by name or TOML file, its GPUs, and the dollars for one of them and an hour that the user states."""
+
+    name: str
+    gpus: int
+    price_per_gpu_hour: float | None = None
+
+
+def parse_machines(text: str) -> list[Machine]:
+    """`h100-80x8@2.5,mine.tomlx4` as machines. Raises ConfigError."""
     machines = []
     for part in text.split(","):
-        name, _, count = part.strip().rpartition("x")
-        if not name or not count.isdecimal() or int(count) < 1:
+        found = _MACHINE.fullmatch(part.strip())
+        if found is None or not int(found["gpus"]):
             raise ConfigError(
                 f"--compare {text}: {part.strip()!r} is no machine with its number of GPUs: write NAMExGPUS,NAMExGPUS, "
-                "such as h100-80x8,h200x8"
+                "such as h100-80x8,h200x8, each with @ and the dollars of a GPU and hour where you know them, such as "
+                "h100-80x8@2.5"
             )
-        machines.append((name, int(count)))
+        price = found["price"]
+        machines.append(Machine(found["name"], int(found["gpus"]), None if price is None else float(price)))
     return machines
 
 
-def compare(model: str, machines: Sequence[tuple[str, int]], global_batch_size: int | None, **asked: Any) -> list[Plan]:
+def compare(model: str, machines: Sequence[Machine], global_batch_size: int | None, **asked: Any) -> list[Plan]:
     """The best plan on each of the machines, the cheapest first.
 
-    They are ordered by dollars for a token, or by tokens a second where one of those that fit has no price; those where
-    nothing fits come last.
+    They are ordered by dollars for a token, then those without a price by tokens a second, then those where nothing
+    fits.
 
     Args:
-        machines: names, or TOML files, and numbers of GPUs.
         global_batch_size: the same for all; default: a sequence for each GPU of the largest.
-        asked: further arguments of `memo.search.question.ask`.
+        asked: further arguments of `memo.search.question.ask`; its price is for machines without one of their own.
 
     Raises as that function.
     """
-    batch = global_batch_size or max(gpus for _, gpus in machines)
+    batch = global_batch_size or max(machine.gpus for machine in machines)
     plans = []
-    for name, gpus in machines:
+    for name, gpus, price in machines:
+        own = {} if price is None else {"price_per_gpu_hour": price}
         try:
-            question = ask(model, gpus, hardware=name, global_batch_size=batch, **asked)
+            question = ask(model, gpus, hardware=name, global_batch_size=batch, **(asked | own))
         except ConfigError as error:
             raise ConfigError(f"--compare {name}x{gpus}: {error}") from None
         plans.append(search(question))
-    priced = all(plan.question.price is not None for plan in plans if plan.best is not None)
-    return sorted(plans, key=lambda plan: _rank(plan, priced))
+    return sorted(plans, key=_rank)
 
 
-def _rank(plan: Plan, priced: bool) -> float:
+def _rank(plan: Plan) -> tuple[int, float]:
     if plan.best is None:
-        return float("inf")
+        return 2, 0.0
     figures = _figures(plan)
-    return (figures["dollars_per_billion_tokens"] or 0.0) if priced else -figures["tokens_per_s"]
+    dollars = figures["dollars_per_billion_tokens"]
+    return (1, -figures["tokens_per_s"]) if dollars is None else (0, dollars)
 
 
-def comparison(plans: Sequence[Plan]) -> str:
-    """The table of `compare`, and for each machine without a plan why nothing fits."""
+def comparison(plans: Sequence[Plan], columns: int | None = None) -> str:
+    """The table of `compare`, and for each machine without a plan why nothing fits.
+
+    `columns`: characters that a line of the table may have; None for any number.
+    """
     question = plans[0].question
     rows: list[tuple[str, ...]] = [_HEADS]
     lines = []
+    is_priced = any(plan.best is not None and plan.question.price is not None for plan in plans)
+    order = "so it comes after those with one" if is_priced else "so machines are ranked by tokens a second"
     for rank, plan in enumerate(plans, start=1):
         rows.append(_row(rank, plan))
         if plan.best is None:
             lines.append(f"{_machine(plan.question)}: nothing fits: {shortage_of(plan.question)}")
         elif plan.question.price is None:
-            lines.append(f"{_machine(plan.question)}: no price is known, so machines are ranked by tokens a second")
+            lines.append(f"{_machine(plan.question)}: no price is known, {order}: NAMExGPUS@DOLLARS gives one")
     lines += _errors(plans)
     for plan in plans:
         question = plan.question
@@ -92,7 +111,9 @@ def comparison(plans: Sequence[Plan]) -> str:
         lines += [f"  {question.node_share_text}"] if question.node_share < 1.0 else []
     question = plans[0].question
     title = f"{question.model.name}, {question.seq_len:,} tokens x {question.global_batch_size} sequences a step"
-    return "\n".join([title, "", text_table(rows, left={1, 2, 4}), "", *lines]).rstrip()
+    spare = [_HEADS.index(name) for name in _SPARE]
+    table = text_table(rows, {1, 2, 4}, columns=columns, spare=spare, wrapped=(4, 2))
+    return "\n".join([title, "", table, "", *lines]).rstrip()
 
 
 def _errors(plans: Sequence[Plan]) -> list[str]:

@@ -1,7 +1,7 @@
 """`memo.plan`: one call from names and numbers to a plan."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -17,6 +17,8 @@ from memo.search.ranking import Plan, search
 from memo.spec.custom_layer import layer_name
 
 Objective = Literal["tgs", "max-seq-len", "max-model-size"]
+Tell = Callable[[str], None]
+"""Hears what is being done, for whoever waits."""
 
 _ROUNDING = 1e-9
 """A speed that is exactly reached counts."""
@@ -149,14 +151,21 @@ def answer(
     return replace(search(question.at_length(found.seq_len), top=top, everything=everything), longest=found)
 
 
-def plans_by_length(question: Question) -> list[Plan]:
+def silent(what: str) -> None:
+    """Tells nobody."""
+
+
+def plans_by_length(question: Question, tell: Tell = silent) -> list[Plan]:
     """A plan for each length from 8K tokens on, doubling, and for the longest that fits; each has a best choice.
 
-    It is what `memo plan --plot` draws.
+    It is what `memo plan --plot` draws. `tell` hears which of them is looked for.
     """
-    found = longest(question)
-    unit = length_unit(question.gpus)
-    plans = (search(question.at_length(length)) for length in _lengths(unit, found.seq_len))
+    tell("looking for the longest sequence")
+    lengths = list(_lengths(length_unit(question.gpus), longest(question).seq_len))
+    plans = []
+    for number, length in enumerate(lengths, start=1):
+        tell(f"planning for {length:,} tokens, {number} of {len(lengths)} lengths")
+        plans.append(search(question.at_length(length)))
     return [plan for plan in plans if plan.best is not None]
 
 

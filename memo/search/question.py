@@ -14,6 +14,7 @@ from memo.config.check_model import check_model
 from memo.config.derived import GIVEN_WEIGHTS, NEW_WEIGHTS
 from memo.config.hugging_face import CONFIG_FILE, download_hint, has_weights, model_of
 from memo.config.model_name import check_planned_model
+from memo.config.presets import preset_name
 from memo.config.require import require_count, require_gib
 from memo.config.run import HardwareConfig
 from memo.errors import ConfigError
@@ -262,7 +263,7 @@ def _named_model(name: str, seq_len: int) -> PlannedModel:
         raise ConfigError(f"--model {name}: {error}") from None
     path = Path(name)
     if not name.endswith(".json") and not os.path.isdir(path):
-        return PlannedModel(name, shape, shape.nearest, preset(name))
+        return PlannedModel(preset_name(name) or name, shape, shape.nearest, preset(name))
     file = path / CONFIG_FILE if os.path.isdir(path) else path
     try:
         model = model_of(read_json_object(file, Source(str(file), ConfigError, "download it again")), str(file))

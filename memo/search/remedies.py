@@ -16,7 +16,9 @@ def remedies(question: Question) -> list[str]:
     Empty where none of them does.
     """
     found = []
-    shorter = longest(question).seq_len
+    # States may move at any length, as they may at the question's own: not only where no length fits without.
+    moves_states = question.place_states == "needed"
+    shorter = longest(replace(question, place_states="always") if moves_states else question).seq_len
     if 0 < shorter < question.seq_len:
         found.append(f"--seq-len {shorter}")
     host_gib = _least(lambda times: fits(_with_host(question, times)))

@@ -49,8 +49,15 @@ _HEADS = (
 )
 
 
-def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
-    """The ranked table, what to try and what surely fits, what binds, the commands, and what was refused."""
+_SPARE = ("TFLOP/s", "dp", "MFU %", "step s", _DISK, "host GiB", _DOLLARS, "±%")
+"""Columns that a narrow terminal does not show; the first go first."""
+
+
+def text(plan: Plan, commands: Commands, everything: bool = False, columns: int | None = None) -> str:
+    """The ranked table, what to try and what surely fits, what binds, the commands, and what was refused.
+
+    `columns`: characters that a line of a table may have; None for any number.
+    """
     question, trial = plan.question, plan.trial
     lines = [title(question), *([question.node_share_text] if question.node_share < 1.0 else [])]
     if plan.longest is not None:
@@ -63,14 +70,14 @@ def text(plan: Plan, commands: Commands, everything: bool = False) -> str:
         lines += _largest(plan.largest)
     if plan.choices:
         shown = ranked(plan)
-        lines += ["", *_table(shown, question, plan.ties()), *errors(plan, shown), ""]
+        lines += ["", *_table(shown, question, columns, plan.ties()), *errors(plan, shown), ""]
         lines += [] if trial is None else [*_trial(plan, trial, commands), ""]
         lines += about_best(plan, commands)
     elif plan.longest is None and plan.largest is None:
         lines += ["", *_nothing(plan)]
     others = [choice for choice in plan.unsure if choice is not trial]
     if others:
-        lines += ["", "would be faster, but may not fit:", *_table(others, question)]
+        lines += ["", "would be faster, but may not fit:", *_table(others, question, columns)]
     return "\n".join([*lines, *_refused(plan, everything)])
 
 
@@ -79,12 +86,15 @@ def ranked(plan: Plan) -> tuple[Choice, ...]:
     return plan.choices if plan.trial is None else (plan.trial, *plan.choices)
 
 
-def explanation(question: Question, layout: Layout) -> str:
-    """One layout under every strategy: time, memory by component and verdict; or why memo cannot run it."""
+def explanation(question: Question, layout: Layout, columns: int | None = None) -> str:
+    """One layout under every strategy: time, memory by component and verdict; or why memo cannot run it.
+
+    `columns`: as of `text`.
+    """
     why, tried = explain(question, layout)
     if why:
         return f"{layout}: {Reason.LAYOUT}: {why}"
-    lines = [title(question), "", *_table(tried, question)]
+    lines = [title(question), "", *_table(tried, question, columns)]
     for choice in tried:
         parts = {name: size for name, size in components(choice.sized.memory).items() if size and name != "host"}
         shown = ", ".join(f"{name} {size / GIB:,.2f}" for name, size in parts.items())
@@ -206,9 +216,13 @@ def title(question: Question) -> str:
     )
 
 
-def _table(choices: Sequence[Choice], question: Question, ties: Collection[Choice] | None = None) -> list[str]:
+def _table(
+    choices: Sequence[Choice], question: Question, columns: int | None, ties: Collection[Choice] | None = None
+) -> list[str]:
     rows = cells(choices, question, ties)
-    return text_table(rows, left={1, 3, len(rows[0]) - 1}).splitlines()
+    spare = [rows[0].index(name) for name in _SPARE if name in rows[0]]
+    left = {1, 3, len(rows[0]) - 1}
+    return text_table(rows, left, columns=columns, spare=spare, wrapped=(3, 1)).splitlines()
 
 
 def cells(

@@ -32,6 +32,13 @@ def model_flops_per_token(model: ModelConfig, seq_length: int) -> int:
     return 6 * matmul_parameters(model) + 6 * model.num_layers * width * seq_length
 
 
+def microbatch_flops(config: RunConfig) -> float:
+    """Forward and backward of one microbatch on one rank, where all ranks have as much to do."""
+    seq_length = config.data.seq_length
+    tokens = seq_length * config.training.micro_batch_size
+    return tokens * model_flops_per_token(config.model, seq_length) / config.parallel.model_ranks
+
+
 def step_flops(config: RunConfig, world_size: int) -> int:
     """One optimizer step over all ranks."""
     seq_length = config.data.seq_length

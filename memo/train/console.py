@@ -3,9 +3,11 @@
 import contextlib
 import datetime
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +46,10 @@ def _short_line(record: StepRecord, train_iters: int) -> str:
         f"lr {record.lr:.2e}",
         _step_time(record.step_time_s),
         f"TGS {record.tgs:,.0f}",
-        f"MFU {record.mfu_percent:.1f}%",
     ]
+    mfu = [] if record.mfu_percent is None else [f"MFU {record.mfu_percent:.1f}%"]
     skipped = [f"{record.skipped_iterations} skipped"] if record.skipped_iterations else []
-    return " | ".join(fields + skipped)
+    return " | ".join(fields + mfu + skipped)
 
 
 def _step_time(seconds: float) -> str:
@@ -62,7 +64,7 @@ def _megatron_line(record: StepRecord, train_iters: int) -> str:
         f"elapsed time per iteration (ms): {record.step_time_s * 1e3:.1f}",
         f"throughput per GPU (TFLOP/s/GPU): {record.tflops_per_gpu:.4g}",
         f"TGS: {record.tgs:.1f}",
-        f"MFU: {record.mfu_percent:.2f}%",
+        *([] if record.mfu_percent is None else [f"MFU: {record.mfu_percent:.2f}%"]),
         f"learning rate: {record.lr:.6E}",
         f"global batch size: {record.global_batch_size:5d}",
         f"lm loss: {record.lm_loss:.6E}",
@@ -199,8 +201,11 @@ def _peaks(last: StepRecord, is_on_cpu: bool) -> str:
 def _next(config: RunConfig, saved: Path | None) -> Sequence[str]:
     if saved is None:
         return ["nothing is saved: --save was not given"] if config.checkpoint.save is None else []
+    save = shlex.quote(str(config.checkpoint.save))
+    log = shlex.quote(config.logging.log_jsonl or str(config.checkpoint.save))
+    needs = "" if find_spec("matplotlib") else " (after pip install 'memo-train[report]')"
     return [
         f"checkpoint: {saved}",
-        f"next: memo report {config.checkpoint.save} draws this run, memo export {config.checkpoint.save} --out DIR "
-        "writes its weights for Hugging Face",
+        f"next: `memo report {log}` draws this run{needs}, `memo export {save} --out DIR` writes its weights for "
+        "Hugging Face",
     ]

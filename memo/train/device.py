@@ -20,6 +20,9 @@ from memo.estimate.machines import nearest_hardware
 from memo.train.numa import bind_near
 from memo.units import GIB
 
+_TINY_FLOPS = 1e10
+"""Of a microbatch that one CPU thread computes alone; a tiny preset on a thousand tokens takes less."""
+
 
 @dataclass(frozen=True)
 class PeakFlops:
@@ -45,18 +48,21 @@ def resolve_device_type(config: HardwareConfig) -> str:
     return config.device
 
 
-def place_on_host(config: HardwareConfig, device: torch.device) -> str:
+def place_on_host(config: HardwareConfig, device: torch.device, microbatch_flops: float) -> str:
     """Bind this rank's threads to its GPU's NUMA node and set their number; returns what was done, in a few words.
 
     To be called before anything large is allocated on the host, as memory lies where it is touched first. torchrun sets
-    OMP_NUM_THREADS=1 for each rank, but work on the CPU should use the rank's share of the cores.
+    OMP_NUM_THREADS=1 for each rank, but work on the CPU should use the rank's share of the cores, unless a microbatch
+    of this rank is so little work that its threads would mostly wait for each other.
     """
     local_ranks = local_world_size_from_env()
     launcher = allowed_cpus(os.getppid() if local_ranks > 1 else 0)
     where = ""
     if device.type == "cuda" and config.numa_binding == "auto":
         where = f", {bind_near(pci_address(device))}"
-    threads = config.num_threads or threads_of_a_rank(allowed_cpus(), launcher, cpu_quota(), local_ranks)
+    is_tiny = device.type == "cpu" and microbatch_flops < _TINY_FLOPS
+    share = 1 if is_tiny else threads_of_a_rank(allowed_cpus(), launcher, cpu_quota(), local_ranks)
+    threads = config.num_threads or share
     torch.set_num_threads(threads)
     return f"{threads} CPU thread{'s' * (threads > 1)} a rank{where}"
 

@@ -21,7 +21,8 @@ def describe_start(
     prepared: Prepared,
     resumed_at: int | None = None,
 ) -> str:
-    """Sizes, weights, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds.
+    """Sizes, weights, layout, data, plans, and on GPUs the peak that MFU refers to. Describing planned memory takes
+    seconds.
 
     Args:
         resumed_at: the iteration of the checkpoint in --load from which the run goes on, if it does.
@@ -44,9 +45,10 @@ def describe_start(
         f"{memory}"
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
-        f"{describe_bits(config, parts.device.type, attention.name)}\n"
-        f"MFU refers to {prepared.peak}"
+        f"{describe_bits(config, parts.device.type, attention.name)}"
     )
+    if parts.device.type == "cuda":
+        text += f"\nMFU refers to {prepared.peak}"
     if parts.chosen_swap is not None:
         text += f"\n{parts.chosen_swap.headline()}"
     if parts.states is not None:

@@ -27,7 +27,7 @@ class BenchmarkResult:
     steps: int
     step_time_s: float
     tgs: float
-    mfu_percent: float
+    mfu_percent: float | None
     tflops_per_gpu: float
     device_peak_bytes: int
     host_peak_bytes: int
@@ -36,11 +36,12 @@ class BenchmarkResult:
     def of(cls, records: Sequence[StepRecord]) -> "BenchmarkResult":
         """The medians of the records of the measured steps, of which there must be at least one."""
         median = statistics.median
+        mfu_percent = [r.mfu_percent for r in records if r.mfu_percent is not None]
         return cls(
             steps=len(records),
             step_time_s=median(r.step_time_s for r in records),
             tgs=median(r.tgs for r in records),
-            mfu_percent=median(r.mfu_percent for r in records),
+            mfu_percent=median(mfu_percent) if mfu_percent else None,
             tflops_per_gpu=median(r.tflops_per_gpu for r in records),
             device_peak_bytes=records[-1].device_peak_bytes,
             host_peak_bytes=records[-1].host_peak_bytes,
@@ -215,7 +216,9 @@ def speed(config: RunConfig, samples_per_s: float, peak_flops: float) -> dict[st
     seq_length = config.data.seq_length
     tgs = samples_per_s * seq_length
     flops = tgs * model_flops_per_token(config.model, seq_length)
-    return {"tgs": tgs, "mfu_percent": 100.0 * flops / peak_flops, "tflops_per_gpu": flops / 1e12}
+    # The peak of a CPU is a measurement, and one that a step exceeds is none: a share of either would mislead.
+    has_peak = config.hardware.device != "cpu" and flops <= peak_flops
+    return {"tgs": tgs, "mfu_percent": 100.0 * flops / peak_flops if has_peak else None, "tflops_per_gpu": flops / 1e12}
 
 
 def _scalars(record: StepRecord) -> dict[str, float]:

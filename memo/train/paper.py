@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shlex
 
 import torch
 import torch.distributed as dist
@@ -72,7 +73,7 @@ def write_paper_trace(config: RunConfig, world_size: int, stage: int, out: str) 
     print(
         f"{len(requests(trace))} requests in {len(trace.phases)} phases of one step, traced on paper to {out}\n"
         f"PyTorch would reserve {default}, with expandable_segments {expandable}\n"
-        f"for a plan: memo solve --trace {out} --out plan.json"
+        f"for a plan: memo solve --trace {shlex.quote(out)} --out plan.json"
     )
 
 

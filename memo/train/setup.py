@@ -31,6 +31,7 @@ from memo.executor.disk_budget import disk_free_bytes
 from memo.mesh import local_device
 from memo.parallel.dtypes import torch_dtype
 from memo.spec.custom_layer import check_split, layer_name
+from memo.spec.flops import microbatch_flops
 from memo.train.attention import choose_attention
 from memo.train.data_sources import (
     DataSource,
@@ -123,7 +124,7 @@ def prepare(
     _check_pretrained(config)
     device = local_device(device_type)
     allocator = prepare_allocator(config.memory, device_type, wanted_planner)
-    placement = place_on_host(config.hardware, device)
+    placement = place_on_host(config.hardware, device, microbatch_flops(config))
     dtype = torch_dtype(str(config.training.params_dtype))
     peak = device_peak(config.hardware, device, dtype)
     attention = choose_attention(config, device)

@@ -217,7 +217,7 @@ class Trainer(Questions):
             say(text)
 
     def print_header(self) -> None:
-        """What is about to run: sizes, layout, and the peak that MFU refers to."""
+        """What is about to run: sizes, layout, data and plans."""
         if self.mesh.is_main_rank:  # describing takes seconds
             sizes = (self.feed.dataset, self.global_batch_size)
             text = describe_start(self.config, self.parts, *sizes, self._prepared, self._resumed_at)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from suggestions import check_parses, suggested
 
 from memo.cli.main import main
 
@@ -73,6 +74,9 @@ RIGHT = [
     ("plan --model llama-3.1-8b --gpus 8 --seq-len 32K --hardware h100-80 --top 1", "32,768 tokens x 8 sequences"),
     ("plan --model llama-3.1-8b --gpus 8 --seq-len 32K --gpu h100-80 --top 1", "8 x h100-80"),
     ("estimate --model llama-3.1-8b --tp 8 --seq-len 64k", "65,536 tokens"),
+    ("estimate --model QWEN3-32B --tp 8 --seq-len 8K", "8,192 tokens"),
+    ("plan --model Qwen3-32B --gpus 8 --hardware h100-80 --top 1", "qwen3-32b on 8 x h100-80"),
+    ("plan --model Qwen3-32B --gpus 8 --hardware h100-80 --top 1", "-m memo train --model qwen3-32b "),
     ("estimate --model Llama/checkpoint-7 --seq_len=1K", "1,024 tokens"),
     ("hardware h100-80", "peak_tflops"),
     ("data chat chats.jsonl data/chat --tokenizer byte --chat-template chat.jinja", "data/chat: 1 conversations"),
@@ -269,7 +273,8 @@ WRONG = [
         "plan --model meta-llama/Llama-3.1-8B --gpus 8",
         "`hf download meta-llama/Llama-3.1-8B config.json --local-dir meta-llama/Llama-3.1-8B`, which is enough",
     ),
-    ("estimate --model llama3", "did you mean 'llama-3.1-8b'?"),
+    ("estimate --model llama3", "did you mean 'llama-3-8b'?"),
+    ("train --model Qwen3-32B --mock-data", "--model Qwen3-32B: no such preset: did you mean 'qwen3-32b'?"),
     (
         "import meta-llama/Llama-3.1-8B --out x",
         "`hf download meta-llama/Llama-3.1-8B --local-dir meta-llama/Llama-3.1-8B`",
@@ -290,6 +295,8 @@ def test_what_is_refused(line: str, says: str, capfd: pytest.CaptureFixture[str]
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1, "one line, no box, no traceback"
     assert says in captured.err
     assert len(captured.err) < 700
+    for command in suggested(captured.err):
+        check_parses(command, line)
 
 
 def test_a_model_that_was_made_for_shorter_sequences_is_told_of_once(capfd: pytest.CaptureFixture[str]) -> None:

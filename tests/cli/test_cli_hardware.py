@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from memo.cli import hardware
 from memo.cli.main import main
 from memo.estimate.hardware_files import HARDWARE, read_hardware
 from memo.estimate.prices import PRICES
@@ -27,6 +28,20 @@ def test_the_table_has_every_machine_and_the_known_prices(capsys: Capture) -> No
     )
     assert by_name["a800-80"].split()[-1] == "2048", "it has no price"
     assert "--hardware mine.toml" in lines[-2] and "10 March 2026" in lines[-1]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("argv", [[], ["h100-80"], ["rtx-pro-6000"]])
+def test_tables_fit_the_terminal(
+    argv: list[str], columns: int, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = printed(argv, capsys)
+    monkeypatch.setattr(hardware, "terminal_columns", lambda: columns)
+    fitted = printed(argv, capsys).split(f"\n\n{hardware._HOW}")[0]
+    assert max(map(len, fitted.splitlines())) <= columns
+    assert printed([*argv, "--wide"], capsys) == whole
+    if not argv:
+        assert "\nnot shown for want of room: GPU, as its driver reports it" in fitted and "$/GPU/h" in fitted
 
 
 def test_prices_are_of_known_machines() -> None:

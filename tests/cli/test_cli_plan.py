@@ -155,38 +155,6 @@ def test_json(capsys: Capture) -> None:
     assert best["mfu_percent"] == pytest.approx(100 * best["tflops_per_gpu"] / 312)
 
 
-def test_dollars_follow_the_price_that_is_given_or_known(capsys: Capture) -> None:
-    argv = ["--model", "llama-3.1-8b", "--gpus", "8", "--seq-len", "131072", "--gbs", "16", "--top", "1"]
-    found = json.loads(printed([*argv, "--price-per-gpu-hour", "2", "--json"], capsys))
-    (best,) = found["choices"]
-    hours = 1e9 / (131072 * 16) * best["step_time_s"] / 3600
-    assert best["dollars_per_billion_tokens"] == pytest.approx(2 * 8 * hours)
-    shown = printed([*argv, "--hardware", "h100-80"], capsys)
-    heads, row = shown.splitlines()[2:4]
-    assert heads.endswith("host GiB  $/B tokens  verdict")
-    dollars = row.split()[-2]
-    assert "at $4.76 a GPU and hour on demand a step costs $" in shown
-    assert "price: $4.76 a GPU and hour on demand (RunPod, 10 March 2026, as deploybase.ai reported it; " in shown
-    assert "; $2.69 spot, where a run may be cut off; the plan assumes 2,048 GiB of host memory and 25 GB/s" in shown
-    assert f"a billion tokens ${dollars}\n" in shown
-    unknown = printed(argv, capsys)  # a800-80 has no price
-    assert "$" not in unknown
-
-
-def test_machines_are_compared_for_one_job(capsys: Capture) -> None:
-    argv = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--gbs", "16"]
-    machines = ["--compare", "h100-80x8,l4x1,a100-80x16"]
-    found = json.loads(printed([*argv, *machines, "--place-states", "never", "--json"], capsys))
-    assert [(each["hardware"], each["gpus"]) for each in found] == [("h100-80", 8), ("a100-80", 16), ("l4", 1)]
-    dollars = [each["dollars_per_billion_tokens"] for each in found]
-    assert dollars[0] < dollars[1] and dollars[2] is None and found[2]["layout"] is None
-    alone = json.loads(printed([*argv, "--gpus", "8", "--hardware", "h100-80", "--json"], capsys))["choices"][0]
-    assert found[0]["dollars_per_billion_tokens"] == alone["dollars_per_billion_tokens"]
-    shown = printed([*argv, *machines, "--place-states", "never"], capsys)
-    assert shown.startswith("llama-3.1-8b, 32,768 tokens x 16 sequences a step\n")
-    assert "\n1  8 x h100-80 " in shown and "\n1 x l4: nothing fits: GPU memory: " in shown
-
-
 def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
     asked = {"--model": "llama-3.1-8b", "--gpus": "1", "--hardware": "rtx-4090", "--seq-len": "262144", "--gbs": "1"}
     asked |= {"--host-memory-gib": "176"}
@@ -203,11 +171,15 @@ def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
         assert fits["choices"], f"{flag} {value} does not suffice"
 
 
-def test_without_a_price_machines_are_compared_by_speed(capsys: Capture) -> None:
-    argv = ["--model", "llama-3.1-8b", "--seq-len", "32768", "--compare", "a100-40x8,h200x8"]
-    shown = printed(argv, capsys)
-    assert "\n1  8 x h200 " in shown and "\n2  8 x a100-40 " in shown
-    assert "\n8 x a100-40: no price is known, so machines are ranked by tokens a second\n" in shown
+def test_the_longest_that_would_fit_is_one_beyond_which_nothing_does(capsys: Capture) -> None:
+    """States may move to make room for it, as they may for the length that was asked for."""
+    argv = ["--model", "llama-3.1-8b", "--gpus", "1", "--hardware", "h100-80", "--host-memory-gib", "512", "--gbs", "1"]
+    found = json.loads(printed([*argv, "--seq-len", "8M", "--json"], capsys))
+    flag, tokens = found["would_fit"][0].split()
+    assert found["choices"] == [] and flag == "--seq-len"
+    assert json.loads(printed([*argv, flag, tokens, "--json", "--top", "1"], capsys))["choices"]
+    beyond = str(int(1.1 * int(tokens)) // 65536 * 65536)
+    assert not json.loads(printed([*argv, flag, beyond, "--json", "--top", "1"], capsys))["choices"]
 
 
 def test_the_longest_sequence(capsys: Capture) -> None:
@@ -288,8 +260,9 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
     written: list[tuple[object, ...]] = []
     monkeypatch.setattr("memo.report.plan_page.write_plan_page", lambda *given: written.append(given))
     printed([*LONG, "--top", "3", "--html", "plan.html"], capsys)
-    ((plan, commands, path),) = written
+    ((plan, commands, path, tell),) = written
     assert isinstance(plan, Plan) and path == "plan.html" and "torchrun" in commands.best
+    assert callable(tell)
 
 
 @pytest.mark.parametrize(
@@ -312,6 +285,14 @@ def test_the_page(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPat
         (
             ["--model", "gpt-7b", "--compare", "h200x8,b200"],
             "--compare h200x8,b200: 'b200' is no machine with its number",
+        ),
+        (
+            ["--model", "gpt-7b", "--compare", "h200x8@cheap"],
+            "--compare h200x8@cheap: 'h200x8@cheap' is no machine with its number of GPUs: write NAMExGPUS,",
+        ),
+        (
+            ["--model", "gpt-7b", "--compare", "h200x8@0"],
+            "--compare h200x8: --price-per-gpu-hour is 0: give dollars above 0",
         ),
         (["--model", "gpt-7b", "--compare", "h200x8,q9x2"], "--compare q9x2: --hardware q9: no such machine: "),
         ([*LONG, "--objective", "max-seq-len"], "--seq-len 262144 fights with --objective max-seq-len, which finds it"),

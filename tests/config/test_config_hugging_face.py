@@ -89,7 +89,52 @@ def write(directory: Path, content: object) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("content", "name"), [(LLAMA_31_8B, "llama-3.1-8b"), (QWEN3_8B, "qwen3-8b")])
+# Of Qwen/Qwen3-32B, Qwen/Qwen2.5-7B-Instruct and meta-llama/Llama-3.2-1B, what differs.
+QWEN3_32B = {
+    **QWEN3_8B,
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "max_window_layers": 64,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 64,
+}
+QWEN25_7B: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 3584,
+    "initializer_range": 0.02,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+LLAMA_32_1B = {
+    **LLAMA_31_8B,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "rope_scaling": {**LLAMA_31_8B["rope_scaling"], "factor": 32.0},
+    "tie_word_embeddings": True,
+}
+PUBLISHED = [
+    (LLAMA_31_8B, "llama-3.1-8b"),
+    (QWEN3_8B, "qwen3-8b"),
+    (QWEN3_32B, "qwen3-32b"),
+    (QWEN25_7B, "qwen2.5-7b"),
+    (LLAMA_32_1B, "llama-3.2-1b"),
+]
+
+
+@pytest.mark.parametrize(("content", "name"), PUBLISHED, ids=[name for _, name in PUBLISHED])
 def test_published_files_are_the_presets(content: dict[str, Any], name: str, tmp_path: Path) -> None:
     assert read_config(write(tmp_path, content)).model == PRESETS[name]
 

@@ -6,6 +6,7 @@ for all examples. What would start is parsed by torchrun's own parser and checke
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from remembered import remembered
+from suggestions import check_parses
 from torch.distributed.run import get_args_parser
 
 import memo
@@ -142,6 +144,20 @@ def test_all_train_the_same_job(runs: dict[str, RunConfig], model: Path) -> None
     assert best is not None
     assert (job.parallel.tp, job.parallel.cp, job.parallel.pp) == (best.layout.tp, best.layout.cp, best.layout.pp)
     assert job.memory.swaps == best.strategy.swaps
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCH.iterdir()), ids=lambda path: path.name)
+def test_lines_for_a_cluster_of_ones_own_can_be_uncommented(path: Path) -> None:
+    """Of environment, container, weights and data: what stands before the second # is YAML, or shell and memo's."""
+    found = re.findall(r"^ *# (.+?) # (environment|container|weights|data)\b", path.read_text(), re.MULTILINE)
+    assert {what for _, what in found} == {"environment", "container", "weights", "data"}
+    for line, _ in found:
+        if path.suffix == ".yaml" and ": " in line:
+            assert isinstance(yaml.safe_load(line), dict), line
+        else:
+            subprocess.run(["bash", "-n", "-c", line], check=True)
+            if "memo data build " in line:
+                check_parses(line[line.index("memo data build ") :], path.name)
 
 
 def test_kubernetes_fields() -> None:

@@ -71,7 +71,13 @@ def suits(name: str, tp: int, pp: int) -> bool:
     return model.kv_heads % tp == 0 and model.num_layers % pp == 0
 
 
-CASES = [(name, tp, pp) for name in PRESETS for tp, pp in LAYOUTS if suits(name, tp, pp)]
+KINDS = {
+    (model.normalization, model.qkv_bias, model.qk_layernorm, model.untie_embeddings_and_output_weights): name
+    for name, model in reversed(PRESETS.items())
+}
+NAMES = sorted({*KINDS.values(), "llama-3.1-8b", "llama-3.1-70b", "gpt-7b", "gpt-65b", "mistral-small-24b"})
+"""A preset of each kind, and some of odd sizes."""
+CASES = [(name, tp, pp) for name in NAMES for tp, pp in LAYOUTS if suits(name, tp, pp)]
 
 
 def overlap(a: Piece, b: Piece) -> bool:
@@ -110,10 +116,40 @@ def test_stages_hold_what_the_estimate_says(name: str, tp: int, pp: int) -> None
 
 
 def test_published_sizes() -> None:
-    """From the models' own pages: Llama 3.1 8B has 8,030,261,248 parameters, 70B 70,553,706,496, Qwen3 8B
-    8,190,735,360; and a layer of Llama 3.1 8B has 218,112,000."""
-    sizes = {"llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496, "qwen3-8b": 8_190_735_360}
+    """From the models' own pages, a matrix that embedding and head share counted once; and of a layer of Llama 3.1 8B,
+    218,112,000."""
+    sizes = {
+        "tinyllama-1.1b": 1_100_048_384,
+        "llama-2-7b": 6_738_415_616,
+        "llama-2-13b": 13_015_864_320,
+        "llama-2-70b": 68_976_648_192,
+        "llama-3-8b": 8_030_261_248,
+        "llama-3-70b": 70_553_706_496,
+        "llama-3.1-8b": 8_030_261_248,
+        "llama-3.1-70b": 70_553_706_496,
+        "llama-3.1-405b": 405_853_388_800,
+        "llama-3.2-1b": 1_235_814_400,
+        "llama-3.2-3b": 3_212_749_824,
+        "llama-3.3-70b": 70_553_706_496,
+        "mistral-7b": 7_248_023_552,
+        "mistral-small-24b": 23_572_403_200,
+        "qwen2.5-0.5b": 494_032_768,
+        "qwen2.5-1.5b": 1_543_714_304,
+        "qwen2.5-3b": 3_085_938_688,
+        "qwen2.5-7b": 7_615_616_512,
+        "qwen2.5-14b": 14_770_033_664,
+        "qwen2.5-32b": 32_763_876_352,
+        "qwen2.5-72b": 72_706_203_648,
+        "qwen3-0.6b": 596_049_920,
+        "qwen3-1.7b": 1_720_574_976,
+        "qwen3-4b": 4_022_468_096,
+        "qwen3-8b": 8_190_735_360,
+        "qwen3-14b": 14_768_307_200,
+        "qwen3-32b": 32_762_123_264,
+        "smollm2-1.7b": 1_711_376_384,
+    }
     assert {name: count_parameters(make_config(name, 1, 1)) for name in sizes} == sizes
+    assert {name for name in PRESETS if not name.endswith("-tiny") and not name.startswith("gpt-")} == sizes.keys()
     assert layer_parameters(preset("llama-3.1-8b")).total == 218_112_000
 
 

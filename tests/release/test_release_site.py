@@ -63,3 +63,15 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     for name in set(memo.__all__) - {"__version__"}:
         assert re.search(rf'id="memo\.[\w.]*\b{name}"', reference), name
     assert "ConfigError" in reference and "Run until train_iters" in reference
+
+
+def test_the_reference_begins_with_what_a_trainer_does(site: Path) -> None:
+    reference = (site / "api" / "index.html").read_text()
+    members = re.findall(r'id="memo\.[\w.]*\bTrainer\.(\w+)"', reference)
+    assert members[0] == "train" and members.index("step") < members.index("parts")
+
+
+def test_flags_are_whole_words(site: Path) -> None:
+    flags = (site / "flags" / "index.html").read_text()
+    assert '<code><span class="flag">--tensor-model-parallel-size</span></code>' in flags
+    assert ".md-typeset .flag" in (site / "site.css").read_text()

@@ -38,9 +38,7 @@ def found() -> Plan:
 @pytest.fixture(scope="module")
 def page(found: Plan) -> str:
     patch = pytest.MonkeyPatch()
-    patch.setattr(
-        plan_page, "plans_by_length", lambda question: [found]
-    )  # the search at each length is tested elsewhere
+    patch.setattr(plan_page, "plans_by_length", lambda question, tell: [found])  # each search is tested elsewhere
     try:
         return plan_page.plan_page(found, Commands("torchrun the-best"))
     finally:

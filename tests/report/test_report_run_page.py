@@ -118,6 +118,22 @@ def test_the_losses_of_held_out_data_stand_in_the_page(tmp_path: Path) -> None:
     assert ["validation loss", "5.0000 (iteration 0) to 3.5000 (iteration 2)", "4.0000 (iteration 1)"] in rows
 
 
+def test_a_page_of_a_cpu_shows_no_mfu_and_no_bar_that_cannot_be_as_foreseen(tmp_path: Path) -> None:
+    on_cpu = header(config={"hardware": {"device": "cpu"}})
+    log = run(tmp_path, lines=[step(1, mfu_percent=None), step(2, mfu_percent=None)], head=on_cpu)
+    text = run_page({"a": log}, draw_runs({"a": log}))
+    rows = Page(text).rows()
+    assert "MFU" not in text and "utilisation" not in text and ["TGS, best", "1,002.0"] in [row[:2] for row in rows]
+    assert (
+        "transient" not in {row[0] for row in memory_rows(log)} and ["transient", "45.00 MiB", "50.00 MiB"] not in rows
+    )
+    assert "Left out is the transient part: on a CPU" in draw_plan(log).caption
+    on_gpu = run(tmp_path, "gpu", head=header())
+    assert "transient" in {row[0] for row in memory_rows(on_gpu)} and "Left out" not in draw_plan(on_gpu).caption
+    both = Page(run_page({"cpu": log, "gpu": on_gpu}, draw_runs({"cpu": log, "gpu": on_gpu}))).rows()
+    assert ["MFU, median", "-", "40.00 %"] in both
+
+
 def test_names_are_text_and_not_markup(tmp_path: Path) -> None:
     log = run(tmp_path, head=header(device="<script>alert(1)</script> & co"))
     page = Page(run_page({"<b>run</b>": log}, [Picture("loss", "<b>Loss", "<i>", b""), Picture("x", "y", "<u>", None)]))

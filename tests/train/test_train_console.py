@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import memo
+from memo.spec.flops import model_flops_per_token
 from memo.train.console import Console, log_line
+from memo.train.metrics import speed
 
 SHAPE: dict[str, Any] = {"num_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 61}
 RUN: dict[str, Any] = {"seq_length": 64, "mock_data": True, "device": "cpu", "num_threads": 1, "peak_tflops": 1.0}
@@ -45,8 +47,30 @@ def test_a_line_of_the_log_has_at_most_120_columns() -> None:
         line,
     )
     quick = dataclasses.replace(RECORD, iteration=7, step_time_s=0.2898, skipped_iterations=3)
+    unknown = dataclasses.replace(RECORD, mfu_percent=None)
+    assert log_line(unknown, 99_999).endswith(" | TGS 123,457")
+    assert "MFU" not in log_line(unknown, 99_999, "megatron") and "MFU: 45.68%" in log_line(RECORD, 9, "megatron")
     assert "iteration     7/99999 | " in log_line(quick, 99_999) and " | 290 ms | " in log_line(quick, 99_999)
     assert log_line(quick, 99_999).endswith(" | 3 skipped")
+
+
+@pytest.mark.parametrize(
+    ("device", "peak_flops", "percent"), [("cuda", 4e9, 50.0), ("cuda", 1.9e9, None), ("cpu", 4e9, None)]
+)
+def test_mfu_is_a_share_of_a_peak_that_is_one(device: str, peak_flops: float, percent: float | None) -> None:
+    """Not of a CPU's, which is a measurement, nor of one that a step exceeds."""
+    config = memo.RunConfig().override({**SHAPE, "seq_length": 64, "device": device})
+    samples_per_s = 2e9 / (64 * model_flops_per_token(config.model, 64))
+    found = speed(config, samples_per_s, peak_flops)
+    assert found["tflops_per_gpu"] == pytest.approx(2e-3)
+    assert found["mfu_percent"] == (None if percent is None else pytest.approx(percent))
+
+
+def test_nothing_is_said_of_mfu_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with trainer() as made:
+        made.print_header()
+        made.train()
+    assert "MFU" not in capsys.readouterr().out
 
 
 def test_megatrons_line_is_one_flag_away(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +114,20 @@ def test_the_end_says_what_came_of_it_and_what_comes_next(tmp_path: Path, capsys
     )
     assert re.search(r"^peak memory of rank 0: [\d.]+ [MG]iB$", out, re.M)
     assert f"\ncheckpoint: {tmp_path / 'iter_0000002'}\n" in out
-    assert f"\nnext: memo report {tmp_path} draws this run, memo export {tmp_path} --out DIR " in out
+    assert f"\nnext: `memo report {tmp_path}` draws this run, `memo export {tmp_path} --out DIR` writes " in out
+
+
+def test_the_log_to_draw_is_the_one_that_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, log = tmp_path / "all checkpoints", tmp_path / "log.jsonl"
+    with trainer(save=str(save), log_jsonl=str(log)) as made:
+        made.train()
+    assert f"\nnext: `memo report {log}` draws this run, `memo export '{save}' --out DIR` " in capsys.readouterr().out
+    monkeypatch.setattr("memo.train.console.find_spec", lambda _: None)
+    with trainer(save=str(tmp_path / "without")) as made:
+        made.train()
+    assert "` draws this run (after pip install 'memo-train[report]'), `memo export" in capsys.readouterr().out
 
 
 def test_a_run_that_saves_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:

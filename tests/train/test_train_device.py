@@ -12,16 +12,20 @@ import torch
 from ranks import run_ranks
 
 from memo import Trainer
-from memo.config import HardwareConfig
+from memo.config import HardwareConfig, RunConfig
+from memo.config.model_name import choose_model
 from memo.estimate.gpu_peaks import bf16_peak_tflops
 from memo.estimate.hardware_files import HARDWARE
 from memo.executor.host_pool import HostPool
+from memo.spec.flops import microbatch_flops
 from memo.train import device as device_module
 from memo.train.device import PeakFlops, device_peak, pci_address, place_on_host
 from memo.train.numa import bind_near, cpus_by_node, numa_node
 
 GPU0, GPU1, UNKNOWN = "0000:3b:00.0", "0000:dc:00.0", "0001:00:00.0"
-CUDA = torch.device("cuda", 0)
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+LARGE = 1e15
+"""FLOPs of a microbatch that deserves all threads."""
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="binding one of two CPUs takes two")
 
 
@@ -140,7 +144,7 @@ def _placed(sysfs: str, flags: dict[str, Any], device: torch.device, local_ranks
         _with_fake_gpu(patch, "11-22")
         patch.setattr(device_module, "bind_near", lambda address: bind_near(address, Path(sysfs)))
         patch.setattr(device_module, "cpu_quota", lambda: float("inf"))
-        said = place_on_host(HardwareConfig(**flags), device)
+        said = place_on_host(HardwareConfig(**flags), device, LARGE)
     return said, torch.get_num_threads(), os.sched_getaffinity(0)
 
 
@@ -153,17 +157,34 @@ def test_a_rank_is_placed_and_says_so(tmp_path: Path) -> None:
     assert near == ("1 CPU thread a rank, bound to NUMA node 1 of its GPU", 1, {second})
     (off,) = run_ranks(1, _placed, sysfs, {"numa_binding": "off"}, CUDA, "1")
     assert off == (f"{len(before)} CPU threads a rank", len(before), before)
-    (cpu,) = run_ranks(1, _placed, sysfs, {"num_threads": 3}, torch.device("cpu"), "1")
+    (cpu,) = run_ranks(1, _placed, sysfs, {"num_threads": 3}, CPU, "1")
     assert cpu == ("3 CPU threads a rank", 3, before)
-    (shared,) = run_ranks(1, _placed, sysfs, {}, torch.device("cpu"), str(len(before)))
+    (shared,) = run_ranks(1, _placed, sysfs, {}, CPU, str(len(before)))
     assert shared == ("1 CPU thread a rank", 1, before)
+
+
+@pytest.mark.parametrize(
+    ("preset", "tokens", "threads"), [("llama-tiny", 1024, 1), ("llama-tiny", 32768, 6), ("llama-3.1-8b", 1024, 6)]
+)
+def test_tiny_models_get_one_thread_on_cpus(
+    preset: str, tokens: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "threads_of_a_rank", lambda *_: 6)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    run = choose_model(RunConfig(), preset).override({"seq_length": tokens, "vocab_size": 257})
+    plural = "s" * (threads > 1)
+    said = place_on_host(run.hardware, CPU, microbatch_flops(run))
+    assert said == f"{threads} CPU thread{plural} a rank"
+    assert place_on_host(HardwareConfig(num_threads=2), CPU, microbatch_flops(run)) == "2 CPU threads a rank"
+    monkeypatch.setattr(device_module, "bind_near", lambda address: "unbound")
+    assert place_on_host(run.hardware, CUDA, microbatch_flops(run)) == "6 CPU threads a rank, unbound"
 
 
 def test_quotas_count(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     monkeypatch.setattr(device_module, "cpu_quota", lambda: 1.9)
     try:
-        assert place_on_host(HardwareConfig(), torch.device("cpu")) == "1 CPU thread a rank"
+        assert place_on_host(HardwareConfig(), CPU, LARGE) == "1 CPU thread a rank"
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
@@ -176,9 +197,9 @@ def test_a_rank_is_placed_before_its_host_memory_is_touched(
     events: list[str] = []
     touch = HostPool._map
 
-    def placed(config: HardwareConfig, device: torch.device) -> str:
+    def placed(config: HardwareConfig, device: torch.device, microbatch_flops: float) -> str:
         events.append("placed")
-        return place_on_host(config, device)
+        return place_on_host(config, device, microbatch_flops)
 
     def touched(pool: HostPool, is_pinned: bool) -> torch.Tensor:
         assert threading.current_thread() is threading.main_thread()

@@ -22,8 +22,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other workers of the tests use the other cores."""
     real = setup.place_on_host
 
-    def place(hardware: HardwareConfig, device: torch.device) -> str:
-        return real(replace(hardware, num_threads=1), device)
+    def place(hardware: HardwareConfig, device: torch.device, microbatch_flops: float) -> str:
+        return real(replace(hardware, num_threads=1), device, microbatch_flops)
 
     monkeypatch.setattr(setup, "place_on_host", place)
 

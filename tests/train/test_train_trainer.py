@@ -76,7 +76,7 @@ def test_trains_on_a_corpus_and_tells_every_step(
     assert [json.loads(line) for line in log.read_text().splitlines()] == [dataclasses.asdict(r) for r in records]
     for record in records:
         assert record.tgs == pytest.approx(4 * 64 / record.step_time_s, rel=1e-12)
-        assert record.mfu_percent == pytest.approx(100 * record.tflops_per_gpu / 1.0, rel=1e-12)
+        assert record.mfu_percent is None  # of a CPU there is no peak
         assert record.grad_norm > 0 and record.device_peak_bytes > 0 and record.host_peak_bytes > 0
         assert (record.skipped_iterations, record.nan_iterations) == (0, 0)
     lines = [line for line in capsys.readouterr().out.splitlines() if " iteration " in line]
@@ -132,7 +132,7 @@ def test_benchmark() -> None:
     result = trainer.benchmark(steps=3, warmup=1)
     assert result.steps == 3 and trainer.iteration == 4
     assert result.tgs == pytest.approx(4 * 64 / result.step_time_s, rel=1e-12)  # an odd number: one median step
-    assert result.mfu_percent == pytest.approx(100 * result.tflops_per_gpu, rel=1e-12)
+    assert result.mfu_percent is None
     assert result.device_peak_bytes > 0 and result.host_peak_bytes > 0
 
 
