@@ -23,6 +23,10 @@ from memo.spec.reach import parts
 Documents = tuple[tuple[int, ...], ...]
 """Cumulative document boundaries, a tuple per batch row: (0, ..., sequence length), ascending."""
 
+MOST_DOCUMENTS = 64
+"""Of packed documents in one call of a kernel. FlashAttention's workspace has up to 128 rows more for each document, so
+that without a limit thousands of short ones would need several times the memory of a long one."""
+
 
 class Chunk(NamedTuple):
     """Global token positions [start, start + length), which are the local rows [row, row + length)."""
@@ -103,6 +107,25 @@ def cut_keys(blocks: tuple[ScoreBlock, ...], most_keys: int) -> list[ScoreBlock]
         for start in range(block.k_start, block.k_stop, most_keys):
             cut.append(block._replace(k_start=start, k_stop=min(start + most_keys, block.k_stop)))
     return cut
+
+
+def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[Documents, ...]:
+    """Packings of `batch` rows, at least one of which makes attention ask for as much memory as any packing does.
+
+    `call_tokens`: the most tokens of a causal square of one rank. The packings are:
+
+      one document           the most queries and keys in a call, and the most sums of dq of a deterministic
+                             FlashAttention 2, which are fewer for more documents
+      two, one of 64 tokens  what the kernel gives for the other one lies beside the gradients that it is added to
+      as many as one call    each document has rows of its own in the workspace, which are rounded up
+      takes
+
+    Documents of 1 token are none where kernels may not accept them, so the long one of two could be 0.1 % longer.
+    """
+    short = max(1, min(64, seq_length // 1024))
+    of_a_call = range(0, seq_length, -(-call_tokens // MOST_DOCUMENTS))
+    packings = ((0, seq_length), (0, seq_length - short, seq_length), (*of_a_call, seq_length))
+    return tuple((packing,) * batch for packing in packings)
 
 
 def cut_within(blocks: Sequence[ScoreBlock], most_tokens: int) -> tuple[ScoreBlock, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
-from memo.attention.blocks import ScoreBlock, cut_within
+from memo.attention.blocks import MOST_DOCUMENTS, ScoreBlock, cut_within
 from memo.spec.reach import most_tokens
 from memo_kernels import wide_dtype
 
@@ -217,6 +217,7 @@ def _runs(blocks: Sequence[ScoreBlock], most_tokens: int) -> Iterator[list[Score
             and block.causal
             and (last.batch, last.q_stop, last.k_stop) == (block.batch, block.q_start, block.k_start)
             and block.q_stop - run[0].q_start <= most_tokens
+            and len(run) < MOST_DOCUMENTS
         )
         if run and not follows:
             yield run

@@ -22,7 +22,6 @@ def describe_start(
 ) -> str:
     """Sizes, layout, data, plans, and the peak that MFU refers to. Describing planned memory takes seconds."""
     model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
-    memory = f"memory: {prepared.allocator}\n" if prepared.allocator else ""
     text = (
         f"model: {format_count(count_parameters(config))} parameters, {model.num_layers} layers, "
         f"h = {model.hidden_size}, "
@@ -35,7 +34,6 @@ def describe_start(
         f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
         f"{_data(dataset, config.training.train_iters * global_batch_size)}"
         f"host: {prepared.placement}\n"
-        f"{memory}"
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
         f"{describe_bits(config, parts.device.type, attention.name)}\n"
