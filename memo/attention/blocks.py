@@ -18,14 +18,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import parts
 
 Documents = tuple[tuple[int, ...], ...]
 """Cumulative document boundaries, a tuple per batch row: (0, ..., sequence length), ascending."""
-
-MOST_DOCUMENTS = 64
-"""Of packed documents in one call of a kernel. FlashAttention's workspace has up to 128 rows more for each document, so
-that without a limit thousands of short ones would need several times the memory of a long one."""
 
 
 class Chunk(NamedTuple):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
-from memo.attention.blocks import MOST_DOCUMENTS, ScoreBlock, cut_within
+from memo.attention.blocks import ScoreBlock, cut_within
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import most_tokens
 from memo_kernels import wide_dtype
 

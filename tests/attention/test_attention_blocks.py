@@ -5,7 +5,6 @@ import random
 import pytest
 
 from memo.attention.blocks import (
-    MOST_DOCUMENTS,
     Chunk,
     Documents,
     ScoreBlock,
@@ -14,6 +13,7 @@ from memo.attention.blocks import (
     cut_keys,
     demanding_packings,
 )
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 
 
 def covered(blocks: tuple[ScoreBlock, ...], batch: int, num_q: int, num_k: int) -> list[list[int]]:

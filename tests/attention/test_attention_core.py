@@ -8,8 +8,9 @@ from attention_reference import assert_accurate, dense_attention, make_inputs, r
 from torch import Tensor
 
 from memo.attention.backends import CpuFlash, Saved, VarlenBackend, placed
-from memo.attention.blocks import MOST_DOCUMENTS, Chunk, Documents, ScoreBlock, attention_blocks
+from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, attend, attend_backward
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 
 torch.set_num_threads(1)
 

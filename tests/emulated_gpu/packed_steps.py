@@ -2,8 +2,8 @@
 
     packed_steps.py MODEL SEQ_LENGTH BACKEND ALPHA NUM_LAYERS PLANNER
 
-Prints as JSON: bytes allocated and reserved at most in the steps after the first, and of a plan its fallbacks in these
-steps, in all, and its bytes.
+Prints as JSON: bytes allocated and reserved at most in the steps after the first, those that memo foresees to be
+reserved under a plan, and of a plan its requests and fallbacks in these steps.
 """
 
 import json
@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from packed_samples import PackedSamples
 
 import memo
+from memo.estimate.own_memory import own_memory, reserved_under_plan
 
 VOCABULARY = 1000
 NUM_PACKINGS = 3
@@ -61,13 +62,13 @@ def main() -> None:
             trainer.step()
         stats, found = torch.cuda.memory_stats(), transients.statistics() if transients is not None else None
         told = {name: stats[f"{name}_bytes.all.peak"] for name in ("allocated", "reserved")}
+        memory = own_memory(trainer.config.override({"data_path": ("of the program",)}), 8, 0)
+        told["foreseen"] = reserved_under_plan(memory)
         if before is not None and found is not None:
             told |= {
                 "requests": found.requests - before.requests,
                 "fallbacks": found.num_fallbacks - before.num_fallbacks,
-                "fallbacks in all": found.num_fallbacks,
-                "unasked": found.unasked,
-                "arena": found.arena_bytes,
+                "unasked": found.unasked - before.unasked,
             }
         print(json.dumps(told))
 
