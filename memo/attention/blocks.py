@@ -113,7 +113,8 @@ def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[D
 
       one document           the most queries and keys in a call, and the most sums of dq of a deterministic
                              FlashAttention 2, which are fewer for more documents
-      two, one of 64 tokens  what the kernel gives for the other one lies beside the gradients that it is added to
+      two, first a short one what the kernel gives for the other one lies beside the gradients that it is added to, and
+                             beside what it gave for the short one
       as many as one call    each document has rows of its own in the workspace, which are rounded up
       takes
 
@@ -121,7 +122,7 @@ def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[D
     """
     short = max(1, min(64, seq_length // 1024))
     of_a_call = range(0, seq_length, -(-call_tokens // MOST_DOCUMENTS))
-    packings = ((0, seq_length), (0, seq_length - short, seq_length), (*of_a_call, seq_length))
+    packings = ((0, seq_length), (0, short, seq_length), (*of_a_call, seq_length))
     return tuple((packing,) * batch for packing in packings)
 
 

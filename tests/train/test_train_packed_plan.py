@@ -57,6 +57,8 @@ def train_on_rank(packings: Any, steps: int, **options: Any) -> Found:
     """Losses and gradient norms of the steps; of a plan its statistics and itself."""
     rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
     os.environ |= {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank}
+    if "simulate_world" in options:
+        dist.destroy_process_group()
     samples = PackedSamples(packings, VOCABULARY, SEQ_LENGTH)
     with memo.Trainer("llama-tiny", train_data=samples, **{**RUN, **options}) as training:
         transients = training.parts.transients
@@ -77,21 +79,31 @@ def test_every_packing_is_served_by_one_plan(name: str) -> None:
     plain, _, _ = run_ranks(1, train_on_rank, PACKINGS, STEPS, **options, memory_planner="off")[0]
     planned, found, plan = run_ranks(1, train_on_rank, PACKINGS, STEPS, **options, **PLANNED)[0]
     assert planned == plain
-    assert (found.num_fallbacks, found.unasked, found.live_blocks) == (0, 0, 0), found.mismatches
+    assert (found.num_fallbacks, found.unasked, found.live_blocks) == (0, 0, 0), [str(m) for m in found.mismatches]
     assert found.requests == found.hits + found.native > STEPS * 50
     assert any(phase.kind == ATTENTION for phase in plan.phases)
 
 
 @pytest.mark.parametrize("cp_comm_type", ["p2p", "all_gather", "a2a"])
-def test_context_parallel_ranks_have_blocks_too(cp_comm_type: str) -> None:
-    """What other threads hold may be served otherwise, but nothing that attention asks for."""
+def test_context_parallel_ranks_train_as_without_a_plan(cp_comm_type: str) -> None:
+    """Threads that send messages hold their memory for a while, which may then lie in a block: counted."""
     options = {"params_dtype": "fp32", "cp": 2, "cp_comm_type": cp_comm_type}
     plain = run_ranks(2, train_on_rank, PACKINGS, STEPS, **options, memory_planner="off")
     planned = run_ranks(2, train_on_rank, PACKINGS, STEPS, **options, **PLANNED)
     for (numbers, found, _), (expected, _, _) in zip(planned, plain, strict=True):
         assert numbers == expected
-        assert found.fallbacks["block"] == 0, found.mismatches
         assert found.hits >= 0.75 * (found.requests - found.native) > 0
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("cp_comm_type", ["p2p", "all_gather", "a2a", "a2a+p2p"])
+def test_every_packing_is_served_on_context_parallel_ranks(cp_comm_type: str, rank: int) -> None:
+    """One rank alone, so that no thread sends messages, whose numbers mean nothing."""
+    world = {"simulate_world": "cp=4", "simulate_rank": rank, "cp_comm_type": cp_comm_type, "params_dtype": "fp32"}
+    options = {**world, "num_attention_heads": 4, "num_query_groups": 4}
+    _, found, _ = run_ranks(1, train_on_rank, PACKINGS, STEPS, **options, **PLANNED)[0]
+    assert (found.num_fallbacks, found.unasked) == (0, 0), [str(mismatch) for mismatch in found.mismatches]
+    assert found.requests > STEPS * 50
 
 
 def surprised_on_rank(**options: Any) -> Found:
