@@ -96,11 +96,12 @@ MEMO_API const char* memo_install() {
 }
 
 MEMO_API const char* memo_load_plan(const int64_t* sizes_and_offsets, int64_t num_requests, const int64_t* phase_ends,
-                                    int64_t num_phases, int64_t min_bytes, int64_t alignment_bytes,
-                                    int64_t arena_bytes) {
+                                    int64_t num_phases, const int64_t* has_block, int64_t min_bytes,
+                                    int64_t alignment_bytes, int64_t arena_bytes) {
   return guarded([=]() -> std::string {
     if (num_requests < 0 || num_phases < 0) return "it has fewer requests or phases than none";
-    memo::Plan plan{{}, {phase_ends, phase_ends + num_phases}, min_bytes, alignment_bytes, arena_bytes};
+    memo::Plan plan{{}, {phase_ends, phase_ends + num_phases}, min_bytes, alignment_bytes, arena_bytes, {}};
+    plan.has_block.assign(has_block, has_block + num_phases);
     plan.requests.reserve(static_cast<size_t>(num_requests));
     for (int64_t i = 0; i < num_requests; ++i) {
       plan.requests.push_back({sizes_and_offsets[2 * i], sizes_and_offsets[2 * i + 1]});

@@ -8,6 +8,7 @@
 //           +--+---------------+----> time
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -25,6 +26,16 @@ class LiveBlocks {
     ends_.emplace_hint(above, offset, end);
     num_bytes_ += num_bytes;
     return true;
+  }
+
+  // The lowest multiple of `alignment` in [begin, end), itself one, from which num_bytes are free before `end`; -1: there
+  // is none.
+  int64_t lowest_gap(int64_t begin, int64_t end, int64_t num_bytes, int64_t alignment) const {
+    const auto behind = [alignment](int64_t of) { return (of + alignment - 1) / alignment * alignment; };
+    auto next = ends_.upper_bound(begin);
+    int64_t at = next == ends_.begin() ? begin : std::max(begin, behind(std::prev(next)->second));
+    for (; next != ends_.end() && next->first < end && next->first - at < num_bytes; ++next) at = behind(next->second);
+    return end - at < num_bytes ? -1 : at;
   }
 
   // Bytes of the block that starts at offset; 0: there is none.

@@ -22,10 +22,13 @@ struct Plan {
   int64_t min_bytes = 1;            // smaller requests are not in the plan
   int64_t alignment_bytes = 1;      // of every offset
   int64_t arena_bytes = 0;
+  // By phase, whether its last request is a block for attention, see planned_core.h; empty: no phase has one.
+  std::vector<bool> has_block = {};
 
   int64_t num_phases() const { return static_cast<int64_t>(phase_ends.size()); }
   int64_t begin_of(int64_t phase) const { return phase == 0 ? 0 : phase_ends[phase - 1]; }
   int64_t end_of(int64_t phase) const { return phase_ends[phase]; }
+  bool is_attention(int64_t phase) const { return !has_block.empty() && has_block[static_cast<size_t>(phase)]; }
 };
 
 // What makes the plan impossible to serve, if anything does. Two requests that share an address at one time are not
@@ -39,6 +42,16 @@ inline std::optional<std::string> find_fault(const Plan& plan) {
     if (end < std::exchange(last_end, end)) return "the phases are not in order";
   }
   if (last_end != static_cast<int64_t>(plan.requests.size())) return "the phases do not hold all requests";
+  if (!plan.has_block.empty() && plan.has_block.size() != plan.phase_ends.size()) {
+    return "not every phase says whether it has a block";
+  }
+  for (int64_t phase = 0; phase < plan.num_phases(); ++phase) {
+    if (!plan.is_attention(phase)) continue;
+    const bool is_empty = plan.begin_of(phase) == plan.end_of(phase);
+    if (is_empty || plan.requests[static_cast<size_t>(plan.end_of(phase) - 1)].offset_bytes == kNative) {
+      return "phase " + std::to_string(phase) + " has no place for its block";
+    }
+  }
   if (plan.arena_bytes < 0) return "arena_bytes is " + std::to_string(plan.arena_bytes);
   if (plan.alignment_bytes < 1) return "alignment_bytes is " + std::to_string(plan.alignment_bytes);
   for (size_t i = 0; i < plan.requests.size(); ++i) {

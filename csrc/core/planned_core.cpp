@@ -21,6 +21,7 @@ void* PlannedCore::request(size_t size, StreamId stream) {
   ++statistics_.requests;
   if (std::this_thread::get_id() != owner_) return fall_back(Reason::kThread, num_bytes);
   if (stream != stream_) return fall_back(Reason::kStream, num_bytes);
+  if (plan_.is_attention(phase_)) return serve_attention(num_bytes);
   if (cursor_ == plan_.end_of(phase_)) return fall_back(Reason::kExhausted, num_bytes);
   const Request next = plan_.requests[cursor_];
   if (next.num_bytes != num_bytes) return fall_back(Reason::kSize, num_bytes);
@@ -34,9 +35,27 @@ void* PlannedCore::request(size_t size, StreamId stream) {
   if (!is_free) fall_back(Reason::kOverlap, num_bytes);
   ++cursor_;
   if (!is_free) return nullptr;
+  return hit(next.offset_bytes);
+}
+
+void* PlannedCore::serve_attention(int64_t num_bytes) {
+  const Request block = plan_.requests[static_cast<size_t>(cursor_)];
+  for (int64_t i = plan_.begin_of(phase_); i < cursor_; ++i) {
+    const Request result = plan_.requests[static_cast<size_t>(i)];
+    if (result.num_bytes != num_bytes || result.offset_bytes == kNative) continue;
+    if (live_.insert(result.offset_bytes, num_bytes)) return hit(result.offset_bytes);
+  }
+  const int64_t end = block.offset_bytes + block.num_bytes;
+  const int64_t offset = live_.lowest_gap(block.offset_bytes, end, num_bytes, plan_.alignment_bytes);
+  if (offset < 0) return fall_back(Reason::kBlock, num_bytes);
+  live_.insert(offset, num_bytes);
+  return hit(offset);
+}
+
+void* PlannedCore::hit(int64_t offset) {
   ++statistics_.hits;
   statistics_.peak_bytes = std::max(statistics_.peak_bytes, live_.num_bytes());
-  return arena_.load(std::memory_order_relaxed) + next.offset_bytes;
+  return arena_.load(std::memory_order_relaxed) + offset;
 }
 
 void* PlannedCore::fall_back(Reason reason, int64_t num_bytes) {
@@ -125,7 +144,7 @@ void PlannedCore::mark(int64_t phase) {
   if (!in_iteration_ || !is_known || phase < 0) return;
   phase_ = phase;
   owner_ = std::this_thread::get_id();
-  if (mode() == Mode::kPlanned) cursor_ = plan_.begin_of(phase);
+  if (mode() == Mode::kPlanned) cursor_ = plan_.is_attention(phase) ? plan_.end_of(phase) - 1 : plan_.begin_of(phase);
 }
 
 void PlannedCore::end_iteration() {
@@ -135,7 +154,9 @@ void PlannedCore::end_iteration() {
 }
 
 void PlannedCore::leave_phase() {
-  if (phase_ != kNoPhase && mode() == Mode::kPlanned) statistics_.unasked += plan_.end_of(phase_) - cursor_;
+  if (phase_ != kNoPhase && mode() == Mode::kPlanned && !plan_.is_attention(phase_)) {
+    statistics_.unasked += plan_.end_of(phase_) - cursor_;
+  }
   phase_ = kNoPhase;
 }
 

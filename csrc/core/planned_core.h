@@ -13,6 +13,18 @@
 // plan waits: a superfluous request costs one fallback, and where one is missing the rest of the phase falls back.
 // Every phase starts anew. So a wrong plan costs memory, never correctness.
 //
+// Attention over packed documents asks for sizes that depend on where they end. A phase of it makes its results, which
+// outlive it, and has a block. A request of the size of a result whose place is free goes there, whatever comes first;
+// all others go to the lowest part of the block that is free. What does not fit in there is served natively.
+//
+//   address
+//      ^   +-----------+ +-----+ +--------------+
+//      |   | scratch   | |     | |   +------+   |   the block of the phase: scratch of one kernel after the other
+//      |   +-----------+ +-----+ +---+------+---+
+//      |   +----------------------------------------   two results
+//      |   +----------------------------------------
+//      +--------------------------------------------> time
+//
 // All members may be called from any thread.
 #pragma once
 
@@ -97,6 +109,8 @@ class PlannedCore {
   size_t num_bytes_of(const void* block) const;  // of a live planned block; 0: it is none
 
  private:
+  void* serve_attention(int64_t num_bytes);
+  void* hit(int64_t offset);  // the block there is alive already
   void* fall_back(Reason reason, int64_t num_bytes);
   void leave_phase();
 
@@ -119,7 +133,7 @@ class PlannedCore {
 
   bool in_iteration_ = false;
   int64_t phase_ = kNoPhase;
-  int64_t cursor_ = 0;  // the next request of plan_
+  int64_t cursor_ = 0;  // the next request of plan_; of attention, the block
   std::thread::id owner_;
   StreamId stream_ = 0;
 };

@@ -12,8 +12,9 @@ enum class Reason : int64_t {
   kStream,     // made while another stream than the arena's was current
   kOverlap,    // a block that is still alive lies where it should go
   kExhausted,  // the phase has no request left
+  kBlock,      // more than what is left of attention's block
 };
-constexpr int64_t kNumReasons = 5;
+constexpr int64_t kNumReasons = 6;
 constexpr int64_t kNumNamed = 4;  // of each reason, this many are kept in full
 
 struct Mismatch {
@@ -25,7 +26,7 @@ struct Mismatch {
 
 struct Statistics {
   int64_t requests;  // of at least min_bytes, in a planned phase = hits + native + all fallbacks
-  int64_t hits;      // served from the arena
+  int64_t hits;      // served from the arena: at its address, or in attention's block
   int64_t native;    // planned to be native
   int64_t unasked;   // planned, but the phase ended without them
   int64_t outside;   // of at least min_bytes, outside every planned phase: evaluation, loading of data

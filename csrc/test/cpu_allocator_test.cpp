@@ -22,7 +22,8 @@ void plan_blocks(const std::array<int64_t, 3>& offsets) {
     requests[2 * i + 1] = offsets[static_cast<size_t>(i)];
   }
   const int64_t ends[] = {3};
-  CHECK(memo_load_plan(requests, 3, ends, 1, 1024, 64, 3 * kBytes) == nullptr);
+  const int64_t has_block[] = {0};
+  CHECK(memo_load_plan(requests, 3, ends, 1, has_block, 1024, 64, 3 * kBytes) == nullptr);
   CHECK(memo_set_mode(static_cast<int>(memo::Mode::kPlanned)) == nullptr);
   memo_begin_iteration();
   memo_mark(0);

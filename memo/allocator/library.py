@@ -8,7 +8,7 @@ from pathlib import Path
 from memo.artifacts.reading import shown
 from memo.errors import AllocatorError, PlanError
 
-REASONS = ("size", "thread", "stream", "overlap", "exhausted")
+REASONS = ("size", "thread", "stream", "overlap", "exhausted", "block")
 """Reasons why torch's allocator served a request of a planned phase, in the order of enum Reason in
 csrc/core/statistics.h."""
 NUM_NAMED = 4
@@ -57,7 +57,7 @@ class NativeLibrary:
             ) from None
         i64, pointer = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
         self._declare("install", ctypes.c_char_p)
-        self._declare("load_plan", ctypes.c_char_p, pointer, i64, pointer, i64, i64, i64, i64)
+        self._declare("load_plan", ctypes.c_char_p, pointer, i64, pointer, i64, pointer, i64, i64, i64)
         self._declare("unload_plan", ctypes.c_char_p)
         self._declare("set_mode", ctypes.c_char_p, ctypes.c_int)
         self._declare("num_events", i64)
@@ -86,19 +86,23 @@ class NativeLibrary:
         self,
         sizes_and_offsets: Sequence[tuple[int, int]],
         phase_ends: Sequence[int],
+        has_block: Sequence[bool],
         *,
         min_bytes: int,
         alignment_bytes: int,
         arena_bytes: int,
     ) -> None:
-        """Allocate the arena; the mode is PASSTHROUGH until it is set. Raises PlanError, also for numbers beyond
-        int64.
+        """Allocate the arena; the mode is PASSTHROUGH until it is set.
+
+        `has_block`: for each phase whether it is attention's, and its last request the block for it.
+
+        Raises PlanError, also for numbers beyond int64.
         """
         flat = [number for pair in sizes_and_offsets for number in pair]
         limits = (min_bytes, alignment_bytes, arena_bytes)
-        requests, ends = _int64s(flat), _int64s(phase_ends)
+        requests, ends, blocks = _int64s(flat), _int64s(phase_ends), _int64s(has_block)
         _int64s(limits)
-        self._check(self._native.memo_load_plan(requests, len(flat) // 2, ends, len(ends), *limits))
+        self._check(self._native.memo_load_plan(requests, len(flat) // 2, ends, len(ends), blocks, *limits))
 
     def unload_plan(self) -> None:
         """Free the arena, unless blocks in it are alive, and set the mode to PASSTHROUGH."""

@@ -14,6 +14,9 @@
             ...
 
 Requests that differ from the plan are served by torch's own allocator and counted. They cost memory, not correctness.
+
+In phases of the kind ATTENTION packed documents ask for what they like within a block (csrc/core/planned_core.h), which
+memo.planner.attention_blocks has put into the trace.
 """
 
 import collections
@@ -27,7 +30,7 @@ from memo.allocator import build
 from memo.allocator.library import OUTSIDE, Mode, NativeLibrary, RawEvent
 from memo.allocator.statistics import Statistics, from_raw
 from memo.artifacts.memory_plan import MemoryPlan
-from memo.artifacts.memory_trace import Event, Free, Malloc, Phase, Trace, check_trace
+from memo.artifacts.memory_trace import ATTENTION, Event, Free, Malloc, Phase, Trace, check_trace
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.units import format_bytes
 
@@ -161,6 +164,7 @@ class PlannedAllocator:
         self._library.load_plan(
             requests,
             ends,
+            [phase.kind == ATTENTION for phase in plan.phases],
             min_bytes=plan.min_bytes,
             alignment_bytes=plan.alignment_bytes,
             arena_bytes=plan.arena_bytes,

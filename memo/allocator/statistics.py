@@ -14,9 +14,10 @@ class Mismatch:
     Attributes:
         reason: "size": its size is not that of the plan's next request; "thread": another thread made it; "stream":
             another stream was current; "overlap": a block that is still alive occupies its planned address;
-            "exhausted": the plan has no request left in this phase.
+            "exhausted": the plan has no request left in this phase; "block": in a phase of attention, more than is left
+            of its block.
         position: of the plan's next request in the phase.
-        expected_bytes: its size; 0: none was expected.
+        expected_bytes: its size, of attention that of the block; 0: none was expected.
     """
 
     reason: str
@@ -36,7 +37,7 @@ class Statistics:
 
     Attributes:
         requests: in planned phases; hits + native + all fallbacks.
-        hits: served at their planned address.
+        hits: served at their planned address, or in the block of attention.
         native: served by the native allocator, as planned.
         unasked: planned, but the phase ended without them.
         outside: made outside every planned phase, as evaluation and the loading of data do.

@@ -18,6 +18,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import parts
 
 Documents = tuple[tuple[int, ...], ...]
@@ -103,6 +104,28 @@ def cut_keys(blocks: tuple[ScoreBlock, ...], most_keys: int) -> list[ScoreBlock]
         for start in range(block.k_start, block.k_stop, most_keys):
             cut.append(block._replace(k_start=start, k_stop=min(start + most_keys, block.k_stop)))
     return cut
+
+
+def demanding_packings(seq_length: int, batch: int, call_tokens: int) -> tuple[Documents, ...]:
+    """Packings of `batch` rows under which attention asks for most memory: one of them for as much as any packing.
+
+    `call_tokens`: the most tokens of a causal square of one rank. The packings are:
+
+      one document            the most queries and keys in a call, and the most sums of dq of a deterministic
+                              FlashAttention 2, which are fewer for more documents
+      a short one, then one   what the kernel gives for the long one lies beside the gradients that it is added to, and
+      of all else             beside what it gave for the short one
+      as many as one call     each document has rows of its own in the workspace, which are rounded up
+      takes
+
+    The short one has 64 tokens where samples are long, because not every kernel is known to accept 1; so the long one
+    of another packing may be 0.1 % longer. With several ranks in a ring, calls for other packings may lie in memory in
+    another order, and need a little more.
+    """
+    short = max(1, min(64, seq_length // 1024))
+    of_a_call = range(0, seq_length, -(-call_tokens // MOST_DOCUMENTS))
+    packings = ((0, seq_length), (0, short, seq_length), (*of_a_call, seq_length))
+    return tuple((packing,) * batch for packing in packings)
 
 
 def cut_within(blocks: Sequence[ScoreBlock], most_tokens: int) -> tuple[ScoreBlock, ...]:

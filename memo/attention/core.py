@@ -17,6 +17,7 @@ from torch import Tensor
 
 from memo.attention.backends import AttentionBackend, Saved, VarlenBackend
 from memo.attention.blocks import ScoreBlock, cut_within
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 from memo.spec.reach import most_tokens
 from memo_kernels import wide_dtype
 
@@ -189,14 +190,18 @@ class _Call(NamedTuple):
 def _calls(backend: AttentionBackend, blocks: Sequence[ScoreBlock], *tensors: Tensor) -> Iterator[_Call]:
     """The kernel calls for ``blocks``: one for each, or one for consecutive documents if the backend accepts them.
 
-    ``tensors`` [s, b, heads, d] are what the calls take parts of; no part reaches further than a kernel may.
+    ``tensors`` [s, b, heads, d] are what the calls take parts of; no part reaches further than a kernel may. Where all
+    are documents, one that has no neighbour in its call goes the way of the others: FlashAttention's forward for
+    sequences of one length may split its keys, which rounds otherwise, and takes memory for the parts.
     """
     most, num_batch = _most_tokens(*tensors), tensors[0].shape[1]
     blocks = cut_within(blocks, most)
-    for run in _runs(blocks, most) if isinstance(backend, VarlenBackend) else ([block] for block in blocks):
+    is_varlen = isinstance(backend, VarlenBackend)
+    are_documents = len(blocks) > 1 and all(block.causal for block in blocks)
+    for run in _runs(blocks, most) if is_varlen else ([block] for block in blocks):
         first, last = run[0], run[-1]
         rows, columns = slice(first.q_start, last.q_stop), slice(first.k_start, last.k_stop)
-        if len(run) == 1:
+        if len(run) == 1 and not (is_varlen and are_documents):
             batch = slice(None) if first.batch is None else slice(first.batch, first.batch + 1)
             yield _Call((batch, slice(None), rows), (batch, slice(None), columns), first.causal, None)
             continue
@@ -217,6 +222,7 @@ def _runs(blocks: Sequence[ScoreBlock], most_tokens: int) -> Iterator[list[Score
             and block.causal
             and (last.batch, last.q_stop, last.k_stop) == (block.batch, block.q_start, block.k_start)
             and block.q_stop - run[0].q_start <= most_tokens
+            and len(run) < MOST_DOCUMENTS
         )
         if run and not follows:
             yield run

@@ -39,6 +39,11 @@ class DataConfig:
         return self.split is not None and read_split(self.split).valid is not None
 
     @property
+    def may_pack(self) -> bool:
+        """Whether samples may hold several documents; of those that a program hands over nothing else is known."""
+        return self.packing and not self.mock_data
+
+    @property
     def packs_documents(self) -> bool:
         """Whether the samples of the corpus may hold several documents."""
         return self.packing and self.data_path is not None

@@ -106,11 +106,9 @@ def resolved_dtype(config: RunConfig, device: str) -> Dtype:
 def resolved_memory_planner(config: RunConfig, device: str) -> MemoryPlanner:
     """Who decides where a step's memory lies, on a device type ("cpu" or "cuda").
 
-    By default nothing is planned on a CPU, nor for packed documents: each step then asks for other sizes than the one
-    that was recorded (docs/memory.md has figures).
+    By default nothing is planned on a CPU.
     """
-    is_planned = device == "cuda" and not config.data.packs_documents
-    return config.memory.memory_planner or ("auto" if is_planned else "off")
+    return config.memory.memory_planner or ("auto" if device == "cuda" else "off")
 
 
 def resolved_a2a_size(config: RunConfig) -> int:

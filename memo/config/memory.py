@@ -84,9 +84,8 @@ class MemoryConfig:
     memory_planner: MemoryPlanner | None = None
     """Serve what a step allocates from addresses planned before training, so that nothing fragments; needs a C++
     compiler on first use. paper: a plan in two levels, layer by layer; flat: all requests at once; auto: the better
-    one; off: torch's own allocator; default: auto on CUDA unless documents are packed, else off. Where CUDA's part
-    cannot be built, torch's own serves all. On CUDA it has expandable_segments, unless PYTORCH_ALLOC_CONF says
-    something else or off is given."""
+    one; off: torch's own allocator; default: auto on CUDA, else off. Where CUDA's part cannot be built, torch's own
+    serves all. On CUDA it has expandable_segments, unless PYTORCH_ALLOC_CONF says something else or off is given."""
     memory_planner_min_bytes: Annotated[int, BYTES] = 1 << 20
     """Smaller requests are left to torch's allocator."""
 

@@ -7,18 +7,23 @@
 A phase lasts until the next one begins. Each mark tells the listener (a recorder of memory requests, or an allocator
 that obeys a memory plan) where in the iteration the program is. Evaluation sets no marks.
 
+Where documents are packed, core attention is a phase of its own within each of these (`Phases.attention`), because what
+it asks for depends on where documents end.
+
 A phase belongs to the thread that marks it, and on CUDA backward runs in a thread of autograd. The thread of the
 schedule allocates the buffers of messages before and after a backward, so it marks the beginning of each action
 itself.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from memo.artifacts.memory_trace import ATTENTION
 from memo.executor.marks import on_backward
 from memo.spec.schedule import Action
 
@@ -29,10 +34,22 @@ class Phases:
     def __init__(self, tell: Callable[[str, int, int], None]) -> None:
         """`tell` gets a kind, a layer and a microbatch, in the thread in which the phase begins; -1 stands for none."""
         self._tell = tell
+        self._now = ("", -1, -1)
         self.microbatch = -1
 
     def begin(self, kind: str, layer: int = -1, microbatch: int = -1) -> None:
-        self._tell(kind, layer, microbatch)
+        self._now = kind, layer, microbatch
+        self._tell(*self._now)
+
+    @contextlib.contextmanager
+    def attention(self) -> Iterator[None]:
+        """A context around a part of core attention. The phase that it interrupts goes on behind it."""
+        kind, layer, microbatch = self._now
+        self.begin(ATTENTION, layer, microbatch)
+        try:
+            yield
+        finally:
+            self.begin(kind, layer, microbatch)
 
     def enter(self, action: Action) -> None:
         """Begin the phase `enter_forward` or `enter_backward` of the schedule's next action.

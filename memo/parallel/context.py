@@ -21,6 +21,8 @@ exchange of heads (A s). Tensors are [s, b, n, d].
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -55,14 +57,17 @@ class ContextAttention:
         ring_group: ProcessGroup | None,
         a2a_group: ProcessGroup | None,
         scale: float,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """``a2a_group`` holds A consecutive ranks of the axis, ``ring_group`` every A-th; None is one rank.
 
         "p2p" and "all_gather" use ``ring_group`` alone and "a2a" ``a2a_group`` alone. ``seq_length`` is that
-        of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). Raises ConfigError for
-        an unknown type, groups that do not suit it, or a length that cannot be split.
+        of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). ``around`` makes a context for
+        each part in which requests for memory, but for those of the results, depend on where documents end. Raises
+        ConfigError for an unknown type, groups that do not suit it, or a length that cannot be split.
         """
         self.backend, self.seq_length, self.comm_type, self.scale = backend, seq_length, comm_type, scale
+        self._around = around
         self._ring, self._a2a = ring_group, a2a_group
         self._ring_size, self._ring_rank = group_size(ring_group), group_rank(ring_group)
         self._a2a_size = group_size(a2a_group)
@@ -150,7 +155,9 @@ class ContextAttention:
             self.gather_rows(own, before)
         keys, values = before.chunk(2, dim=2)
         place = out if self._a2a_size == 1 else None
-        found, lse = attend(self.backend, q, keys, values, self._rows_blocks(q, keys, documents), self.scale, place)
+        blocks = self._rows_blocks(q, keys, documents)
+        with self._around():
+            found, lse = attend(self.backend, q, keys, values, blocks, self.scale, place)
         if self._a2a_size > 1:
             self._join_heads(found, out=out)
         return lse
@@ -176,7 +183,8 @@ class ContextAttention:
         saved = Saved(q, k, v, out, lse.view(q.shape[1], q.shape[2], q.shape[0]))
         dq_sum = torch.zeros(q.shape, dtype=sums.dtype, device=q.device)
         blocks = cut_keys(self._rows_blocks(q, k, documents), BACKWARD_KEYS_PER_QUERY * q.shape[0])
-        GradSums(dq_sum, *sums.chunk(2, dim=2)).add(self.backend, grad_out, saved, blocks, self.scale)
+        with self._around():
+            GradSums(dq_sum, *sums.chunk(2, dim=2)).add(self.backend, grad_out, saved, blocks, self.scale)
         dq = dq_sum.to(q.dtype)
         del dq_sum
         own = sums[-self._ring_size * q.shape[0] :]
@@ -204,15 +212,18 @@ class ContextAttention:
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         if self._ring_size == 1:
-            return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale, out)
+            with self._around():
+                return attend(self.backend, q, k, v, self._blocks(0, documents), self.scale, out)
         if self.comm_type == "all_gather":
             k, v = self._gather(k, v)
-            return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale, out)
+            with self._around():
+                return attend(self.backend, q, k, v, self._gathered_blocks(documents), self.scale, out)
         return self._ring_forward(q, k, v, documents, out)
 
     def _backward(self, grad_out: Tensor, saved: Saved, documents: Documents | None) -> tuple[Tensor, Tensor, Tensor]:
         if self._ring_size == 1:
-            return attend_backward(self.backend, grad_out, saved, self._blocks(0, documents), self.scale)
+            with self._around():
+                return attend_backward(self.backend, grad_out, saved, self._blocks(0, documents), self.scale)
         if self.comm_type == "all_gather":
             return self._gathered_backward(grad_out, saved, documents)
         return self._ring_backward(grad_out, saved, documents)
@@ -226,7 +237,8 @@ class ContextAttention:
         merger = OutputMerger(q, out)
         for step in range(self._ring_size):
             incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
-            merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale)
+            with self._around():
+                merger.add(self.backend, q, kv[0], kv[1], self._blocks(step, documents), self.scale)
             if incoming:
                 kv = incoming.wait()
         return merger.result()
@@ -243,7 +255,9 @@ class ContextAttention:
             incoming = _Shift(kv, self) if step < self._ring_size - 1 else None
             dkv = torch.zeros(kv.shape, dtype=dtype, device=kv.device)
             met = saved._replace(k=kv[0], v=kv[1])
-            GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, self._blocks(step, documents), self.scale)
+            blocks = self._blocks(step, documents)
+            with self._around():
+                GradSums(dq, dkv[0], dkv[1]).add(self.backend, grad_out, met, blocks, self.scale)
             if incoming_dkv:
                 dkv += incoming_dkv.wait()
             incoming_dkv = _Shift(dkv, self)
@@ -269,7 +283,8 @@ class ContextAttention:
         dkv = torch.zeros((*k.shape[:-1], 2 * k.shape[-1]), dtype=dtype, device=k.device)
         sums = GradSums(dq, *dkv.chunk(2, dim=-1))
         met = saved._replace(k=k, v=v)
-        sums.add(self.backend, grad_out, met, self._gathered_blocks(documents), self.scale)
+        with self._around():
+            sums.add(self.backend, grad_out, met, self._gathered_blocks(documents), self.scale)
         own = reduce_scatter(zigzag_from_natural(dkv, self._ring_size), self._ring).to(k.dtype)
         dk, dv = own.chunk(2, dim=-1)
         return dq.to(k.dtype), dk, dv

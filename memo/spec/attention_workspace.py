@@ -31,6 +31,9 @@ _BLOCK_ROWS = 128
 _FLASH_3_HEAD_DIMS = (64, 96, 128, 192, 256)
 _MULTIPROCESSORS = 148
 """Of the GPUs that memo knows B200 has most; an H100 has 132."""
+MOST_DOCUMENTS = 64
+"""Of packed documents in one call of a kernel. FlashAttention's workspace has up to 128 rows more for each document, so
+that without a limit thousands of short ones would need several times the memory of a long one."""
 
 
 class AttentionCall(NamedTuple):
@@ -58,6 +61,11 @@ def backward_workspace(backend: str, call: AttentionCall, deterministic: bool = 
     if call.heads > call.kv_heads:
         workspace["dk and dv to add up"] = 2 * _shared_keys_bytes(backend, call, head_dim)
     return workspace
+
+
+def padding_rows(backend: str) -> int:
+    """The most rows of queries that a call for packed documents has in its workspace beside its tokens."""
+    return 0 if backend in ("cudnn", "te") else MOST_DOCUMENTS * _BLOCK_ROWS
 
 
 def _shared_keys_bytes(backend: str, call: AttentionCall, head_dim: int) -> int:

@@ -1,9 +1,9 @@
 """From a configuration to a model spread over the ranks: the one place where all axes meet."""
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ class ParallelModel:
         `agreement` shares the loss and other facts among the ranks, in the same wait as the gradient norm. Returns
         (this rank's share of the loss, gradient norm before clipping, whether the weights were updated).
         """
-        iteration = contextlib.nullcontext() if self.transients is None else self.transients.iteration()
+        iteration = nullcontext() if self.transients is None else self.transients.iteration()
         with iteration, self.optimizer.updating(lr) as update:
             loss_sum = self.forward_backward(batches, update)
             self._begin_phase("optimizer")
@@ -164,7 +164,13 @@ def build_mesh(config: RunConfig, rank: int, world_size: int, watch: Watch | Non
     )
 
 
-def build_attention(config: RunConfig, mesh: Mesh, device: torch.device) -> ContextAttention:
+def build_attention(
+    config: RunConfig, mesh: Mesh, device: torch.device, transients: Transients | None = None
+) -> ContextAttention:
+    """Attention of this rank, which `transients` are told of where documents may be packed."""
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    if transients is not None and config.data.may_pack:
+        around = transients.phases.attention
     backend = select_backend(config.hardware.attention_backend, device.type)
     backend.merge_ = select_ops(config.hardware.kernels, torch.float32).merge_  # sums are fp32 or wider
     return ContextAttention(
@@ -174,17 +180,22 @@ def build_attention(config: RunConfig, mesh: Mesh, device: torch.device) -> Cont
         mesh.cp_ring,
         mesh.cp_a2a,
         scale=1.0 / math.sqrt(config.model.head_dim),
+        around=around,
     )
 
 
 def build_chunks(
-    config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device
+    config: RunConfig,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    device: torch.device,
+    transients: Transients | None = None,
 ) -> tuple[Pipeline, list[TransformerChunk]]:
     """The sizes of the pipeline, and this stage's part of the model; its parameters have no memory yet."""
     parallel, training = config.parallel, config.training
     pipeline = Pipeline(mesh.grid.pp, parallel.vpp, num_microbatches(config, mesh.grid.world_size))
     # 1. Context parallelism is a kind of attention; the layers that call it do not depend on it.
-    attention = build_attention(config, mesh, device)
+    attention = build_attention(config, mesh, device, transients)
     # 2. Tensor parallelism decides the shapes of layers, and 3. the pipeline which layers this stage has.
     granularity = config.memory.recompute_granularity
     ops = select_ops(config.hardware.kernels, dtype)
@@ -227,7 +238,8 @@ def _first_weights(config: RunConfig, data_parallel: ShardedDataParallel, mesh: 
 def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.device) -> ParallelModel:
     """Apply each axis of parallelism from outside of the model; the comments give the reason for the order."""
     parallel, training, memory = config.parallel, config.training, config.memory
-    pipeline, chunks = build_chunks(config, mesh, dtype, device)  # 1 to 3
+    transients = Transients(memory, device.type) if memory.plans else None
+    pipeline, chunks = build_chunks(config, mesh, dtype, device, transients)  # 1 to 3
     # 4. Memory comes after all shapes are known: parameters become views of flat buffers, and states that are not
     # resident get host memory and slots. The ranks of a node divide its memory before any of them allocates some.
     host = settle(config, mesh, device)
@@ -263,9 +275,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
     # 6. The optimizer sees this rank's shard of the masters, and waits for the copies of those in host memory.
     optimizer = Optimizer(data_parallel, training, states)
     # 7. Marks of phases wrap everything that allocates memory.
-    transients = None
-    if memory.plans:
-        transients = Transients(memory, device.type)
+    if transients is not None:
         mark_phases(chunks, transients.phases)
         mesh.watch.settle = None if transients.allocator is None else transients.allocator.settle
     hidden = runtime.hidden if isinstance(runtime, SweepRuntime) else None

@@ -28,7 +28,6 @@ def describe_start(
         resumed_at: the iteration of the checkpoint in --load from which the run goes on, if it does.
     """
     model, grid, pipeline, attention = config.model, parts.mesh.grid, parts.pipeline, prepared.attention
-    memory = f"memory: {prepared.allocator}\n" if prepared.allocator else ""
     text = (
         f"model: {format_count(count_parameters(config))} parameters, {model.num_layers} layers, "
         f"h = {model.hidden_size}, "
@@ -42,7 +41,6 @@ def describe_start(
         f"{pipeline.microbatches} microbatches of {config.training.micro_batch_size} on each model copy\n"
         f"{_data(dataset, config.training.train_iters * global_batch_size)}"
         f"host: {prepared.placement}\n"
-        f"{memory}"
         f"{_granularity(config, prepared)}"
         f"attention: {attention.name} ({attention.reason})\n"
         f"{describe_bits(config, parts.device.type, attention.name)}"

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,51 +14,36 @@ from memo.allocator.planned import ALIGNMENT_BYTES, PlannedAllocator
 from memo.allocator.statistics import Statistics
 from memo.artifacts.memory_plan import MemoryPlan
 from memo.artifacts.memory_trace import Trace
+from memo.attention.blocks import demanding_packings
 from memo.config import RunConfig
-from memo.config.memory import MemoryConfig, MemoryPlanner
+from memo.config.derived import resolved_a2a_size, resolved_offload_tiles
+from memo.config.memory import MemoryConfig
 from memo.errors import AllocatorError, PlanError, TraceError
 from memo.executor.phases import Phases
+from memo.model.transformer import Microbatch
+from memo.planner.attention_blocks import with_blocks
 from memo.planner.memory.trace_plan import solve_trace
 from memo.planner.memory_table import describe_plan, plan_headline
 from memo.planner.traces import merge
 from memo.units import format_bytes
 
-_WARM_UP, _RECORDED = 1, 2
-"""Iterations before training: one in which libraries allocate what they keep, and two that should be equal."""
-
-
 _TORCH_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with which users configure torch's allocator."""
 
-PACKED = (
-    "documents are packed, so that no step asks for the sizes of the one that would be recorded; --memory-planner auto "
-    "plans all the same"
-)
 
-
-def prepare_allocator(config: MemoryConfig, device_type: str, wanted: MemoryPlanner | None) -> str:
+def prepare_allocator(config: MemoryConfig, device_type: str) -> None:
     """Build and install the allocator that obeys plans; call it before any memory of a CUDA device is allocated.
 
-    torch's own allocator serves what no plan covers: states and the buffers of streams, or everything if nothing is
-    planned or the planned allocator cannot be built. It fragments least with expandable_segments, so these are switched
-    on, unless the user has configured the allocator or given --memory-planner off.
-
-    Args:
-        config: the configuration with the resolved planner.
-        wanted: the planner as the user gave it.
-
-    Returns a text for the header of the run that says which allocator serves it; "" if the plan describes itself, or if
-    the user has decided.
+    torch's own allocator serves what no plan covers: states and the buffers of streams, or everything if the planned
+    allocator cannot be built. It fragments least with expandable_segments, so these are switched on, unless the user
+    has configured the allocator or given --memory-planner off. `config` has the resolved planner.
     """
-    if device_type != "cuda" or wanted == "off":
-        return ""
+    if device_type != "cuda" or not config.plans:
+        return
     if not any(os.environ.get(name) for name in _TORCH_SETTINGS):
         _set_torch_allocator("expandable_segments:True")
-    if not config.plans:
-        return f"torch's own allocator{_segments()} ({PACKED})"
     with contextlib.suppress(AllocatorError):  # Transients reports the reason
         PlannedAllocator.install("cuda")
-    return ""
 
 
 def _set_torch_allocator(settings: str) -> None:
@@ -77,6 +63,18 @@ def describe_run(config: RunConfig, world_size: int, stage: int) -> dict[str, An
     sections = {name: dataclasses.asdict(getattr(config, name)) for name in ("model", "parallel", "memory")}
     lengths = {"seq_length": config.data.seq_length, "micro_batch_size": config.training.micro_batch_size}
     return {**sections, **lengths, "world_size": world_size, "stage": stage}
+
+
+def batches_to_record(config: RunConfig, batches: list[Microbatch]) -> list[list[Microbatch]]:
+    """The global batches whose steps are recorded: this one twice, or under packings that ask for most if it may be
+    packed."""
+    if not config.data.may_pack:
+        return [batches, batches]
+    ring_size = config.parallel.cp // resolved_a2a_size(config)
+    tiles = resolved_offload_tiles(config) if config.memory.sweeps else 1
+    call_tokens = config.data.seq_length // (ring_size * tiles)
+    packings = demanding_packings(config.data.seq_length, config.training.micro_batch_size, call_tokens)
+    return [[dataclasses.replace(batch, documents=packing) for batch in batches] for packing in packings]
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,9 @@ class Transients:
         """A context around iterations that may exceed the device's memory; see PlannedAllocator.managed_memory."""
         return contextlib.nullcontext() if self.allocator is None else self.allocator.managed_memory(oversubscribe)
 
-    def plan(self, run_iteration: Callable[[], object], run: dict[str, object]) -> None:
+    def plan(self, iterations: Sequence[Callable[[], object]], run: dict[str, object]) -> None:
         """Make a plan by `foresee`, and serve all later iterations from it."""
-        self.foresee(run_iteration, run)
+        self.foresee(iterations, run)
         if self.planned is None or self.allocator is None:
             return
         if self.allocator.device == "cuda":
@@ -131,39 +129,39 @@ class Transients:
         except PlanError as error:
             self.planned, self.reason = None, str(error)
 
-    def foresee(self, run_iteration: Callable[[], object], run: dict[str, object]) -> None:
-        """Record `run_iteration`, which must not change the training state, and make a plan. `run` describes the run.
+    def foresee(self, iterations: Sequence[Callable[[], object]], run: dict[str, object]) -> None:
+        """Record iterations, which must not change the training state, and make a plan. `run` describes the run.
 
-        Collective, because an iteration communicates.
+        The first one runs once more before, so that libraries allocate what they keep. But for phases of attention all
+        should ask for the same memory. Collective, because an iteration communicates.
         """
+        iterations[0]()
         if self.allocator is None:  # the other ranks may have an allocator, and communicate
-            for _ in range(_WARM_UP + _RECORDED):
+            for run_iteration in iterations:
                 run_iteration()
             return
-        for _ in range(_WARM_UP):
-            run_iteration()
-        traces = [self._recorded(self.allocator, run_iteration, run) for _ in range(_RECORDED)]
+        traces = [self._recorded(self.allocator, run_iteration, run) for run_iteration in iterations]
+        min_bytes, alignment_bytes = self.config.memory_planner_min_bytes, ALIGNMENT_BYTES[self.allocator.device]
+        planner = self.config.memory_planner
+        assert planner is not None and planner != "off"
         try:
-            trace = self._agreed(*traces)
-            alignment_bytes = ALIGNMENT_BYTES[self.allocator.device]
-            planner = self.config.memory_planner
-            assert planner is not None and planner != "off"
-            plan = solve_trace(trace, planner, self.config.memory_planner_min_bytes, alignment_bytes).plan
+            trace = self._agreed(with_blocks(traces, min_bytes, alignment_bytes))
+            plan = solve_trace(trace, planner, min_bytes, alignment_bytes).plan
             self.planned = PlannedMemory(plan, trace)
         except (TraceError, PlanError) as error:
             self.reason = str(error)
 
-    def _agreed(self, one: Trace, other: Trace) -> Trace:
-        """One trace made of two. If they differ, the one with fewer requests; torch's allocator serves what exceeds it.
+    def _agreed(self, traces: Sequence[Trace]) -> Trace:
+        """One trace of all. If they differ, the one with fewest requests; torch's allocator serves what exceeds it.
 
-        They differ if the requests depend on data (packed documents), and now and then with gloo: autograd adds in
-        place only to tensors that no sending thread holds.
+        They differ if the requests depend on data, and now and then with gloo: autograd adds in place only to tensors
+        that no sending thread holds.
         """
         try:
-            return merge(one, other)
+            return functools.reduce(merge, traces)
         except TraceError as error:
             self.reason = str(error)
-            return min(one, other, key=lambda trace: sum(len(phase.events) for phase in trace.phases))
+            return min(traces, key=lambda trace: sum(len(phase.events) for phase in trace.phases))
 
     @staticmethod
     def _recorded(allocator: PlannedAllocator, run_iteration: Callable[[], object], run: dict[str, object]) -> Trace:

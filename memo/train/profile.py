@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ from memo.train.feed import Feed
 from memo.train.layer_profile import keep, measure
 from memo.train.memory_choice import agreed
 from memo.train.outputs import check_writable
-from memo.train.planned_memory import describe_run
+from memo.train.planned_memory import batches_to_record, describe_run
 from memo.train.setup import Prepared, prepare
 from memo.train.swap import decide, free_memory
 from memo.train.watchdog import Watchdog
@@ -144,13 +145,13 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
     sampler = GlobalBatchSampler(global_batch_size(config, mesh.grid.world_size), config.training.seed)
     tiles = resolved_offload_tiles(config) if parts.swap is not None else 1
     feed = Feed(prepared.train_data, sampler, mesh, config, device, tiles)
-    batches = feed.next_global_batch()
+    recorded = batches_to_record(config, feed.next_global_batch())
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory
         if recording.is_managed:
             stack.enter_context(transients.managed_memory(recording.oversubscribes))
         run = describe_run(config, mesh.grid.world_size, mesh.at.pp)
-        transients.foresee(lambda: parts.train_step(batches, lr=0.0), run)
+        transients.foresee([partial(parts.train_step, batches, lr=0.0) for batches in recorded], run)
     if transients.planned is None:
         raise AllocatorError(f"--trace-out {recording.out}: nothing was recorded: {transients.reason}")
     if mesh.is_main_rank:

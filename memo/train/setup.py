@@ -57,7 +57,7 @@ class Prepared:
 
     Attributes:
         config: as this rank has decided it; what auto means for layers is decided by the first rank of each node.
-        placement, allocator: for people: where it runs on its host, and who serves its memory ("": parts tell).
+        placement: for people: where it runs on its host.
         is_granularity_chosen: whether --offload-granularity was auto.
         tokenizer: of the corpus or of the pretrained model; None where nobody names one.
     """
@@ -68,7 +68,6 @@ class Prepared:
     dtype: torch.dtype
     peak: PeakFlops
     placement: str
-    allocator: str
     is_granularity_chosen: bool
     attention: AttentionChoice
     train_data: SampleDataset
@@ -96,7 +95,7 @@ def prepare(
     words = corpus_words(train_data)
     if words is not None:  # paths given in Python count as if they were the flag
         config, train_data = config.override({"data_path": words}), None
-    device_type, wanted_planner = resolve_device_type(config.hardware), config.memory.memory_planner
+    device_type = resolve_device_type(config.hardware)
     resolved = {
         "device": device_type,
         "params_dtype": resolved_dtype(config, device_type),
@@ -123,7 +122,7 @@ def prepare(
         disk_free_bytes(config.memory.offload_nvme_path)
     _check_pretrained(config)
     device = local_device(device_type)
-    allocator = prepare_allocator(config.memory, device_type, wanted_planner)
+    prepare_allocator(config.memory, device_type)
     placement = place_on_host(config.hardware, device, microbatch_flops(config))
     dtype = torch_dtype(str(config.training.params_dtype))
     peak = device_peak(config.hardware, device, dtype)
@@ -142,7 +141,6 @@ def prepare(
         dtype,
         peak,
         placement,
-        allocator,
         is_chosen,
         attention,
         open_dataset(config, config.data.data_path if own_data is None else own_data, stream=0),

@@ -1,6 +1,7 @@
 """The trainer: owns a run from its first check to its last checkpoint."""
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -35,7 +36,7 @@ from memo.train.metrics import BenchmarkResult, Reporter, StepRecord, speed
 from memo.train.oom import explained
 from memo.train.optimizer import learning_rate
 from memo.train.persistence import Persistence, own_directory
-from memo.train.planned_memory import describe_run
+from memo.train.planned_memory import batches_to_record, describe_run
 from memo.train.questions import Questions
 from memo.train.same_flags import check_same_flags
 from memo.train.setup import Prepared, field_keywords, prepare
@@ -373,10 +374,14 @@ class Trainer(Questions):
             return
         if not on_any_rank(transients.allocator is not None, self.mesh, self.parts.device):
             return  # steps would be run for nothing
-        batches = self.feed.peek()
         run = describe_run(self.config, self.mesh.grid.world_size, self.mesh.at.pp)
+        agreement = _open(self._agreement)
+        steps = [
+            functools.partial(self.parts.train_step, batches, 0.0, agreement)
+            for batches in batches_to_record(self.config, self.feed.peek())
+        ]
         with self.parts.optimizer.rehearsing(), explained(self.config, self.parts, self.meter, self.iteration + 1):
-            transients.plan(lambda: self.parts.train_step(batches, 0.0, _open(self._agreement)), run)
+            transients.plan(steps, run)
 
     def _report_evaluation(self, reporter: Reporter, at_end: bool = False) -> list[float]:
         """Tell the losses of the sets that are due, in nats a token, and return them."""

@@ -4,7 +4,16 @@ import random
 
 import pytest
 
-from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks, coalesce, cut_keys
+from memo.attention.blocks import (
+    Chunk,
+    Documents,
+    ScoreBlock,
+    attention_blocks,
+    coalesce,
+    cut_keys,
+    demanding_packings,
+)
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 
 
 def covered(blocks: tuple[ScoreBlock, ...], batch: int, num_q: int, num_k: int) -> list[list[int]]:
@@ -113,6 +122,21 @@ def test_packed_own_shard_is_one_causal_block_a_document() -> None:
 def test_equal_documents_of_all_rows_share_blocks() -> None:
     documents: Documents = ((0, 5, 48), (0, 5, 48))
     assert {block.batch for block in attention_blocks(zigzag(48, 1, 0), zigzag(48, 1, 0), documents)} == {None}
+
+
+@pytest.mark.parametrize("seq_length", [64, 1000, 65536])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_most_demanding_packings(seq_length: int, ranks: int) -> None:
+    one, two, many = demanding_packings(seq_length, 2, seq_length // ranks)
+    for documents in (one, two, many):
+        assert len(documents) == 2 and documents[0] == documents[1]
+        assert documents[0][0] == 0 and documents[0][-1] == seq_length and list(documents[0]) == sorted({*documents[0]})
+    assert one[0] == (0, seq_length)
+    _, short, _ = two[0]
+    assert short == 1 or seq_length / 1.001 <= seq_length - short
+    assert seq_length < 65536 or short == 64
+    of_a_call = [end for end in many[0] if 0 < end <= seq_length // ranks]
+    assert MOST_DOCUMENTS - 2 <= len(of_a_call) <= MOST_DOCUMENTS or seq_length // ranks < MOST_DOCUMENTS
 
 
 def test_off_diagonal_pairs_cost_one_block_however_many_documents() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from memo.attention.backends import CpuFlash, Saved, VarlenBackend, placed
 from memo.attention.blocks import Chunk, Documents, ScoreBlock, attention_blocks
 from memo.attention.core import GradSums, OutputMerger, attend, attend_backward
+from memo.spec.attention_workspace import MOST_DOCUMENTS
 
 torch.set_num_threads(1)
 
@@ -145,8 +146,20 @@ def test_varlen_kernel_takes_all_documents_of_a_row_in_one_call() -> None:
     inputs = make_inputs(S, 3, (4, 2), 16, torch.float64)
     backend = VarlenByLoop()
     got, _ = run(backend, inputs, attention_blocks(WHOLE, WHOLE, documents), 0.25)
-    assert backend.calls == ["varlen", "varlen", "causal"]
+    assert backend.calls == ["varlen", "varlen", "varlen"]
     assert_accurate(got, inputs, documents, 0.25)
+
+
+def test_a_call_of_a_varlen_kernel_takes_a_limited_number_of_documents() -> None:
+    """Of 150 documents 64 in each of two calls and the rest in a third: their bits do not depend on it."""
+    documents: Documents = ((*range(150), 160),)
+    inputs = make_inputs(160, 1, (4, 2), 16, torch.float32)
+    whole = (Chunk(0, 160, 0),)
+    backend = VarlenByLoop()
+    got, _ = run(backend, inputs, attention_blocks(whole, whole, documents), 0.25)
+    assert MOST_DOCUMENTS == 64 and backend.calls == ["varlen", "varlen", "varlen"]
+    expected, _ = run(CpuFlash(), inputs, attention_blocks(whole, whole, documents), 0.25)
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
 def test_varlen_kernel_with_the_same_documents_in_all_rows_and_with_full_blocks() -> None:

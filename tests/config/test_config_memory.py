@@ -176,7 +176,7 @@ def test_an_alpha_that_is_neither_is_refused(capsys: pytest.CaptureFixture[str])
     [
         ("", "auto", "off"),
         ("--memory-planner off", "off", "off"),
-        ("--data-path c", "off", "off"),
+        ("--data-path c", "auto", "off"),
         ("--data-path c --no-packing", "auto", "off"),
         ("--data-path c --memory-planner flat", "flat", "flat"),
     ],

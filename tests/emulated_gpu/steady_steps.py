@@ -42,6 +42,7 @@ FLOWS: dict[str, dict[str, Any]] = {
     "clipped": CLIPPED,
     "planned memory": PLANNED,
     "packed documents": {},
+    "packed documents, planned memory": PLANNED,
     "alpha 0": {"offload_alpha": 0.0},
     "alpha 1/2": {"offload_alpha": 0.5},
     "alpha 1": {"offload_alpha": 1.0},
@@ -68,11 +69,9 @@ class Documents:
 
 
 def trainer(flow: str) -> memo.Trainer:
-    return memo.Trainer(
-        "llama-tiny",
-        train_data=Documents() if flow == "packed documents" else None,
-        **{**BASE, "mock_data": flow != "packed documents", **FLOWS[flow]},
-    )
+    is_packed = flow.startswith("packed documents")
+    data = {"train_data": Documents()} if is_packed else {}
+    return memo.Trainer("llama-tiny", **data, **{**BASE, "mock_data": not is_packed, **FLOWS[flow]})
 
 
 def steady_waits(training: memo.Trainer, gpu: EmulatedGpu) -> list[dict[str, int]]:

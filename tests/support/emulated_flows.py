@@ -322,6 +322,14 @@ FLOWS: dict[str, Flow] = {
     "packed, states": Flow("packed", {"offload_states": "all"}, packed),
     "packed, alpha 1": Flow("packed tiles", {"offload_alpha": 1.0}, packed),
     "packed, alpha 1/2": Flow("packed tiles", {"offload_alpha": 0.5}, packed),
+    "packed, planned": Flow("packed", PLANNED, packed),
+    "packed, planned, recompute": Flow("packed", {"recompute_granularity": "full", **PLANNED}, packed),
+    "packed, alpha 1/2, planned": Flow("packed tiles", {"offload_alpha": 0.5, **PLANNED}, packed),
+    "packed, alpha 1, planned, cuDNN": Flow(
+        "packed tiles", {"offload_alpha": 1.0, "attention_backend": "cudnn", **PLANNED}, packed
+    ),
+    "packed, swept": Flow("packed, swept", {**SWEPT, "offload_alpha": 0.0}, packed),
+    "packed, swept, planned": Flow("packed, swept", {**SWEPT, "offload_alpha": 1.0, **PLANNED}, packed),
     # Each layer's update then follows its own gradient at once, with no wait for a norm.
     "unclipped": Flow("unclipped", {"clip_grad": 0.0}),
     "unclipped, states": Flow("unclipped", {"clip_grad": 0.0, "offload_states": "all"}),

@@ -1,6 +1,8 @@
 """Attention of one context-parallel rank: each --cp-comm-type of memo.parallel.context, and the kernels it calls.
 
-q, k and v belong to the caller. Each sequence is taken as one document; shorter ones only make the blocks smaller.
+q, k and v belong to the caller. Each sequence is taken as one document, or, where they are packed, as one that is
+nearly all and a short one: what the kernel gives for it lies beside the gradients that it is added to. Shorter ones
+only make the blocks smaller.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +11,7 @@ from typing import NamedTuple
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.sizes import LayerSizes
-from memo.spec.attention_workspace import AttentionCall, backward_workspace
+from memo.spec.attention_workspace import AttentionCall, backward_workspace, padding_rows
 from memo.spec.reach import most_tokens, parts
 from memo.spec.sweep import BACKWARD_KEYS_PER_QUERY
 
@@ -241,7 +243,11 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
         call = Call(z.tokens, z.tokens, causal=True)
         if len(list(_within_reach(z, [call], row))) > 1:
             return _cut_backward(ledger, z, call, row)
-        return _kernel_backward(ledger, z, call)
+        if not z.packed:
+            return _kernel_backward(ledger, z, call)
+        grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)]
+        ledger.free(*_kernel_backward(ledger, z, call))
+        return grads
     if z.gathers_kv:
         return _gathered_backward(ledger, z, row)
     kv_bytes, wide_kv_bytes = 2 * _kv_bytes(z), 2 * _kv_bytes(z) // z.narrow * z.wide
@@ -270,12 +276,11 @@ def _ring_backward(ledger: Ledger, z: LayerSizes, row: int) -> list[Block]:
 
 def _cut_backward(ledger: Ledger, z: LayerSizes, call: Call, row: int) -> list[Block]:
     """One document that takes several calls, whose gradients are summed in the wide dtype."""
-    sizes = (("dq", _q_bytes(z)), ("dk", _kv_bytes(z)), ("dv", _kv_bytes(z)))
-    sums = [ledger.make(f"{name} sum", num_bytes // z.narrow * z.wide) for name, num_bytes in sizes]
+    sums = [ledger.make(f"{name} sum", num_bytes // z.narrow * z.wide) for name, num_bytes in _gradient_sizes(z)]
     _sum_calls(ledger, z, [call], row)
     if not z.mixed:
         return sums
-    grads = [ledger.make(name, num_bytes) for name, num_bytes in sizes]
+    grads = [ledger.make(name, num_bytes) for name, num_bytes in _gradient_sizes(z)]
     ledger.free(*sums)
     return grads
 
@@ -353,14 +358,15 @@ def _kernel_forward(ledger: Ledger, z: LayerSizes, call: Call) -> tuple[Block, B
 
 def _kernel_backward(ledger: Ledger, z: LayerSizes, call: Call) -> list[Block]:
     """dq, dk and dv. GPUs get the log-sum-exp of some of the queries as a copy."""
-    is_part = z.on_cuda and z.heads > 1 and call.queries < z.tokens
+    is_part = z.on_cuda and z.heads > 1 and (z.packed or call.queries < z.tokens)
     lse = ledger.make("lse", _lse_bytes(z, call.queries) if is_part else 0)
     copies = ledger.make("copied for attention", _copied_bytes(z, call))
     grads = [ledger.make("dq", call.queries * z.q * z.narrow)]
     grads += [ledger.make(name, call.keys * z.kv * z.narrow) for name in ("dk", "dv")]
     if z.on_cuda:
         sizes = (z.heads, z.kv_heads, z.head_dim, z.narrow)
-        kernel_call = AttentionCall(z.batch, call.queries // z.batch, call.keys // z.batch, *sizes)
+        rows = call.queries // z.batch + (padding_rows(z.attention) if z.packed and call.causal else 0)
+        kernel_call = AttentionCall(z.batch, rows, call.keys // z.batch, *sizes)
         ledger.pulse(*backward_workspace(z.attention, kernel_call, z.deterministic).items())
     else:
         queries, keys = _block(z, call)
@@ -400,6 +406,10 @@ def _q_bytes(z: LayerSizes) -> int:
 
 def _kv_bytes(z: LayerSizes) -> int:
     return z.tokens * z.kv * z.narrow
+
+
+def _gradient_sizes(z: LayerSizes) -> tuple[tuple[str, int], ...]:
+    return ("dq", _q_bytes(z)), ("dk", _kv_bytes(z)), ("dv", _kv_bytes(z))
 
 
 def _lse_bytes(z: LayerSizes, tokens: int) -> int:

@@ -35,6 +35,7 @@ class LayerSizes(NamedTuple):
         fc1, ffn: width of fc1's output (gate and up if gated), and of the activation.
         ring, ring_rank, a2a: ranks of a ring of cp, this rank's place in it, and ranks that exchange heads instead.
         attention: the kernels of attention, one of --attention-backend but auto.
+        packed: whether a sequence may hold several documents.
         deterministic: whether the gradients of attention have the same bits each time.
         threads: CPU threads of one rank; each has scratch memory in attention.
         tiles: tiles of tokens under a swap plan, else 1.
@@ -68,6 +69,7 @@ class LayerSizes(NamedTuple):
     a2a: int
     gathers_kv: bool
     attention: str
+    packed: bool
     deterministic: bool
     threads: int
     tiles: int
@@ -154,6 +156,7 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         a2a=a2a,
         gathers_kv=parallel.cp_comm_type == "all_gather",
         attention=_attention(config, device),
+        packed=config.data.packs_documents,
         deterministic=config.hardware.deterministic,
         threads=threads,
         tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,

@@ -18,11 +18,11 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from memo.artifacts.memory_plan import NATIVE, MemoryPlan, PlannedPhase, PlannedRequest
-from memo.artifacts.memory_trace import Request, Trace, requests
+from memo.artifacts.memory_trace import ATTENTION, Request, Trace, requests
 from memo.errors import PlanError
 from memo.planner.memory.dsa import Block, Instance, Problem, Solution, lower_bound_bytes
 from memo.planner.memory.plan_check import check_memory_plan
@@ -185,8 +185,12 @@ class _Sections:
 
     @classmethod
     def phases(cls, iteration: _Iteration) -> "_Sections":
-        ends = accumulate(len(phase.events) for phase in iteration.trace.phases)
-        return cls((0, *ends)[:-1])
+        """A section for each phase; one phase, in which attention's marks cut others out, is one section with them."""
+        phases = iteration.trace.phases
+        ends = accumulate(len(phase.events) for phase in phases)
+        is_cut_out = (ATTENTION in (before.kind, phase.kind) for before, phase in pairwise(phases))
+        starts = zip((0, *ends), (False, *is_cut_out), strict=False)
+        return cls(tuple(start for start, cut_out in starts if not cut_out))
 
     def start_of(self, event: int) -> int:
         return self.starts[bisect_right(self.starts, event) - 1]

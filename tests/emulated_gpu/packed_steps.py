@@ -1,0 +1,76 @@
+"""Memory of steps of one rank of eight whose documents are packed in three ways, for test_packed_plan.py.
+
+    packed_steps.py MODEL SEQ_LENGTH BACKEND ALPHA NUM_LAYERS PLANNER
+
+Prints as JSON: bytes allocated and reserved at most in the steps after the first, those that memo foresees to be
+reserved under a plan, and of a plan its requests and fallbacks in these steps.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from packed_samples import PackedSamples
+
+import memo
+from memo.estimate.own_memory import own_memory, reserved_under_plan
+
+VOCABULARY = 1000
+NUM_PACKINGS = 3
+
+
+def packings(seq_length: int) -> tuple[list[int], ...]:
+    """One document; a long one and short ones behind it; documents of about 4,096 tokens, every second step others."""
+    long = seq_length - seq_length // 16
+    random = np.random.default_rng(7)
+    several = [np.sort(random.choice(np.arange(1, seq_length), seq_length // 4096, replace=False)) for _ in range(2)]
+    behind = list(range(long, seq_length, 300))
+    return ([], behind, several[0].tolist(), [], behind, several[1].tolist())
+
+
+def main() -> None:
+    model, length, backend, alpha, num_layers, planner = sys.argv[1:]
+    samples = PackedSamples(packings(int(length)), VOCABULARY, int(length))
+    options = {
+        "num_layers": int(num_layers),
+        "seq_length": int(length),
+        "attention_backend": backend,
+        "offload_alpha": alpha if alpha == "off" else float(alpha),
+        "memory_planner": None if planner == "default" else planner,
+        "micro_batch_size": 1,
+        "global_batch_size": 1,
+        "vocab_size": VOCABULARY,
+        "train_iters": 1 + 2 * NUM_PACKINGS,
+        "simulate_world": "tp=8",
+        "device": "cuda",
+        "num_threads": 1,
+        "profile_cache": "off",
+        "progress": False,
+        "admission": False,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    with memo.Trainer(model, train_data=samples, **options) as trainer:
+        transients = trainer.parts.transients
+        trainer.step()
+        before = transients.statistics() if transients is not None else None
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2 * NUM_PACKINGS):
+            trainer.step()
+        stats, found = torch.cuda.memory_stats(), transients.statistics() if transients is not None else None
+        told = {name: stats[f"{name}_bytes.all.peak"] for name in ("allocated", "reserved")}
+        memory = own_memory(trainer.config.override({"data_path": ("of the program",)}), 8, 0)
+        told["foreseen"] = reserved_under_plan(memory)
+        if before is not None and found is not None:
+            told |= {
+                "requests": found.requests - before.requests,
+                "fallbacks": found.num_fallbacks - before.num_fallbacks,
+                "unasked": found.unasked - before.unasked,
+            }
+        print(json.dumps(told))
+
+
+main()
