@@ -89,7 +89,9 @@ def test_a_bad_file_is_refused_with_field_value_and_remedy(tmp_path: Path, text:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the file does not exist: give the path of a TOML file, or one of a10, a100-40"):
+    with pytest.raises(
+        ConfigError, match="the file does not exist: give the path of a TOML file, or one of a10, a100-40"
+    ):
         read_hardware(tmp_path / "none.toml")
 
 
