@@ -37,6 +37,7 @@ from simulator_accuracy import GOLDEN
 from memo.config import ModelConfig, RunConfig, preset
 from memo.estimate.hardware import Efficiency
 from memo.estimate.hardware_files import HARDWARE
+from memo.simulate.framework import FSDP
 
 NAME = "step_sources"
 WHOLE_LOGITS_BYTES = 30
@@ -120,7 +121,15 @@ def prime_rl() -> tuple[PrimeStep, ...]:
             values: dict[str, Any] = {"seq_length": int(row["seq_len"]), "mbs": 1, "gbs": gpus * sequences}
             values |= {"device": "cuda", "offload_alpha": "off", "recompute_granularity": "full"}
             config = RunConfig(model=_MODELS[row["model"]]).override(values)
-            held = Held("prime-rl", row["model"], config, _HARDWARE[row["device"]], float(row["step_s"]), gpus=gpus)
+            held = Held(
+                "prime-rl",
+                row["model"],
+                config,
+                _HARDWARE[row["device"]],
+                float(row["step_s"]),
+                framework=FSDP,
+                gpus=gpus,
+            )
             is_lora, recomputes = bool(row["lora_rank"]), row["activations"] == "Recompute"
             step = PrimeStep(row["kind"], row["attention"], is_lora, recomputes, float(row["tokens_per_s"]), held)
             found.append(step)
@@ -144,7 +153,11 @@ def head_s_a_token(capability: int) -> float:
 def trl() -> list[Held]:
     values = {"seq_length": 1 << 20, "cp": GPUS, "gbs": 1, "device": "cuda"}
     values |= {"offload_alpha": "off", "recompute_granularity": "full"}
-    return [Held("trl 1m", "qwen3-8b", RunConfig(model=preset("qwen3-8b")).override(values), "h100-80", 380.1)]
+    return [
+        Held(
+            "trl 1m", "qwen3-8b", RunConfig(model=preset("qwen3-8b")).override(values), "h100-80", 380.1, framework=FSDP
+        )
+    ]
 
 
 def attention_steps() -> list[Held]:

@@ -9,6 +9,8 @@ from memo.config.run import RunConfig
 from memo.config.training import Dtype
 
 DEFAULT_TILES = 8
+RESIDENT_TILE_TOKENS = 8192
+"""Products of so many rows reach what larger ones do (memo.simulate.kernels), and what a layer works with is small."""
 """Tiles in which layers are computed under a swap plan. They bound the memory of a layer besides its slot, and are long
 enough for efficient kernels."""
 SWEPT_TOKENS = (32768, 16384, 4096)
@@ -206,6 +208,19 @@ def resolved_offload_tiles(config: RunConfig) -> int:
     step = sequence_step(config.parallel.tp, config.parallel.cp)
     most = min(tiles, max(1, config.data.seq_length // step))
     return next(count for count in range(most, 0, -1) if config.data.seq_length % (step * count) == 0)
+
+
+def resident_tiles(config: RunConfig) -> int:
+    """Tiles that layers work on without a swap plan: as many as have RESIDENT_TILE_TOKENS tokens of a rank at least.
+
+    A custom layer is under autograd, on all tokens at once, unless it keeps its input alone.
+    """
+    if config.model.custom_layer and config.memory.recompute_granularity != "full":
+        return 1
+    length, parallel = config.data.seq_length, config.parallel
+    step = sequence_step(parallel.tp, parallel.cp)
+    most = length // (parallel.cp * RESIDENT_TILE_TOKENS)
+    return next((count for count in range(most, 1, -1) if length % (step * count) == 0), 1)
 
 
 def swept_tiles(config: RunConfig, tokens: int, in_slot: int) -> int:

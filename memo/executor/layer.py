@@ -7,6 +7,7 @@ the result does not depend, to the last bit, on how much was moved. What is done
 `memo.executor.tile_machine`; a slot holds all s tokens of this context-parallel rank.
 """
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import torch
@@ -25,10 +26,8 @@ class Buffers(Slots, Protocol):
     def end(self, kind: str, layer: int) -> None: ...
 
 
-class TokenwiseLayer(LayerOnTiles):
-    """Runs a plain layer under a swap plan; in evaluation, without gradients, it only calls the plain layer."""
-
-    memory: Buffers
+class WholeLayer(LayerOnTiles):
+    """One layer, all tokens of which are there at once, in memory that holds what it keeps by name (`kept`)."""
 
     def __init__(
         self,
@@ -36,13 +35,81 @@ class TokenwiseLayer(LayerOnTiles):
         kind: Kind,
         index: int,
         tiles: list[Tile],
-        memory: Buffers,
+        memory: Slots,
         sink: GradientSink,
         tp_group: ProcessGroup | None,
     ) -> None:
         super().__init__(layer, kind, memory, sink, tp_group)
         self.index, self.tiles = index, tiles
         self._lse_shape = torch.Size()
+
+    def forward_in(self, kept: dict[str, Tensor], context: Context) -> Tensor:
+        """From the layer's input to its output [n, b, h]; all else that is kept is written."""
+        for tile in self.tiles:
+            self.compute_qkv(kept, tile, context)
+        self.attend(kept, context)
+        y = torch.empty_like(kept["input"])
+        for tile in self.tiles:
+            self._finish(kept, tile, context, y[tile.shard])
+        return y
+
+    def attend(self, kept: dict[str, Tensor], context: Context) -> None:
+        """From qkv to attention's output and log-sum-exp."""
+        q, k, v = self._attention_inputs(kept["qkv"], context.rope)
+        out = kept["attention_out"].unflatten(-1, (-1, self.layer.attention.head_dim))
+        _, lse = self.layer.attention.core.forward(q, k, v, context.documents, out)
+        self._lse_shape = lse.shape
+        kept["lse"].view(lse.shape).copy_(lse)
+
+    def compute_again(self, kept: dict[str, Tensor], context: Context) -> None:
+        """The tiles of qkv that were not kept."""
+        for tile in self.tiles:
+            if "qkv" not in self.kept_of(tile):
+                self.compute_qkv(kept, tile, context)
+
+    def backward_in(self, kept: dict[str, Tensor], grad: Tensor, context: Context) -> Tensor:
+        """As `run_backward`, of qkv, attention's outputs and what else is kept."""
+        grad = grad.contiguous()
+        out = kept["attention_out"]
+        grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out) if len(self.tiles) > 1 else None
+        for tile in reversed(self.tiles):
+            of_attention = self._finish_backward(kept, tile, context, grad[tile.shard], grad_residual[tile.shard])
+            if grad_out is None:
+                grad_out = of_attention
+            else:
+                grad_out[tile.full] = of_attention
+            del of_attention
+        assert grad_out is not None
+        self.drop(kept, {name for operation in self.kind.after for name in operation.makes})
+        q, k, v = self._attention_inputs(kept["qkv"], context.rope)
+        heads = (-1, self.layer.attention.head_dim)
+        grads = self.layer.attention.core.backward(
+            grad_out.unflatten(-1, heads),
+            *(q, k, v),
+            out.unflatten(-1, heads),
+            kept["lse"].view(self._lse_shape),
+            context.documents,
+        )
+        del q, k, v, grad_out, out
+        self.drop(kept, {"attention_out", "lse"})
+        grad_x = torch.empty_like(grad)
+        for tile in reversed(self.tiles):
+            of_heads = tuple(grad[tile.full] for grad in grads)
+            self._qkv_backward(kept, tile, context, of_heads, grad_residual[tile.shard], grad_x[tile.shard])
+        return grad_x
+
+    def drop(self, kept: dict[str, Tensor], names: Collection[str]) -> None:
+        """Called when nothing needs these values any more; a slot keeps its memory."""
+
+    def gradients_done(self) -> None:
+        for parameter in self.layer.parameters():
+            self.sink.gradient_done(parameter)
+
+
+class TokenwiseLayer(WholeLayer):
+    """Runs a plain layer under a swap plan; in evaluation, without gradients, it only calls the plain layer."""
+
+    memory: Buffers
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         if not torch.is_grad_enabled():
@@ -55,47 +122,15 @@ class TokenwiseLayer(LayerOnTiles):
         """x [n, b, h] -> y [n, b, h]; leaves the skeletal activations in this layer's slot."""
         kept = self.memory.begin("F", self.index)
         kept["input"].copy_(x)
-        for tile in self.tiles:
-            self.compute_qkv(kept, tile, context)
-        q, k, v = self._attention_inputs(kept["qkv"], context.rope)
-        out = kept["attention_out"].unflatten(-1, (-1, self.layer.attention.head_dim))
-        _, lse = self.layer.attention.core.forward(q, k, v, context.documents, out)
-        self._lse_shape = lse.shape
-        kept["lse"].view(lse.shape).copy_(lse)
-        del q, k, v, out, lse
-        y = torch.empty_like(x)
-        for tile in self.tiles:
-            self._finish(kept, tile, context, y[tile.shard])
+        y = self.forward_in(kept, context)
         self.memory.end("F", self.index)
         return y
 
     def run_backward(self, grad: Tensor, context: Context) -> Tensor:
         """Gradient of the output [n, b, h] -> of the input; weight gradients go to the sink."""
-        grad = grad.contiguous()
         kept = self.memory.begin("B", self.index)
-        for tile in self.tiles:
-            if "qkv" not in self.kept_of(tile):
-                self.compute_qkv(kept, tile, context)
-        out = kept["attention_out"]
-        grad_residual, grad_out = torch.empty_like(grad), torch.empty_like(out)
-        for tile in reversed(self.tiles):
-            of_tile = grad[tile.shard], grad_residual[tile.shard]
-            grad_out[tile.full] = self._finish_backward(kept, tile, context, *of_tile)
-        q, k, v = self._attention_inputs(kept["qkv"], context.rope)
-        heads = (-1, self.layer.attention.head_dim)
-        grads = self.layer.attention.core.backward(
-            grad_out.unflatten(-1, heads),
-            *(q, k, v),
-            out.unflatten(-1, heads),
-            kept["lse"].view(self._lse_shape),
-            context.documents,
-        )
-        del q, k, v, grad_out
-        grad_x = torch.empty_like(grad)
-        for tile in reversed(self.tiles):
-            of_heads = tuple(grad[tile.full] for grad in grads)
-            self._qkv_backward(kept, tile, context, of_heads, grad_residual[tile.shard], grad_x[tile.shard])
+        self.compute_again(kept, context)
+        grad_x = self.backward_in(kept, grad, context)
         self.memory.end("B", self.index)
-        for parameter in self.layer.parameters():
-            self.sink.gradient_done(parameter)
+        self.gradients_done()
         return grad_x

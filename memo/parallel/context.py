@@ -57,17 +57,20 @@ class ContextAttention:
         ring_group: ProcessGroup | None,
         a2a_group: ProcessGroup | None,
         scale: float,
+        keeps_outputs: bool = True,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """``a2a_group`` holds A consecutive ranks of the axis, ``ring_group`` every A-th; None is one rank.
 
         "p2p" and "all_gather" use ``ring_group`` alone and "a2a" ``a2a_group`` alone. ``seq_length`` is that
-        of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). ``around`` makes a context for
-        each part in which requests for memory, but for those of the results, depend on where documents end. Raises
-        ConfigError for an unknown type, groups that do not suit it, or a length that cannot be split.
+        of the whole sequence, ``scale`` the factor on the scores (usually d ** -0.5). Unless it ``keeps_outputs``, its
+        backward under autograd runs the forward again. ``around`` makes a context for each part in which requests for
+        memory, but for those of the results, depend on where documents end.
+
+        Raises ConfigError for an unknown type, groups that do not suit it, or a length that cannot be split.
         """
         self.backend, self.seq_length, self.comm_type, self.scale = backend, seq_length, comm_type, scale
-        self._around = around
+        self.keeps_outputs, self._around = keeps_outputs, around
         self._ring, self._a2a = ring_group, a2a_group
         self._ring_size, self._ring_rank = group_size(ring_group), group_rank(ring_group)
         self._a2a_size = group_size(a2a_group)
@@ -376,11 +379,13 @@ class _ContextAttention(torch.autograd.Function):
     ) -> Tensor:
         out, lse = attention.forward(q, k, v, documents)
         ctx.attention, ctx.documents = attention, documents
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, *((out, lse) if attention.keeps_outputs else ()))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        dq, dk, dv = ctx.attention.backward(grad_out, *ctx.saved_tensors, ctx.documents)
+        q, k, v, *outputs = ctx.saved_tensors
+        out, lse = outputs or ctx.attention.forward(q, k, v, ctx.documents)
+        dq, dk, dv = ctx.attention.backward(grad_out, q, k, v, out, lse, ctx.documents)
         return None, None, dq, dk, dv

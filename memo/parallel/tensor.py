@@ -34,7 +34,7 @@ class _ColumnParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: ProcessGroup | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        # torch.utils.checkpoint gives back a copy of what was saved, which has no main gradient.
+        # What was saved may come back as a copy, as under activation checkpointing; a copy has no main gradient.
         ctx.owner, ctx.group, ctx.has_bias = weight, group, bias is not None
         return F.linear(all_gather(x, group), weight, bias)
 

@@ -19,15 +19,21 @@ class Framework:
             there; otherwise both run beside compute.
         host_starts_kernels: whether a layer takes no less than the host needs to start its kernels, where their number
             is known.
+        under_autograd: whether layers that do not swap run under autograd, which keeps what norms and activations make
+            and runs all of a layer again where it is recomputed.
     """
 
     order: tuple[str, ...] = AXES
     waits_for_messages: bool = False
     host_starts_kernels: bool = False
+    under_autograd: bool = True
 
 
-MEMO = Framework(host_starts_kernels=True)
+MEMO = Framework(host_starts_kernels=True, under_autograd=False)
 """memo.parallel.stage_messages posts receives ahead and sends beside compute."""
+
+FSDP = Framework()
+"""Trainers that shard torch's modules (prime-rl, TRL), as far as one node goes: gathers of weights are not counted."""
 
 MEGATRON_LM = Framework(waits_for_messages=True)
 """Megatron-LM's 1F1B without interleaving: after each forward and each backward a stage sends, receives and waits for

@@ -2,10 +2,10 @@
 
 Counted on the emulated GPU, of a layer of Qwen3 and one microbatch (tests/emulated_gpu/test_kernels_of_a_layer.py):
 
-    kernels                       forward    backward    again
-    whole layers                       26          56       26    of full recomputation
-    under a swap plan, T tiles     17 + 19 T   35 + 40 T
-    swept, T tiles                  9 + 42 T   17 + 90 T
+    kernels of T tiles              forward    backward    again
+    without a swap plan            13 + 19 T   33 + 40 T       23 T   of full recomputation
+    under a swap plan              17 + 19 T   35 + 40 T
+    swept                           9 + 42 T   17 + 90 T
 
 Known error: on a GPU Triton's kernels do in one what torch composes of several here, and other families have some
 kernels fewer; a ring's are not counted, nor the loss's, nor those of a custom layer. Megatron-LM's are not known: it is
@@ -15,7 +15,7 @@ foreseen without.
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
+from memo.config.derived import resident_tiles, resolved_offload_tiles
 from memo.simulate.cost import Cost
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer_model import LayerCost
@@ -24,8 +24,9 @@ from memo.simulate.layer_model import LayerCost
 def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:
     """Of the forward and of the backward of one layer and microbatch; `swaps`: under a swap plan."""
     if not swaps:
-        forward, backward = 26, 56
-        return forward, backward + (forward if config.memory.recompute_granularity == "full" else 0)
+        tiles = resident_tiles(config)
+        again = 23 * tiles if config.memory.recompute_granularity == "full" else 0
+        return 13 + 19 * tiles, 33 + 40 * tiles + again
     tiles = resolved_offload_tiles(config)
     if config.memory.sweeps:
         return 9 + 42 * tiles, 17 + 90 * tiles

@@ -1,11 +1,15 @@
 """What one layer costs on one rank: plain, recomputed, or under a swap plan.
 
+Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activations.
+
 The pieces of memo's own layer are those of memo.simulate.layer_model, which says what is assumed; of a custom layer
 those of memo.simulate.custom_layer.
 """
 
+from dataclasses import replace
+
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
+from memo.config.derived import resident_tiles, resolved_offload_tiles
 from memo.simulate.cost import Cost
 from memo.simulate.custom_layer import custom_cost
 from memo.simulate.framework import MEMO, Framework
@@ -16,7 +20,7 @@ from memo.simulate.layer_model import LayerCost, LayerModel, attention_cost, swe
 
 def plain_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
     """A layer whose activations stay on the device, under --recompute-granularity."""
-    found = _plain(LayerModel(config, kernels))
+    found = _under_autograd(LayerModel(config, kernels)) if framework.under_autograd else _resident(config, kernels)
     return with_host(found, config, kernels, swaps=False) if framework.host_starts_kernels else found
 
 
@@ -26,7 +30,21 @@ def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = ME
     return with_host(found, config, kernels, swaps=True) if framework.host_starts_kernels else found
 
 
-def _plain(model: LayerModel) -> LayerCost:
+def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
+    """As memo.executor.resident runs it; a custom layer that keeps anything is under autograd."""
+    granularity = config.memory.recompute_granularity
+    if config.model.custom_layer and granularity != "full":
+        return _under_autograd(LayerModel(config, kernels))
+    model = LayerModel(config, kernels, resident_tiles(config), swaps=True)
+    found = _on_tiles(model)
+    attention, everything = attention_cost(model, backward=False), sum(found.recompute.values(), Cost())
+    if granularity == "full":
+        return LayerCost(found.forward, found.backward + attention + everything)
+    again = attention if granularity == "selective" else Cost()
+    return LayerCost(found.forward + Cost(elementwise=model.hidden_s(2)), found.backward + again)
+
+
+def _under_autograd(model: LayerModel) -> LayerCost:
     config = model.config
     if config.model.custom_layer:
         return custom_cost(model, config.memory.recompute_granularity)
@@ -39,13 +57,20 @@ def _plain(model: LayerModel) -> LayerCost:
 
 
 def _swapped(model: LayerModel) -> LayerCost:
-    config, kernels = model.config, model.kernels
-    if config.model.custom_layer:
+    found = _on_tiles(model)
+    if model.config.model.custom_layer:
+        return found
+    if model.config.memory.sweeps:
+        return swept_cost(model, found.forward, found.backward, found.recompute)
+    copies_s = model.hidden_s(4, 2) + model.kernels.memory_s(2 * model.tokens * model.q * model.kernels.narrow)
+    return replace(found, forward=found.forward + Cost(elementwise=copies_s))
+
+
+def _on_tiles(model: LayerModel) -> LayerCost:
+    """Without copies to slots."""
+    if model.config.model.custom_layer:
         return custom_cost(model)
     recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_again}
-    if config.memory.offload_policy == "paper":
+    if model.config.memory.offload_policy == "paper":
         recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved
-    if config.memory.sweeps:
-        return swept_cost(model, model.forward, model.swapped_backward, recompute)
-    copies_s = model.hidden_s(4, 2) + kernels.memory_s(2 * model.tokens * model.q * kernels.narrow)
-    return LayerCost(model.forward + Cost(elementwise=copies_s), model.swapped_backward, recompute)
+    return LayerCost(model.forward, model.swapped_backward, recompute)

@@ -13,7 +13,7 @@ Where layers are swept (memo.spec.sweep), "layer" here means one section of it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memo.config import RunConfig
 from memo.config.derived import resolved_dtype, resolved_offload_tiles, resolved_sections
@@ -121,6 +121,33 @@ def slot_layout(config: RunConfig, moved: Moved) -> SlotLayout:
         count, policy = whole_tiles(moved, dims.tiles), config.memory.offload_policy
         moved = {tensor.group: count for tensor in skeleton if moves_in_part(tensor, policy)}
     return plan_slot(skeleton, dims, moved)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What a layer keeps on the device without a swap plan.
+
+    Attributes:
+        layout: with the places of what backward finds, all tokens of it.
+        made: the places of all that the forward fills besides the input, by name.
+        dropped: what of this is freed after the forward and made again before the backward.
+    """
+
+    layout: SlotLayout
+    made: dict[str, Place]
+    dropped: frozenset[str]
+
+
+def resident(config: RunConfig) -> Resident:
+    """Under --recompute-granularity."""
+    granularity, skeleton = config.memory.recompute_granularity, skeletal_tensors(config.model)
+    whole = {} if granularity == "full" else {tensor.group: 1 for tensor in skeleton if tensor.kind == "token_wise"}
+    layout = plan_slot(skeleton, replace(slot_dims(config), tiles=1), whole)  # all rows or none
+    made = {**layout.places, **({} if layout.workspace is None else {WHOLE_GROUP: layout.workspace})}
+    del made["input"]
+    of_attention = frozenset({"attention_out", "lse"})
+    dropped = {"none": frozenset[str](), "selective": of_attention, "full": of_attention | {WHOLE_GROUP}}[granularity]
+    return Resident(layout, made, dropped)
 
 
 def plan_slot(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from memo.attention.select import select_backend
 from memo.checkpoint.hugging_face import load_pretrained, pretrained_directory
 from memo.config import RunConfig
-from memo.config.derived import num_microbatches, resolved_a2a_size
+from memo.config.derived import num_microbatches, resident_tiles, resolved_a2a_size, resolved_offload_tiles
 from memo.config.grid import rank_grid
 from memo.executor.host_budget import HostBudget, settle
 from memo.executor.host_pool import HostPool
@@ -42,8 +42,8 @@ from memo.train.agreement import Agreement
 from memo.train.breadth_first import run_breadth_first, tied_weight
 from memo.train.optimizer import Optimizer
 from memo.train.planned_memory import Transients
-from memo.train.recompute import recompute_attention, recompute_layers
 from memo.train.swap import ChosenSwap
+from memo.train.tiled_layers import keep_on_device
 from memo_kernels import select_ops, wide_dtype
 
 
@@ -65,6 +65,8 @@ class ParallelModel:
     is_breadth_first: bool
     dtype: torch.dtype
     device: torch.device
+    tiles: int
+    """Tiles of tokens that the layers work on."""
 
     def train_step(
         self, batches: list[Microbatch], lr: float, agreement: Agreement | None = None
@@ -180,6 +182,7 @@ def build_attention(
         mesh.cp_ring,
         mesh.cp_a2a,
         scale=1.0 / math.sqrt(config.model.head_dim),
+        keeps_outputs=config.memory.recompute_granularity != "selective",
         around=around,
     )
 
@@ -197,9 +200,7 @@ def build_chunks(
     # 1. Context parallelism is a kind of attention; the layers that call it do not depend on it.
     attention = build_attention(config, mesh, device, transients)
     # 2. Tensor parallelism decides the shapes of layers, and 3. the pipeline which layers this stage has.
-    granularity = config.memory.recompute_granularity
-    ops = select_ops(config.hardware.kernels, dtype)
-    parts = ModelParts(config.model, dtype, mesh.tp, recompute_attention(granularity, attention), ops)
+    parts = ModelParts(config.model, dtype, mesh.tp, attention, select_ops(config.hardware.kernels, dtype))
     chunks = [
         TransformerChunk(
             parts,
@@ -211,7 +212,6 @@ def build_chunks(
         )
         for chunk in range(parallel.vpp)
     ]
-    recompute_layers(granularity, chunks)
     return pipeline, chunks
 
 
@@ -258,7 +258,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         squared_norm=select_ops(config.hardware.kernels, wide_dtype(dtype)).squared_norm,
     )
     _first_weights(config, data_parallel, mesh)
-    # 5. Swapping wraps the layers after the gradients have memory, because it adds to them. Streaming of states wraps
+    # 5. The executor wraps layers after the gradients have memory, because it adds to them. Streaming of states wraps
     # the result.
     actions = one_f_one_b(pipeline, mesh.at.pp)
     is_breadth_first = parallel.gradient_accumulation_order == "breadth_first"
@@ -269,6 +269,8 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         chosen = swap.choose(config, mesh, ops, chunks, data_parallel, host)
         if not chosen.solution.moves_nothing_is_best:
             runtime = swap.start(config, mesh, chosen, chunks, data_parallel, backend, host)
+    if runtime is None:
+        keep_on_device(config, mesh, chunks, data_parallel, device)
     states = None
     if placement.streams:
         states = stream_states(placement, ops, chunks, data_parallel, backend)
@@ -295,6 +297,7 @@ def build(config: RunConfig, mesh: Mesh, dtype: torch.dtype, device: torch.devic
         is_breadth_first,
         dtype,
         device,
+        resident_tiles(config) if runtime is None else resolved_offload_tiles(config),
     )
 
 

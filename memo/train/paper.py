@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from memo.artifacts.memory_trace import Trace, requests
 from memo.config import RunConfig
+from memo.config.derived import resident_tiles
 from memo.errors import ConfigError
 from memo.executor.phases import Phases, mark_phases
 from memo.mesh import Mesh
@@ -22,7 +23,7 @@ from memo.spec.schedule import one_f_one_b
 from memo.train.build import build_chunks, build_mesh, build_stage
 from memo.train.outputs import check_writable
 from memo.train.planned_memory import describe_run
-from memo.train.tiled_layers import put_on_tiles, scratch_for
+from memo.train.tiled_layers import keep_on_device, put_on_tiles, scratch_for
 from memo.units import format_bytes
 
 _DEVICE = torch.device("cpu")  # autograd on fake CUDA tensors needs a CUDA build
@@ -95,7 +96,7 @@ def _run(config: RunConfig, mesh: Mesh) -> Trace:
     dtype = torch_dtype(str(config.training.params_dtype))
     pipeline, chunks = build_chunks(config, mesh, dtype, _DEVICE)
     gradients = FakeGradients(nn.ModuleList(chunks), dtype)
-    slots = _swap(config, mesh, chunks, gradients)
+    slots = _hand_over(config, mesh, chunks, gradients)
     batch = _batch(config)
     executor = build_stage(config, mesh, pipeline, _DEVICE)
     recorder = FakeRecorder([*gradients.tensors, *slots, *(v for v in vars(batch).values() if isinstance(v, Tensor))])
@@ -112,9 +113,10 @@ def _run(config: RunConfig, mesh: Mesh) -> Trace:
     return recorder.trace({})
 
 
-def _swap(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradients: FakeGradients) -> list[Tensor]:
-    """Layers on tiles, as in training; returns their slots, which lie outside of every memory plan."""
+def _hand_over(config: RunConfig, mesh: Mesh, chunks: list[TransformerChunk], gradients: FakeGradients) -> list[Tensor]:
+    """Layers run by the executor, as in training; returns their slots, which lie outside of every memory plan."""
     if not config.memory.swaps:
+        keep_on_device(config, mesh, chunks, gradients, _DEVICE)
         return []
     alpha = config.memory.offload_alpha
     assert not isinstance(alpha, str)
@@ -130,5 +132,6 @@ def _batch(config: RunConfig) -> Microbatch:
         return torch.zeros(shape, dtype=dtype)
 
     positions = zeros()
-    own_order = positions if config.parallel.tp == 1 or not config.memory.swaps else zeros()
+    has_two_orders = config.parallel.tp > 1 and (config.memory.swaps or resident_tiles(config) > 1)
+    own_order = zeros() if has_two_orders else positions
     return Microbatch(zeros(), zeros(), own_order, zeros(torch.float64), positions, documents=None)

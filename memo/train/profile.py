@@ -9,7 +9,7 @@ from torch import nn
 
 from memo.artifacts.layer_profile import LayerProfile
 from memo.config import RunConfig
-from memo.config.derived import global_batch_size, resolved_offload_tiles
+from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid
 from memo.data import GlobalBatchSampler
 from memo.errors import AllocatorError, ConfigError, is_first_of_node
@@ -143,8 +143,7 @@ def _record(prepared: Prepared, mesh: Mesh, device: torch.device, recording: Tra
     transients = parts.transients
     assert transients is not None
     sampler = GlobalBatchSampler(global_batch_size(config, mesh.grid.world_size), config.training.seed)
-    tiles = resolved_offload_tiles(config) if parts.swap is not None else 1
-    feed = Feed(prepared.train_data, sampler, mesh, config, device, tiles)
+    feed = Feed(prepared.train_data, sampler, mesh, config, device, parts.tiles)
     recorded = batches_to_record(config, feed.next_global_batch())
     with contextlib.ExitStack() as stack:
         stack.enter_context(parts.optimizer.rehearsing())  # its states lie on the device, even with managed memory

@@ -1,4 +1,4 @@
-"""Puts the layers of a model on tiles: those that run under a swap plan, or are measured as if they did."""
+"""Hands the layers of a model to the executor: under a swap plan, or without one."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,11 @@ import torch
 from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles, resolved_sections
+from memo.config.derived import resident_tiles, resolved_offload_tiles, resolved_sections
 from memo.executor.halves import HalvesLayer, SweptHalvesLayer
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
+from memo.executor.resident import DeviceMemory, ResidentHalvesLayer, ResidentLayer
 from memo.executor.runtime import ScratchMemory, SwapRuntime, SweepRuntime, scratch_memory
 from memo.executor.sweep import SweptLayer
 from memo.executor.tile_machine import Tile, make_tiles
@@ -19,7 +20,7 @@ from memo.model.layer import TransformerLayer
 from memo.model.transformer import TransformerChunk
 from memo.parallel.hidden import Hidden, HiddenOnDevice, Section
 from memo.program.kinds import kind_of
-from memo.spec.slots import Moved, slot_layout
+from memo.spec.slots import Moved, resident, slot_layout
 from memo.spec.sweep import key_value_layout
 
 
@@ -45,6 +46,37 @@ def put_on_tiles(
             assert isinstance(layer, TransformerLayer | CustomLayer)
             again = position < config.memory.recompute_attention_layers
             chunk.layers[position] = on_tiles(config, layer, index, memory, sink, mesh.tp, again, hidden)
+
+
+def keep_on_device(
+    config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], sink: GradientSink, device: torch.device
+) -> None:
+    """Replace every layer by one that runs without a swap plan: plain, or under --recompute-granularity.
+
+    Of a custom layer memo knows the matrices alone, so that it runs under autograd unless it keeps nothing.
+    """
+    if config.model.custom_layer and config.memory.recompute_granularity != "full":
+        return
+    memory = DeviceMemory(resident(config), device)
+    for chunk in chunks:
+        for position, layer in enumerate(chunk.layers):
+            assert isinstance(layer, TransformerLayer | CustomLayer)
+            index = chunk.layer_indices[position]
+            chunk.layers[position] = on_device(config, layer, index, memory, sink, mesh.tp)
+
+
+def on_device(
+    config: RunConfig,
+    layer: TransformerLayer | CustomLayer,
+    index: int,
+    memory: DeviceMemory,
+    sink: GradientSink,
+    tp_group: ProcessGroup | None,
+) -> ResidentLayer:
+    """One layer without a swap plan."""
+    tiles = make_tiles(config.data.seq_length // config.parallel.cp, config.parallel.tp, resident_tiles(config))
+    resident_type = ResidentHalvesLayer if isinstance(layer, CustomLayer) else ResidentLayer
+    return resident_type(layer, kind_of(config.model), index, tiles, memory, sink, tp_group)
 
 
 def on_tiles(

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from memo.checkpoint import RunState
 from memo.checkpoint.owner import Ownership
 from memo.config import ModelConfig, RunConfig
-from memo.config.derived import global_batch_size, resolved_offload_tiles
+from memo.config.derived import global_batch_size
 from memo.config.grid import rank_grid
 from memo.config.model_name import choose_model
 from memo.data import Tokenizer
@@ -127,10 +127,9 @@ class Trainer(Questions):
         self.config = agreed(self.config, mesh, device)
         self._owned = own_directory(self.config, mesh)
         self._parts = build(self.config, mesh, prepared.dtype, device)
-        tiles = resolved_offload_tiles(self.config) if self.parts.swap is not None else 1
-        self._train_feed = self._feed(prepared.train_data, tiles)
+        self._train_feed = self._feed(prepared.train_data, self.parts.tiles)
         # Layers that slots hold whole are plain ones in an evaluation, which work on all tokens at once.
-        self._eval_tiles = tiles if self.config.memory.sweeps else 1
+        self._eval_tiles = self.parts.tiles if self.config.memory.sweeps else 1
         self.eval_sets = prepared.eval_data
         self.eval_data = next(iter(self.eval_sets.values()), None)
         self.iteration = self.optimizer_steps = self.skipped = self.consecutive_skips = self.nan = 0

@@ -67,20 +67,19 @@ def test_the_table(tmp_path: Path, capsys: Capture) -> None:
     assert config.data.data_path == ("data/mine",) and config.memory.offload_alpha == "auto"
 
 
-EDGE = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "a100-40", "--gbs", "1024", "--gpu-memory-gib", "37"]
+EDGE = ["--model", "llama-3.1-8b", "--gpus", "8", "--hardware", "a100-40", "--gbs", "1024", "--gpu-memory-gib", "32"]
 
 
 def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Path, capsys: Capture) -> None:
     run, first = tmp_path / "run.toml", tmp_path / "run.first.toml"
     lines = printed([*EDGE, "--top", "2", "--out", str(run)], capsys).splitlines()
     assert [line.split()[-1] for line in lines[3:6]] == ["unsure", "fits", "fits"]
-    assert [line.split()[0] for line in lines[3:6]] == ["1", "2=", "3="]
-    assert lines[6].startswith("= as good as the fastest that surely fits: less than 5% slower")
-    assert lines[7].startswith("±%: by the seconds of each part, attention 3% (30 published steps of MEMO")
-    assert lines[8:10] == [str(FULL_SIZE), ""]
-    del lines[6:9]
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
+    assert lines[6].startswith("±%: by the seconds of each part, attention 3% (30 published steps of MEMO")
+    assert lines[7:9] == [str(FULL_SIZE), ""]
+    del lines[6:8]
     assert lines[7].startswith("try first: tp4 cp1 pp1 mbs1: keep everything on the GPU")
-    risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 36.44 GiB needed, 36.04 GiB sure to fit"
+    risk = "7.9% faster than what surely fits, but it may not fit: GPU memory: 31.62 GiB needed, 31.10 GiB sure to fit"
     assert lines[8].startswith(risk) and lines[8].endswith("; the first step tells")
     start = "run: torchrun --nproc-per-node 8 -m memo train --config"
     assert lines[9] == f"{start} {first} --data-path DATA --save RUN --load RUN"
@@ -89,12 +88,12 @@ def test_what_may_not_fit_comes_first_with_its_risk_and_a_way_back(tmp_path: Pat
     assert lines[16].startswith(
         "CUDA, NCCL and page tables, which torch does not see: 4.4 GiB of a GPU, 2.8 to 5.8 by "
     )
-    assert lines[16].endswith("; 2.9 GiB are left for more")
+    assert lines[16].endswith("; 3.1 GiB are left for more")
     assert lines[17] == "weights: new; by default --lr 0.0003 after a warm-up of 1/100 of the steps"
     assert lines[18] == f"{start} {run} --data-path DATA --save RUN --load RUN"
     assert not any(line.startswith("best:") for line in lines)
     others = lines[lines.index("would be faster, but may not fit:") + 2 : -2]
-    assert len(others) == 2 and "tp4 cp2 pp1 mbs2 p2p" in others[0]  # not what is to be tried first, again
+    assert len(others) == 2 and "tp4 cp1 pp2 mbs2" in others[0]  # not what is to be tried first, again
     assert "# It may not fit: GPU memory: " in first.read_text() and "may not fit" not in run.read_text()
     runs = [parse_run(["--config", str(file)], prog="memo train") for file in (first, run)]
     assert [run.parallel.pp for run in runs] == [1, 2]

@@ -9,11 +9,11 @@ from memo.config import RunConfig
 from memo.config.memory import OffloadStates
 from memo.estimate.program.bounds import memory_bounds
 from memo.estimate.program.memory import program_memory
-from memo.estimate.program.passes import _Execution, _record_passes
+from memo.estimate.program.passes import LayerPasses, _layer_passes
 from memo.estimate.program.sizes import layer_sizes
 from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
-from memo.estimate.program.tiles import kept_values
+from memo.estimate.program.tiles import kept_values, residents
 from memo.program.kinds import kind_of
 from memo.search.candidates import (
     AUTO,
@@ -138,20 +138,18 @@ def test_steps_of_a_ring_that_are_alike_change_no_peak(
     question = ask(model, 16, seq_len=65536)
     config = config_of(question, Layout(cp=16), strategy)
     first, kind = layer_sizes(config, 0, threads=2), kind_of(config.model)
-    kept = kept_values(config, {}) if strategy.swaps else None
+    how = kept_values(config, {}) if strategy.swaps else residents(config)
     for device_sizes in (first, first._replace(on_cuda=False, narrow=4)):
         for rank in range(16):
-            execution = _Execution(device_sizes._replace(ring_rank=rank), kind, kept, strategy == FULL)
-            found = peaks(execution)
+            z = device_sizes._replace(ring_rank=rank)
+            found = peaks(_layer_passes.__wrapped__(z, kind, how))
             with monkeypatch.context() as patch:
                 patch.setattr("memo.estimate.program.attention._different_steps", lambda z: list(range(z.ring)))
-                assert peaks(execution) == found
+                assert peaks(_layer_passes.__wrapped__(z, kind, how)) == found
 
 
-def peaks(execution: _Execution) -> list[tuple[int, dict[str, int]]]:
-    passes = _record_passes(execution)
-    each = (passes.forward, passes.backward, passes.held_backward)
-    return [(one.peak.num_bytes, one.peak.alive) for one in each]
+def peaks(passes: LayerPasses) -> list[tuple[int, dict[str, int]]]:
+    return [(one.peak.num_bytes, one.peak.alive) for one in (passes.forward, passes.backward)]
 
 
 def test_no_rank_of_a_ring_and_no_stage_needs_more_than_the_account_says() -> None:

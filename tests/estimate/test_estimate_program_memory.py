@@ -22,6 +22,7 @@ from memo.estimate.program.state_layout import state_layout
 from memo.estimate.program.step import Step
 from memo.estimate.state_memory import state_bytes
 from memo.estimate.verdict import Verdict
+from memo.executor.resident import DeviceMemory
 from memo.model.layer import LayerContext
 from memo.model.rope import Rope, RopeRows, RopeTable
 from memo.parallel.dtypes import torch_dtype
@@ -30,9 +31,9 @@ from memo.profiler.layer import ScratchGradients
 from memo.search.estimating import answer
 from memo.spec import reach
 from memo.spec.buckets import plan_buckets
-from memo.spec.slots import slot_dims
+from memo.spec.slots import resident, slot_dims
 from memo.train.build import build_chunks, build_mesh
-from memo.train.tiled_layers import on_tiles, scratch_for
+from memo.train.tiled_layers import on_device, on_tiles, scratch_for
 from memo.units import GIB
 
 MOST_ABOVE, MOST_BELOW = 0.01, 0.005
@@ -59,8 +60,7 @@ def layer_peaks(config: RunConfig) -> dict[str, int]:
     mesh, dtype = build_mesh(config, 0, 1), torch_dtype(str(config.training.params_dtype))
     layer: nn.Module = build_chunks(config, mesh, dtype, torch.device("cpu"))[1][0].layers[0]
     main = with_memory(layer, dtype)
-    if config.memory.swaps:
-        layer = tiled(config, layer, main)
+    layer = executed(config, layer, ScratchGradients(lambda parameter: main[id(parameter)]))
     length, batch = config.data.seq_length, config.training.micro_batch_size
     positions = torch.arange(length).unsqueeze(1).expand(length, batch).contiguous()
     rope: RopeRows | RopeTable | None = None
@@ -84,32 +84,26 @@ def layer_peaks(config: RunConfig) -> dict[str, int]:
     return seen
 
 
-def tiled(config: RunConfig, layer: Any, main: dict[int, Tensor]) -> nn.Module:
-    """As under a swap plan; the slot is there before anything is counted."""
+def executed(config: RunConfig, layer: Any, sink: ScratchGradients) -> nn.Module:
+    """As a run executes it; a slot is there before anything is counted."""
+    if not config.memory.swaps:
+        return on_device(config, layer, 0, DeviceMemory(resident(config), torch.device("cpu")), sink, None)
     tiles = slot_dims(config).tiles
     memory = scratch_for(config, {group: tiles * moved for group, moved in SLOT_GROUPS.items()}, torch.device("cpu"))
-    return on_tiles(config, layer, 0, memory, ScratchGradients(lambda p: main[id(p)]), None)
+    return on_tiles(config, layer, 0, memory, sink, None)
 
 
 SLOT_GROUPS = {"qkv": False, "residual": True, "fc1": False}
 
 
 def with_memory(layer: nn.Module, dtype: torch.dtype) -> dict[int, Tensor]:
-    """Parameters, and gradients that are added to wide ones, by id, as memo.parallel.data has them."""
+    """Parameters, and wide gradients to which theirs are added, by id, as memo.parallel.data has them."""
     mains = {}
     for module in layer.modules():
         for key, parameter in list(module.named_parameters(recurse=False)):
             new = nn.Parameter(torch.randn(parameter.shape).mul(0.02).to(dtype))
-            main = torch.zeros(parameter.shape)
-
-            def accumulate(p: Tensor, main: Tensor = main) -> None:
-                assert p.grad is not None
-                main.add_(p.grad)
-                p.grad = None
-
-            new.register_post_accumulate_grad_hook(accumulate)
             setattr(module, key, new)
-            mains[id(new)] = main
+            mains[id(new)] = torch.zeros(parameter.shape)
     return mains
 
 
@@ -121,6 +115,9 @@ LAYERS: list[tuple[str, dict[str, object]]] = [
     ("llama-tiny", {"params_dtype": "bf16"}),
     ("gpt2-tiny", {"params_dtype": "bf16"}),
     ("qwen3-tiny", {"params_dtype": "bf16"}),
+    ("gpt-tiny", {"recompute_granularity": "full"}),
+    ("qwen3-tiny", {"recompute_granularity": "full", "params_dtype": "bf16", "micro_batch_size": 2}),
+    ("llama-tiny", {"recompute_granularity": "selective", "params_dtype": "bf16"}),
     ("gpt-tiny", {"ffn_hidden_size": 16}),  # here attention's backward is the worst moment
     ("llama-tiny", {"ffn_hidden_size": 16, "micro_batch_size": 2}),
     ("gpt-tiny", {"offload_alpha": 0.5}),
@@ -137,6 +134,13 @@ LAYERS: list[tuple[str, dict[str, object]]] = [
 ROW_SUMS_BYTES = 32 * 4
 """Of a block of queries in fp32. Each thread of attention's backward has them only while it works, and how many work at
 the same time is chance: the account has all of them."""
+
+ROW_COPY_BYTES = 128 * 4
+"""Of the queries of one head in fp32: so much more torch's backward of attention has for several sequences whose
+outputs lie in one tensor. Nobody is served by an account of it."""
+PRODUCT_SCRATCH_BYTES = 1 << 15
+"""Of the small products inside the backward of torch's flash kernel in bf16, on CPUs with instructions for these; the
+account leaves it out (memo.estimate.program.products)."""
 
 
 def foreseen_layer_peaks(config: RunConfig) -> dict[str, int]:
@@ -172,7 +176,8 @@ def test_a_layer_is_foreseen_to_the_byte(num_threads: int) -> None:
     (peaks,) = run_ranks(1, layer_peaks_twice, configs, num_threads)
     for (name, flags), (found, expected) in zip(LAYERS, peaks, strict=True):
         spare = {what: expected[what] - found[what] for what in expected}
-        assert all(0 <= spare[what] <= (num_threads - 1) * ROW_SUMS_BYTES for what in spare), (name, flags, spare)
+        least, most = -ROW_COPY_BYTES * (flags.get("micro_batch_size", 1) != 1), (num_threads - 1) * ROW_SUMS_BYTES
+        assert all(least <= spare[what] <= most for what in spare), (name, flags, spare)
 
 
 CUT: list[tuple[str, dict[str, object]]] = [
@@ -189,9 +194,11 @@ def test_a_layer_whose_attention_reaches_too_far_is_foreseen_to_the_byte() -> No
     (peaks,) = run_ranks(1, layer_peaks_twice, configs, 1, 96)
     (uncut,) = run_ranks(1, layer_peaks_twice, configs, 1)
     for (name, flags), (found, expected) in zip(CUT, peaks, strict=True):
-        assert {what: found[what] for what in expected} == expected, (name, flags)
-    more = [cut["backward"] - whole["backward"] for (cut, _), (whole, _) in zip(peaks, uncut, strict=True)]
-    assert more[0] > 0 and more[1] > 0 and more[2] > 0  # a sweep has such sums in any case
+        more = {what: found[what] - expected[what] for what in expected}
+        most = PRODUCT_SCRATCH_BYTES if "params_dtype" in flags else 0
+        assert more["forward"] == more["kept"] == 0 <= more["backward"] <= most, (name, flags, more)
+    sums = [cut["backward"] - whole["backward"] for (cut, _), (whole, _) in zip(peaks, uncut, strict=True)]
+    assert sums[2] > 0 <= min(sums)  # a sweep has such sums in any case, and a plain layer has other worst moments
 
 
 @pytest.mark.parametrize(

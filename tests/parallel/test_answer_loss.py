@@ -19,7 +19,6 @@ from ranks import run_ranks
 from torch import Tensor, nn
 
 from memo.config import RunConfig
-from memo.config.derived import resolved_offload_tiles
 from memo.data import GlobalBatchSampler
 from memo.parallel.collectives import all_reduce
 from memo.parallel.loss import LossSettings, linear_cross_entropy
@@ -38,7 +37,7 @@ def first_step(config: RunConfig, world_size: int) -> tuple[Outcome, float]:
     model = build(config, mesh, torch.float64, torch.device("cpu"))
     data = Answers(config.model.vocabulary, config.data.seq_length)
     sampler = GlobalBatchSampler(config.training.global_batch_size or 1, seed=7)
-    tiles = resolved_offload_tiles(config) if model.swap is not None else 1
+    tiles = model.tiles
     feed = Feed(data, sampler, mesh, config, torch.device("cpu"), tiles)
     weights = sum(float(batch.loss_weight.sum()) for batch in feed.peek())
     loss = one_step_backward(model, feed)

@@ -54,7 +54,7 @@ def test_norm_counts_every_weight_once_and_overlap_changes_no_bit(
 
 def test_a_parameter_without_gradient_is_named() -> None:
     model, feed = make(tiny("gpt2-tiny"), 1)
-    unused = "0.layers.0.mlp_norm.bias"
+    unused = "0.embedding.positions"
     model.data_parallel.parameters[unused].requires_grad_(False)
     message = f"1 parameters got fewer gradients than microbatches, the first is {unused}: each must"
     with pytest.raises(RuntimeError, match=re.escape(message)):

@@ -64,7 +64,6 @@ def test_gradients_are_those_of_autograds_hooks(model: str, world_size: int, lay
         assert not [
             name for name in hooks if "norm" not in name and name.endswith("weight") and "embedding" not in name
         ]
-        assert "offload_alpha" in layout or [name for name in hooks if "norm" in name]  # tiles have no hooks
 
 
 def _complete_at_reductions(config: RunConfig, world_size: int) -> list[list[int]]:

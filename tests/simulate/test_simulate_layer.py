@@ -7,6 +7,7 @@ import pytest
 from memo.config import RunConfig, preset
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
+from memo.simulate.framework import FSDP, MEMO, Framework
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
 from memo.simulate.layer_model import LayerModel, attention_cost
@@ -50,13 +51,29 @@ def test_products_and_attention_are_the_model_flops(model: str, layout: dict[str
     assert layer.backward.matmul == pytest.approx(2 * layer.forward.matmul)
 
 
-def test_recomputation_adds_a_forward_or_attention() -> None:
+@pytest.mark.parametrize("framework", [MEMO, FSDP])
+def test_recomputation_adds_what_is_made_again(framework: Framework) -> None:
+    """Under autograd the whole forward; memo's executor leaves out fc2 and what its backward makes again anyway."""
+    run, flat = config(tp=2, cp=2), replace(framework, host_starts_kernels=False)
     none, full, selective = (
-        plain_layer(config(tp=2, cp=2, recompute_granularity=kind), kernels()) for kind in ("none", "full", "selective")
+        plain_layer(run.override({"recompute_granularity": kind}), kernels(), flat)
+        for kind in ("none", "full", "selective")
     )
-    assert full.backward.total_s == pytest.approx(none.backward.total_s + none.forward.total_s)
-    attention = attention_cost(LayerModel(config(tp=2, cp=2), kernels()), backward=False)
+    attention = attention_cost(LayerModel(run, kernels()), backward=False)
     assert selective.backward.total_s == pytest.approx(none.backward.total_s + attention.total_s)
+    again = full.backward.total_s - none.backward.total_s
+    if framework is FSDP:
+        assert again == pytest.approx(none.forward.total_s)
+    else:
+        swapped = swapped_layer(config(tp=2, cp=2, offload_alpha=0.0, offload_tiles=1), kernels(), flat)
+        groups_s = sum(cost.total_s for cost in swapped.recompute.values())
+        assert again == pytest.approx(groups_s + attention.total_s) and again < none.forward.total_s
+
+
+def test_without_a_swap_plan_a_layer_takes_what_it_takes_on_one_tile_without_its_copies() -> None:
+    plain = plain_layer(config(tp=2), kernels())
+    swapped = swapped_layer(config(tp=2, offload_alpha=1.0, offload_tiles=1), kernels())
+    assert plain.backward == swapped.backward and plain.forward.total_s < swapped.forward.total_s
 
 
 def test_a_swapped_layer_recomputes_the_products_of_its_groups() -> None:
@@ -73,13 +90,14 @@ def test_a_swapped_layer_recomputes_the_products_of_its_groups() -> None:
 
 
 def test_collectives_of_tp_wait_where_nothing_hides_them() -> None:
-    """Four forward; backward two of row-parallel matrices, those of column-parallel ones under two products."""
+    """Under autograd four forward, and backward two of row-parallel matrices; those of column-parallel ones under two
+    products."""
     run = config("gpt-7b", tp=4)
     one_s = LayerModel(run, kernels()).gather_s()
-    layer = plain_layer(run, kernels())
+    layer = plain_layer(run, kernels(), FSDP)
     assert layer.forward.tensor == pytest.approx(4 * one_s)
     assert layer.backward.tensor == pytest.approx(2 * one_s)
-    slow = plain_layer(run, kernels(replace(IDEAL, node_gb_per_s=IDEAL.node_gb_per_s / 1000)))
+    slow = plain_layer(run, kernels(replace(IDEAL, node_gb_per_s=IDEAL.node_gb_per_s / 1000)), FSDP)
     # Nothing hides any more but what the products themselves take.
     both = slow.forward.tensor + slow.backward.tensor
     columns = 2 * (3 + 4) / 24 * layer.backward.matmul * 2 / 2

@@ -14,7 +14,7 @@ from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.state_memory import state_bytes
 from memo.planner.problem import SwapProblem
 from memo.simulate import predict_step
-from memo.simulate.framework import MEGATRON_LM, Framework
+from memo.simulate.framework import FSDP, MEGATRON_LM, Framework
 from memo.simulate.kernels import Kernels
 from memo.simulate.layer import swapped_layer
 from memo.simulate.model import step_model
@@ -219,14 +219,14 @@ def test_a_given_peak_replaces_the_table() -> None:
 
 
 def test_a_framework_that_waits_for_its_messages_loses_their_time_in_each_microbatch() -> None:
-    """Two stages on two nodes, over a network that takes 5 ms for a message: memo sends beside compute."""
+    """Two stages on two nodes, over a network that takes 5 ms for a message: others send beside compute."""
     run = checked(16, tp=8, pp=2, gbs=16, seq_length=8192)
     message_bytes = 8192 / 8 * 4096 * 2
     slow = replace(A800, network_gb_per_s=message_bytes / 0.005 / A800.efficiency.network / 1e9)
-    here, there = predict_step(run, 16, slow), predict_step(run, 16, slow, framework=MEGATRON_LM)
+    here, there = (predict_step(run, 16, slow, framework=way) for way in (FSDP, MEGATRON_LM))
     assert there.step_time_s - here.step_time_s == pytest.approx(2 * 15 * 0.005, rel=0.1)
     alone = checked(16, tp=8, gbs=16, seq_length=8192)
-    assert predict_step(alone, 16, slow, framework=MEGATRON_LM) == predict_step(alone, 16, slow)
+    assert predict_step(alone, 16, slow, framework=MEGATRON_LM) == predict_step(alone, 16, slow, framework=FSDP)
 
 
 def test_the_order_of_ranks_decides_which_messages_leave_a_node() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from memo.checkpoint.chunks import global_chunks
 from memo.config import RunConfig, preset
 from memo.config.checks import check
-from memo.config.derived import resolved_offload_tiles
 from memo.data import GlobalBatchSampler, MockDataset
 from memo.parallel.dtypes import torch_dtype
 from memo.train.build import ParallelModel, build, build_mesh
@@ -47,7 +46,7 @@ def make(config: RunConfig, world_size: int) -> tuple[ParallelModel, Feed]:
     model = build(config, mesh, torch_dtype(str(config.training.params_dtype)), torch.device("cpu"))
     data = MockDataset(config.model.vocabulary, config.data.seq_length, seed=7, mean_document_length=23)
     sampler = GlobalBatchSampler(config.training.global_batch_size or 1, seed=7)
-    tiles = resolved_offload_tiles(config) if model.swap is not None else 1
+    tiles = model.tiles
     return model, Feed(data, sampler, mesh, config, torch.device("cpu"), tiles)
 
 

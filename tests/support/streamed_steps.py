@@ -99,7 +99,7 @@ def unlike(actual: Course, expected: Course) -> list[str]:
 def course_of(workplace: Workplace, **overrides: Any) -> tuple[Course, ParallelModel]:
     """A run of its own with these overrides."""
     model = workplace.build(**overrides)
-    tiles = TILES if model.swap is not None else 1
+    tiles = model.tiles
     return run_course(model, workplace.feed(tiles), workplace.config.override(overrides)), model
 
 

@@ -332,7 +332,7 @@ def test_a_process_whose_memory_ends_says_where_and_what_helps(tmp_path: Path) -
     [
         ("memo.parallel.loss._reduce", "the loss"),
         ("memo.parallel.data.ShardedDataParallel.gradient_norm", "the optimizer's step"),
-        ("memo.model.layer.MLP.forward", "a layer's forward"),
+        ("memo.executor.tile_machine.column_forward", "a layer"),
         ("memo.train.feed.Feed.next_global_batch", "the step"),
     ],
 )
@@ -368,7 +368,7 @@ def test_what_counts_as_out_of_memory() -> None:
     assert asked_bytes("std::bad_alloc") is None
 
 
-def shortage(place: str = "a layer's forward", scattered_bytes: int = 0, **used: int) -> Shortage:
+def shortage(place: str = "a layer", scattered_bytes: int = 0, **used: int) -> Shortage:
     return Shortage(place, MIB, {"weights": MIB, "transient": MIB, **used}, {"weights": MIB}, "", scattered_bytes)
 
 

@@ -84,12 +84,9 @@ def _least(
     """What lives for certain at the worst moment of the first backward."""
     pp, has_loss = config.parallel.pp, stage == config.parallel.pp - 1
     loss, waiting = (ends.loss_backward.peak.num_bytes, ends.of_head_bytes) if has_loss else (0, 0)
-    backwards = [layer.backward.transient_bytes]
-    if pp > 1:  # only a gradient that was received is kept alive during the backward
-        backwards.append(layer.held_backward.transient_bytes)
     # The loss keeps and overwrites the output of a sweep, which is what the chunk received, so in flight already.
     shared = layer.hidden_bytes if has_loss and layer.in_place and pp > 1 else 0
-    at_work = max(layer.hidden_bytes + waiting + min(backwards), loss) - shared
+    at_work = max(layer.hidden_bytes + waiting + layer.backward.transient_bytes, loss) - shared
     messages = _certain_messages(config, microbatches, stage, layer.in_place) * layer.hidden_bytes
     return flights.in_flight + messages + at_work
 
@@ -106,7 +103,6 @@ def _most(
     pp, vpp, has_loss = parallel.pp, parallel.vpp, stage == parallel.pp - 1
     of_loss = max(ends.loss.peak.num_bytes, ends.loss_backward.peak.num_bytes) if has_loss else 0
     of_layers = [layer.forward.transient_bytes, layer.backward.transient_bytes, ends.rope.peak.num_bytes]
-    of_layers += [layer.held_backward.transient_bytes] if pp > 1 else []
     of_embedding = max(ends.embedding.peak.num_bytes, ends.held_embedding_backward.peak.num_bytes) if stage == 0 else 0
     each, around, at_once = flights.each, flights.around, flights.at_once
     begins, leaves = [flights.count * each], [(flights.count - at_once) * each + at_once * around]

@@ -219,7 +219,7 @@ def _loss_chunk_backward(ledger: Ledger, z: LayerSizes, ends: EndSizes) -> None:
     if z.mixed:
         ledger.pulse(("wide head gradient", size * z.wide))
     ledger.free(weight, logits, gathered if z.tp > 1 else None)
-    grad_x = norm_backward(ledger, z, norm, None, None, adds=False)
+    grad_x = norm_backward(ledger, z, norm)
     ledger.free(grad_x, norm.out, grad_normed, of_tokens)
 
 

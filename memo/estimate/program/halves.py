@@ -58,15 +58,8 @@ def halves_forward(ledger: Ledger, z: LayerSizes) -> tuple[Block, HalvesKept]:
     return ledger.make("layer output", z.between_layers), HalvesKept(before, attended, after)
 
 
-def unkept_halves(ledger: Ledger, z: LayerSizes) -> Block:
-    """Output of a layer that keeps nothing but its input (--recompute-granularity full)."""
-    y, kept = halves_forward(ledger, z)
-    ledger.free(kept.first, *kept.attended, kept.second)
-    return y
-
-
-def halves_backward(ledger: Ledger, z: LayerSizes, kept: HalvesKept, grad: Block) -> Block:
-    """Gradient of the input, in the place of that of the output."""
+def halves_backward(ledger: Ledger, z: LayerSizes, kept: HalvesKept, x: Block) -> None:
+    """The gradient of the input takes the place of that of the output; what was kept is freed, with the input."""
     assert z.halves is not None
     first, second = z.halves
     half_backward(ledger, z, second, z.tokens)
@@ -77,14 +70,4 @@ def halves_backward(ledger: Ledger, z: LayerSizes, kept: HalvesKept, grad: Block
     ledger.free(grad_out, *kept.attended)
     ledger.begin_tail()
     half_backward(ledger, z, first, z.tokens)
-    ledger.free(kept.first, *grads, grad_x)
-    return grad
-
-
-def recomputed_halves(ledger: Ledger, z: LayerSizes, x: Block, grad: Block) -> Block:
-    """The forward again, and then the backward; x is freed."""
-    y, kept = halves_forward(ledger, z)
-    ledger.free(y)
-    grad = halves_backward(ledger, z, kept, grad)
-    ledger.free(x)
-    return grad
+    ledger.free(kept.first, *grads, grad_x, x)

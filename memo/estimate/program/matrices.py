@@ -1,4 +1,4 @@
-"""Column- and row-parallel matrices under autograd (memo.parallel.tensor), forward and backward.
+"""Column- and row-parallel matrices (memo.executor.pieces), and gradients of weights.
 
 Widths are those of this tp rank. `inside` is the width between a column-parallel matrix and the row-parallel one that
 follows it, in elements per token.
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.messages import all_gather, reduce_scatter
+from memo.estimate.program.messages import reduce_scatter
 from memo.estimate.program.products import LinearProducts, Product
 from memo.estimate.program.sizes import LayerSizes
 
@@ -25,6 +25,16 @@ class Matrix(NamedTuple):
     def row(self, z: LayerSizes) -> LinearProducts:
         """The bias is not part of the product: it is added after the sum over the tp ranks."""
         return LinearProducts(self.inside, z.hidden)
+
+
+def matrices(z: LayerSizes) -> dict[str, Matrix]:
+    """Those of memo's own layer, by module."""
+    return {
+        "attention.qkv": Matrix(z.qkv, z.qkv_bias),
+        "attention.projection": Matrix(z.q, z.linear_bias),
+        "mlp.fc1": Matrix(z.fc1, z.linear_bias),
+        "mlp.fc2": Matrix(z.ffn, z.linear_bias),
+    }
 
 
 def multiply(ledger: Ledger, z: LayerSizes, product: Product) -> None:
@@ -64,30 +74,6 @@ def hidden_bytes(z: LayerSizes, tokens: int) -> int:
     return tokens * z.hidden * z.narrow
 
 
-def column_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, name: str, x: Block, tokens: int) -> Block:
-    """Output of a column-parallel matrix; x belongs to the caller."""
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens), x)
-    out = ledger.make(name, tokens * matrix.inside * z.narrow)
-    multiply(ledger, z, matrix.column(z).forward(tokens))
-    ledger.free(None if gathered is x else gathered)
-    return out
-
-
-def column_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, grad: Block, x: Block, tokens: int) -> Block:
-    """Gradient of x; frees `grad` and x."""
-    whole = hidden_bytes(z, tokens)
-    gathered = all_gather(ledger, z.tp, "gathered", whole, x)
-    grad_gathered = ledger.make("column gradient", whole)
-    multiply(ledger, z, matrix.column(z).input_gradient(tokens))
-    grad_x, copy = reduce_scatter(ledger, z.tp, "column gradient", grad_gathered)
-    product = matrix.column(z).weight_gradient(tokens)
-    if z.tp == 1:
-        weight_gradient(ledger, z, product, grad, x)
-    else:
-        weight_gradient(ledger, z, product, gathered, grad_gathered, copy, grad, x)
-    return grad_x
-
-
 def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> Block:
     """Output of a row-parallel matrix; its input belongs to the caller."""
     partial = ledger.make("row output", hidden_bytes(z, tokens))
@@ -101,12 +87,3 @@ def row_forward(ledger: Ledger, z: LayerSizes, matrix: Matrix, tokens: int) -> B
         ledger.free(out)
         out = biased
     return out
-
-
-def row_backward(ledger: Ledger, z: LayerSizes, matrix: Matrix, grad: Block, x: Block | None, tokens: int) -> Block:
-    """Gradient of x; frees x, while `grad` belongs to the caller."""
-    gathered = all_gather(ledger, z.tp, "gathered", hidden_bytes(z, tokens), grad)
-    grad_x = ledger.make("row gradient", tokens * matrix.inside * z.narrow)
-    multiply(ledger, z, matrix.row(z).input_gradient(tokens))
-    weight_gradient(ledger, z, matrix.row(z).weight_gradient(tokens), None if gathered is grad else gathered, x)
-    return grad_x

@@ -18,11 +18,20 @@ from memo.estimate.program.embedding_and_loss import (
     loss_forward,
     rope_table,
 )
-from memo.estimate.program.halves import halves_backward, halves_forward, recomputed_halves, unkept_halves
-from memo.estimate.program.layer import layer_backward, layer_forward, recomputed_backward, unkept_forward
+from memo.estimate.program.halves import halves_backward, halves_forward
 from memo.estimate.program.ledger import Block, Ledger, Moment
 from memo.estimate.program.sizes import LayerSizes
-from memo.estimate.program.tiles import Kept, swept_backward, swept_forward, tiled_backward, tiled_forward
+from memo.estimate.program.tiles import (
+    Kept,
+    Residents,
+    resident_backward,
+    resident_forward,
+    residents,
+    swept_backward,
+    swept_forward,
+    tiled_backward,
+    tiled_forward,
+)
 from memo.program.kinds import Kind, kind_of
 
 
@@ -84,12 +93,6 @@ class LayerPasses:
     keeps_input: bool
     in_place: bool
     hidden_bytes: int
-    _record_held: Callable[[], Pass]
-
-    @cached_property
-    def held_backward(self) -> Pass:
-        """The backward if the caller keeps the gradient of the output alive."""
-        return self._record_held()
 
     @cached_property
     def kept(self) -> dict[str, int]:
@@ -104,43 +107,49 @@ class LayerPasses:
 
 def layer_passes(config: RunConfig, z: LayerSizes, kept: Kept | None) -> LayerPasses:
     """The passes of one layer; `kept`: the values that a swap plan keeps whole, None without a swap plan."""
-    return _layer_passes(z, kind_of(config.model), kept, config.memory.recompute_granularity == "full")
+    how: Kept | Residents | None = kept
+    if kept is None and (z.halves is None or config.memory.recompute_granularity == "full"):
+        how = residents(config)
+    return _layer_passes(z, kind_of(config.model), how)
 
 
 @lru_cache(maxsize=4096)
-def _layer_passes(z: LayerSizes, kind: Kind, kept: Kept | None, recomputes: bool) -> LayerPasses:
+def _layer_passes(z: LayerSizes, kind: Kind, how: Kept | Residents | None) -> LayerPasses:
     """Cached, because a search asks for the same few passes many times."""
-    return _record_passes(_Execution(z, kind, kept, recomputes))
-
-
-def _record_passes(execution: "_Execution") -> LayerPasses:
-    z = execution.z
     hidden = z.between_layers
     ledger = Ledger(at="layer forward", never=z.never)
     x = ledger.make("input", hidden)
     before = ledger.now
-    y, back, keeps_input = execution.forward(ledger, x)
+    y, back, keeps_input = _run_forward(ledger, z, kind, how, x)
     forward = Pass(before, ledger.peak)
     ledger.free(y)
     between = ledger.now
+    grad = ledger.make("gradient", hidden)
+    ledger.at = "layer backward"
+    ledger.restart()
+    start = ledger.now
+    back(grad)
+    tail = ledger.tail if how is None else None  # the executor's gradients are all done at the end
+    backward = Pass(start, ledger.peak, tail, ledger.now)
+    return LayerPasses(forward, backward, between, keeps_input, y is x, hidden)
 
-    def record_backward(ledger: Ledger, held: bool) -> Pass:
-        grad = ledger.make("gradient", hidden)
-        ledger.at = "layer backward"
-        ledger.restart()
-        start = ledger.now
-        back(ledger, grad, held)
-        tail = ledger.tail if execution.kept is None else None  # on tiles all gradients are done at the end
-        return Pass(start, ledger.peak, tail, ledger.now)
 
-    again = ledger.copy()
-    backward = record_backward(ledger, held=False)
-
-    def record_held() -> Pass:
-        # On tiles the gradient of the output is never added to, so that nothing depends on who keeps it.
-        return backward if execution.kept is not None else record_backward(again, held=True)
-
-    return LayerPasses(forward, backward, between, keeps_input, y is x, hidden, record_held)
+def _run_forward(
+    ledger: Ledger, z: LayerSizes, kind: Kind, how: Kept | Residents | None, x: Block
+) -> tuple[Block, Callable[[Block], None], bool]:
+    """(output, the backward, whether x is kept): under a swap plan, without one, or, if `how` is None, of a custom
+    layer under autograd. The backward takes the gradient of the output, and leaves as much for that of the input."""
+    if isinstance(how, Residents):
+        y, filled = resident_forward(ledger, z, kind, how, x)
+        return y, lambda grad: resident_backward(ledger, z, kind, how, x, filled, grad), True
+    if how is None:
+        y, halves = halves_forward(ledger, z)
+        return y, lambda grad: halves_backward(ledger, z, halves, x), True
+    if z.sections:
+        swept_forward(ledger, z, kind, how)
+        return x, lambda grad: swept_backward(ledger, z, kind, how), False
+    y = tiled_forward(ledger, z, kind, how, x)
+    return y, lambda grad: tiled_backward(ledger, z, kind, how, grad), False
 
 
 @dataclass(frozen=True)
@@ -174,7 +183,7 @@ def end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
     `head_waits`: the gradient of a tied head is kept until that of the embedding is added to it.
     """
     # They do not depend on attention, nor on tiles but where layers are swept.
-    alike = z._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False, recomputes_attention=False)
+    alike = z._replace(ring=1, ring_rank=0, a2a=1, gathers_kv=False)
     return _end_passes(alike if z.sections else alike._replace(tiles=1), ends, head_waits)
 
 
@@ -224,44 +233,3 @@ def _end_passes(z: LayerSizes, ends: EndSizes, head_waits: bool) -> EndPasses:
 
 
 _Made = TypeVar("_Made")
-_Back = Callable[[Ledger, Block, bool], object]
-
-
-@dataclass(frozen=True)
-class _Execution:
-    """How a run executes a layer: on tiles under a swap plan (`kept`), with full recomputation, or neither."""
-
-    z: LayerSizes
-    kind: Kind
-    kept: Kept | None
-    recomputes: bool
-
-    def forward(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
-        """(output, the backward, whether x is kept)."""
-        z, kind, kept = self.z, self.kind, self.kept
-        if kept is not None and z.sections:
-            swept_forward(ledger, z, kind, kept)
-            return x, lambda ledger, grad, held: swept_backward(ledger, z, kind, kept), False
-        if kept is not None:
-            y = tiled_forward(ledger, z, kind, kept, x)
-            return y, lambda ledger, grad, held: tiled_backward(ledger, z, kind, kept, grad), False
-        if z.halves is not None:
-            return self._custom(ledger, x)
-        if self.recomputes:
-            y = unkept_forward(ledger, z)
-            return y, lambda ledger, grad, held: recomputed_backward(ledger, z, x, grad, held=held), True
-        y, here = layer_forward(ledger, z, x)
-        return y, lambda ledger, grad, held: layer_backward(ledger, z, here, grad, held=held), here.x is not None
-
-    def _custom(self, ledger: Ledger, x: Block) -> tuple[Block, _Back, bool]:
-        z = self.z
-        if self.recomputes:
-            y = unkept_halves(ledger, z)
-            return y, lambda ledger, grad, held: recomputed_halves(ledger, z, x, grad), True
-        y, kept = halves_forward(ledger, z)
-
-        def back(ledger: Ledger, grad: Block, held: bool) -> None:
-            halves_backward(ledger, z, kept, grad)
-            ledger.free(x)
-
-        return y, back, True

@@ -6,6 +6,7 @@ from memo.config import RunConfig
 from memo.config.attention_kernels import backend_by_capability
 from memo.config.derived import (
     rank_tokens,
+    resident_tiles,
     resolved_a2a_size,
     resolved_dtype,
     resolved_offload_tiles,
@@ -38,10 +39,9 @@ class LayerSizes(NamedTuple):
         packed: whether a sequence may hold several documents.
         deterministic: whether the gradients of attention have the same bits each time.
         threads: CPU threads of one rank; each has scratch memory in attention.
-        tiles: tiles of tokens under a swap plan, else 1.
+        tiles: tiles of tokens that the layer works on.
         sections: parts of the sequence along which a swap plan sweeps layers; 0: it does not.
         hidden_on_host: whether what layers pass on is in host memory.
-        recomputes_attention: whether --recompute-granularity is selective.
         scratch: gives the scratch memory of a matrix product.
         on_cuda: whether the device is a GPU.
         halves: bytes of the halves of a custom layer (memo.spec.custom_layer); None for memo's own.
@@ -75,7 +75,6 @@ class LayerSizes(NamedTuple):
     tiles: int
     sections: int
     hidden_on_host: bool
-    recomputes_attention: bool
     scratch: Scratch
     on_cuda: bool
     halves: tuple[Half, Half] | None = None
@@ -159,10 +158,9 @@ def layer_sizes(config: RunConfig, ring_rank: int, threads: int, scratch: Scratc
         packed=config.data.packs_documents,
         deterministic=config.hardware.deterministic,
         threads=threads,
-        tiles=resolved_offload_tiles(config) if config.memory.swaps else 1,
+        tiles=resolved_offload_tiles(config) if config.memory.swaps else resident_tiles(config),
         sections=resolved_sections(config) if config.memory.sweeps else 0,
         hidden_on_host=config.memory.sweeps and config.memory.offload_hidden_states,
-        recomputes_attention=config.memory.recompute_granularity == "selective",
         scratch=scratch,
         on_cuda=device == "cuda",
         halves=custom_facts(model).bytes_of(narrow) if model.custom_layer else None,

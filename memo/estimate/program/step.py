@@ -94,8 +94,7 @@ class Step:
     def _layer_bytes(self) -> tuple[int, ...]:
         """The bytes that a layer adds to the ledger; the peak of a step grows with each of them."""
         passes = self.passes
-        each = [passes.forward, passes.backward, *([passes.held_backward] if self.pp > 1 else [])]
-        return (self.kept_bytes, *(one.transient_bytes for one in each))
+        return self.kept_bytes, passes.forward.transient_bytes, passes.backward.transient_bytes
 
     def run(self) -> Ledger:
         make_lasting(self.ledger, self.config, self.z, self.microbatches)
@@ -247,14 +246,13 @@ class Step:
         for count, blocks in reversed(flight.layers):
             self._gathers.begin(owner - 1)
             self._reductions.before_backward(owner - 1)
-            backward = self.passes.held_backward if grad is received else self.passes.backward
-            self._play(backward, "layer backward")
+            self._play(self.passes.backward, "layer backward")
             ledger.at = "layer backward"
             ledger.free(*blocks)
             if grad is received and not self.passes.in_place:
                 grad = ledger.make("gradient", self.passes.hidden_bytes)
             owner -= count
-            self._reduce(owner, is_last_microbatch, backward)
+            self._reduce(owner, is_last_microbatch, self.passes.backward)
         ledger.free(flight.rope)
         assert grad is not None
         if flight.entered is not None and grad is received:  # autograd copies what its caller still has

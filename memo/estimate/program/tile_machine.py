@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from memo.estimate.program.halves import half_again, half_forward
-from memo.estimate.program.layer import matrices, normed_heads_backward, normed_heads_forward
 from memo.estimate.program.ledger import Block, Ledger
-from memo.estimate.program.matrices import Matrix, hidden_bytes, multiply, row_forward, weight_gradient
+from memo.estimate.program.matrices import hidden_bytes, matrices, multiply, row_forward, weight_gradient
 from memo.estimate.program.messages import all_gather, reduce_scatter
 from memo.estimate.program.products import Product
 from memo.estimate.program.sizes import LayerSizes
@@ -18,6 +17,8 @@ from memo.estimate.program.tokenwise import (
     Normed,
     activation_backward,
     activation_forward,
+    heads_backward,
+    heads_forward,
     norm_backward,
     norm_forward,
     rope_in_place,
@@ -43,8 +44,7 @@ class TileLedger(Machine):
         super().__init__({})
         self.ledger, self.z, self.tokens, self.placed = ledger, z, tokens, placed
         self.graphs: dict[str, Any] = {}
-        modules = ("attention.qkv", "attention.projection", "mlp.fc1", "mlp.fc2")
-        self.matrices: dict[str, Matrix] = dict(zip(modules, matrices(z), strict=True))
+        self.matrices = matrices(z)
 
     def free(self, name: str) -> None:
         """The tensor dies with the last of its names."""
@@ -162,21 +162,21 @@ def _row_backward(machine: TileLedger, operation: Operation) -> Made:
 
 def _norm_backward(machine: TileLedger, operation: Operation) -> Made:
     normed: Normed = machine.graphs.pop(operation.makes[0])
-    return (norm_backward(machine.ledger, machine.z, normed, None, None, adds=False),)
+    return (norm_backward(machine.ledger, machine.z, normed),)
 
 
 def _activate_backward(machine: TileLedger, operation: Operation) -> Made:
     silu = machine.graphs.pop(operation.makes[0])
-    return (activation_backward(machine.ledger, machine.z, machine.tokens, silu, None, None),)
+    return (activation_backward(machine.ledger, machine.z, machine.tokens, silu),)
 
 
 def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
     ledger, z, tokens = machine.ledger, machine.z, machine.tokens
     if z.rope:
         rope_in_place(ledger, z, tokens)
-    heads = normed_heads_forward(ledger, z, tokens, graph=True)
-    made = normed_heads_backward(ledger, z, tokens, heads)
-    ledger.free(heads.q, heads.k)
+    heads = heads_forward(ledger, z, tokens, graph=True)
+    made = heads_backward(ledger, z, tokens, heads)
+    ledger.free(*heads.blocks)
     return (made,)
 
 

@@ -1,9 +1,12 @@
-"""One layer under a swap plan, forward and backward, tensor by tensor, without its slots and its keys.
+"""One layer as the executor runs it, forward and backward, tensor by tensor, without slots and keys.
 
-Layers whose slot holds all of them (memo.executor.layer), and layers that are swept along the sequence
-(memo.executor.sweep). Tiles are alike, so one of them is walked through. In a sweep it is the last one, which has most
-keys before it: hidden states and their gradients are overwritten where they lie, so a layer takes no more than this.
+Layers without a swap plan (memo.executor.resident), layers whose slot holds all of them (memo.executor.layer), and
+layers that are swept along the sequence (memo.executor.sweep). Tiles are alike, so one of them is walked through. In a
+sweep it is the last one, which has most keys before it: hidden states and their gradients are overwritten where they
+lie, so a layer takes no more than this.
 """
+
+from dataclasses import dataclass
 
 from memo.config import RunConfig
 from memo.estimate.program.attention import (
@@ -14,19 +17,19 @@ from memo.estimate.program.attention import (
     rows_forward_placed,
 )
 from memo.estimate.program.embedding_and_loss import rope_table, rope_table_bytes
-from memo.estimate.program.layer import normed_heads_forward
 from memo.estimate.program.ledger import Block, Ledger
 from memo.estimate.program.matrices import hidden_bytes
 from memo.estimate.program.sizes import LayerSizes
 from memo.estimate.program.tile_machine import TileLedger
-from memo.estimate.program.tokenwise import rope_in_place
+from memo.estimate.program.tokenwise import heads_forward, rope_in_place
 from memo.program.kinds import Kind
 from memo.program.walk import backward, forward
 from memo.spec.skeleton import moves_in_part, skeletal_tensors
-from memo.spec.slots import WHOLE_GROUP, Moved, slot_dims
+from memo.spec.slots import WHOLE_GROUP, Moved, resident, slot_dims
 
 Kept = frozenset[str]
 """The values of which a slot holds all tiles. Others are rebuilt in some tile, whose backward needs most memory."""
+_Blocks = dict[str, Block]
 
 
 def kept_values(config: RunConfig, moved: Moved) -> Kept:
@@ -40,43 +43,110 @@ def kept_values(config: RunConfig, moved: Moved) -> Kept:
     return frozenset(tensor.name for tensor in partly if moves_whole(tensor.group))
 
 
+@dataclass(frozen=True)
+class Residents:
+    """What a layer without a swap plan fills beside its input (memo.spec.slots.Resident), in bytes."""
+
+    num_bytes: tuple[tuple[str, int], ...]
+    kept: Kept
+    dropped: frozenset[str]
+
+
+def residents(config: RunConfig) -> Residents:
+    of = resident(config)
+    sizes = tuple((name, place.num_bytes) for name, place in of.made.items())
+    return Residents(sizes, frozenset(of.layout.places), of.dropped)
+
+
+def resident_forward(ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block) -> tuple[Block, _Blocks]:
+    """(output, what stays with the input)."""
+    filled = {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes}
+    _before(ledger, z, kind, of.kept, z.tokens // z.tiles)
+    _attend(ledger, z)
+    y = ledger.make("layer output", x.num_bytes)
+    _after(ledger, z, kind, of.kept, z.tokens // z.tiles)
+    ledger.free(*(filled.pop(name) for name in of.dropped))
+    return y, filled
+
+
+def resident_backward(
+    ledger: Ledger, z: LayerSizes, kind: Kind, of: Residents, x: Block, filled: _Blocks, grad: Block
+) -> None:
+    """Frees all that is given."""
+    filled = filled | {name: ledger.make(name, num_bytes) for name, num_bytes in of.num_bytes if name in of.dropped}
+    if WHOLE_GROUP in of.dropped:
+        _before(ledger, z, kind, of.kept, z.tokens // z.tiles)
+    if "attention_out" in of.dropped:
+        _attend(ledger, z)
+    grad_residual, grad_out = _after_gradients(ledger, z, kind, of.kept, grad)
+    ledger.free(*(filled.pop(name, None) for operation in kind.after for name in operation.makes))
+    grads = _attention_gradients(ledger, z, grad_out)
+    ledger.free(filled.pop("attention_out"), filled.pop("lse"))
+    _before_gradients(ledger, z, kind, of.kept, z.tokens // z.tiles, (grad_residual, *grads, grad))
+    ledger.free(*filled.values(), x)
+
+
 def tiled_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, x: Block) -> Block:
     """Output of the layer; x is freed."""
     tile = z.tokens // z.tiles
     _before(ledger, z, kind, kept, tile)
-    q, k = _attention_inputs(ledger, z, z.tokens)
-    _, lse = attention_forward(ledger, z, placed=True)
-    ledger.free(lse, q, k)
+    _attend(ledger, z)
     y = ledger.make("layer output", hidden_bytes(z, z.tokens) // z.tp)
     _after(ledger, z, kind, kept, tile)
     ledger.free(x)
     return y
 
 
-def tiled_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> Block:
-    """Gradient of the input; `grad` is freed."""
+def tiled_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> None:
+    """Frees `grad`."""
     tile = z.tokens // z.tiles
     if WHOLE_GROUP not in kept:
         _before(ledger, z, kind, kept, tile)
+    grad_residual, grad_out = _after_gradients(ledger, z, kind, kept, grad)
+    grads = _attention_gradients(ledger, z, grad_out)
+    _before_gradients(ledger, z, kind, kept, tile, (grad_residual, *grads, grad))
+
+
+def _attend(ledger: Ledger, z: LayerSizes) -> None:
+    """Attention, whose output and log-sum-exp have their places."""
+    heads = _attention_inputs(ledger, z, z.tokens)
+    _, lse = attention_forward(ledger, z, placed=True)
+    ledger.free(lse, *heads)
+
+
+def _after_gradients(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, grad: Block) -> tuple[Block, Block | None]:
+    """Gradients of the layer's input beside attention, and of attention's output, which tiles are gathered in."""
     grad_residual = ledger.make("residual gradient", grad.num_bytes)
+    if z.tiles == 1:
+        return grad_residual, _after_backward(ledger, z, kind, kept, z.tokens)
     grad_out = ledger.make("output gradient", z.tokens * z.q * z.narrow)
-    ledger.free(_after_backward(ledger, z, kind, kept, tile))
-    q, k = _attention_inputs(ledger, z, z.tokens)
+    ledger.free(_after_backward(ledger, z, kind, kept, z.tokens // z.tiles))
+    return grad_residual, grad_out
+
+
+def _attention_gradients(ledger: Ledger, z: LayerSizes, grad_out: Block | None) -> list[Block]:
+    heads = _attention_inputs(ledger, z, z.tokens)
     grads = attention_backward(ledger, z)
-    ledger.free(grad_out, q, k)
-    grad_x = ledger.make("input gradient", grad.num_bytes)
+    ledger.free(grad_out, *heads)
+    return grads
+
+
+def _before_gradients(
+    ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, tile: int, ends: tuple[Block, ...]
+) -> None:
+    """The gradient of the input, beside `ends`, which are freed."""
+    ledger.make("input gradient", ends[0].num_bytes)
     _before_backward(ledger, z, kind, kept, tile)
-    ledger.free(grad_residual, *grads, grad)
-    return grad_x
+    ledger.free(*ends)
 
 
 def swept_forward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> None:
     tile, before = _last_tile(z)
     table = _positions(ledger, z)
     _before(ledger, z, kind, kept, tile.tokens)
-    q, k = _attention_inputs(ledger, z, tile.tokens)
+    heads = _attention_inputs(ledger, z, tile.tokens)
     lse = rows_forward_placed(ledger, tile, before)
-    ledger.free(lse, q, k)
+    ledger.free(lse, *heads)
     _after(ledger, z, kind, kept, tile.tokens)
     ledger.free(table)
 
@@ -88,10 +158,10 @@ def swept_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept) -> Non
     if WHOLE_GROUP not in kept:
         _before(ledger, z, kind, kept, tile.tokens)
     grad_out = _after_backward(ledger, z, kind, kept, tile.tokens)
-    q, k = _attention_inputs(ledger, z, tile.tokens)
-    ledger.free(k)  # it is in the store already
+    heads = _attention_inputs(ledger, z, tile.tokens)
+    ledger.free(*heads[1:])  # keys are in the store already
     grads = rows_backward(ledger, tile, before)
-    ledger.free(q)
+    ledger.free(*heads[:1])
     _before_backward(ledger, z, kind, kept, tile.tokens)
     ledger.free(*grads, grad_out, table)
 
@@ -133,9 +203,9 @@ def _before_backward(ledger: Ledger, z: LayerSizes, kind: Kind, kept: Kept, toke
     TileLedger(ledger, z, tokens).run(walk.steps)
 
 
-def _attention_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block | None, Block | None]:
+def _attention_inputs(ledger: Ledger, z: LayerSizes, tokens: int) -> tuple[Block, ...]:
     """q and k of these tokens if they are normed; else the slot holds them."""
-    heads = normed_heads_forward(ledger, z, tokens, graph=False)
+    heads = heads_forward(ledger, z, tokens, graph=False)
     if z.rope and z.qk_norm:
         rope_in_place(ledger, z, tokens)
-    return heads.q, heads.k
+    return heads.blocks

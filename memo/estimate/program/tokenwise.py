@@ -1,7 +1,7 @@
 """The parts of a layer that work token by token (norms, RoPE, the MLP's activation), forward and backward.
 
-Each follows the requests of torch's CPU kernels and of autograd, in their order. With `graph` a forward keeps what its
-backward needs, as under autograd; without it, as in memo.executor, it keeps nothing but its output.
+Each follows the requests of torch's CPU kernels, in their order. With `graph` a forward keeps what its backward needs,
+as memo.parallel.replayed does; without it, it keeps nothing but its output. Gradients of outputs are their callers'.
 """
 
 from dataclasses import dataclass
@@ -55,25 +55,20 @@ def norm_forward(ledger: Ledger, z: LayerSizes, name: str, rows: int, width: int
     return Normed(rows, width, out, (scale,), wide_input, normalized)
 
 
-def norm_backward(
-    ledger: Ledger, z: LayerSizes, saved: Normed, grad: Block | None, x: Block | None, *, adds: bool
-) -> Block | None:
-    """Gradient of the input. `grad` and `x`, the norm's input, are freed once used; None if the caller frees them.
+def norm_backward(ledger: Ledger, z: LayerSizes, saved: Normed) -> Block:
+    """Gradient of the input.
 
-    With `adds`, autograd adds the result in place to a gradient that the input already has, and None is returned.
     The ledger's tail begins where the weight's gradient is done: the reduction of a module's last bucket starts there.
     """
     rows, width = saved.rows, saved.width
     if not z.composes_norm:
         grad_x = ledger.make("norm gradient", rows * width * z.narrow)
         ledger.pulse(("norm weight gradients", 2 * width * z.narrow), ("norm scratch", 2 * z.threads * width * z.wide))
-        ledger.free(grad, x, *saved.statistics, grad_x if adds else None)
+        ledger.free(*saved.statistics)
         ledger.begin_tail()
-        return None if adds else grad_x
+        return grad_x
     wide, row = rows * width * z.wide, rows * z.wide
-    if z.mixed:
-        narrow_grad, grad, x = grad, ledger.make("wide gradient", wide), saved.wide_input
-        ledger.free(narrow_grad)
+    grad = ledger.make("wide gradient", wide) if z.mixed else None
     for_weight = ledger.make("times normalized", wide)
     weighted = ledger.make("times weight", wide)
     ledger.pulse(("norm weight gradient", width * z.wide))
@@ -83,8 +78,6 @@ def norm_backward(
     direct = ledger.make("times scale", wide)
     summed = ledger.make("row sum", row)
     ledger.free(along, weighted)
-    merged = adds and not z.mixed  # a wide gradient must be cast before it is added
-    ledger.free(direct if merged else None)
     cube = ledger.make("row sum", row)
     ledger.free(summed, *saved.statistics)
     spread = ledger.make("of the mean", wide)
@@ -92,22 +85,40 @@ def norm_backward(
     power = ledger.make("power", wide)
     twice = ledger.make("scaled power", wide)
     through_mean = ledger.make("through the mean", wide)
-    ledger.free(twice, power, spread, x, through_mean)
+    ledger.free(twice, power, spread, saved.wide_input, through_mean)
     if not z.mixed:
-        return None if adds else direct
+        return direct
     grad_x = ledger.make("norm gradient", rows * width * z.narrow)
-    ledger.free(direct, grad_x if adds else None)
-    return None if adds else grad_x
+    ledger.free(direct)
+    return grad_x
 
 
-def rope_forward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: int) -> Block:
-    """Rotated q or k: (low cos - high sin, high cos + low sin)."""
-    half = tokens * width * z.narrow // 2
-    low = _product_sum(ledger, half)
-    high = _product_sum(ledger, half)
-    rotated = ledger.make(name, 2 * half)
-    ledger.free(high, low)
-    return rotated
+@dataclass
+class Heads:
+    """Normed q and k; None where q and k are views of qkv, as v always is."""
+
+    q: Normed | None = None
+    k: Normed | None = None
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(norm.out for norm in (self.q, self.k) if norm is not None)
+
+
+def heads_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> Heads:
+    """The norms of q and k, if the model has them."""
+    if not z.qk_norm:
+        return Heads()
+    q = norm_forward(ledger, z, "normed q", tokens * z.heads, z.head_dim, graph)
+    return Heads(q, norm_forward(ledger, z, "normed k", tokens * z.kv_heads, z.head_dim, graph))
+
+
+def heads_backward(ledger: Ledger, z: LayerSizes, tokens: int, heads: Heads) -> Block:
+    """Gradient of qkv."""
+    grads = [norm_backward(ledger, z, norm) for norm in (heads.k, heads.q) if norm is not None]
+    whole = ledger.make("qkv gradient", tokens * z.qkv * z.narrow)
+    ledger.free(*grads)
+    return whole
 
 
 def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
@@ -115,25 +126,6 @@ def rope_in_place(ledger: Ledger, z: LayerSizes, tokens: int) -> None:
     for width in (z.q, z.kv):
         half = tokens * width * z.narrow // 2
         ledger.pulse(("rope half", half), ("rope term", half))
-
-
-def _product_sum(ledger: Ledger, num_bytes: int) -> Block:
-    terms = [ledger.make("rope term", num_bytes) for _ in range(2)]
-    total = ledger.make("rope half", num_bytes)
-    ledger.free(*terms)
-    return total
-
-
-def rope_backward(ledger: Ledger, z: LayerSizes, name: str, tokens: int, width: int, grad: Block | None) -> Block:
-    """Gradient of q or k before the rotation; `grad` is freed once used, None if it is part of another tensor."""
-    half = tokens * width * z.narrow // 2
-    low, high = (ledger.make("rope half", half) for _ in range(2))
-    ledger.pulse(("rope term", half), ("rope term", half))
-    term = ledger.make("rope term", half)
-    ledger.free(grad, term)
-    whole = ledger.make(name, 2 * half)
-    ledger.free(low, high)
-    return whole
 
 
 def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) -> tuple[Block, Block | None]:
@@ -149,24 +141,15 @@ def activation_forward(ledger: Ledger, z: LayerSizes, tokens: int, graph: bool) 
     return active, None
 
 
-def activation_backward(
-    ledger: Ledger,
-    z: LayerSizes,
-    tokens: int,
-    silu: Block | None,
-    grad: Block | None,
-    inner: Block | None,
-) -> Block:
-    """Gradient of `inner`, fc1's output; `inner` and `grad` are freed once used, None if the caller frees them."""
+def activation_backward(ledger: Ledger, z: LayerSizes, tokens: int, silu: Block | None) -> Block:
+    """Gradient of fc1's output."""
     num_bytes = tokens * z.ffn * z.narrow
     if not z.gated:
-        grad_inner = ledger.make("fc1 gradient", num_bytes)
-        ledger.free(grad, inner)
-        return grad_inner
+        return ledger.make("fc1 gradient", num_bytes)
     grad_up, grad_silu = (ledger.make("activation term", num_bytes) for _ in range(2))
-    ledger.free(grad, silu)
+    ledger.free(silu)
     grad_gate = ledger.make("activation term", num_bytes)
-    ledger.free(grad_silu, inner)
+    ledger.free(grad_silu)
     grad_inner = ledger.make("fc1 gradient", 2 * num_bytes)
     ledger.free(grad_gate, grad_up)
     return grad_inner

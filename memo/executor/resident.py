@@ -1,0 +1,89 @@
+"""A transformer layer whose activations stay on the device, executed as under a swap plan.
+
+What --recompute-granularity names is dropped after the forward, and made again before the backward:
+
+    none        nothing
+    selective   attention's output and log-sum-exp
+    full        everything but the input
+
+Whatever is kept, norms and the activation run again in backward, one after the other, so none of these ever keeps more
+than input, qkv, attention's outputs, residual and fc1; and the results are those of the swapped layer on as many tiles,
+to the last bit. With kernels that never form the score matrix, "selective" frees little; it is here for comparison.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memo.executor.halves import HalvesOperations
+from memo.executor.layer import WholeLayer
+from memo.executor.tile_machine import Context, ExplicitLayer
+from memo.parallel.dtypes import torch_dtype
+from memo.spec.slots import Resident, SlotLayout
+
+
+class DeviceMemory:
+    """Makes the tensors that layers keep, as it is asked for them; they are freed as any others."""
+
+    def __init__(self, resident: Resident, device: torch.device) -> None:
+        self.layout: SlotLayout = resident.layout
+        self.dropped, self._places, self._device = resident.dropped, resident.made, device
+
+    def make(self, names: Collection[str]) -> dict[str, Tensor]:
+        """New tensors [rows, b, width] of these values, in the order in which a layer makes them."""
+        return {
+            name: torch.empty(place.shape, dtype=torch_dtype(place.dtype), device=self._device)
+            for name, place in self._places.items()
+            if name in names
+        }
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._places.keys()
+
+
+class ResidentLayer(WholeLayer):
+    """Runs a plain layer; each microbatch has tensors of its own between its forward and its backward."""
+
+    memory: DeviceMemory
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        y: Tensor = (
+            ExplicitLayer.apply(x, _Flight(self), context) if torch.is_grad_enabled() else self.layer(x, context)
+        )
+        return y
+
+    def drop(self, kept: dict[str, Tensor], names: Collection[str]) -> None:
+        for name in names:
+            kept.pop(name, None)
+
+
+class ResidentHalvesLayer(HalvesOperations, ResidentLayer):
+    """A custom layer that keeps its input alone."""
+
+
+class _Flight:
+    """One microbatch of a layer, from its forward to the end of its backward."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self._kept = layer, dict[str, Tensor]()
+
+    def run_forward(self, x: Tensor, context: Context) -> Tensor:
+        layer = self._layer
+        self._kept = {"input": x.detach(), **layer.memory.make(layer.memory.names)}
+        y: Tensor = layer.forward_in(self._kept, context)
+        layer.drop(self._kept, layer.memory.dropped)
+        return y
+
+    def run_backward(self, grad: Tensor, context: Context) -> Tensor:
+        layer, dropped = self._layer, self._layer.memory.dropped
+        self._kept |= layer.memory.make(dropped)
+        layer.compute_again(self._kept, context)
+        if "attention_out" in dropped:
+            layer.attend(self._kept, context)
+        grad_x: Tensor = layer.backward_in(self._kept, grad, context)
+        self._kept.clear()
+        layer.gradients_done()
+        return grad_x
