@@ -71,9 +71,8 @@ def piece_turns(work: Work) -> Iterator[Turns]:
     with tried(), Trainer(case.model, **dataclasses.replace(work, case=case).flags) as trainer:
         seconds: dict[str, list[float]] = defaultdict(list)
         for layer in trainer.parts.chunks[0].layers:
-            assert isinstance(layer, TransformerLayer)
             _time(layer, seconds)
-        last_product = _last_product(layer, resolved_offload_tiles(trainer.config), work.case.seq_length)
+        last_product = _last_product(layer.layer, resolved_offload_tiles(trainer.config), work.case.seq_length)
         trainer.step()  # which makes the moments
 
         def turn() -> dict[str, Any]:
@@ -118,7 +117,7 @@ def _last_product(layer: TransformerLayer, tiles: int, seq_length: int) -> Calla
     return measure
 
 
-def _time(layer: TransformerLayer, seconds: dict[str, list[float]]) -> None:
+def _time(layer: nn.Module, seconds: dict[str, list[float]]) -> None:
     """Add to `seconds` those of each forward and backward of a layer, from now on."""
     began: dict[str, float] = {}
 

@@ -28,7 +28,7 @@ from rivals import Rival, offload_layer_inputs
 from torch import Tensor
 
 from memo import Trainer
-from memo.train import swap
+from memo.train import build, swap
 
 Context = contextlib.AbstractContextManager[Any]
 
@@ -64,13 +64,17 @@ class Way:
     keep what it moves by itself.
 
     `start`: puts layers on tiles in the place of memo.train.swap.start; None: nothing takes its place.
+    `under_autograd`: layers are torch modules, which the executor does not run, so that autograd saves tensors.
     """
 
     flags: dict[str, Any]
     around: Callable[[Trainer, HostCopies], Context] = lambda trainer, copies: contextlib.nullcontext()
     start: Rival | None = None
+    under_autograd: bool = False
 
     def building(self) -> Context:
+        if self.under_autograd:
+            return mock.patch.object(build, "keep_on_device", lambda *_: None)
         return contextlib.nullcontext() if self.start is None else mock.patch.object(swap, "start", self.start)
 
 
@@ -117,7 +121,7 @@ WAYS = {
     "selective-recompute": Way({**_PLAIN, "recompute_granularity": "selective"}),
     "full-recompute-plan": Way({**_FULL, **_PLANNED}),
     "layer-input-offload": Way(ON_TILES, start=offload_layer_inputs),
-    "move-everything": Way(_PLAIN, around=_all_saved_tensors_away),
+    "move-everything": Way(_PLAIN, around=_all_saved_tensors_away, under_autograd=True),
     "full-swap-plan": Way({"offload_alpha": 1.0, "offload_policy": "paper", **_PLANNED}),
     "memo": Way({"offload_alpha": "auto", **_PLANNED}),
     "states-resident": Way({"offload_alpha": "auto"}),

@@ -182,11 +182,11 @@ NAMES_ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "memo import": dict.fromkeys(
         ("model", "model_name_or_path", "input"),
-        "the directory stands alone: memo import VALUE --out CHECKPOINT, a directory to write",
+        "the directory stands alone: `memo import VALUE --out CHECKPOINT`",
     ),
     "memo export": dict.fromkeys(
         ("load", "model", "checkpoint", "input"),
-        "the directory of the run stands alone: memo export VALUE --out DIR, a directory to write",
+        "the directory of the run stands alone: `memo export VALUE --out DIR`",
     ),
 }
 """{command: {a name that its own flags have elsewhere: what to do}}; VALUE stands for what was given."""

@@ -124,8 +124,8 @@ WRONG = [
     ("data tokenize texts.jsonl x", "`memo data build texts.jsonl PREFIX` makes a corpus of texts"),
     ("benchmark --model gpt-7b", "`memo train --mock-data` tells TGS and MFU of each step"),
     ("quantize Llama", "there is no command 'quantize': use one of train, "),
-    ("import --model Llama --out x", "there is no flag --model: the directory stands alone: memo import Llama --out"),
-    ("export --load runs --out x", "the directory of the run stands alone: memo export runs --out DIR"),
+    ("import --model Llama --out x", "there is no flag --model: the directory stands alone: `memo import Llama --out"),
+    ("export --load runs --out x", "the directory of the run stands alone: `memo export runs --out DIR"),
     (
         "train config.yaml",
         "'config.yaml' belongs to no flag: give the fields of a run as --config config.toml, written",

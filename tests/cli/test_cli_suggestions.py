@@ -116,7 +116,7 @@ def test_the_demo(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -
     (home / "chats.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     commands = module.NEXT.replace("\\\n", " ").splitlines()
     commands = [line for line in commands if line.startswith(("python ", "memo "))]
-    assert [line.split()[1] for line in commands] == ["examples/finetune.py", "generate", "plan"]
+    assert [line.split()[1] for line in commands] == ["finetune", "generate", "plan"]
     commands[0] += " --train-iters 2"
     folder = home / "bin"
     folder.mkdir()

@@ -86,7 +86,7 @@ def backward_peak_bytes(config: RunConfig) -> int:
     ],
 )
 def test_it_covers_a_real_layer(name: str, length: int, tiles: int) -> None:
-    """Never too little, at most a third too much: fp32 sums and the workspace of GPU kernels count, and
+    """Never too little, at most two fifths too much: fp32 sums and the workspace of GPU kernels count, and
     these operators do not show it."""
     torch.set_num_threads(1)
     config = RunConfig(model=preset(name)).override(
@@ -99,4 +99,4 @@ def test_it_covers_a_real_layer(name: str, length: int, tiles: int) -> None:
             "offload_alpha": 0.0,
         }
     )
-    assert 1.0 <= working_set_bytes(config) / backward_peak_bytes(config) <= 1.34
+    assert 1.0 <= working_set_bytes(config) / backward_peak_bytes(config) <= 1.4

@@ -55,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     ("model", "alpha", "rotation"),
     [
         ("gpt2-tiny", "off", set()),  # LayerNorm, GELU, no RoPE
-        ("llama-tiny", "off", {"rotate"}),
+        ("llama-tiny", "off", {"rotate_"}),
         ("llama-tiny", 0.5, {"rotate_"}),
         ("qwen3-tiny", 0.5, {"rotate_"}),  # normed heads
     ],

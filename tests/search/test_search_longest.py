@@ -23,7 +23,7 @@ from memo.search.sweeping import sweeps
     ("model", "gpus", "changes", "binds"),
     [
         ("gpt-7b", 8, {"gpu_memory_gib": 55}, "GPU memory: 5"),  # all recompute attention
-        ("llama-3.1-8b", 8, {"host_memory_gib": 400}, "host memory: 3"),
+        ("llama-3.1-8b", 8, {"host_memory_gib": 400}, "GPU memory: 79"),
         ("llama-3.1-8b", 6, {"gpu_memory_gib": 60}, "GPU memory: 6"),
     ],
 )

@@ -28,7 +28,9 @@ def test_memos_own_layer_as_a_custom_one(tp: int, memory: dict[str, Any], more: 
     of = plain_layer if memory["offload_alpha"] == "off" else swapped_layer
     expected, found = (of(run, KERNELS) for run in (own, own.override({"custom_layer": PLAIN})))
     for ours, theirs in ((expected.forward, found.forward), (expected.backward, found.backward)):
-        assert 1.0 <= theirs.total_s / ours.total_s <= 1.0 + more
+        # Without a swap plan memo's own layer makes norms and activations again, which autograd keeps of a custom one.
+        least = 0.98 if memory["offload_alpha"] == "off" else 1.0
+        assert least <= theirs.total_s / ours.total_s <= 1.0 + more
     if memory["offload_alpha"] != "off":
         assert found.recompute.keys() == {"qkv", "fc1"}
         assert found.recompute["fc1"].total_s >= expected.recompute["fc1"].total_s
