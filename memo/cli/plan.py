@@ -170,10 +170,9 @@ def main(argv: Sequence[str]) -> None:
         _draw(question, options.plot)
     if options.html is not None:
         _write_page(plan, commands, options.html)
-    if options.json:
-        print(json.dumps(as_object(plan, commands, options.all), indent=1))
-    else:
-        print(text(plan, commands, options.all, columns))
+    with Waiting("looking for what would fit"):
+        told = as_object(plan, commands, options.all) if options.json else text(plan, commands, options.all, columns)
+    print(told if isinstance(told, str) else json.dumps(told, indent=1))
 
 
 def _asked(options: _Options) -> dict[str, Any]:
