@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -18,9 +17,7 @@ from memo.config.flags import parse_run
 from memo.errors import ConfigError
 from memo.estimate.hardware_files import HARDWARE
 from memo.estimate.memory_errors import FULL_SIZE
-from memo.search.question import PlaceStates, ask
 from memo.search.ranking import Plan
-from memo.search.remedies import remedies
 
 Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
@@ -171,43 +168,6 @@ def test_where_nothing_fits_it_says_what_would(capsys: Capture) -> None:
         changed = asked | {flag: value} | ({"--gbs": value} if flag == "--gpus" else {})
         fits = json.loads(printed([*(word for pair in changed.items() for word in pair), "--json"], capsys))
         assert fits["choices"], f"{flag} {value} does not suffice"
-
-
-@pytest.mark.parametrize(("states", "asked"), [("needed", "always"), ("always", "always"), ("never", "never")])
-def test_states_may_move_for_the_length_that_would_fit(
-    states: PlaceStates, asked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As they may for the length that was asked for: not only where no length fits without."""
-    told: list[str] = []
-    monkeypatch.setattr(
-        "memo.search.remedies.longest",
-        lambda question: (told.append(question.place_states), SimpleNamespace(seq_len=1024))[1],
-    )
-    monkeypatch.setattr("memo.search.remedies.fits", lambda question: False)
-    question = ask("gpt-7b", 8, place_states=states)
-    assert remedies(question) == ["--seq-len 1024"] and told == [asked]
-
-
-@pytest.mark.full
-def test_the_longest_that_would_fit_is_one_beyond_which_nothing_does(capsys: Capture) -> None:
-    """Without moving states 1,245,184 tokens fit, and 3M do with them."""
-    argv = [
-        "--model",
-        "llama-3.1-8b",
-        "--gpus",
-        "2",
-        "--hardware",
-        "h100-80",
-        "--host-memory-gib",
-        "2048",
-        "--top",
-        "1",
-    ]
-    found = json.loads(printed([*argv, "--seq-len", "16M", "--json"], capsys))
-    flag, tokens = found["would_fit"][0].split()
-    assert found["choices"] == [] and flag == "--seq-len" and int(tokens) > 3 << 20
-    assert json.loads(printed([*argv, flag, tokens, "--json"], capsys))["choices"]
-    assert not json.loads(printed([*argv, flag, str(int(tokens) + (1 << 20)), "--json"], capsys))["choices"]
 
 
 def test_the_longest_sequence(capsys: Capture) -> None:

@@ -1,0 +1,54 @@
+"""What would fit where nothing does."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from memo.cli.main import main
+from memo.search.question import PlaceStates, ask
+from memo.search.remedies import remedies
+
+Capture = pytest.CaptureFixture[str]
+
+
+def printed(argv: list[str], capsys: Capture) -> str:
+    assert main(["plan", *argv]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("states", "asked"), [("needed", "always"), ("always", "always"), ("never", "never")])
+def test_states_may_move_for_the_length_that_would_fit(
+    states: PlaceStates, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they may for the length that was asked for: not only where no length fits without."""
+    told: list[str] = []
+    monkeypatch.setattr(
+        "memo.search.remedies.longest",
+        lambda question: (told.append(question.place_states), SimpleNamespace(seq_len=1024))[1],
+    )
+    monkeypatch.setattr("memo.search.remedies.fits", lambda question: False)
+    question = ask("gpt-7b", 8, place_states=states)
+    assert remedies(question) == ["--seq-len 1024"] and told == [asked]
+
+
+@pytest.mark.full
+def test_the_longest_that_would_fit_is_one_beyond_which_nothing_does(capsys: Capture) -> None:
+    """Without moving states 1,245,184 tokens fit, and 3M do with them."""
+    argv = [
+        "--model",
+        "llama-3.1-8b",
+        "--gpus",
+        "2",
+        "--hardware",
+        "h100-80",
+        "--host-memory-gib",
+        "2048",
+        "--top",
+        "1",
+    ]
+    found = json.loads(printed([*argv, "--seq-len", "16M", "--json"], capsys))
+    flag, tokens = found["would_fit"][0].split()
+    assert found["choices"] == [] and flag == "--seq-len" and int(tokens) > 3 << 20
+    assert json.loads(printed([*argv, flag, tokens, "--json"], capsys))["choices"]
+    assert not json.loads(printed([*argv, flag, str(int(tokens) + (1 << 20)), "--json"], capsys))["choices"]
