@@ -161,8 +161,8 @@ def main(argv: Sequence[str]) -> None:
             family=options.family,
             min_tgs=options.min_tgs,
         )
-    if plan.question.model.run is not None and (told := unscaled_length(plan.question.base)):
-        tell(f"warning: {told}")
+    if plan.question.model.run is not None and (beyond := unscaled_length(plan.question.base)):
+        tell(f"warning: {beyond}")
     commands = _write(plan, options)
     if options.trace_out is not None:
         _trace(plan, options.trace_out)

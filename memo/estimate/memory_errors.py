@@ -19,5 +19,5 @@ class AccountError:
         return f"memory ±{self.share:.2%} of what torch allocates: {found}; no GPU has confirmed it"
 
 
-FULL_SIZE = AccountError(0.0090, 32)
+FULL_SIZE = AccountError(0.0080, 43)
 """In the worst run 0.8 of 0.9 % is a hole that the memory plan left, not a request (docs/memory.md)."""
