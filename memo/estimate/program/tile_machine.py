@@ -65,6 +65,10 @@ class TileLedger(Machine):
         """Of hidden states, gathered over tp."""
         return hidden_bytes(self.z, self.tokens)
 
+    @property
+    def qkv_bytes(self) -> int:
+        return self.tokens * self.z.qkv * self.z.narrow
+
     # What a step does.
 
     def gather(self, step: Step) -> None:
@@ -182,9 +186,12 @@ def _heads_backward(machine: TileLedger, operation: Operation) -> Made:
 
 def _half_backward(machine: TileLedger, operation: Operation) -> Made:
     ledger, z = machine.ledger, machine.z
+    is_second = len(operation.reads) > 1
+    made = ledger.make("output of half of the layer", machine.whole_bytes // z.tp if is_second else machine.qkv_bytes)
     half_again(ledger, z, _half_of(machine, operation), machine.tokens)
-    made = (ledger.make("row gradient", machine.tokens * z.q * z.narrow) for _ in operation.reads[1:])
-    return (None, *made)
+    ledger.free(made)
+    of_input = ledger.make("input gradient of half of the layer", machine.whole_bytes // z.tp)
+    return (of_input, *(ledger.make("row gradient", machine.tokens * z.q * z.narrow) for _ in operation.reads[1:]))
 
 
 def _half_of(machine: TileLedger, operation: Operation) -> Any:
