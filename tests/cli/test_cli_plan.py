@@ -7,10 +7,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from remembered import remembered
+from plan_answers import printed
 
 import memo
-from memo.cli import plan as plan_command
 from memo.cli.main import main
 from memo.config.checks import check
 from memo.config.flags import parse_run
@@ -23,20 +22,6 @@ Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
 
 _HEADS = "layout dp activations tok/GPU/s ±% MFU % TFLOP/s step s GPU GiB host GiB verdict"
-
-
-ANSWERS = remembered(plan_command.answer)
-
-
-@pytest.fixture(autouse=True)
-def answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that ask the same question look at one answer."""
-    monkeypatch.setattr(plan_command, "answer", ANSWERS)
-
-
-def printed(argv: list[str], capsys: Capture) -> str:
-    assert main(["plan", *argv]) == 0
-    return capsys.readouterr().out
 
 
 def refusal(argv: list[str], capsys: Capture) -> str:

@@ -4,10 +4,9 @@ import json
 from itertools import takewhile
 
 import pytest
-from remembered import remembered
+from plan_answers import printed
 
 from memo.cli import plan as plan_command
-from memo.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 LONG = ["--model", "gpt-7b", "--gpus", "8", "--seq-len", "262144", "--gbs", "16"]
@@ -25,18 +24,6 @@ SMALL = [
     "--gbs",
     "1",
 ]
-ANSWERS = remembered(plan_command.answer)
-
-
-@pytest.fixture(autouse=True)
-def answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that ask the same question look at one answer."""
-    monkeypatch.setattr(plan_command, "answer", ANSWERS)
-
-
-def printed(argv: list[str], capsys: Capture) -> str:
-    assert main(["plan", *argv]) == 0
-    return capsys.readouterr().out
 
 
 def test_dollars_follow_the_price_that_is_given_or_known(capsys: Capture) -> None:
