@@ -210,12 +210,16 @@ def resolved_offload_tiles(config: RunConfig) -> int:
     return next(count for count in range(most, 0, -1) if config.data.seq_length % (step * count) == 0)
 
 
-def resident_tiles(config: RunConfig) -> int:
-    """Tiles that layers work on without a swap plan: as many as have RESIDENT_TILE_TOKENS tokens of a rank at least.
+def stays_under_autograd(config: RunConfig) -> bool:
+    """Whether layers without a swap plan are left to autograd: custom ones, of which memo knows the matrices alone,
+    unless they keep nothing but their input."""
+    return bool(config.model.custom_layer) and config.memory.recompute_granularity != "full"
 
-    A custom layer is under autograd, on all tokens at once, unless it keeps its input alone.
-    """
-    if config.model.custom_layer and config.memory.recompute_granularity != "full":
+
+def resident_tiles(config: RunConfig) -> int:
+    """Tiles that layers work on without a swap plan: as many as have RESIDENT_TILE_TOKENS tokens of a rank at least;
+    under autograd all tokens at once."""
+    if stays_under_autograd(config):
         return 1
     length, parallel = config.data.seq_length, config.parallel
     step = sequence_step(parallel.tp, parallel.cp)

@@ -9,7 +9,7 @@ those of memo.simulate.custom_layer.
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import resident_tiles, resolved_offload_tiles
+from memo.config.derived import resident_tiles, resolved_offload_tiles, stays_under_autograd
 from memo.simulate.cost import Cost
 from memo.simulate.custom_layer import custom_cost
 from memo.simulate.framework import MEMO, Framework
@@ -31,9 +31,9 @@ def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = ME
 
 
 def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
-    """As memo.executor.resident runs it; a custom layer that keeps anything is under autograd."""
+    """As memo.executor.resident runs it, unless it stays under autograd."""
     granularity = config.memory.recompute_granularity
-    if config.model.custom_layer and granularity != "full":
+    if stays_under_autograd(config):
         return _under_autograd(LayerModel(config, kernels))
     model = LayerModel(config, kernels, resident_tiles(config), swaps=True)
     found = _on_tiles(model)

@@ -6,7 +6,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from memo.config import RunConfig
-from memo.config.derived import resident_tiles, resolved_offload_tiles, resolved_sections
+from memo.config.derived import resident_tiles, resolved_offload_tiles, resolved_sections, stays_under_autograd
 from memo.executor.halves import HalvesLayer, SweptHalvesLayer
 from memo.executor.layer import TokenwiseLayer
 from memo.executor.pieces import GradientSink
@@ -51,11 +51,9 @@ def put_on_tiles(
 def keep_on_device(
     config: RunConfig, mesh: Mesh, chunks: Sequence[TransformerChunk], sink: GradientSink, device: torch.device
 ) -> None:
-    """Replace every layer by one that runs without a swap plan: plain, or under --recompute-granularity.
-
-    Of a custom layer memo knows the matrices alone, so that it runs under autograd unless it keeps nothing.
-    """
-    if config.model.custom_layer and config.memory.recompute_granularity != "full":
+    """Replace every layer by one that runs without a swap plan: plain, or under --recompute-granularity; none that
+    stays under autograd."""
+    if stays_under_autograd(config):
         return
     memory = DeviceMemory(resident(config), device)
     for chunk in chunks:

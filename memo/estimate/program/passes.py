@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from memo.config import RunConfig
+from memo.config.derived import stays_under_autograd
 from memo.estimate.program.embedding_and_loss import (
     EndSizes,
     embedding_backward,
@@ -108,7 +109,7 @@ class LayerPasses:
 def layer_passes(config: RunConfig, z: LayerSizes, kept: Kept | None) -> LayerPasses:
     """The passes of one layer; `kept`: the values that a swap plan keeps whole, None without a swap plan."""
     how: Kept | Residents | None = kept
-    if kept is None and (z.halves is None or config.memory.recompute_granularity == "full"):
+    if kept is None and not stays_under_autograd(config):
         how = residents(config)
     return _layer_passes(z, kind_of(config.model), how)
 
