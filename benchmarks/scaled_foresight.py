@@ -15,8 +15,7 @@ from memo.config import RunConfig
 from memo.estimate.hardware import Hardware
 from memo.estimate.program.memory import program_memory
 from memo.planner.problem import SwapProblem
-from memo.simulate.cost import NOTHING, Cost
-from memo.simulate.layer_model import LayerCost
+from memo.simulate.cost import NOTHING, Cost, LayerCost
 from memo.simulate.model import StepModel, step_model
 from memo.simulate.outside_layers import EndCost, UpdateCost
 from memo.simulate.streams import LayerTimes

@@ -1,6 +1,6 @@
 """Seconds of compute on one rank, by kind of work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,19 @@ class Cost:
 
 
 NOTHING = Cost()
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """The cost of one layer and microbatch on one rank.
+
+    Attributes:
+        backward: with nothing rebuilt that may move to host memory.
+        recompute: by group of `memo.spec.skeleton`, to rebuild all tokens of it in backward.
+        attention_again: before backward, on the average of all layers: some recompute attention, others do not.
+    """
+
+    forward: Cost
+    backward: Cost
+    recompute: dict[str, Cost] = field(default_factory=dict)
+    attention_again: Cost = NOTHING

@@ -16,9 +16,8 @@ from dataclasses import replace
 
 from memo.config import RunConfig
 from memo.config.derived import resident_tiles, resolved_offload_tiles
-from memo.simulate.cost import Cost
+from memo.simulate.cost import Cost, LayerCost
 from memo.simulate.kernels import Kernels
-from memo.simulate.layer_model import LayerCost
 
 
 def kernels_of_layer(config: RunConfig, swaps: bool) -> tuple[int, int]:

@@ -1,76 +1,150 @@
 """What one layer costs on one rank: plain, recomputed, or under a swap plan.
 
-Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activations.
+The steps on a tile are those of memo.program.walk, timed by memo.simulate.tile_clock; tiles are alike. Attention stands
+between them (memo.simulate.attention), and takes what memo.simulate.sweep says beside it where layers are swept.
 
-The pieces of memo's own layer are those of memo.simulate.layer_model, which says what is assumed; of a custom layer
-those of memo.simulate.custom_layer.
+Other frameworks run plain layers under autograd, whose backward recomputes nothing, not even norms and activations.
 """
 
 from dataclasses import replace
 
 from memo.config import RunConfig
-from memo.config.derived import resident_tiles, resolved_offload_tiles, stays_under_autograd
-from memo.simulate.cost import Cost
-from memo.simulate.custom_layer import custom_cost
+from memo.config.derived import layers_per_chunk, resident_tiles, resolved_offload_tiles, stays_under_autograd
+from memo.program.walk import Step, backward, forward
+from memo.simulate.attention import attention_cost, gathered_keys
+from memo.simulate.cost import NOTHING, Cost, LayerCost
 from memo.simulate.framework import MEMO, Framework
 from memo.simulate.host import with_host
-from memo.simulate.kernels import Kernels
-from memo.simulate.layer_model import LayerCost, LayerModel, attention_cost, swept_cost
+from memo.simulate.kernels import Group, Kernels
+from memo.simulate.layer_shape import LayerShape
+from memo.simulate.sweep import SweptAttention
+from memo.simulate.tile_clock import TileClock
+from memo.spec.skeleton import moves_in_part, skeletal_tensors
+from memo.spec.slots import WHOLE_GROUP, resident
+
+Kept = frozenset[str]
+"""Values that a slot holds of a tile between forward and backward."""
 
 
 def plain_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
     """A layer whose activations stay on the device, under --recompute-granularity."""
-    found = _under_autograd(LayerModel(config, kernels)) if framework.under_autograd else _resident(config, kernels)
+    under_autograd = framework.under_autograd or stays_under_autograd(config)
+    found = _under_autograd(config, kernels) if under_autograd else _resident(config, kernels)
     return with_host(found, config, kernels, swaps=False) if framework.host_starts_kernels else found
 
 
 def swapped_layer(config: RunConfig, kernels: Kernels, framework: Framework = MEMO) -> LayerCost:
     """A layer under a swap plan, in tiles; `recompute` by group."""
-    found = _swapped(LayerModel(config, kernels, resolved_offload_tiles(config), config.memory.sweeps, swaps=True))
+    shape = LayerShape(config, kernels, resolved_offload_tiles(config), config.memory.sweeps)
+    groups = _groups(config)
+    everything = frozenset[str]().union(*groups.values())
+    found = LayerCost(_forward(shape, everything), _backward(shape, everything), _recompute(shape, groups, everything))
+    inputs = Cost(elementwise=shape.hidden_s(2))  # to the slot
+    if shape.sweeps:
+        found = _swept(shape, replace(found, forward=found.forward + inputs))
+    else:
+        found = replace(found, forward=found.forward + inputs + _copied_outputs(shape))
     return with_host(found, config, kernels, swaps=True) if framework.host_starts_kernels else found
 
 
+def _under_autograd(config: RunConfig, kernels: Kernels) -> LayerCost:
+    shape = LayerShape(config, kernels, under_autograd=True)
+    made, attention = _forward(shape), attention_cost(shape, backward=False)
+    again = {"none": NOTHING, "selective": attention, "full": made}[config.memory.recompute_granularity]
+    return LayerCost(made, _backward(shape) + again)
+
+
 def _resident(config: RunConfig, kernels: Kernels) -> LayerCost:
-    """As memo.executor.resident runs it, unless it stays under autograd."""
-    granularity = config.memory.recompute_granularity
-    if stays_under_autograd(config):
-        return _under_autograd(LayerModel(config, kernels))
-    model = LayerModel(config, kernels, resident_tiles(config), swaps=True)
-    found = _on_tiles(model)
-    attention, everything = attention_cost(model, backward=False), sum(found.recompute.values(), Cost())
-    if granularity == "full":
-        return LayerCost(found.forward, found.backward + attention + everything)
-    again = attention if granularity == "selective" else Cost()
-    return LayerCost(found.forward + Cost(elementwise=model.hidden_s(2)), found.backward + again)
+    """As memo.executor.resident runs it."""
+    shape, of = LayerShape(config, kernels, resident_tiles(config)), resident(config)
+    kept = frozenset(of.layout.places)
+    again = _qkv(shape, kept) if WHOLE_GROUP in of.dropped else NOTHING
+    if "attention_out" in of.dropped:
+        again += _attention(shape, backward=False)
+    return LayerCost(_forward(shape, kept), again + _backward(shape, kept))
 
 
-def _under_autograd(model: LayerModel) -> LayerCost:
-    config = model.config
-    if config.model.custom_layer:
-        return custom_cost(model, config.memory.recompute_granularity)
-    backward = model.plain_backward
-    if config.memory.recompute_granularity == "full":
-        backward += model.forward
-    elif config.memory.recompute_granularity == "selective":
-        backward += attention_cost(model, backward=False)
-    return LayerCost(model.forward, backward)
+def _swept(shape: LayerShape, whole: LayerCost) -> LayerCost:
+    """A layer that recomputes attention offloads its input once more, and fetches it again."""
+    config, cp = shape.config, Group(shape.config.parallel.cp, shape.tp.size)
+    gathered_from = cp.size if config.parallel.cp_comm_type == "all_gather" else 1
+    met = 2 * shape.kv * shape.tokens * gathered_from
+    swept = SweptAttention(shape.kernels, shape.tiles, shape.q * shape.tokens, met, gathered_from)
+    again = whole.recompute[WHOLE_GROUP] + _attention(shape, backward=False) + swept.forward
+    again += Cost(elementwise=shape.hidden_s(4))
+    if gathered_from > 1:
+        again += gathered_keys(shape, cp) * -1  # its backward finds the keys and values that it has gathered
+    share = config.memory.recompute_attention_layers / layers_per_chunk(config)
+    return LayerCost(
+        whole.forward + swept.forward, whole.backward + swept.backward, whole.recompute, attention_again=again * share
+    )
 
 
-def _swapped(model: LayerModel) -> LayerCost:
-    found = _on_tiles(model)
-    if model.config.model.custom_layer:
-        return found
-    if model.config.memory.sweeps:
-        return swept_cost(model, found.forward, found.backward, found.recompute)
-    copies_s = model.hidden_s(4, 2) + model.kernels.memory_s(2 * model.tokens * model.q * model.kernels.narrow)
-    return replace(found, forward=found.forward + Cost(elementwise=copies_s))
+# Passes over all tiles.
 
 
-def _on_tiles(model: LayerModel) -> LayerCost:
-    """Without copies to slots."""
-    if model.config.model.custom_layer:
-        return custom_cost(model)
-    recompute = {"qkv": model.qkv_forward, "residual": model.residual_forward, "fc1": model.fc1_again}
-    if model.config.memory.offload_policy == "paper":
-        recompute |= {"norm": Cost(), "activation": Cost()}  # replayed even where they were moved
-    return LayerCost(model.forward, model.swapped_backward, recompute)
+def _forward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
+    made = _on_tiles(shape, kept, forward(shape.kind.after, frozenset({"layer_output"}), kept))
+    return _qkv(shape, kept) + _attention(shape, backward=False) + made
+
+
+def _qkv(shape: LayerShape, kept: Kept) -> Cost:
+    return _on_tiles(shape, kept, forward(shape.kind.before, frozenset({shape.kind.attended}), kept))
+
+
+def _attention(shape: LayerShape, backward: bool) -> Cost:
+    clock = TileClock(shape)
+    if not (backward and shape.under_autograd):
+        clock.prepare_heads()
+    return clock.cost * shape.tiles + attention_cost(shape, backward)
+
+
+def _backward(shape: LayerShape, kept: Kept = frozenset()) -> Cost:
+    """With queries, keys, values and attention's output there."""
+    of_qkv = backward(shape.kind.before, kept | {WHOLE_GROUP}, frozenset({"heads", "input"})).steps
+    cost = _after_backward(shape, kept) + _attention(shape, backward=True) + _on_tiles(shape, kept, of_qkv)
+    if shape.tiles > 1 and not shape.sweeps:
+        cost += _copied_outputs(shape)  # gradients of tiles, for attention, which takes them whole
+    return cost
+
+
+def _copied_outputs(shape: LayerShape) -> Cost:
+    """A copy of attention's output, or of its gradient."""
+    num_bytes = 2 * shape.tokens * shape.q * shape.kernels.narrow
+    return Cost(elementwise=shape.kernels.memory_s(num_bytes, shape.tiles))
+
+
+def _after_backward(shape: LayerShape, kept: Kept) -> Cost:
+    if shape.under_autograd:
+        kept = frozenset(name for operation in shape.kind.after for name in operation.makes)
+    return _on_tiles(shape, kept, backward(shape.kind.after, kept, frozenset({"layer_output"})).steps)
+
+
+def _on_tiles(shape: LayerShape, kept: Kept, steps: tuple[Step, ...]) -> Cost:
+    clock = TileClock(shape, kept)
+    clock.run(steps)
+    return clock.cost * shape.tiles
+
+
+def _groups(config: RunConfig) -> dict[str, Kept]:
+    """Values that may move in part, by group."""
+    groups: dict[str, Kept] = {}
+    for tensor in skeletal_tensors(config.model):
+        if moves_in_part(tensor, config.memory.offload_policy):
+            groups[tensor.group] = groups.get(tensor.group, frozenset()) | {tensor.name}
+    return groups
+
+
+def _recompute(shape: LayerShape, groups: dict[str, Kept], everything: Kept) -> dict[str, Cost]:
+    """What backward takes more for each group that did not move, where no group before it moved either.
+
+    So the sum of all is exact. Between all and nothing it is not: messages hide under what other groups rebuild.
+    """
+    kept, found = everything, {WHOLE_GROUP: _qkv(shape, everything)}
+    before = _after_backward(shape, kept)
+    for name, values in groups.items():
+        kept -= values
+        if name != WHOLE_GROUP:
+            after = _after_backward(shape, kept)
+            found[name], before = after + before * -1, after
+    return {name: found[name] for name in groups}

@@ -11,11 +11,10 @@ from memo.estimate.attention_rates import with_attention_of
 from memo.estimate.hardware import Hardware
 from memo.planner.problem import SwapSolution
 from memo.planner.swap_problem import NO_LIMITS
-from memo.simulate.cost import NOTHING, Cost
+from memo.simulate.cost import NOTHING, Cost, LayerCost
 from memo.simulate.framework import MEMO, Framework
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
-from memo.simulate.layer_model import LayerCost
 from memo.simulate.outside_layers import EndCost, UpdateCost, embedding_cost, loss_cost, update_cost
 from memo.simulate.states import StateTimes, state_times
 from memo.simulate.streams import LayerTimes

@@ -18,7 +18,7 @@ from memo.planner.alpha import bundles_of, solve
 from memo.planner.problem import Limit, Link, SwapProblem, SwapSolution, predict
 from memo.planner.swap import SwapPlan, swap_plan
 from memo.planner.swap_problem import NO_LIMITS, ActivationLimits, activation_limits, swap_problem
-from memo.simulate.layer_model import LayerCost
+from memo.simulate.cost import LayerCost
 from memo.simulate.streams import LayerTimes
 from memo.spec.disk import Disk
 from memo.spec.layer_ops import stage_ops, swept_ops

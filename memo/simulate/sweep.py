@@ -11,10 +11,10 @@ So of T tiles the sums of keys and values are read and written T / 2 times: larg
 
 Over cp each rank has a share of a tile's queries. Where ranks exchange heads, that is all queries of some heads, and
 of keys and values the same heads. Where they gather keys and values, it is some queries of all heads, which meet the
-keys of all ranks; what they sum inside of a tile is counted where its keys are gathered (`memo.simulate.layer`), so
+keys of all ranks; what they sum inside of a tile is counted where its keys are gathered (`memo.simulate.attention`), so
 that only the rectangles before the tile are left to count here.
 
-Elementwise work counts as in `memo.simulate.layer`.
+Elementwise work counts as in `memo.simulate.tile_clock`.
 """
 
 from dataclasses import dataclass

@@ -33,4 +33,4 @@ def test_memos_own_layer_as_a_custom_one(tp: int, memory: dict[str, Any], more: 
         assert least <= theirs.total_s / ours.total_s <= 1.0 + more
     if memory["offload_alpha"] != "off":
         assert found.recompute.keys() == {"qkv", "fc1"}
-        assert found.recompute["fc1"].total_s >= expected.recompute["fc1"].total_s
+        assert found.recompute["fc1"].matmul == pytest.approx(expected.recompute["fc1"].matmul)

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from memo.config import RunConfig, preset
+from memo.config.derived import resident_tiles
 from memo.estimate.hardware import Hardware
 from memo.estimate.hardware_files import HARDWARE
+from memo.simulate.attention import attention_cost
 from memo.simulate.framework import FSDP, MEMO, Framework
 from memo.simulate.kernels import Group, Kernels
 from memo.simulate.layer import plain_layer, swapped_layer
-from memo.simulate.layer_model import LayerModel, attention_cost
+from memo.simulate.layer_shape import LayerShape
 from memo.spec.flops import model_flops_per_token
 
 IDEAL = replace(
@@ -26,6 +28,10 @@ IDEAL = replace(
     ),
 )
 """Products and attention at the peak, so that seconds count FLOPs."""
+
+
+MADE_AGAIN = ((4096, 2), (16384, 2))
+"""Width and passes of a GPT 7B's norm and activation."""
 
 
 def config(model: str = "llama-3.1-8b", **values: object) -> RunConfig:
@@ -59,7 +65,7 @@ def test_recomputation_adds_what_is_made_again(framework: Framework) -> None:
         plain_layer(run.override({"recompute_granularity": kind}), kernels(), flat)
         for kind in ("none", "full", "selective")
     )
-    attention = attention_cost(LayerModel(run, kernels()), backward=False)
+    attention = attention_cost(LayerShape(run, kernels()), backward=False)
     assert selective.backward.total_s == pytest.approx(none.backward.total_s + attention.total_s)
     again = full.backward.total_s - none.backward.total_s
     if framework is FSDP:
@@ -70,9 +76,10 @@ def test_recomputation_adds_what_is_made_again(framework: Framework) -> None:
         assert again == pytest.approx(groups_s + attention.total_s) and again < none.forward.total_s
 
 
-def test_without_a_swap_plan_a_layer_takes_what_it_takes_on_one_tile_without_its_copies() -> None:
-    plain = plain_layer(config(tp=2), kernels())
-    swapped = swapped_layer(config(tp=2, offload_alpha=1.0, offload_tiles=1), kernels())
+def test_without_a_swap_plan_a_layer_takes_what_it_takes_on_as_many_tiles_without_its_copies() -> None:
+    run = config(tp=2)
+    plain = plain_layer(run, kernels())
+    swapped = swapped_layer(run.override({"offload_alpha": 1.0, "offload_tiles": resident_tiles(run)}), kernels())
     assert plain.backward == swapped.backward and plain.forward.total_s < swapped.forward.total_s
 
 
@@ -93,7 +100,7 @@ def test_collectives_of_tp_wait_where_nothing_hides_them() -> None:
     """Under autograd four forward, and backward two of row-parallel matrices; those of column-parallel ones under two
     products."""
     run = config("gpt-7b", tp=4)
-    one_s = LayerModel(run, kernels()).gather_s()
+    one_s = kernels().gather_s(65536 * 4096 * 2, Group(4, 1))
     layer = plain_layer(run, kernels(), FSDP)
     assert layer.forward.tensor == pytest.approx(4 * one_s)
     assert layer.backward.tensor == pytest.approx(2 * one_s)
@@ -107,24 +114,27 @@ def test_collectives_of_tp_wait_where_nothing_hides_them() -> None:
 
 def test_a_swapped_backward_gathers_each_input_once_and_beside_its_work() -> None:
     """Two gradients are gathered beside little or nothing, fc1's inputs alone where fc1 waits for them."""
-    run = config("gpt-7b", tp=4, offload_alpha=0.0)
-    model = LayerModel(run, kernels(), tiles=8)
-    one_s, beside_s = model.gather_s(), model.hidden_s(2) + model.activation_s()
-    assert 0.0 < beside_s < one_s < model.product(model.qkv, run.model.hidden_size)
+    run, tokens = config("gpt-7b", tp=4, offload_alpha=0.0, offload_tiles=8), 65536 // 8
+    one_s = 8 * kernels().gather_s(tokens * 4096 * 2, Group(4, 1))
+    norm_s, activation_s = (8 * kernels().memory_s(2 * tokens * width * passes / 4) for width, passes in MADE_AGAIN)
+    beside_s = norm_s + activation_s
+    assert 0.0 < beside_s < one_s
     layer = swapped_layer(run, kernels())
     assert layer.backward.tensor == pytest.approx(one_s + one_s - beside_s)
-    assert layer.recompute["fc1"].tensor == pytest.approx(beside_s)
-    assert layer.recompute["qkv"].tensor == layer.recompute["residual"].tensor == pytest.approx(one_s)
+    # The sum that is made again is scattered, and fc1 waits for its inputs, which nothing hides any more.
+    after_s = layer.recompute["residual"].tensor + layer.recompute["fc1"].tensor
+    assert after_s == pytest.approx(one_s + beside_s)
+    assert layer.recompute["qkv"].tensor == pytest.approx(one_s)
     slow = kernels(replace(IDEAL, node_gb_per_s=IDEAL.node_gb_per_s / 1000))
     assert swapped_layer(run, slow).backward.tensor == pytest.approx(6 * 1000 * one_s, rel=0.02)
     assert swapped_layer(config("gpt-7b", offload_alpha=0.0), kernels()).backward.tensor == 0.0
 
 
 def test_ring_messages_hide_under_attention() -> None:
-    hidden = attention_cost(LayerModel(config(cp=4), kernels()), backward=False)
+    hidden = attention_cost(LayerShape(config(cp=4), kernels()), backward=False)
     assert hidden.context == 0.0
     slow = replace(IDEAL, node_gb_per_s=0.01)
-    exposed = attention_cost(LayerModel(config(cp=4), kernels(slow)), backward=False)
+    exposed = attention_cost(LayerShape(config(cp=4), kernels(slow)), backward=False)
     message_s = 65536 / 4 * 2 * 1024 * 2 / (slow.node_gb_per_s * 1e9 * slow.efficiency.node)
     assert exposed.context == pytest.approx(3 * (message_s - exposed.attention / 4))
 
@@ -132,8 +142,8 @@ def test_ring_messages_hide_under_attention() -> None:
 @pytest.mark.parametrize("kind", ["p2p", "all_gather", "a2a", "a2a+p2p"])
 def test_every_kind_of_context_parallelism_computes_the_same_attention(kind: str) -> None:
     run = config("gpt-7b", cp=4, cp_comm_type=kind)
-    alone = attention_cost(LayerModel(config("gpt-7b"), kernels()), backward=True)
-    cost = attention_cost(LayerModel(run, kernels()), backward=True)
+    alone = attention_cost(LayerShape(config("gpt-7b"), kernels()), backward=True)
+    cost = attention_cost(LayerShape(run, kernels()), backward=True)
     assert cost.attention == pytest.approx(alone.attention / 4)
     assert cost.context > 0.0
     assert cost.elementwise > 0.0

@@ -1,0 +1,85 @@
+"""What attention costs on one rank, with the messages by which context-parallel ranks exchange keys, values and heads.
+
+Follows `memo.parallel.context`: messages of a ring overlap with the attention of their step, all others with nothing.
+Known error: documents are not packed, attention is that of one causal document.
+"""
+
+from memo.config.derived import resolved_a2a_size
+from memo.simulate.cost import Cost
+from memo.simulate.kernels import Group
+from memo.simulate.layer_shape import LayerShape
+from memo.simulate.sweep import SUM_PASSES
+
+_RING_KERNELS = 8
+"""Kernels of one ring step besides attention: for two blocks, their sums, and the exchange of keys and values."""
+
+
+def attention_cost(shape: LayerShape, backward: bool) -> Cost:
+    """Causal attention of one rank: zigzag gives each cp rank the same share of the triangle."""
+    config, kernels = shape.config, shape.kernels
+    parallel = config.parallel
+    seq_length, batch = config.data.seq_length, config.training.micro_batch_size
+    flops = 2.0 * seq_length * seq_length * batch * shape.q / parallel.cp * (2 if backward else 1)
+    seconds = kernels.attention_s(flops, config.model.head_dim, backward)
+    if parallel.cp == 1:
+        return Cost(attention=seconds)
+    a2a_size = resolved_a2a_size(config)
+    ring = Group(parallel.cp // a2a_size, parallel.tp * a2a_size)
+    cost = Cost(attention=seconds)
+    if a2a_size > 1:
+        cost += _head_exchange(shape, Group(a2a_size, parallel.tp), backward)
+    if ring.size == 1:
+        return cost
+    if parallel.cp_comm_type == "all_gather":
+        return cost + _gathered(shape, ring, backward)
+    return cost + _ring(shape, ring, seconds / ring.size, backward)
+
+
+def _head_exchange(shape: LayerShape, group: Group, backward: bool) -> Cost:
+    """q, k, v there and the output back; in backward also the output, its gradient and theirs."""
+    kernels = shape.kernels
+    parts = shape.attention_parts
+    there = 3 * shape.q if backward else shape.q
+    # A sweep has exchanged keys and values in its forward, and keeps them.
+    there += 0 if backward and shape.sweeps else 2 * shape.kv
+    back = shape.q + 2 * shape.kv if backward else shape.q
+    sizes = [shape.tokens * width * kernels.narrow for width in (there, back)]
+    copies = sum(kernels.memory_s(4 * size, 4 * parts) for size in sizes)
+    context = sum(parts * kernels.all_to_all_s(size / parts, group) for size in sizes)
+    return Cost(elementwise=copies, context=context)
+
+
+def _gathered(shape: LayerShape, group: Group, backward: bool) -> Cost:
+    """Keys and values of all ranks; their gradients come back in fp32."""
+    kernels, parts = shape.kernels, shape.attention_parts
+    elements = shape.tokens * 2 * shape.kv * group.size
+    cost = gathered_keys(shape, group)
+    sums = kernels.memory_s(SUM_PASSES * shape.tokens * shape.q * kernels.wide, _RING_KERNELS * parts)
+    if backward:
+        scattered_s = parts * kernels.gather_s(elements / parts * kernels.wide, group)
+        sums += kernels.memory_s(SUM_PASSES * elements * kernels.wide, 4 * parts)
+        cost += Cost(context=scattered_s)
+    return cost + Cost(elementwise=sums)
+
+
+def gathered_keys(shape: LayerShape, group: Group) -> Cost:
+    """Keys and values of all ranks of a group, put in order."""
+    kernels, parts = shape.kernels, shape.attention_parts
+    num_bytes = shape.tokens * 2 * shape.kv * group.size * kernels.narrow
+    context = parts * kernels.gather_s(num_bytes / parts, group)
+    return Cost(elementwise=kernels.memory_s(4 * num_bytes, 4 * parts), context=context)
+
+
+def _ring(shape: LayerShape, group: Group, step_s: float, backward: bool) -> Cost:
+    """Each step sends keys and values on, in backward their fp32 gradients too, while its blocks are computed."""
+    kernels = shape.kernels
+    kv = shape.tokens * 2 * shape.kv
+    message_s = kernels.message_s(kv * (kernels.narrow + (kernels.wide if backward else 0)), group)
+    # In all but the first step half of the scores are left out: three quarters of the queries are met on average.
+    sums = SUM_PASSES * shape.tokens * shape.q * kernels.wide * (0.25 + 0.75 * group.size)
+    if backward:
+        sums += SUM_PASSES * kv * kernels.wide * group.size
+    exposed_s = (group.size - 1) * max(0.0, message_s - step_s)
+    if backward:
+        exposed_s += kernels.message_s(kv * kernels.wide, group)  # the last hop home hides under nothing
+    return Cost(elementwise=kernels.memory_s(sums, _RING_KERNELS * group.size), context=exposed_s)

@@ -1,0 +1,94 @@
+"""The sizes of one layer on one rank, from which the times of its pieces follow.
+
+Shapes: t = s b / cp tokens gathered over tp, of which a rank of tp has t / tp between matrices.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from memo.config import ModelConfig, RunConfig
+from memo.program.kinds import Kind, kind_of
+from memo.simulate.kernels import Group, Kernels
+from memo.spec.shapes import shape_of
+from memo.spec.skeleton import skeletal_tensors
+from memo.spec.weights import Weight
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One layer of a run.
+
+    Attributes:
+        tiles: parts of the sequence that are computed at a time.
+        sweeps: whether attention too is computed tile by tile (memo.executor.sweep).
+        under_autograd: whether torch's autograd runs the backward, which keeps what norms and activations make.
+    """
+
+    config: RunConfig
+    kernels: Kernels
+    tiles: int = 1
+    sweeps: bool = False
+    under_autograd: bool = False
+
+    @cached_property
+    def kind(self) -> Kind:
+        return kind_of(self.config.model)
+
+    @cached_property
+    def tokens(self) -> float:
+        return self.config.data.seq_length * self.config.training.micro_batch_size / self.config.parallel.cp
+
+    @cached_property
+    def tile_tokens(self) -> float:
+        return self.tokens / self.tiles
+
+    @cached_property
+    def attention_parts(self) -> int:
+        """Parts of the sequence for which cp ranks exchange messages, one after the other."""
+        return self.tiles if self.sweeps else 1
+
+    @cached_property
+    def tp(self) -> Group:
+        return Group(self.config.parallel.tp, 1)
+
+    @cached_property
+    def q(self) -> float:
+        return self.config.model.num_attention_heads * self.config.model.head_dim / self.tp.size
+
+    @cached_property
+    def kv(self) -> float:
+        """Width of k, which is also that of v."""
+        return self.config.model.kv_heads * self.config.model.head_dim / self.tp.size
+
+    @property
+    def adds_in_products(self) -> bool:
+        """Whether the product of a weight gradient adds to the main gradient. On CPUs autograd's hook does it."""
+        return self.kernels.adds_in_products and not (self.under_autograd and self.kernels.hardware.device == "cpu")
+
+    def matrix(self, module: str) -> tuple[int, ...]:
+        """Outputs and inputs of a module's matrix on this rank."""
+        return matrices_of(self.config.model)[module].local_shape(self.tp.size)
+
+    def value_bytes(self, *names: str) -> float:
+        """Bytes of values on this rank, for the tokens of a tile: tp splits either the tokens or the width."""
+        widths, hidden = _widths(self.config.model), self.config.model.hidden_size
+        width = sum(widths.get(name, hidden) for name in names)
+        return self.tile_tokens * width / self.tp.size * self.kernels.narrow
+
+    def hidden_s(self, passes: float) -> float:
+        """Seconds of so many passes over the hidden states of all tokens of this rank."""
+        num_bytes = passes * self.tokens / self.tp.size * self.config.model.hidden_size * self.kernels.narrow
+        return self.kernels.memory_s(num_bytes, self.tiles)
+
+
+@lru_cache(maxsize=64)
+def matrices_of(model: ModelConfig) -> dict[str, Weight]:
+    """The matrices of a layer by the path of their module, in the order of execution."""
+    weights = shape_of(model, "", 0).layer_weights
+    return {weight.name.removesuffix(".weight"): weight for weight in weights if weight.columns is not None}
+
+
+@lru_cache(maxsize=64)
+def _widths(model: ModelConfig) -> dict[str, int]:
+    """Elements a token of the values that are not hidden states."""
+    return {tensor.name: tensor.width for tensor in skeletal_tensors(model)}

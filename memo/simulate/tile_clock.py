@@ -1,0 +1,237 @@
+"""The operations of a layer on one tile of tokens, in seconds (memo.executor.tile_machine runs them).
+
+memo.program.walk says which operations run in which order, and when a message over tp is sent. Messages run one after
+another beside the operations; a rank stands still only while it waits for one. A backward of a column-parallel matrix
+sends the gradient of its input before the product of the weight gradient, under which the message hides.
+
+Elementwise work counts as fused kernels do it: each value is read and written once. Known error: where torch composes
+it of several kernels it takes up to three times as long.
+
+Of a custom layer (memo.spec.custom_layer) the matrices count one by one, each with a message that hides under nothing,
+and all else by the bytes that its halves make, which are taken to be written once and read once. Known error: not
+compared with a measurement. Memo's own layer written as a custom one takes 1 to 4 % longer in the simulator, and up to
+9 % longer under a swap plan (tests/simulate/test_simulate_custom_layer.py).
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from memo.program.operations import Activate, Add, Column, Heads, Norm, Opaque, Operation, Row
+from memo.program.walk import Machine, Step
+from memo.simulate.cost import Cost
+from memo.simulate.layer_shape import LayerShape, matrices_of
+from memo.spec.custom_layer import custom_facts
+
+
+class TileClock(Machine):
+    """Adds up the seconds of steps.
+
+    Attributes:
+        live: by name of what is gathered, when all of it has arrived.
+        kept: what the slot holds of this tile between forward and backward.
+    """
+
+    def __init__(self, shape: LayerShape, kept: Collection[str] = ()) -> None:
+        super().__init__({})
+        self.shape, self.kept = shape, kept
+        self.matmul_s = self.elementwise_s = self.waiting_s = 0.0
+        self._gather_s = shape.kernels.gather_s(
+            shape.tile_tokens * shape.config.model.hidden_size * shape.kernels.narrow, shape.tp
+        )
+        self._sent_s = 0.0  # when the last message is over
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(matmul=self.matmul_s, elementwise=self.elementwise_s, tensor=self.waiting_s)
+
+    def free(self, name: str) -> None:
+        self.live.pop(name, None)
+
+    def send(self) -> float:
+        """Gather or scatter the hidden states of the tile over tp; returns the end of the message."""
+        now_s = self.matmul_s + self.elementwise_s + self.waiting_s
+        self._sent_s = max(self._sent_s, now_s) + self._gather_s
+        return self._sent_s
+
+    def arrival_s(self, name: str) -> float:
+        """When a value is gathered. Under autograd its message is sent no earlier than this is asked."""
+        sent_s = self.live.get(name)
+        return self.send() if sent_s is None else sent_s
+
+    def wait(self, until_s: float) -> None:
+        self.waiting_s += max(0.0, until_s - self.matmul_s - self.elementwise_s - self.waiting_s)
+
+    def move(self, *names: str) -> None:
+        """One kernel reads or writes these values."""
+        self.elementwise_s += self.shape.kernels.memory_s(self.shape.value_bytes(*names))
+
+    def multiply(self, module: str) -> None:
+        """The product of all tokens with a matrix, or of their gradients."""
+        self.matmul_s += self.shape.kernels.matmul_s(self.shape.tile_tokens, *self.shape.matrix(module))
+
+    def multiply_gradients(self, module: str) -> None:
+        """The gradient of a matrix, added to the main gradient."""
+        kernels, (rows, columns) = self.shape.kernels, self.shape.matrix(module)
+        if self.shape.adds_in_products:
+            self.matmul_s += kernels.adding_matmul_s(rows, columns, self.shape.tile_tokens)
+        else:
+            self.matmul_s += kernels.matmul_s(rows, columns, self.shape.tile_tokens)
+            self.elementwise_s += kernels.sum_s(rows, columns)
+
+    def rotate(self, passes: int) -> None:
+        """Passes over the queries and keys of the tile."""
+        shape = self.shape
+        num_bytes = passes * shape.tile_tokens * (shape.q + shape.kv) * shape.kernels.narrow
+        self.elementwise_s += shape.kernels.memory_s(num_bytes, passes)
+
+    def prepare_heads(self) -> None:
+        """Queries and keys as attention takes them, where the slot keeps them before their norms."""
+        if not self.shape.kind.heads.in_place:
+            self.rotate(4 if self.has_rope else 2)
+
+    @property
+    def has_rope(self) -> bool:
+        return self.shape.config.model.position_embedding_type == "rope"
+
+    # What a step does.
+
+    def gather(self, step: Step) -> None:
+        if not self.shape.under_autograd:
+            self.live[step.makes[0]] = self.send()
+
+    def keep(self, step: Step) -> None:
+        """A copy to the slot."""
+        self.move(*step.reads, *step.reads)
+
+    def forward(self, step: Step) -> None:
+        _FORWARD[type(step.operation)](self, step)
+
+    def replay(self, step: Step) -> None:
+        if not self.shape.under_autograd:
+            assert step.operation is not None
+            self.move(*step.operation.reads, *step.operation.makes)
+
+    def backward(self, step: Step) -> None:
+        assert step.operation is not None
+        _BACKWARD[type(step.operation)](self, step, step.operation)
+        if step.adds_to:
+            self.move(*step.operation.reads[:1] * 3)
+
+
+def _moves(clock: TileClock, step: Step) -> None:
+    """A sum and the norm of it are one kernel of memo's, and two of others'."""
+    if step.total is not None and clock.shape.under_autograd:
+        clock.move(*step.reads, *step.total.makes)
+        clock.move(*step.total.makes, *step.makes[1:])
+    else:
+        clock.move(*step.reads, *step.makes)
+
+
+def _column(clock: TileClock, step: Step) -> None:
+    assert step.operation is not None
+    clock.wait(clock.arrival_s(step.reads[0]))
+    clock.multiply(step.operation.module)
+
+
+def _row(clock: TileClock, step: Step) -> None:
+    assert step.operation is not None
+    clock.multiply(step.operation.module)
+    clock.wait(clock.send())
+
+
+def _heads(clock: TileClock, step: Step) -> None:
+    if clock.has_rope:
+        clock.rotate(2)
+
+
+def _half(clock: TileClock, step: Step) -> None:
+    assert step.operation is not None
+    _half_again(clock, step.operation, ())
+
+
+def _replayed_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    clock.move(*operation.makes, *operation.reads, *operation.reads)
+
+
+def _column_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    arrival_s = clock.arrival_s(step.reads[1])
+    clock.multiply(operation.module)
+    scattered_s = clock.send()
+    clock.wait(arrival_s)
+    clock.multiply_gradients(operation.module)
+    clock.wait(scattered_s)
+
+
+def _row_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    clock.wait(clock.arrival_s(step.reads[1]))
+    clock.multiply_gradients(operation.module)
+    clock.multiply(operation.module)
+
+
+def _heads_backward(clock: TileClock, step: Step, operation: Heads) -> None:
+    """Rotated back, and gathered in one value; norms of queries and keys run again and backward."""
+    if clock.has_rope:
+        clock.rotate(2)
+    if operation.normed:
+        clock.rotate(3 if clock.shape.under_autograd else 5)
+    if not clock.shape.under_autograd:
+        clock.move(*operation.reads * 2)
+
+
+def _half_backward(clock: TileClock, step: Step, operation: Operation) -> None:
+    if not clock.shape.under_autograd:
+        _half_again(clock, operation, clock.kept)
+    for module, weight in _matrices_of_half(clock, operation).items():
+        for _ in range(2 if weight.split == "rows" else 1):
+            clock.wait(clock.send())
+        clock.multiply(module)
+        clock.multiply_gradients(module)
+    clock.elementwise_s += 2 * _rest_of_half_s(clock, operation)
+
+
+def _half_again(clock: TileClock, operation: Operation, kept: Collection[str]) -> None:
+    """The forward of half of a custom layer, without the matrices whose output was kept."""
+    for module in _matrices_of_half(clock, operation):
+        if module not in kept:
+            clock.multiply(module)
+            clock.wait(clock.send())
+    clock.elementwise_s += _rest_of_half_s(clock, operation)
+
+
+def _matrices_of_half(clock: TileClock, operation: Operation) -> dict[str, Any]:
+    """After attention stand the row-parallel matrices, and those whose output the slot may keep."""
+    model, is_second = clock.shape.config.model, len(operation.reads) > 1
+    recalled = {name for name, _ in custom_facts(model).recalled}
+    return {
+        module: weight
+        for module, weight in matrices_of(model).items()
+        if (weight.split == "columns" or module in recalled) == is_second
+    }
+
+
+def _rest_of_half_s(clock: TileClock, operation: Operation) -> float:
+    """Seconds of what is not a matrix in one half."""
+    shape = clock.shape
+    half = custom_facts(shape.config.model).bytes_of(shape.kernels.narrow)[len(operation.reads) - 1]
+    of_matrices = sum(weight.rows for weight in _matrices_of_half(clock, operation).values()) * shape.kernels.narrow
+    num_bytes = 2 * max(0.0, half.made.per_token - of_matrices) * shape.tile_tokens / shape.tp.size
+    return shape.kernels.memory_s(num_bytes, 4)
+
+
+_FORWARD: dict[type[Any], Callable[[TileClock, Step], None]] = {
+    Norm: _moves,
+    Add: _moves,
+    Activate: _moves,
+    Column: _column,
+    Row: _row,
+    Heads: _heads,
+    Opaque: _half,
+}
+_BACKWARD: dict[type[Any], Callable[[TileClock, Step, Any], None]] = {
+    Norm: _replayed_backward,
+    Activate: _replayed_backward,
+    Column: _column_backward,
+    Row: _row_backward,
+    Heads: _heads_backward,
+    Opaque: _half_backward,
+}
